@@ -87,6 +87,8 @@ def train(options: RunOptions, arguments: list[str]) -> None:
         else:
             vocabulary = require_shards(config, arguments)
     tokenizer = load_tokenizer(vocabulary, lower_case=config.data.lower_case)
+    if config.objective.name != "causal_lm" and not config.objective.module:
+        tokenizer.require_mask(f"objective.name {config.objective.name}")
     initial = initial_model(start, pretraining_spec(config, model))
     initial = dataclasses.replace(initial, params=dict(objective.placed(config, initial.params)))
     del start  # so that its host arrays can be freed once they are on the devices

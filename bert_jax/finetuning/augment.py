@@ -27,6 +27,7 @@ def mask_batch(features: dict[str, np.ndarray], tokenizer: Tokenizer, seed: int,
     """Mask 15% of the tokens of a batch in place, and add ``mlm_positions``, ``mlm_labels`` and ``mlm_weights``,
     each [B, M]. Of the selected tokens, 80% are replaced by [MASK] and 10% by a random piece; 10% remain unchanged
     (Devlin et al. 2018, section 3.1)."""
+    tokenizer.require_mask("loss.mlm_weight")
     ids = features["input_ids"]
     rows, length = ids.shape
     rng = np.random.default_rng([seed, data_step, 15])
@@ -64,6 +65,7 @@ def _augmented(
         keep = special | ~np.isin(word, list(gone))
         ids, types, special = ids[keep], types[keep], special[keep]
     if options.mask_fraction:
+        tokenizer.require_mask("input.mask_fraction")
         masked = ~special & (rng.random(len(ids)) < options.mask_fraction)
         ids = np.where(masked, tokenizer.mask_id, ids)
     return Encoded(ids.tolist(), types.tolist(), sequence.extra)

@@ -47,6 +47,7 @@ def fill_mask(
     if top < 1:
         raise ValueError(f"top: {top} is not allowed; allowed: 1 or more")
     tokenizer = loaded.need_tokenizer()
+    tokenizer.require_mask(loaded.name)
     pieces = min(tokenizer.vocab_size, loaded.spec.model.vocab_size)
     count = min(top, pieces)
     limit = loaded.spec.max_length

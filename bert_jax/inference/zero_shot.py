@@ -187,6 +187,7 @@ def _by_prompt(
     if not loaded.spec.heads.mlm:
         raise ValueError(f"{loaded.name}: no masked-LM head; use a template without a mask, or another model")
     tokenizer, model = loaded.need_tokenizer(), loaded.model.clone(sentence=None)
+    tokenizer.require_mask(loaded.name)
     parts = tokenizer.mask_pattern.split(template)
     mask = tokenizer.pieces([tokenizer.mask_id])[0]
     if len(parts) != 2:

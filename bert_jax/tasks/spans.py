@@ -112,7 +112,7 @@ def span_inputs(
     for begin, most_context in _layout(len(passage.ids), left - len(asked), qa.doc_stride):
         count = len(most_context)
         ids, types = tokenizer.build_inputs(asked, passage.ids[begin : begin + count])
-        first = len(ids) - 1 - count  # the passage ends before the last special token
+        first = len(ids) - tokenizer.framed - count  # the passage ends before the last special token
         window = Window(passage, begin, count, first, most_context)
         windows.append(Encoded(ids, types if type_vocab_size > 1 else [0] * len(ids), window))
     return windows

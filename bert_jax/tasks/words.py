@@ -17,9 +17,6 @@ from bert_jax.tokenization import Tokenizer
 
 Span = tuple[int, int]
 
-# Number of special tokens before the words of an input.
-_BEFORE = 1
-
 
 class Window(NamedTuple):
     """A model input and the W words of a record that it scores."""
@@ -68,7 +65,7 @@ def word_windows(
                 # A span without own words is omitted: each of its words has more context in another span.
                 if len(own) or not words:
                     encoded = Encoded(*tokenizer.build_inputs(flat[starts[begin] : starts[end]].tolist()))
-                    windows.append(Window(encoded, own, _BEFORE + starts[first + own] - starts[begin]))
+                    windows.append(Window(encoded, own, tokenizer.framed + starts[first + own] - starts[begin]))
             yield windows
 
 

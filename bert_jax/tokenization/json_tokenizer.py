@@ -1,6 +1,7 @@
 """Tokenizers stored as a ``tokenizer.json`` of any kind, run by the ``tokenizers`` library."""
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,8 @@ from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES
 from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Offsets, Tokenizer, without_surrogates
 
 _MODELS = ("BPE", "Unigram", "WordPiece")
+# The only special piece of GPT-2; GPT has only "<unk>".
+_GPT2_PIECE = "<|endoftext|>"
 
 
 def is_general(state: Any) -> bool:
@@ -22,10 +25,22 @@ def is_general(state: Any) -> bool:
     if not isinstance(model, dict) or model.get("type") not in _MODELS:
         return False
     if model["type"] == "BPE":
-        return _types(state.get("post_processor")).isdisjoint({"RobertaProcessing", "ByteLevel", None})
+        processor = _types(state.get("post_processor"))
+        is_gpt = bool(model.get("end_of_word_suffix")) or _is_gpt2(state)
+        return is_gpt or processor.isdisjoint({"RobertaProcessing", "ByteLevel", None})
     return (
-        model["type"] == "Unigram" or model.get("unk_token", "[UNK]") != "[UNK]" or _names(state) != SPECIAL_PIECES
+        model["type"] == "Unigram"
+        or model.get("unk_token", "[UNK]") != "[UNK]"
+        or "<s>" in _framing(state.get("post_processor"))
     )
+
+
+def _is_gpt2(state: Mapping[str, Any]) -> bool:
+    """Return True if <|endoftext|> is a special token and no piece marks the end of a text."""
+    added = state.get("added_tokens")
+    names = [token.get("content") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    vocab = state["model"].get("vocab")
+    return _GPT2_PIECE in names and isinstance(vocab, dict) and not {"</s>", "[SEP]"} & {*names, *vocab}
 
 
 def _types(step: Any) -> set[Any]:
@@ -36,20 +51,41 @@ def _types(step: Any) -> set[Any]:
     return {step.get("type")}.union(*map(_types, inner)) if inner else {step.get("type")}
 
 
-def _names(state: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the pieces for padding, unknown, first token, separator and mask. If ``state`` contains the pieces of
-    both BERT and RoBERTa, the inputs of its post-processor decide."""
-    text = json.dumps(state.get("post_processor"), ensure_ascii=False)
-    return ROBERTA_PIECES if '"<s>"' in text else SPECIAL_PIECES
+def _framing(processor: Any) -> set[str]:
+    """Return which of [CLS] and <s> a post-processor adds to a text."""
+    text = json.dumps(processor, ensure_ascii=False)
+    return {piece for piece in ("[CLS]", "<s>") if json.dumps(piece) in text}
+
+
+def _names(state: Mapping[str, Any], table: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the pieces for padding, unknown, first token, separator and mask.
+
+    The post-processor states the first token and the separator, and the model states the unknown piece. Of [PAD]
+    and <pad>, and of [MASK] and <mask>, the one of the same style is chosen if ``table`` contains it. The only
+    special piece of GPT and of GPT-2 has all five roles.
+    """
+    model = state["model"]
+    framing = _framing(state.get("post_processor"))
+    only = _GPT2_PIECE if _GPT2_PIECE in table else model.get("unk_token")
+    if not framing and only and not {"[SEP]", "</s>"} & set(table):
+        return next((pad for pad in ("<pad>", "[PAD]") if pad in table), only), *(only,) * 4
+    own, other = (ROBERTA_PIECES, SPECIAL_PIECES) if "<s>" in framing else (SPECIAL_PIECES, ROBERTA_PIECES)
+    pad, unk, first, separator, mask = (
+        a if a in table or b not in table else b for a, b in zip(own, other, strict=True)
+    )
+    if model["type"] == "Unigram" and isinstance(model.get("unk_id"), int):
+        unk = model["vocab"][model["unk_id"]][0]
+    return pad, model.get("unk_token") or unk, first, separator, mask
 
 
 class JsonTokenizer(Tokenizer):
     """The tokenizer of a ``tokenizer.json``, whose normalizer, pre-tokenizer, model and added tokens apply exactly.
 
-    The special pieces are those of BERT ([PAD], [UNK], [CLS], [SEP], [MASK]) or of RoBERTa (<pad>, <unk>, <s>,
-    </s>, <mask>), and the post-processor frames texts with the first token and the separator. It states the number
-    of separators and the token type of the second text. Added tokens that are not special are found in the text
-    before any rule applies. Raises ``ValueError`` for any other file; the message begins with ``name``.
+    The special pieces are those of BERT ([PAD], [UNK], [CLS], [SEP], [MASK]), of RoBERTa (<pad>, <unk>, <s>, </s>,
+    <mask>) or of both, and the post-processor frames texts with the first token and the separator. It states the
+    number of separators and the token type of the second text. GPT-2 and GPT have one special piece, <|endoftext|>
+    or <unk>, and no frame. Added tokens that are not special are found in the text before any rule applies. Raises
+    ``ValueError`` for any other file; the message begins with ``name``.
     """
 
     kind = "json"
@@ -67,7 +103,8 @@ class JsonTokenizer(Tokenizer):
         pieces: list[Any] = [self._tokenizer.id_to_token(i) for i in range(max(table.values(), default=-1) + 1)]
         if None in pieces:
             raise ValueError(f"{name}: no piece has the id {pieces.index(None)}; the ids must be 0 to N - 1")
-        self.special_pieces = _names(state)
+        self.special_pieces = _names(state, table)
+        self.framed = self.special_pieces[2] in ("[CLS]", "<s>")
         if missing := [piece for piece in self.special_pieces if piece not in table]:
             raise ValueError(
                 f"{name}: the vocabulary lacks {', '.join(missing)}; it must contain "
@@ -77,7 +114,7 @@ class JsonTokenizer(Tokenizer):
         self._read_frame(name)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special[[number for number, token in added.items() if token.special]] = True
-        self.special[self.unk_id] = False
+        self.special[self.unk_id] = self.special_pieces[1] == _GPT2_PIECE
         mask = added.get(self.mask_id)
         left, right = (r"\s*" if getattr(mask, side, False) else "" for side in ("lstrip", "rstrip"))
         self.mask_pattern = re.compile(left + re.escape(self.special_pieces[4]) + right)
@@ -88,15 +125,25 @@ class JsonTokenizer(Tokenizer):
         self.space_before_word = "ByteLevel" in types
         starts = [piece.startswith(mark) if mark else not piece.startswith("##") for piece in pieces]
         self.continuation[:] = np.logical_not(starts)
+        if state["model"].get("end_of_word_suffix"):
+            self.continuation[:] = False  # the suffix marks the ends of words, and any piece may begin one
         self.continuation[[*added, self.unk_id]] = False
         self.fingerprint = hashlib.sha256(b"json\n" + content).hexdigest()
+        if state["model"]["type"] == "Unigram":
+            self._hide_special(state)
 
     def _read_frame(self, name: str) -> None:
-        """Set ``separators`` and ``second_type`` to those of the post-processor."""
+        """Set ``separators`` and ``second_type`` to those of the post-processor, which must frame a text unless
+        ``framed`` is False."""
         # One ordinary piece as the second text shows the token types.
         probe = tokenizers.Tokenizer(tokenizers.models.WordLevel({"x": self.vocab_size}, unk_token="x"))
         x = probe.encode("x")
         single, joined = (self._tokenizer.post_process(x, other) for other in (None, probe.encode("x")))
+        if not self.framed:
+            if single.ids != [self.vocab_size] or joined.ids != [self.vocab_size] * 2:
+                raise ValueError(f"{name}: the post-processor must not add pieces to the texts of GPT and GPT-2")
+            self.second_type = 0
+            return
         self.separators = len(joined.ids) - 4
         frame = [self.cls_id, self.vocab_size, *[self.sep_id] * self.separators, self.vocab_size, self.sep_id]
         self.second_type = joined.type_ids[-1]
@@ -108,6 +155,28 @@ class JsonTokenizer(Tokenizer):
                 f"{name}: the post-processor must make {first} A {separator} of one text and {first} A {separator} "
                 f"B {separator} of two, with one or more {separator} between them"
             )
+
+    def _hide_special(self, state: Any) -> None:
+        """Give the special pieces names that no text contains.
+
+        A Unigram model would find their own names in a text, since it holds them as pieces.
+        """
+        names = {self._pieces[i]: f"\ufdd0{i}\ufdd1" for i in np.flatnonzero(self.special).tolist()}
+        names[self._pieces[self.unk_id]] = "\ufdd0\ufdd1"
+        vocab = [(names.get(piece, piece), score) for piece, score in state["model"]["vocab"]]
+        added = [
+            {**token, "content": names.get(token["content"], token["content"])} for token in state["added_tokens"]
+        ]
+        hidden = {
+            **state,
+            "model": {**state["model"], "vocab": vocab},
+            "added_tokens": added,
+            "post_processor": None,
+        }
+        self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(hidden))
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         safe = list(map(without_surrogates, texts))
@@ -125,5 +194,10 @@ class JsonTokenizer(Tokenizer):
         return row.ids, offsets
 
     def decode(self, ids: Iterable[int]) -> str:
-        text: str = self._tokenizer.decode(list(map(int, ids)), skip_special_tokens=False)
-        return text
+        parts: list[str] = []
+        for is_special, group in itertools.groupby(
+            map(int, ids), lambda i: i == self.unk_id or bool(self.special[i])
+        ):
+            run = list(group)
+            parts += self.pieces(run) if is_special else [self._tokenizer.decode(run, skip_special_tokens=False)]
+        return ("" if self.space_before_word else " ").join(part for part in parts if part)

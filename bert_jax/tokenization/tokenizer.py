@@ -50,6 +50,8 @@ class Tokenizer(ABC):
     mask_pattern: re.Pattern[str] = re.compile(re.escape("[MASK]"))
     # Number of separators between the texts of a pair, and token type of the second text.
     separators, second_type = 1, 1
+    # Model inputs begin with the first token and end with the separator.
+    framed = True
     # The space before a word belongs to the first piece of the word.
     space_before_word = False
     lower_case: bool
@@ -105,10 +107,12 @@ class Tokenizer(ABC):
         The input is [CLS] a [SEP] or [CLS] a [SEP] b [SEP], with [SEP] repeated ``separators`` times between a and
         b. The token type is ``second_type`` for b and the final [SEP], and 0 for all tokens before them.
 
+        If ``framed`` is False (GPT), the input is a or a b, and all token types are 0.
+
         Texts that exceed ``max_length`` tokens are truncated at the end; the longer text of a pair is truncated
         first (:func:`longest_first`). Raises ``ValueError`` if the special tokens alone exceed ``max_length``.
         """
-        extra = 2 if b is None else 2 + self.separators
+        extra = 0 if not self.framed else 2 if b is None else 2 + self.separators
         if max_length is not None:
             if max_length < extra:
                 raise ValueError(
@@ -116,11 +120,19 @@ class Tokenizer(ABC):
                 )
             kept_a, kept_b = longest_first(len(a), 0 if b is None else len(b), max_length - extra)
             a, b = a[:kept_a], None if b is None else b[:kept_b]
+        if not self.framed:
+            ids = [*a, *(b or ())]
+            return ids, [0] * len(ids)
         ids = [self.cls_id, *a, self.sep_id]
         if b is None:
             return ids, [0] * len(ids)
         ids += [self.sep_id] * (self.separators - 1)
         return [*ids, *b, self.sep_id], [0] * len(ids) + [self.second_type] * (len(b) + 1)
+
+    def require_mask(self, name: str) -> None:
+        """Raise ``ValueError`` with a message that begins with ``name`` if the vocabulary has no mask piece."""
+        if self.mask_id in (self.pad_id, self.unk_id):
+            raise ValueError(f"{name}: the tokenizer has no mask piece; use a tokenizer that has one")
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Return the piece of every id."""

@@ -19,7 +19,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
-from bert_jax.interop.tokenizers.folder_files import write_tokenizer_files
+from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
 from bert_jax.tokenization import Tokenizer, build_tokenizer
 from bert_jax.tokenization.tokenizer import Offsets, longest_first
 from data_pipeline.text.vocabulary_training import train_vocabulary

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from golden.tokenizer_cases import FIXTURE, LENGTHS, PAIRS, TEXTS, cases
 from transformers import AutoTokenizer
 
-from bert_jax.interop.tokenizers.folder_files import write_tokenizer_files
+from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
 
 
 def record(tokenizer: Any) -> dict[str, list[list[Any]]]:

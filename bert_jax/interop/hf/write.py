@@ -15,7 +15,7 @@ from bert_jax.interop.hf.config_json import CONFIG_FILE, hf_class, hf_config
 from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.names import hf_names
 from bert_jax.interop.stored import StoredName, stored_array
-from bert_jax.interop.tokenizers.folder_files import write_tokenizer_files
+from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
 
 WEIGHTS_FILE = "model.safetensors"
 _STORED = {"float32": ("F32", np.dtype("<f4")), "bfloat16": ("BF16", np.dtype(ml_dtypes.bfloat16))}

@@ -16,7 +16,7 @@ from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.config_json import CONFIG_FILE, hf_config
 from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.write import write_json
-from bert_jax.interop.tokenizers.folder_files import write_tokenizer_files
+from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
 from bert_jax.model import BertModel, BertOutput
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")

@@ -1,28 +1,36 @@
-"""Reader and writer of the tokenizer files of Hugging Face folders.
+"""Reader of the tokenizer files of Hugging Face folders.
 
-The reader determines the vocabulary and the tokenization rules from files that may contradict each other. The
-writer creates files from which ``AutoTokenizer`` builds the tokenizer of the model, and returns notes on the
-differences.
+It determines the vocabulary and the tokenization rules from files that may contradict each other.
 """
 
 import dataclasses
-import json
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import ModelSpec, TokenizerConfig
+from bert_jax.config import TokenizerConfig
 from bert_jax.interop.exchange import ReadOptions
+from bert_jax.interop.tokenizers.family_files import (
+    GPT2_PIECE,
+    SENTENCEPIECE_FILES,
+    gpt2_json,
+    gpt_json,
+    mpnet_json,
+    require_sentencepiece,
+    sentencepiece_family_json,
+    serialized,
+    with_added_tokens,
+)
 from bert_jax.interop.tokenizers.json_format import (
     added_tokens,
     merge_pairs,
+    parse_model,
     part_of,
     steps_of,
     wordpiece_rules,
 )
-from bert_jax.interop.tokenizers.tokenizer_state import check_state, state_of
 from bert_jax.io.untrusted_folder import inside, json_object, read_small
 from bert_jax.tokenization import SPECIAL_PIECES, build_tokenizer
 from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES, byte_bpe_content, pieces_by_id
@@ -32,9 +40,13 @@ from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, read_pieces
 # A vocabulary is assumed to be cased if more than this fraction of its pieces have capitals, and to keep accents if
 # more than this fraction of its pieces have accents.
 _SIGNIFICANT = 0.01
-_OTHER_SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "spm.model")
+# Families whose folders are recognized by the class of the tokenizer or of the model.
+_CLASSES = {
+    "Albert": "albert", "BigBird": "big_bird", "Camembert": "camembert", "DebertaV2": "deberta-v2",
+    "MPNet": "mpnet", "XLMRoberta": "xlm-roberta",
+}  # fmt: skip
 # Name of each rule in (TokenizerConfig, tokenizer_config.json, BertNormalizer).
-_RULES = (
+RULES = (
     ("lower_case", "do_lower_case", "lowercase"),
     ("strip_accents", "strip_accents", "strip_accents"),
     ("split_cjk", "tokenize_chinese_chars", "handle_chinese_chars"),
@@ -65,52 +77,6 @@ def read_tokenizer_files(
     lower_case = config.lower_case if tokenizer.kind == "wordpiece" else tokenizer.lower_case
     config = dataclasses.replace(config, lower_case=lower_case, max_length=max_length)
     return config, content, tuple(files.notes)
-
-
-def write_tokenizer_files(folder: Path, spec: ModelSpec, content: bytes | None) -> list[str]:
-    """Write the files from which ``AutoTokenizer`` builds a tokenizer with the same ids and offsets as the
-    tokenizer of the model.
-
-    The files are ``tokenizer.json``, ``tokenizer_config.json``, ``special_tokens_map.json`` and an exact copy of
-    the vocabulary. Returns notes on the differences between the two tokenizers. Raises ``ValueError`` for a
-    tokenizer that ``tokenizer.json`` cannot express, and ``exits.Stop`` if the written file encodes sample texts
-    differently.
-    """
-    config = spec.tokenizer
-    if config is None or content is None:
-        return ["the model has no vocabulary: no tokenizer is written"]
-    tokenizer = build_tokenizer(config, content, config.file)
-    state, notes = state_of(tokenizer, config, content)
-    written = json.dumps(state, ensure_ascii=False).encode()
-    notes += check_state(tokenizer, written)
-    specials = dict(zip(("pad", "unk", "cls", "sep", "mask"), tokenizer.special_pieces, strict=True))
-    tokens = {f"{name}_token": piece for name, piece in specials.items()}
-    settings: dict[str, Any] = {
-        "model_max_length": spec.max_length,
-        **tokens,
-        "clean_up_tokenization_spaces": False,
-    }
-    inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    if tokenizer.kind == "byte_bpe":
-        tokens |= {"bos_token": "<s>", "eos_token": "</s>"}
-        prefix = state["pre_tokenizer"]["add_prefix_space"]
-        settings |= {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": prefix, **tokens}
-        inputs.remove("token_type_ids")
-    else:
-        if tokenizer.second_type == 0:
-            inputs.remove("token_type_ids")
-        # BertTokenizer would use its own rules, which replace words of more than 100 characters with [UNK].
-        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    if tokenizer.kind == "wordpiece":
-        settings |= {theirs: getattr(config, ours) for ours, theirs, _ in _RULES}
-    settings["model_input_names"] = inputs
-    if config.file != "tokenizer.json":
-        (folder / config.file).write_bytes(content)
-    (folder / "tokenizer.json").write_bytes(written if config.file != "tokenizer.json" else content)
-    for name, value in (("tokenizer_config.json", settings), ("special_tokens_map.json", tokens)):
-        text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-        (folder / name).write_text(text, encoding="utf-8")
-    return notes
 
 
 def _max_length(value: Any) -> int:
@@ -151,36 +117,78 @@ class _Files:
         self.notes.append(message)
 
     def read(self, settings: Mapping[str, Any]) -> tuple[TokenizerConfig | None, bytes | None]:
-        model = self.content("tokenizer.model")
-        if model is not None:
-            return TokenizerConfig(file="tokenizer.model"), model
         state = self.json("tokenizer.json")
+        model = self.content("tokenizer.model")
+        if model is not None and not self.is_other_model(model, state):
+            return TokenizerConfig(file="tokenizer.model"), model
         kind = None if state is None else part_of(state, "model").get("type")
         if kind is None and state is not None:  # older files have no type
             kind = "BPE" if "merges" in part_of(state, "model") else "WordPiece"
         vocabulary = self.content("vocab.txt")
+        by_json = TokenizerConfig(file="tokenizer.json", lower_case=False)
         if is_general(state):
             # Kept byte for byte: every rule of the file applies.
-            return TokenizerConfig(file="tokenizer.json", lower_case=False), self.content("tokenizer.json")
+            return by_json, self.content("tokenizer.json")
         if kind == "BPE":
-            return TokenizerConfig(file="tokenizer.json", lower_case=False), self.byte_bpe(state or {})
+            return by_json, self.byte_bpe(state or {})
         if kind not in (None, "WordPiece"):
             raise ValueError(
                 f"{self.folder / 'tokenizer.json'}: a {str(kind)[:40]} tokenizer is not supported; allowed: "
                 "WordPiece, BPE, Unigram, tokenizer.model (SentencePiece) like that of BERT"
             )
+        table = self.json("vocab.json") if state is None and vocabulary is None else None
+        made = self.family_state(settings, vocabulary, table) if state is None else None
+        if made is not None:
+            return by_json, serialized(with_added_tokens(made, self.added_flags(settings), str(self.folder)))
         if state is not None or vocabulary is not None:
             return self.wordpiece(settings, state, vocabulary)
-        table = self.json("vocab.json")
         if table is not None:
-            return TokenizerConfig(file="tokenizer.json", lower_case=False), self.roberta_files(table, settings)
-        for name in _OTHER_SENTENCEPIECE:
-            if inside(self.folder, name) is not None:
-                raise ValueError(
-                    f"{self.folder / name}: this SentencePiece model is not supported; supported: tokenizer.model "
-                    "like that of BERT, or tokenizer.json of any family"
-                )
+            return by_json, self.roberta_files(table, settings)
         return None, None
+
+    def is_other_model(self, model: bytes, state: Mapping[str, Any] | None) -> bool:
+        """Return True if ``tokenizer.json`` has rules of its own and was not made from ``tokenizer.model``."""
+        if not is_general(state):
+            return False
+        require_sentencepiece(model, str(self.folder / "tokenizer.model"))
+        pieces = [piece.text for piece in parse_model(model)[0]]
+        table = part_of(state or {}, "model").get("vocab")
+        listed = [item[0] for item in table] if isinstance(table, list) else list(table or ())
+        if listed != pieces or not set(SPECIAL_PIECES) <= set(pieces):
+            self.notes.append("tokenizer.json is used; tokenizer.model has other pieces or no pieces like [CLS]")
+            return True
+        return False
+
+    def family_state(
+        self, settings: Mapping[str, Any], vocabulary: bytes | None, table: Mapping[str, Any] | None
+    ) -> dict[str, Any] | None:
+        """Return a ``tokenizer.json`` made from the files of a family other than BERT and RoBERTa, or None if the
+        folder has no such files."""
+        config = self.json("config.json") or {}
+        classes = (settings.get("tokenizer_class"), config.get("tokenizer_class"))
+        stated = next((str(name) for name in classes if name), "").removesuffix("Fast").removesuffix("Tokenizer")
+        family = _CLASSES.get(stated, config.get("model_type"))
+        if vocabulary is not None:
+            name = str(self.folder / "vocab.txt")
+            return mpnet_json(read_pieces(vocabulary, name), settings) if family == "mpnet" else None
+        if table is not None:
+            pieces = pieces_by_id(table, str(self.folder / "vocab.json"))
+            ids = {piece: i for i, piece in enumerate(pieces)}
+            if GPT2_PIECE in ids and "</s>" not in ids:
+                return gpt2_json(ids, self.merges(), add_prefix_space=settings.get("add_prefix_space") is True)
+            is_gpt = "<unk>" in ids and "</s>" not in ids and any(piece.endswith("</w>") for piece in pieces)
+            return gpt_json(ids, self.merges()) if is_gpt else None
+        for name, families in SENTENCEPIECE_FILES.items():
+            content = self.content(name)
+            if content is not None:
+                chosen = families[0] if len(families) == 1 else family
+                if chosen not in families:
+                    raise ValueError(
+                        f"{self.folder / name}: the family is unknown; set model_type in config.json to one of "
+                        f"{', '.join(families)}, or add tokenizer.json"
+                    )
+                return sentencepiece_family_json(content, chosen, settings, str(self.folder / name))
+        return None
 
     def byte_bpe(self, state: Mapping[str, Any]) -> bytes:
         """Return a canonical ``tokenizer.json`` with the vocabulary, merges and ``add_prefix_space`` of ``state``,
@@ -196,7 +204,8 @@ class _Files:
         prefix = levels[0].get("add_prefix_space") is True
         return byte_bpe_content(pieces, merge_pairs(model.get("merges"), name), add_prefix_space=prefix, name=name)
 
-    def roberta_files(self, table: Mapping[str, Any], settings: Mapping[str, Any]) -> bytes:
+    def merges(self) -> list[tuple[str, str]]:
+        """Return the merges of ``merges.txt``, sorted by rank."""
         name = str(self.folder / "merges.txt")
         content = self.content("merges.txt")
         if content is None:
@@ -206,20 +215,28 @@ class _Files:
         except UnicodeDecodeError:
             raise ValueError(f"{name}: not valid UTF-8") from None
         merges = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
-        added = self.added_beside(settings)
+        return merge_pairs(merges, name)
+
+    def roberta_files(self, table: Mapping[str, Any], settings: Mapping[str, Any]) -> bytes:
+        merges, added = self.merges(), self.added_beside(settings)
         pieces = self.with_added(pieces_by_id(table, str(self.folder / "vocab.json")), added, ROBERTA_PIECES)
         prefix = settings.get("add_prefix_space") is True
-        return byte_bpe_content(pieces, merge_pairs(merges, name), add_prefix_space=prefix, name=name)
+        return byte_bpe_content(pieces, merges, add_prefix_space=prefix, name=str(self.folder / "vocab.json"))
 
     def added_beside(self, settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """Return (token, id) for every added token of a folder without ``tokenizer.json``: the tokens in
         ``added_tokens.json`` and in ``added_tokens_decoder`` of ``settings``."""
-        added = dict(self.json("added_tokens.json") or {})
+        return [(token["content"], token["id"]) for token in self.added_flags(settings)]
+
+    def added_flags(self, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return content, id and, if the folder states them, the flags of the tokens of :meth:`added_beside`."""
+        listed = self.json("added_tokens.json") or {}
+        added = {piece: {"content": piece, "id": number} for piece, number in listed.items()}
         decoder = settings.get("added_tokens_decoder")
         for number, token in (decoder if isinstance(decoder, dict) else {}).items():
             if isinstance(token, dict) and isinstance(token.get("content"), str) and str(number).isdecimal():
-                added.setdefault(token["content"], int(number))
-        return list(added.items())
+                added[token["content"]] = {"id": int(number), **token, **added.get(token["content"], {})}
+        return list(added.values())
 
     def with_added(self, pieces: list[str], added: Sequence[tuple[str, Any]], special: Sequence[str]) -> list[str]:
         """Return ``pieces`` followed by the added tokens that ``pieces`` lacks.
@@ -285,12 +302,12 @@ class _Files:
     ) -> TokenizerConfig:
         """Return the settings for case, accents and CJK from the options or the files, or guess them from the
         pieces."""
-        stated = {ours: settings[theirs] for ours, theirs, _ in _RULES if theirs in settings}
+        stated = {ours: settings[theirs] for ours, theirs, _ in RULES if theirs in settings}
         rust = self.normalizer(state, stated)
         # transformers builds the class BertTokenizer from tokenizer_config.json and any other from tokenizer.json.
         by_config = str(settings.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast") == "BertTokenizer"
         chosen = {**rust, **stated} if by_config else {**stated, **rust}
-        for ours, theirs, rusts in _RULES:
+        for ours, theirs, rusts in RULES:
             if ours in stated and ours in rust and stated[ours] != rust[ours]:
                 self.notes.append(
                     f"tokenizer_config.json has {theirs} {stated[ours]}, tokenizer.json {rusts} {rust[ours]}: "
@@ -322,7 +339,7 @@ class _Files:
             return {}
         if normalizer.get("clean_text", True) is not True:
             self.notes.append("control characters are dropped here, but kept by tokenizer.json")
-        return {ours: normalizer[rusts] for ours, _, rusts in _RULES if rusts in normalizer}
+        return {ours: normalizer[rusts] for ours, _, rusts in RULES if rusts in normalizer}
 
     def guess(self, pieces: Sequence[str], chosen: Mapping[str, Any]) -> dict[str, Any]:
         words = [piece for piece in pieces if piece not in SPECIAL_PIECES]

@@ -130,7 +130,7 @@ class _Piece(NamedTuple):
     type: int
 
 
-def _parse_model(content: bytes) -> tuple[list[_Piece], dict[int, Any], dict[int, Any]]:
+def parse_model(content: bytes) -> tuple[list[_Piece], dict[int, Any], dict[int, Any]]:
     """Return the pieces, the TrainerSpec and the NormalizerSpec of a valid SentencePiece model.
 
     Each spec is a dict whose keys are the field numbers in sentencepiece_model.proto. The classes that protobuf
@@ -161,7 +161,7 @@ def sentencepiece_json(model: bytes) -> Json:
 
     Raises ``ValueError`` for a model with settings that the format cannot express.
     """
-    parsed, trainer, normalizer = _parse_model(model)
+    parsed, trainer, normalizer = parse_model(model)
     kind = {1: "Unigram", 2: "BPE"}.get(trainer.get(3, 1))  # model_type
     odd = {
         "a type other than unigram and BPE": kind is None,
@@ -188,7 +188,7 @@ def sentencepiece_json(model: bytes) -> Json:
         cut = {
             "type": "BPE", "dropout": None, "unk_token": "[UNK]", "continuing_subword_prefix": None,
             "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": False, "ignore_merges": False,
-            "vocab": ids, "merges": _ranked_merges(parsed, ids),
+            "vocab": ids, "merges": ranked_merges(parsed, ids),
         }  # fmt: skip
     return {
         **_frame(ids),
@@ -199,7 +199,7 @@ def sentencepiece_json(model: bytes) -> Json:
     }
 
 
-def _ranked_merges(pieces: Sequence[_Piece], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+def ranked_merges(pieces: Sequence[_Piece], ids: Mapping[str, int]) -> list[tuple[str, str]]:
     """Return all pairs of pieces that form a third piece, sorted by the preference of SentencePiece BPE for that
     piece."""
     joined = sorted(

@@ -15,7 +15,8 @@ from golden.tokenizer_cases import FIXTURE, LENGTHS, PAIRS, TEXTS, byte_pieces, 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.interop.exchange import ReadOptions
 from bert_jax.interop.tokenizers import tokenizer_state
-from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files, write_tokenizer_files
+from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
+from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
 from bert_jax.interop.tokenizers.json_format import wordpiece_json, wordpiece_rules
 from bert_jax.interop.tokenizers.tokenizer_state import newer_letters
 from bert_jax.process import exits

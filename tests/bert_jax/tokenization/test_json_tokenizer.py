@@ -11,7 +11,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
 from bert_jax.interop.exchange import ReadOptions
-from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files, write_tokenizer_files
+from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
+from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
 from bert_jax.tokenization import JsonTokenizer, build_tokenizer
 
 BERT = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
