@@ -22,6 +22,7 @@ _DISTILBERT = {
 }  # fmt: skip
 _ALBERT = _SIZES | {"embedding_size": 12, "type_vocab_size": 2, "pad_token_id": 0}
 _DISTANCES = {"relative_attention": True, "norm_rel_ebd": "layer_norm", "share_att_key": True, "pad_token_id": 0}
+_NOMIC = _SIZES | {"type_vocab_size": 2, "pad_token_id": 0}
 # Name of the case -> prefix of the classes, config, classes (None: HEADS), releases of transformers that have them.
 CASES: dict[str, dict] = {
     "modernbert": {
@@ -108,6 +109,21 @@ CASES: dict[str, dict] = {
             "pos_att_type": ["c2p", "p2c"], "position_buckets": 6, "tie_word_embeddings": False,
         },
         "classes": ("ForMaskedLM",),
+    },
+    "nomic_bert": {
+        "prefix": "NomicBert",
+        "family": "nomic_bert",
+        "config": _NOMIC,
+        "classes": ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
+    },
+    "nomic_bert_untied": {
+        "prefix": "NomicBert",
+        "family": "nomic_bert",
+        "config": _NOMIC | {
+            "hidden_act": "gelu", "layer_norm_eps": 1e-5, "hidden_dropout_prob": 0.1, "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "classifier_dropout": 0.2,
+        },
+        "classes": ("ForMaskedLM", "ForTokenClassification"),
     },
     "camembert": {"prefix": "Camembert", "config": _SIZES | {"type_vocab_size": 1}, "classes": ("ForMaskedLM",)},
 }  # fmt: skip

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.config import ModelConfig, ModelSpec
+from bert_jax.interop.stored import Tensor
 
 
 def words(text: str) -> frozenset[str]:
@@ -145,8 +146,12 @@ class Family:
     tied: Mapping[str, str] = field(default_factory=dict)
     # Field of ModelConfig -> (stored tensor without prefix, dimension, factor) from which its value follows.
     sizes: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
+    # Classes of the authors' own code -> the class of transformers with the same function and heads.
+    aliases: Mapping[str, str] = field(default_factory=dict)
     # Changes to a stored name before it is used.
     rename: Callable[[str], str] = lambda name: name
+    # Changes to the stored tensors, by name, after ``rename``.
+    convert: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
     # Beginnings of the names of tensors that are omitted, with a note, unless a parameter has the name.
     omitted: tuple[str, ...] = ()
     # Task head -> the dropout before it; other heads have the dropout of the encoder.

@@ -1,6 +1,16 @@
 """The families of encoders whose Hugging Face folders can be read and written, one file each."""
 
-from bert_jax.interop.hf.families import albert, bert, deberta_v2, distilbert, electra, modernbert, mpnet, roberta
+from bert_jax.interop.hf.families import (
+    albert,
+    bert,
+    deberta_v2,
+    distilbert,
+    electra,
+    modernbert,
+    mpnet,
+    nomic_bert,
+    roberta,
+)
 from bert_jax.interop.hf.family import Family
 
 FAMILIES: dict[str, Family] = {
@@ -8,5 +18,6 @@ FAMILIES: dict[str, Family] = {
     for family in (
         bert.FAMILY, roberta.ROBERTA, roberta.XLM_ROBERTA, roberta.CAMEMBERT, modernbert.FAMILY, distilbert.FAMILY,
         albert.FAMILY, electra.FAMILY, mpnet.FAMILY, deberta_v2.FAMILY,
+        nomic_bert.FAMILY,
     )
 }  # fmt: skip
