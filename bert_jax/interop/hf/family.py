@@ -218,6 +218,18 @@ def activation(config: Mapping[str, Any], key: str, name: str, default: Any = No
     return found
 
 
+def check_code(config: Mapping[str, Any], name: str, prefix: str) -> None:
+    """Raise ``ValueError`` if ``auto_map`` of ``config`` names classes that do not begin with ``prefix``: they may
+    compute another function. The code that it names is never run."""
+    stated = config.get("auto_map") or {}
+    values = stated.values() if isinstance(stated, dict) else [stated]
+    for part in [part for value in values for part in (value if isinstance(value, list) else [value])]:
+        if not isinstance(part, str) or not part.rpartition(".")[2].startswith(prefix):
+            raise ValueError(
+                f"{name}: auto_map names {short(part)}; supported: classes whose names begin with {prefix}"
+            )
+
+
 READ: dict[str, Callable[..., Any]] = {
     "integer": integer, "number": number, "flag": flag, "activation": activation,
 }  # fmt: skip

@@ -423,7 +423,7 @@ class TestNomicBert:
             ({"rotary_emb_scale_base": 512}, "rotary_emb_scale_base is 512; supported: null"),
             ({"rotary_scaling_factor": 2}, "rotary_scaling_factor is 2; supported: null, 0"),
             ({"rotary_head_dim": True}, "rotary_head_dim is true; supported: false"),
-            ({"auto_map": {"AutoModel": "evil.Network"}}, 'auto_map names "evil.Network"; supported: classes'),
+            ({"auto_map": {"AutoModel": "evil.Network"}}, 'auto_map names "evil.Network"; supported: classes whose'),
             ({"n_inner": 300}, "intermediate_size is 512 in config.json, but 256 in the tensors"),
             ({"n_embd": 32}, "hidden_size is 32 in config.json, but 20 in the tensors"),
         ],

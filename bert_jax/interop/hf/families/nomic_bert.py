@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_jax.config import ModelConfig
 from bert_jax.interop.hf.families import bert
-from bert_jax.interop.hf.family import Family, Key, Place, integer, number, short, words
+from bert_jax.interop.hf.family import Family, Key, Place, check_code, integer, number, short, words
 from bert_jax.interop.stored import Tensor
 
 _PREFIX, _AUTHORS_PREFIX = "nomic_bert.", "bert."
@@ -49,7 +49,7 @@ _WIDTH = 256
 
 def read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the base of rotary positions, and all sizes if the keys are those of the authors' code."""
-    _check_code(config.get("auto_map") or {}, name)
+    check_code(config, name, "NomicBert")
     if "n_embd" in config and "hidden_size" not in config:
         return _authors(config, name)
     width, heads = integer(config, "hidden_size", name, 768), integer(config, "num_attention_heads", name, 12)
@@ -84,15 +84,6 @@ def _authors(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     return fields | {
         "vocab_size": -(-rows // multiple) * multiple, "intermediate_size": -(-inner // _WIDTH) * _WIDTH,
     }  # fmt: skip
-
-
-def _check_code(auto_map: Any, name: str) -> None:
-    """Raise ``ValueError`` if ``auto_map`` names code for another network; the code itself is never run."""
-    values = auto_map.values() if isinstance(auto_map, dict) else [auto_map]
-    stated = [part for value in values for part in (value if isinstance(value, list) else [value])]
-    for part in stated:
-        if not isinstance(part, str) or not part.rpartition(".")[2].startswith(FAMILY.class_prefix):
-            raise ValueError(f"{name}: auto_map names {short(part)}; supported: classes of {FAMILY.title}")
 
 
 def write(model: ModelConfig) -> dict[str, Any]:
