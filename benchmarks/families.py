@@ -4,10 +4,11 @@
 
 Draws a tiny model of odd sizes for every class of every family, with a tied output layer and, where there is an MLM
 head, with one of its own. Exports it, loads the folder with its class in each PYTHON (an environment with torch and
-one release of transformers), and runs it on rows with padding on the right and on the left. Prints one JSON line
-per family and release. Exit code 3 if transformers reports a missing, unexpected or mismatched tensor, or if an
-output differs by more than 2e-5 x max(1, largest). ``--record`` adds the digests of the folders that passed to
-``tests/golden/fixtures/families/loaded.json``, with which the tests compare the folders of later versions.
+one release of transformers; NeoBERT with the statement of ``tests/golden/record_neobert.py``), and runs it on rows
+with padding on the right and on the left. Prints one JSON line per family and release. Exit code 3 if transformers
+reports a missing, unexpected or mismatched tensor, or if an output differs by more than 2e-5 x max(1, largest).
+``--record`` adds the digests of the folders that passed to ``tests/golden/fixtures/families/loaded.json``, with
+which the tests compare the folders of later versions.
 """
 
 import argparse
@@ -36,7 +37,8 @@ from bert_jax.interop.programs.serving import largest_differences, output_names,
 from bert_jax.interop.verification import BAR
 from bert_jax.io.safetensors_file import read_header
 
-RECORDED = Path(__file__).resolve().parents[1] / "tests" / "golden" / "fixtures" / "families" / "loaded.json"
+GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden"
+RECORDED = GOLDEN / "fixtures" / "families" / "loaded.json"
 SIZES = {
     "vocab_size": 43, "hidden_size": 20, "num_layers": 3, "num_attention_heads": 2, "intermediate_size": 14,
     "embedding_size": 12, "max_position_embeddings": 27,
@@ -61,12 +63,18 @@ place.loader.exec_module(peer)
 for folder in sorted(Path(sys.argv[2]).iterdir()):
     (name,) = json.loads((folder / "model" / "config.json").read_text())["architectures"]
     answer = {"version": transformers.__version__, "problems": []}
-    if hasattr(transformers, name):
+    states = name.startswith("NeoBERT")
+    if states:
+        sys.path.insert(0, sys.argv[3])
+        import record_neobert
+        answer = record_neobert.run(folder / "model", folder)
+    elif hasattr(transformers, name):
         try:
             answer = peer.run_transformers(str(folder / "model"), folder)
         except Exception as error:
             answer["problems"] = [f"{type(error).__name__}: {error}"[:300]]
-    (folder / "report.json").write_text(json.dumps(answer | {"absent": not hasattr(transformers, name)}))
+    answer["absent"] = not states and not hasattr(transformers, name)
+    (folder / "report.json").write_text(json.dumps(answer))
 """
 
 
@@ -80,10 +88,14 @@ def drawn_models(family: str) -> Iterator[tuple[str, ModelBundle]]:
         flags = {head: True for head in held if head not in ("sequence", "token")}
         labels = {f"{head}_labels": ("a", "b", "c") for head in held if head in ("sequence", "token")}
         heads = HeadsConfig(**flags, **labels)
-        for tied in (True, False) if "mlm" in held else (True,):
+        kinds = (True, False) if "mlm" in held else (True,)
+        for tied in kinds if "tied_output" not in told.fixed else (told.fixed["tied_output"],):
             changed = dataclasses.replace(model, tied_output=tied)
             spec = ModelSpec(model=changed, heads=heads, family=changed.family)
-            yield name if tied else f"{name}, untied", ModelBundle(spec=spec, params=drawn_params(spec))
+            yield (
+                name if tied or len(kinds) == 1 or "tied_output" in told.fixed else f"{name}, untied",
+                ModelBundle(spec=spec, params=drawn_params(spec)),
+            )
 
 
 def drawn_params(spec: ModelSpec) -> dict[str, np.ndarray]:
@@ -141,7 +153,9 @@ def measure(python: str, names: list[str]) -> Iterator[tuple[dict[str, Any], dic
         written = write_folders(root, names)
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
         environment.pop("PYTHONPATH", None)
-        subprocess.run([python, "-c", RUN, peer.__file__, str(root)], env=environment, cwd=root, check=True)
+        subprocess.run(
+            [python, "-c", RUN, peer.__file__, str(root), str(GOLDEN)], env=environment, cwd=root, check=True
+        )
         for family in names:
             differences, problems, digests, release = [0.0], list[str](), dict[str, str](), ""
             for name, (owner, class_, bundle) in written.items():

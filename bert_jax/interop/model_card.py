@@ -195,16 +195,27 @@ def _metrics(metrics: Mapping[str, Any]) -> str:
     return when + _table([(key, f"{value:.6g}") for key, value in sorted(numbers.items())])
 
 
+# Head -> class that loads the authors' code, for families that transformers does not have.
+_AUTO = {"mlm": "AutoModelForMaskedLM", "sequence": "AutoModelForSequenceClassification"}
+_CODE = ", trust_remote_code=True"
+
+
 def _loading(spec: ModelSpec, format: str, architecture: str | None) -> str:
     if format == "hf":
         lacks_pooler = not spec.heads.pooler and FAMILIES[spec.family].classes.get(architecture or "") == (
             "pooler",
         )
         extra = ", add_pooling_layer=False" if lacks_pooler else ""
+        kind = architecture
+        if FAMILIES[spec.family].code:
+            kind, extra = (
+                next((auto for head, auto in _AUTO.items() if head in spec.heads.present()), "AutoModel"),
+                _CODE,
+            )
         code = (
-            f"from transformers import AutoTokenizer, {architecture}\n\n"
+            f"from transformers import AutoTokenizer, {kind}\n\n"
             'tokenizer = AutoTokenizer.from_pretrained("DIR")\n'
-            f'model = {architecture}.from_pretrained("DIR"{extra})'
+            f'model = {kind}.from_pretrained("DIR"{extra})'
         )
     else:
         code = _SNIPPETS[format]

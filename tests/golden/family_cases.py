@@ -23,6 +23,10 @@ _DISTILBERT = {
 _ALBERT = _SIZES | {"embedding_size": 12, "type_vocab_size": 2, "pad_token_id": 0}
 _DISTANCES = {"relative_attention": True, "norm_rel_ebd": "layer_norm", "share_att_key": True, "pad_token_id": 0}
 _NOMIC = _SIZES | {"type_vocab_size": 2, "pad_token_id": 0}
+_NEOBERT = {
+    "vocab_size": 40, "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 12,
+    "max_length": 26, "norm_eps": 1e-5, "pad_token_id": 0,
+}  # fmt: skip
 # Name of the case -> prefix of the classes, config, classes (None: HEADS), releases of transformers that have them.
 CASES: dict[str, dict] = {
     "modernbert": {
@@ -124,6 +128,20 @@ CASES: dict[str, dict] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "classifier_dropout": 0.2,
         },
         "classes": ("ForMaskedLM", "ForTokenClassification"),
+    },
+    # Recorded by record_neobert.py: transformers has no such family.
+    "neobert": {
+        "prefix": "NeoBERT",
+        "config": _NEOBERT,
+        "classes": ("", "LMHead", "ForSequenceClassification"),
+    },
+    "neobert_sizes": {
+        "prefix": "NeoBERT",
+        "config": _NEOBERT | {
+            "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 31, "norm_eps": 1e-3,
+            "classifier_dropout": 0.2,
+        },
+        "classes": ("LMHead", "ForSequenceClassification"),
     },
     "camembert": {"prefix": "Camembert", "config": _SIZES | {"type_vocab_size": 1}, "classes": ("ForMaskedLM",)},
 }  # fmt: skip

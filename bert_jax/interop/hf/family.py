@@ -158,6 +158,8 @@ class Family:
     dropouts: Mapping[str, HeadDropout] = field(
         default_factory=lambda: dict.fromkeys(TASK_HEADS, HeadDropout("classifier_dropout"))
     )
+    # Repository of the authors' code, where transformers has no such family.
+    code: str = ""
     # Prefix of the names of classes.
     class_prefix: str = ""
 

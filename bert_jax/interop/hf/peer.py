@@ -87,8 +87,8 @@ def main(folder: str, scratch: Path, sentences: bool) -> int:
 
 
 def _lacking(folder: str) -> str:
-    """Return why the installed release of transformers cannot load ``folder``, whose family it does not have; empty:
-    it has the family. The code that a folder names is not run."""
+    """Return a line if the installed release of transformers does not have the family of ``folder``; empty: it has
+    the family. The code that a folder names is not run."""
     import transformers
 
     file = Path(folder) / "config.json"

@@ -289,6 +289,33 @@ class TestModernBert:
             read(make_folder(tmp_path, "modernbert", "ModernBertModel", config=config))
 
 
+class TestNeoBERT:
+    @pytest.mark.parametrize(
+        ("config", "words"),
+        [
+            ({"kwargs": {"ngpt": True}}, "ngpt is true; supported: false"),
+            ({"kwargs": [1]}, r"kwargs is \[1\], not an object"),
+            ({"rope": False}, "rope is false; supported: true"),
+            ({"rms_norm": False}, "rms_norm is false; supported: true"),
+            ({"hidden_act": "gelu"}, 'hidden_act is "gelu"; supported: "SwiGLU", "swiglu"'),
+            ({"swiglu_packed": False}, "swiglu_packed is false; supported: true"),
+            ({"rope_theta": 500}, "rope_theta is 500; supported: 10000"),
+            ({"dim_head": 5}, "dim_head is 5; supported: hidden_size / num_attention_heads, 10"),
+            ({"auto_map": {"AutoModel": "evil.Network"}}, 'auto_map names "evil.Network"; supported: classes'),
+            ({"intermediate_size": 30}, "intermediate_size is 24 in config.json, but 8 in the tensors"),
+        ],
+    )  # fmt: skip
+    def test_other_functions_are_refused(self, tmp_path, config, words):
+        with pytest.raises(ValueError, match=words):
+            read(make_folder(tmp_path, "neobert", "NeoBERT", config=config))
+
+    def test_a_width_that_the_authors_code_rounds_is_refused(self, tmp_path):
+        bundle = dict(benchmark().drawn_models("neobert"))["NeoBERT"]
+        model = dataclasses.replace(bundle.spec.model, intermediate_size=14)
+        with pytest.raises(ValueError, match=r"model\.intermediate_size: 14 is not supported .* \(supported: 16\)"):
+            hf_config(dataclasses.replace(bundle.spec, model=model), "float32")
+
+
 class TestDebertaV2:
     def test_a_head_that_no_class_has_is_omitted_by_name(self, tmp_path):
         def add(tensors):
@@ -423,7 +450,7 @@ class TestNomicBert:
             ({"rotary_emb_scale_base": 512}, "rotary_emb_scale_base is 512; supported: null"),
             ({"rotary_scaling_factor": 2}, "rotary_scaling_factor is 2; supported: null, 0"),
             ({"rotary_head_dim": True}, "rotary_head_dim is true; supported: false"),
-            ({"auto_map": {"AutoModel": "evil.Network"}}, 'auto_map names "evil.Network"; supported: classes whose'),
+            ({"auto_map": {"AutoModel": "evil.Network"}}, 'auto_map names "evil.Network"; supported: classes'),
             ({"n_inner": 300}, "intermediate_size is 512 in config.json, but 256 in the tensors"),
             ({"n_embd": 32}, "hidden_size is 32 in config.json, but 20 in the tensors"),
         ],

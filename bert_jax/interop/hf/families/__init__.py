@@ -8,6 +8,7 @@ from bert_jax.interop.hf.families import (
     electra,
     modernbert,
     mpnet,
+    neobert,
     nomic_bert,
     roberta,
 )
@@ -18,6 +19,6 @@ FAMILIES: dict[str, Family] = {
     for family in (
         bert.FAMILY, roberta.ROBERTA, roberta.XLM_ROBERTA, roberta.CAMEMBERT, modernbert.FAMILY, distilbert.FAMILY,
         albert.FAMILY, electra.FAMILY, mpnet.FAMILY, deberta_v2.FAMILY,
-        nomic_bert.FAMILY,
+        nomic_bert.FAMILY, neobert.FAMILY,
     )
 }  # fmt: skip
