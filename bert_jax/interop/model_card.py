@@ -219,6 +219,8 @@ def _loading(spec: ModelSpec, format: str, architecture: str | None) -> str:
         )
     else:
         code = _SNIPPETS[format]
+        if format == "sentence-transformers" and FAMILIES[spec.family].code:
+            code = code.replace('"DIR")', f'"DIR"{_CODE})')
     here = '\n\nWith bert_jax: `bert_jax.load("DIR")`.' if format in READ_BACK else ""
     return f"```python\n{code}\n```{here}"
 

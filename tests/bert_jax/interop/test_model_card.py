@@ -90,6 +90,8 @@ def test_a_family_that_transformers_lacks_is_loaded_with_its_authors_code(name, 
     weights = ModelBundle(spec=dataclasses.replace(SPECS[spec], family="neobert"), params={})
     card = model_card(weights, "hf", "float32", "NeoBERT", [])
     assert f'{name}.from_pretrained("DIR", trust_remote_code=True)' in card and f"AutoTokenizer, {name}\n" in card
+    card = model_card(weights, "sentence-transformers", "float32", None, [])
+    assert 'SentenceTransformer("DIR", trust_remote_code=True)' in card
 
 
 @pytest.mark.parametrize("format", ["onnx", "stablehlo"])
