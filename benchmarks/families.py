@@ -5,13 +5,17 @@
 Draws a tiny model of odd sizes for every class of every family, with a tied output layer and, where there is an MLM
 head, with one of its own. Exports it, loads the folder with its class in each PYTHON (an environment with torch and
 one release of transformers; NeoBERT with the statement of ``tests/golden/record_neobert.py``), and runs it on rows
-with padding on the right and on the left. Prints one JSON line per family and release. Exit code 3 if transformers
-reports a missing, unexpected or mismatched tensor, or if an output differs by more than 2e-5 x max(1, largest).
+with padding on the right and on the left. transformers then saves the model again in shards (safetensors and,
+before release 5, torch files, with an index) and in float16; this library reads these folders, writes what it read,
+and reads that. Prints one JSON line per family and release, with the number of folders of each kind. Exit code 3 if
+transformers reports a missing, unexpected or mismatched tensor, if an output differs by more than
+2e-5 x max(1, largest), or if a tensor that is read is not bitwise the one that was drawn (rounded to float16).
 ``--record`` adds the digests of the folders that passed to ``tests/golden/fixtures/families/loaded.json``, with
 which the tests compare the folders of later versions.
 """
 
 import argparse
+import collections
 import dataclasses
 import hashlib
 import json
@@ -28,12 +32,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bert_jax.config import HeadsConfig, ModelSpec
-from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.config.architecture import function_of
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.hf import peer
 from bert_jax.interop.hf.config_json import model_parts
 from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.write import WEIGHTS_FILE, write_hf
 from bert_jax.interop.programs.serving import largest_differences, output_names, sample_inputs
+from bert_jax.interop.readers import read_weights
 from bert_jax.interop.verification import BAR
 from bert_jax.io.safetensors_file import read_header
 
@@ -52,14 +58,24 @@ MORE: dict[str, dict[str, Any]] = {
         "pos_att_type": "p2c|c2p", "position_buckets": 4,
     },
 }  # fmt: skip
+# Folders that transformers saves again: in several safetensors files, in several torch files (only releases before
+# 5 write them), and in float16.
+KINDS = ("shards", "bin_shards", "float16")
 # Runs in the environment of a release: one report and the outputs for each folder.
 RUN = """
 import importlib.util, json, sys
 from pathlib import Path
-import transformers
+import torch, transformers
 place = importlib.util.spec_from_file_location("peer", sys.argv[1])
 peer = importlib.util.module_from_spec(place)
 place.loader.exec_module(peer)
+def save_again(kind, folder):
+    source = str(folder / "model")
+    model = kind.from_pretrained(source, dtype=torch.float32)
+    model.save_pretrained(folder / "shards", max_shard_size="4KB")
+    if transformers.__version__.startswith("4"):
+        model.save_pretrained(folder / "bin_shards", max_shard_size="4KB", safe_serialization=False)
+    model.half().save_pretrained(folder / "float16")
 for folder in sorted(Path(sys.argv[2]).iterdir()):
     (name,) = json.loads((folder / "model" / "config.json").read_text())["architectures"]
     answer = {"version": transformers.__version__, "problems": []}
@@ -71,6 +87,7 @@ for folder in sorted(Path(sys.argv[2]).iterdir()):
     elif hasattr(transformers, name):
         try:
             answer = peer.run_transformers(str(folder / "model"), folder)
+            save_again(getattr(transformers, name), folder)
         except Exception as error:
             answer["problems"] = [f"{type(error).__name__}: {error}"[:300]]
     answer["absent"] = not states and not hasattr(transformers, name)
@@ -146,6 +163,33 @@ def check(folder: Path, bundle: ModelBundle) -> tuple[float, list[str]]:
     return max(value / largest[name] for name, value in differences.items()), problems
 
 
+def check_saved(folder: Path, bundle: ModelBundle) -> tuple[dict[str, int], list[str]]:
+    """Read the folders that transformers saved again, write what was read and read that; return the number of equal
+    folders of each kind, and the problems."""
+    counts, problems = dict.fromkeys(KINDS, 0), []
+    for kind in (kind for kind in KINDS if (folder / kind).exists()):
+        expected = bundle.params
+        if kind == "float16":
+            expected = {name: np.float32(np.float16(array)) for name, array in expected.items()}
+        files = len([*(folder / kind).glob("*.safetensors"), *(folder / kind).glob("*.bin")])
+        found = read_weights(folder / kind, ReadOptions())
+        again = folder / f"{kind}_again"
+        again.mkdir()
+        write_hf(again, found)
+        wrong = [
+            what
+            for what, read in (("read", found), ("written", read_weights(again, ReadOptions())))
+            if function_of(read.spec.model) != function_of(bundle.spec.model)
+            or read.spec.heads.present() != bundle.spec.heads.present()
+            or read.params.keys() != expected.keys()
+            or not all(np.array_equal(read.params[name], array) for name, array in expected.items())
+        ]
+        wrong += ["in one file"] if "shards" in kind and files < 2 else []
+        problems += [f"{kind} is not the model when {what}" for what in wrong]
+        counts[kind] = int(not wrong)
+    return counts, problems
+
+
 def measure(python: str, names: list[str]) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
     """Yield the figure of each family in the release of ``python``, and the digests of the folders that passed."""
     with tempfile.TemporaryDirectory() as temporary:
@@ -158,18 +202,22 @@ def measure(python: str, names: list[str]) -> Iterator[tuple[dict[str, Any], dic
         )
         for family in names:
             differences, problems, digests, release = [0.0], list[str](), dict[str, str](), ""
+            saved: collections.Counter[str] = collections.Counter()
             for name, (owner, class_, bundle) in written.items():
                 report = json.loads((root / name / "report.json").read_text())
+                release = ".".join(report["version"].split(".")[:2]) if owner == family else release
                 if owner != family or report["absent"]:
                     continue
-                release = ".".join(report["version"].split(".")[:2])
                 difference, told = check(root / name, bundle)
+                counts, wrong = check_saved(root / name, bundle)
+                told, saved = [*told, *wrong], saved + collections.Counter(counts)
                 differences.append(difference)
                 problems += [f"{class_}: {problem}" for problem in told]
                 if difference <= BAR and not told:
                     digests[class_] = digest(root / name / "model")
             figure = {
                 "family": family, "release": release, "folders": len(differences) - 1,
+                **{kind: saved[kind] for kind in KINDS},
                 "largest_difference": float(f"{max(differences):.3g}"), "problems": problems,
                 "ok": max(differences) <= BAR and not problems,
             }  # fmt: skip
@@ -201,7 +249,8 @@ def main() -> int:
                 record(figure["family"], figure["release"], digests)
     if options.output:
         options.output.write_text("".join(json.dumps(figure) + "\n" for figure in figures))
-    return 0 if all(figure["ok"] for figure in figures) else 3
+    seen = {figure["family"] for figure in figures if figure["folders"]}
+    return 0 if all(figure["ok"] for figure in figures) and seen == set(options.families) else 3
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ those of ``record_families.py``.
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from family_cases import CASES, LABELS, classes, inputs, values
 from record_families import FIXTURES, gradients
 from record_fields import FILE
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 CONFIG = {
@@ -135,7 +136,24 @@ def run(folder: Path, scratch: Path) -> dict[str, Any]:
         with torch.no_grad():
             found = model(**batch)
         np.savez(scratch / file.name.replace("in_", "out_"), **{key: value.numpy() for key, value in found.items()})
+    save_again(folder, scratch)
     return {"version": "statement", "problems": []}
+
+
+def save_again(folder: Path, scratch: Path) -> None:
+    """Write ``folder`` again in shards of five tensors and in float16."""
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    parts = [names[i : i + 5] for i in range(0, len(names), 5)]
+    files = {f"model-{i + 1:05}-of-{len(parts):05}.safetensors": part for i, part in enumerate(parts)}
+    for kind in ("shards", "float16"):
+        (scratch / kind).mkdir()
+        shutil.copy(folder / "config.json", scratch / kind)
+    for file, part in files.items():
+        save_file({name: tensors[name] for name in part}, scratch / "shards" / file, {"format": "pt"})
+    index = {"metadata": {}, "weight_map": {name: file for file, part in files.items() for name in part}}
+    (scratch / "shards" / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file({name: tensor.half() for name, tensor in tensors.items()}, scratch / "float16" / "model.safetensors")
 
 
 def count(kind: str, config: dict[str, Any]) -> int:
