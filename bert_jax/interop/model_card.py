@@ -17,6 +17,7 @@ _ACTIVATIONS = {
     "gelu_tanh": "the tanh approximation of GELU (google-research/bert's published code)",
     "gelu_sigmoid": "x * sigmoid(1.702 x), an approximation of GELU",
     "relu": "max(x, 0)",
+    "silu": "x * sigmoid(x)",
 }
 _PROBLEMS = {
     "single_label": "softmax over the classes",
@@ -102,7 +103,10 @@ def _facts(spec: ModelSpec, dtype: str) -> list[tuple[str, str]]:
         ("vocabulary", f"{model.vocab_size}"),
         ("longest input", f"{spec.max_length} tokens, including special tokens"),
         ("activation", f"`{model.activation}`: {_ACTIVATIONS[model.activation]}"),
-        ("LayerNorm", f"{model.norm_position}-norm, epsilon {model.norm_epsilon:g}"),
+        (
+            "LayerNorm" if model.norm == "layer_norm" else "RMSNorm",
+            f"{model.norm_position}-norm, epsilon {model.norm_epsilon:g}",
+        ),
         ("positions", model.position_embeddings),
         ("stored as", dtype),
     ]

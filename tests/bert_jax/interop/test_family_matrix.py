@@ -18,6 +18,7 @@ from bert_jax.interop import export
 from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.export_table import FORMATS, fit
 from bert_jax.interop.hf.families import FAMILIES
+from bert_jax.interop.model_card import model_card
 from bert_jax.interop.readers import read_weights
 
 DOCS = REPOSITORY / "docs" / "weights.md"
@@ -127,6 +128,14 @@ def test_every_head_of_a_cell_is_written(tmp_path, family, format):
             continue  # a checkpoint of the encoder has the pooler of zeros
         assert again.params.keys() == bundle.params.keys(), head
         assert all(np.array_equal(again.params[name], array) for name, array in bundle.params.items()), head
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_export_of_each_family_has_a_card(family):
+    name, bundle = list(benchmark().drawn_models(family))[-1]
+    card = model_card(bundle, "hf", "float32", name, [])
+    assert "How to load it" in card and ("trust_remote_code" in card) == bool(FAMILIES[family].code)
+    assert f"`{bundle.spec.model.activation}`: " in card and ("RMSNorm" in card) == (family == "neobert")
 
 
 @pytest.mark.parametrize("family", ["electra", "neobert"])
