@@ -4,13 +4,18 @@
 
 Draws a tiny model of odd sizes for every class of every family, with a tied output layer and, where there is an MLM
 head, with one of its own. Exports it, loads the folder with its class in each PYTHON (an environment with torch and
-one release of transformers), and runs it on rows with padding on the right and on the left. Prints one JSON line
-per family and release. Exit code 3 if transformers reports a missing, unexpected or mismatched tensor, or if an
-output differs by more than 2e-5 x max(1, largest). ``--record`` adds the digests of the folders that passed to
-``tests/golden/fixtures/families/loaded.json``, with which the tests compare the folders of later versions.
+one release of transformers; NeoBERT with the statement of ``tests/golden/record_neobert.py``), and runs it on rows
+with padding on the right and on the left. transformers then saves the model again in shards (safetensors and,
+before release 5, torch files, with an index) and in float16; this library reads these folders, writes what it read,
+and reads that. Prints one JSON line per family and release, with the number of folders of each kind. Exit code 3 if
+transformers reports a missing, unexpected or mismatched tensor, if an output differs by more than
+2e-5 x max(1, largest), or if a tensor that is read is not bitwise the one that was drawn (rounded to float16).
+``--record`` adds the digests of the folders that passed to ``tests/golden/fixtures/families/loaded.json``, with
+which the tests compare the folders of later versions.
 """
 
 import argparse
+import collections
 import dataclasses
 import hashlib
 import json
@@ -27,16 +32,19 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bert_jax.config import HeadsConfig, ModelSpec
-from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.config.architecture import function_of
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.hf import peer
 from bert_jax.interop.hf.config_json import model_parts
 from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.write import WEIGHTS_FILE, write_hf
 from bert_jax.interop.programs.serving import largest_differences, output_names, sample_inputs
+from bert_jax.interop.readers import read_weights
 from bert_jax.interop.verification import BAR
 from bert_jax.io.safetensors_file import read_header
 
-RECORDED = Path(__file__).resolve().parents[1] / "tests" / "golden" / "fixtures" / "families" / "loaded.json"
+GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden"
+RECORDED = GOLDEN / "fixtures" / "families" / "loaded.json"
 SIZES = {
     "vocab_size": 43, "hidden_size": 20, "num_layers": 3, "num_attention_heads": 2, "intermediate_size": 14,
     "embedding_size": 12, "max_position_embeddings": 27,
@@ -51,23 +59,40 @@ MORE: dict[str, dict[str, Any]] = {
     },
     "gpt2": {"n_inner": 14},
 }  # fmt: skip
+# Folders that transformers saves again: in several safetensors files, in several torch files (only releases before
+# 5 write them), and in float16.
+KINDS = ("shards", "bin_shards", "float16")
 # Runs in the environment of a release: one report and the outputs for each folder.
 RUN = """
 import importlib.util, json, sys
 from pathlib import Path
-import transformers
+import torch, transformers
 place = importlib.util.spec_from_file_location("peer", sys.argv[1])
 peer = importlib.util.module_from_spec(place)
 place.loader.exec_module(peer)
+def save_again(kind, folder):
+    source = str(folder / "model")
+    model = kind.from_pretrained(source, dtype=torch.float32)
+    model.save_pretrained(folder / "shards", max_shard_size="4KB")
+    if transformers.__version__.startswith("4"):
+        model.save_pretrained(folder / "bin_shards", max_shard_size="4KB", safe_serialization=False)
+    model.half().save_pretrained(folder / "float16")
 for folder in sorted(Path(sys.argv[2]).iterdir()):
     (name,) = json.loads((folder / "model" / "config.json").read_text())["architectures"]
     answer = {"version": transformers.__version__, "problems": []}
-    if hasattr(transformers, name):
+    states = name.startswith("NeoBERT")
+    if states:
+        sys.path.insert(0, sys.argv[3])
+        import record_neobert
+        answer = record_neobert.run(folder / "model", folder)
+    elif hasattr(transformers, name):
         try:
             answer = peer.run_transformers(str(folder / "model"), folder)
+            save_again(getattr(transformers, name), folder)
         except Exception as error:
             answer["problems"] = [f"{type(error).__name__}: {error}"[:300]]
-    (folder / "report.json").write_text(json.dumps(answer | {"absent": not hasattr(transformers, name)}))
+    answer["absent"] = not states and not hasattr(transformers, name)
+    (folder / "report.json").write_text(json.dumps(answer))
 """
 
 
@@ -81,10 +106,14 @@ def drawn_models(family: str) -> Iterator[tuple[str, ModelBundle]]:
         flags = {head: True for head in held if head not in ("sequence", "token")}
         labels = {f"{head}_labels": ("a", "b", "c") for head in held if head in ("sequence", "token")}
         heads = HeadsConfig(**flags, **labels)
-        for tied in (True, False) if "mlm" in held else (True,):
+        kinds = (True, False) if "mlm" in held else (True,)
+        for tied in kinds if "tied_output" not in told.fixed else (told.fixed["tied_output"],):
             changed = dataclasses.replace(model, tied_output=tied)
             spec = ModelSpec(model=changed, heads=heads, family=changed.family)
-            yield name if tied else f"{name}, untied", ModelBundle(spec=spec, params=drawn_params(spec))
+            yield (
+                name if tied or len(kinds) == 1 or "tied_output" in told.fixed else f"{name}, untied",
+                ModelBundle(spec=spec, params=drawn_params(spec)),
+            )
 
 
 def drawn_params(spec: ModelSpec) -> dict[str, np.ndarray]:
@@ -135,6 +164,33 @@ def check(folder: Path, bundle: ModelBundle) -> tuple[float, list[str]]:
     return max(value / largest[name] for name, value in differences.items()), problems
 
 
+def check_saved(folder: Path, bundle: ModelBundle) -> tuple[dict[str, int], list[str]]:
+    """Read the folders that transformers saved again, write what was read and read that; return the number of equal
+    folders of each kind, and the problems."""
+    counts, problems = dict.fromkeys(KINDS, 0), []
+    for kind in (kind for kind in KINDS if (folder / kind).exists()):
+        expected = bundle.params
+        if kind == "float16":
+            expected = {name: np.float32(np.float16(array)) for name, array in expected.items()}
+        files = len([*(folder / kind).glob("*.safetensors"), *(folder / kind).glob("*.bin")])
+        found = read_weights(folder / kind, ReadOptions())
+        again = folder / f"{kind}_again"
+        again.mkdir()
+        write_hf(again, found)
+        wrong = [
+            what
+            for what, read in (("read", found), ("written", read_weights(again, ReadOptions())))
+            if function_of(read.spec.model) != function_of(bundle.spec.model)
+            or read.spec.heads.present() != bundle.spec.heads.present()
+            or read.params.keys() != expected.keys()
+            or not all(np.array_equal(read.params[name], array) for name, array in expected.items())
+        ]
+        wrong += ["in one file"] if "shards" in kind and files < 2 else []
+        problems += [f"{kind} is not the model when {what}" for what in wrong]
+        counts[kind] = int(not wrong)
+    return counts, problems
+
+
 def measure(python: str, names: list[str]) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
     """Yield the figure of each family in the release of ``python``, and the digests of the folders that passed."""
     with tempfile.TemporaryDirectory() as temporary:
@@ -142,21 +198,27 @@ def measure(python: str, names: list[str]) -> Iterator[tuple[dict[str, Any], dic
         written = write_folders(root, names)
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
         environment.pop("PYTHONPATH", None)
-        subprocess.run([python, "-c", RUN, peer.__file__, str(root)], env=environment, cwd=root, check=True)
+        subprocess.run(
+            [python, "-c", RUN, peer.__file__, str(root), str(GOLDEN)], env=environment, cwd=root, check=True
+        )
         for family in names:
             differences, problems, digests, release = [0.0], list[str](), dict[str, str](), ""
+            saved: collections.Counter[str] = collections.Counter()
             for name, (owner, class_, bundle) in written.items():
                 report = json.loads((root / name / "report.json").read_text())
+                release = ".".join(report["version"].split(".")[:2]) if owner == family else release
                 if owner != family or report["absent"]:
                     continue
-                release = ".".join(report["version"].split(".")[:2])
                 difference, told = check(root / name, bundle)
+                counts, wrong = check_saved(root / name, bundle)
+                told, saved = [*told, *wrong], saved + collections.Counter(counts)
                 differences.append(difference)
                 problems += [f"{class_}: {problem}" for problem in told]
                 if difference <= BAR and not told:
                     digests[class_] = digest(root / name / "model")
             figure = {
                 "family": family, "release": release, "folders": len(differences) - 1,
+                **{kind: saved[kind] for kind in KINDS},
                 "largest_difference": float(f"{max(differences):.3g}"), "problems": problems,
                 "ok": max(differences) <= BAR and not problems,
             }  # fmt: skip
@@ -188,7 +250,8 @@ def main() -> int:
                 record(figure["family"], figure["release"], digests)
     if options.output:
         options.output.write_text("".join(json.dumps(figure) + "\n" for figure in figures))
-    return 0 if all(figure["ok"] for figure in figures) else 3
+    seen = {figure["family"] for figure in figures if figure["folders"]}
+    return 0 if all(figure["ok"] for figure in figures) and seen == set(options.families) else 3
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ Presence = Literal["auto", "yes", "no"]
 # Families of encoders that Hugging Face folders can hold.
 FamilyName = Literal[
     "bert", "roberta", "xlm-roberta", "camembert", "modernbert", "distilbert", "albert", "electra", "mpnet",
-    "deberta-v2", "gpt2", "openai-gpt",
+    "deberta-v2", "gpt2", "openai-gpt", "nomic_bert", "neobert",
 ]  # fmt: skip
 # Fields without an effect on the outputs of a trained model.
 TRAINING_ONLY = (

@@ -146,9 +146,9 @@ def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[Mode
         rest = ", ".join(["the encoder", *kept])
         notes.append(f"WARNING: {format} cannot represent {named}; the export contains: {rest}")
         weights = keep_heads(weights, kept)
-    if format == "hf" and heads_of_class(weights.spec) != weights.spec.heads:
+    if format in ("hf", "sentence-transformers") and heads_of_class(weights.spec) != weights.spec.heads:
         notes.append(f"{hf_class(weights.spec)} has no pooler: the weights of the pooler are omitted")
-        weights = keep_heads(weights, [name for name in weights.spec.heads.present() if name != "pooler"])
+        weights = keep_heads(weights, [name for name in _parts(weights.spec) if name != "pooler"])
     return weights, notes
 
 

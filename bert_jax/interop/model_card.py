@@ -17,6 +17,7 @@ _ACTIVATIONS = {
     "gelu_tanh": "the tanh approximation of GELU (google-research/bert's published code)",
     "gelu_sigmoid": "x * sigmoid(1.702 x), an approximation of GELU",
     "relu": "max(x, 0)",
+    "silu": "x * sigmoid(x)",
 }
 _PROBLEMS = {
     "single_label": "softmax over the classes",
@@ -102,7 +103,10 @@ def _facts(spec: ModelSpec, dtype: str) -> list[tuple[str, str]]:
         ("vocabulary", f"{model.vocab_size}"),
         ("longest input", f"{spec.max_length} tokens, including special tokens"),
         ("activation", f"`{model.activation}`: {_ACTIVATIONS[model.activation]}"),
-        ("LayerNorm", f"{model.norm_position}-norm, epsilon {model.norm_epsilon:g}"),
+        (
+            "LayerNorm" if model.norm == "layer_norm" else "RMSNorm",
+            f"{model.norm_position}-norm, epsilon {model.norm_epsilon:g}",
+        ),
         ("positions", model.position_embeddings),
         ("stored as", dtype),
     ]
@@ -195,19 +199,32 @@ def _metrics(metrics: Mapping[str, Any]) -> str:
     return when + _table([(key, f"{value:.6g}") for key, value in sorted(numbers.items())])
 
 
+# Head -> class that loads the authors' code, for families that transformers does not have.
+_AUTO = {"mlm": "AutoModelForMaskedLM", "sequence": "AutoModelForSequenceClassification"}
+_CODE = ", trust_remote_code=True"
+
+
 def _loading(spec: ModelSpec, format: str, architecture: str | None) -> str:
     if format == "hf":
         lacks_pooler = not spec.heads.pooler and FAMILIES[spec.family].classes.get(architecture or "") == (
             "pooler",
         )
         extra = ", add_pooling_layer=False" if lacks_pooler else ""
+        kind = architecture
+        if FAMILIES[spec.family].code:
+            kind, extra = (
+                next((auto for head, auto in _AUTO.items() if head in spec.heads.present()), "AutoModel"),
+                _CODE,
+            )
         code = (
-            f"from transformers import AutoTokenizer, {architecture}\n\n"
+            f"from transformers import AutoTokenizer, {kind}\n\n"
             'tokenizer = AutoTokenizer.from_pretrained("DIR")\n'
-            f'model = {architecture}.from_pretrained("DIR"{extra})'
+            f'model = {kind}.from_pretrained("DIR"{extra})'
         )
     else:
         code = _SNIPPETS[format]
+        if format == "sentence-transformers" and FAMILIES[spec.family].code:
+            code = code.replace('"DIR")', f'"DIR"{_CODE})')
     here = '\n\nWith bert_jax: `bert_jax.load("DIR")`.' if format in READ_BACK else ""
     return f"```python\n{code}\n```{here}"
 

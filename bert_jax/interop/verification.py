@@ -138,7 +138,10 @@ def _check_peer(
     bar: float,
     peer_python: str | None,
 ) -> Differences | str:
-    peer = peer_outputs(folder, batches, peer_python, sentences=package == "sentence-transformers")
+    try:
+        peer = peer_outputs(folder, batches, peer_python, sentences=package == "sentence-transformers")
+    except LookupError as error:
+        return str(error)
     if peer is None:
         python = peer_python or "this Python"
         return f"{python} lacks {package} or torch; set --peer_python to a Python that has both"

@@ -26,6 +26,11 @@ _GPT = {
 }  # fmt: skip
 _ALBERT = _SIZES | {"embedding_size": 12, "type_vocab_size": 2, "pad_token_id": 0}
 _DISTANCES = {"relative_attention": True, "norm_rel_ebd": "layer_norm", "share_att_key": True, "pad_token_id": 0}
+_NOMIC = _SIZES | {"type_vocab_size": 2, "pad_token_id": 0}
+_NEOBERT = {
+    "vocab_size": 40, "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 12,
+    "max_length": 26, "norm_eps": 1e-5, "pad_token_id": 0,
+}  # fmt: skip
 # Name of the case -> prefix of the classes, config, classes (None: HEADS), releases of transformers that have them.
 CASES: dict[str, dict] = {
     "modernbert": {
@@ -136,6 +141,35 @@ CASES: dict[str, dict] = {
         "prefix": "OpenAIGPT",
         "config": _GPT | {"afn": "silu", "layer_norm_epsilon": 1e-3, "tie_word_embeddings": False},
         "classes": ("LMHeadModel", "ForSequenceClassification"),
+    },
+    "nomic_bert": {
+        "prefix": "NomicBert",
+        "family": "nomic_bert",
+        "config": _NOMIC,
+        "classes": ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
+    },
+    "nomic_bert_untied": {
+        "prefix": "NomicBert",
+        "family": "nomic_bert",
+        "config": _NOMIC | {
+            "hidden_act": "gelu", "layer_norm_eps": 1e-5, "hidden_dropout_prob": 0.1, "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "classifier_dropout": 0.2,
+        },
+        "classes": ("ForMaskedLM", "ForTokenClassification"),
+    },
+    # Recorded by record_neobert.py: transformers has no such family.
+    "neobert": {
+        "prefix": "NeoBERT",
+        "config": _NEOBERT,
+        "classes": ("", "LMHead", "ForSequenceClassification"),
+    },
+    "neobert_sizes": {
+        "prefix": "NeoBERT",
+        "config": _NEOBERT | {
+            "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 31, "norm_eps": 1e-3,
+            "classifier_dropout": 0.2,
+        },
+        "classes": ("LMHead", "ForSequenceClassification"),
     },
     "camembert": {"prefix": "Camembert", "config": _SIZES | {"type_vocab_size": 1}, "classes": ("ForMaskedLM",)},
 }  # fmt: skip

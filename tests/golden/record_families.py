@@ -19,6 +19,7 @@ import torch
 import transformers
 from family_cases import CASES, LABELS, classes, inputs, values
 from safetensors.numpy import load_file
+from safetensors.torch import save_file
 
 FIXTURES = Path(__file__).parent / "fixtures" / "families"
 
@@ -42,7 +43,11 @@ def record(case: str, name: str) -> tuple[dict, dict[str, np.ndarray]]:
         stored = json.loads((Path(folder) / "config.json").read_text())
         shapes = {key: list(array.shape) for key, array in load_file(Path(folder) / "model.safetensors").items()}
     state = {key: torch.from_numpy(values(key, tuple(shape))) for key, shape in shapes.items()}
-    model.load_state_dict(state, strict=False)
+    is_renamed = not set(state) <= set(model.state_dict())
+    if not is_renamed:
+        model.load_state_dict(state, strict=False)
+    else:
+        model = loaded(kind, config, state)
     model.tie_weights()
     model.to(torch.float64)
     arrays = {}
@@ -52,30 +57,47 @@ def record(case: str, name: str) -> tuple[dict, dict[str, np.ndarray]]:
         found = outputs_of(model, batch, "MultipleChoice" in name)
         arrays |= {f"{side}/{key}": value.detach().numpy() for key, value in found.items()}
         if side == "right":
-            trained, arrays["gradients"] = gradients(model, found, batch)
+            trained, arrays["gradients"] = gradients(model, found, batch, is_renamed)
     return {"config": stored, "tensors": shapes, "gradients": trained}, {
         key: np.float32(array) for key, array in arrays.items()
     }
 
 
+def loaded(kind: Any, config: Any, state: dict[str, torch.Tensor]) -> Any:
+    """The model of class ``kind`` with ``state``, whose names are those of files, not those of the class."""
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        save_file(state, Path(folder) / "model.safetensors", {"format": "pt"})
+        model, report = kind.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    return model.eval()
+
+
+def in_files(model: Any, arrays: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """Values for the parameters of ``model`` under the names that files have."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder, state_dict=arrays)
+        return load_file(Path(folder) / "model.safetensors")
+
+
 def gradients(
-    model: Any, found: dict[str, torch.Tensor], batch: dict[str, np.ndarray]
+    model: Any, outputs: dict[str, torch.Tensor], batch: dict[str, np.ndarray], is_renamed: bool
 ) -> tuple[list[str], np.ndarray]:
-    """Return the names of the parameters, and two numbers for the gradient of each: that of the mean square of the
-    outputs at real tokens."""
+    """Return the names of the parameters (in files if ``is_renamed``), and two numbers for the gradient of each:
+    that of the mean square of the outputs at real tokens."""
     mask = torch.from_numpy(batch["attention_mask"]).to(torch.float64)
     loss = 0
-    for value in found.values():
+    for value in outputs.values():
         weight = mask.reshape(*mask.shape, *[1] * (value.ndim - 2)) if value.shape[:2] == mask.shape else 1
         loss = loss + ((value * weight) ** 2).mean()
     loss.backward()
+    found = {key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None}
+    arrays = in_files(model, found) if is_renamed else {key: array.numpy() for key, array in found.items()}
     names, numbers = [], []
-    for key, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            gradient = parameter.grad.numpy()
-            probe = np.float64(values(f"probe {key}", gradient.shape))
-            names.append(key)
-            numbers.append([np.linalg.norm(gradient), (gradient * probe).sum()])
+    for key, gradient in arrays.items():
+        probe = np.float64(values(f"probe {key}", gradient.shape))
+        names.append(key)
+        numbers.append([np.linalg.norm(gradient), (gradient * probe).sum()])
     return names, np.array(numbers)
 
 

@@ -37,7 +37,7 @@ _PROBLEMS = {
     "regression": "regression",
 }
 # Class of transformers -> name of its family.
-CLASSES = {name: family for family in FAMILIES.values() for name in family.classes}
+CLASSES = {name: family for family in FAMILIES.values() for name in (*family.classes, *family.aliases)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def model_parts(config: Mapping[str, Any], name: str, *, allow_unknown: bool = F
     """
     family, architecture = _family(config, name)
     for key, allowed in (REFUSED | dict(family.refused)).items():
-        if key in config and config[key] not in allowed:
+        if key in config and key not in family.other_keys and config[key] not in allowed:
             raise ValueError(f"{name}: {key} is {short(config[key])}; supported: {_supported(family)}")
     notes = _unknown_keys(family, config, name, allow_unknown)
     for key, entry in family.keys.items():
@@ -168,6 +168,7 @@ def _family(config: Mapping[str, Any], name: str) -> tuple[Family, str | None]:
     if not isinstance(stated, str) or stated not in FAMILIES:
         raise ValueError(f"{name}: model_type is {short(stated)}; supported: {_supported()}")
     family = FAMILIES[stated]
+    known = family.aliases.get(known, known) if known is not None else None
     if classes and (known is None or known not in family.classes):
         problem = f"architectures is {short(classes)} with model_type {stated}"
         raise ValueError(f"{name}: {problem}; supported: {_supported(family)}")

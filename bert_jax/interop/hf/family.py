@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.config import ModelConfig, ModelSpec
+from bert_jax.interop.stored import Tensor
 
 
 def words(text: str) -> frozenset[str]:
@@ -146,14 +147,20 @@ class Family:
     tied: Mapping[str, str] = field(default_factory=dict)
     # Field of ModelConfig -> (stored tensor without prefix, dimension, factor) from which its value follows.
     sizes: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
+    # Classes of the authors' own code -> the class of transformers with the same function and heads.
+    aliases: Mapping[str, str] = field(default_factory=dict)
     # Changes to a stored name before it is used.
     rename: Callable[[str], str] = lambda name: name
+    # Changes to the stored tensors, by name, after ``rename``.
+    convert: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
     # Beginnings of the names of tensors that are omitted, with a note, unless a parameter has the name.
     omitted: tuple[str, ...] = ()
     # Task head -> the dropout before it; other heads have the dropout of the encoder.
     dropouts: Mapping[str, HeadDropout] = field(
         default_factory=lambda: dict.fromkeys(TASK_HEADS, HeadDropout("classifier_dropout"))
     )
+    # Repository of the authors' code, where transformers has no such family.
+    code: str = ""
     # Prefix of the names of classes.
     class_prefix: str = ""
 
@@ -212,6 +219,18 @@ def activation(config: Mapping[str, Any], key: str, name: str, default: Any = No
         raise ValueError(f"{name}: {key} is {short(value)}; allowed: {', '.join(ACTIVATIONS)}")
     found: str = ACTIVATIONS[value]
     return found
+
+
+def check_code(config: Mapping[str, Any], name: str, prefix: str) -> None:
+    """Raise ``ValueError`` if ``auto_map`` of ``config`` names classes that do not begin with ``prefix``: they may
+    compute another function. The code that it names is never run."""
+    stated = config.get("auto_map") or {}
+    values = stated.values() if isinstance(stated, dict) else [stated]
+    for part in [part for value in values for part in (value if isinstance(value, list) else [value])]:
+        if not isinstance(part, str) or not part.rpartition(".")[2].startswith(prefix):
+            raise ValueError(
+                f"{name}: auto_map names {short(part)}; supported: classes whose names begin with {prefix}"
+            )
 
 
 READ: dict[str, Callable[..., Any]] = {

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 _MISSING = 7  # exit code: torch or the library is not installed
+_NO_CLASS = 8  # exit code: the release of transformers has no such family
 _TIMEOUT = 1800
 
 
@@ -31,8 +32,8 @@ def peer_outputs(
 
     The folder is loaded with the class that config.json names or, if ``sentences`` is True, as a
     SentenceTransformer. ``peer_python`` is a Python executable with torch and that library; None: the running
-    Python. Returns None if torch or the library is not installed. Raises ``ValueError`` if the library cannot load
-    the folder.
+    Python. Returns None if torch or the library is not installed. Raises ``LookupError`` if that
+    release of transformers does not have the family, and ``ValueError`` if the library cannot load the folder.
     """
     python = shutil.which(peer_python) if peer_python is not None else sys.executable
     if python is None:
@@ -59,6 +60,8 @@ def peer_outputs(
         # Without numpy the process fails before it can return _MISSING.
         if done.returncode == _MISSING or (done.returncode and last.startswith("ModuleNotFoundError:")):
             return None
+        if done.returncode == _NO_CLASS:
+            raise LookupError(last)
         if done.returncode:
             raise ValueError(f"{folder}: transformers or sentence-transformers cannot load the model: {last[:300]}")
         answer = json.loads((Path(scratch) / "report.json").read_text(encoding="utf-8"))
@@ -73,11 +76,26 @@ def _batches(folder: Path, name: str) -> list[dict[str, np.ndarray]]:
 def main(folder: str, scratch: Path, sentences: bool) -> int:
     """Run the batches in the process that :func:`peer_outputs` starts; return the exit code."""
     try:
+        if lacking := _lacking(folder):
+            print(lacking, file=sys.stderr)
+            return _NO_CLASS
         answer = _sentences(folder, scratch) if sentences else run_transformers(folder, scratch)
     except ImportError:
         return _MISSING
     (scratch / "report.json").write_text(json.dumps(answer), encoding="utf-8")
     return 0
+
+
+def _lacking(folder: str) -> str:
+    """Return a line if the installed release of transformers does not have the family of ``folder``; empty: it has
+    the family. The code that a folder names is not run."""
+    import transformers
+
+    file = Path(folder) / "config.json"
+    family = json.loads(file.read_text(encoding="utf-8")).get("model_type") if file.is_file() else None
+    if family is None or family in transformers.CONFIG_MAPPING:
+        return ""
+    return f"transformers {transformers.__version__} has no family {family}"
 
 
 def run_transformers(folder: str, scratch: Path) -> dict[str, Any]:

@@ -116,6 +116,7 @@ class _FolderReader(StoredModel):
                 raise ValueError(f"{self.path / source}: {clean[:80]!r} is empty (shape {tensor.shape})")
             self.tensors[clean] = tensor
         family = self.config.family
+        self.tensors = family.convert(self.tensors)
         self.prefix = family.prefix if self.has(family.prefix) else ""
         self._take_tied_embeddings()
 

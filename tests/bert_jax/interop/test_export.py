@@ -268,6 +268,9 @@ import numpy as np
 mode, scratch = {mode!r}, Path(sys.argv[-1])
 if mode == "absent":
     sys.exit(7)
+if mode == "familyless":
+    print("transformers 0 has no family bert", file=sys.stderr)
+    sys.exit(8)
 if mode == "broken":
     sys.exit("ValueError: no such class")
 for i in range(len(list(scratch.glob("in_*.npz")))):
@@ -313,6 +316,8 @@ def test_transformers_own_outputs_decide(tmp_path, answers):
         assert caught.value.code == exits.VERIFICATION_FAILED and (tmp_path / "target/config.json").exists()
     said = exported(tmp_path, "hf", verify=True, force=True, peer_python=peer(tmp_path, answers, "absent"))
     assert any(line.startswith("outputs not compared: ") and "lacks transformers" in line for line in said)
+    said = exported(tmp_path, "hf", verify=True, force=True, peer_python=peer(tmp_path, answers, "familyless"))
+    assert "outputs not compared: transformers 0 has no family bert" in said
     with pytest.raises(ValueError, match="transformers cannot load the model: ValueError: no such class"):
         exported(tmp_path, "hf", verify=True, force=True, peer_python=peer(tmp_path, answers, "broken"))
     with pytest.raises(ValueError, match=r"nowhere: .* --peer_python"):

@@ -83,6 +83,17 @@ def test_only_a_class_with_a_pooler_is_loaded_without_it(family, name, extra):
     assert f'{name}.from_pretrained("DIR"{extra})' in model_card(weights, "hf", "float32", name, [])
 
 
+@pytest.mark.parametrize(
+    ("name", "spec"), [("AutoModel", "plain"), ("AutoModelForSequenceClassification", "sequence")]
+)
+def test_a_family_that_transformers_lacks_is_loaded_with_its_authors_code(name, spec):
+    weights = ModelBundle(spec=dataclasses.replace(SPECS[spec], family="neobert"), params={})
+    card = model_card(weights, "hf", "float32", "NeoBERT", [])
+    assert f'{name}.from_pretrained("DIR", trust_remote_code=True)' in card and f"AutoTokenizer, {name}\n" in card
+    card = model_card(weights, "sentence-transformers", "float32", None, [])
+    assert 'SentenceTransformer("DIR", trust_remote_code=True)' in card
+
+
 @pytest.mark.parametrize("format", ["onnx", "stablehlo"])
 def test_the_card_of_a_program_lists_the_outputs_that_it_gives(format):
     weights = ModelBundle(spec=SPECS["sequence"], params={})

@@ -9,6 +9,8 @@ from bert_jax.interop.hf.families import (
     gpt,
     modernbert,
     mpnet,
+    neobert,
+    nomic_bert,
     roberta,
 )
 from bert_jax.interop.hf.family import Family
@@ -18,5 +20,6 @@ FAMILIES: dict[str, Family] = {
     for family in (
         bert.FAMILY, roberta.ROBERTA, roberta.XLM_ROBERTA, roberta.CAMEMBERT, modernbert.FAMILY, distilbert.FAMILY,
         albert.FAMILY, electra.FAMILY, mpnet.FAMILY, deberta_v2.FAMILY, gpt.GPT2, gpt.GPT,
+        nomic_bert.FAMILY, neobert.FAMILY,
     )
 }  # fmt: skip
