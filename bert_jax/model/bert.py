@@ -25,6 +25,7 @@ from bert_jax.model.layers import (
     activation,
     compute_dtype,
 )
+from bert_jax.model.local_attention import global_features
 from bert_jax.model.matmul import matmul_f32_grad
 from bert_jax.model.pooling import SentenceHead, pool
 from bert_jax.model.positions import relative_bias
@@ -228,6 +229,7 @@ class BertModel(nn.Module):
         if self.is_mutable_collection(INTERMEDIATES):
             self.sow(INTERMEDIATES, "hidden_states", x_BxSxH)
         tokens = {name: features[name] for name in ("sequence_ids", "position_ids")}
+        tokens |= global_features(self.config, heads, features)
         x_BxSxH, all_LxBxSxH = self.encoder(x_BxSxH, tokens, encoder_key)
         outputs: dict[str, Any] = {"sequence_output": x_BxSxH}
         if all_LxBxSxH is not None:

@@ -1,12 +1,22 @@
 """The families of encoders whose Hugging Face folders can be read and written, one file each."""
 
-from bert_jax.interop.hf.families import albert, bert, deberta_v2, distilbert, electra, modernbert, mpnet, roberta
+from bert_jax.interop.hf.families import (
+    albert,
+    bert,
+    deberta_v2,
+    distilbert,
+    electra,
+    long,
+    modernbert,
+    mpnet,
+    roberta,
+)
 from bert_jax.interop.hf.family import Family
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         bert.FAMILY, roberta.ROBERTA, roberta.XLM_ROBERTA, roberta.CAMEMBERT, modernbert.FAMILY, distilbert.FAMILY,
-        albert.FAMILY, electra.FAMILY, mpnet.FAMILY, deberta_v2.FAMILY,
+        albert.FAMILY, electra.FAMILY, mpnet.FAMILY, deberta_v2.FAMILY, long.LONGFORMER,
     )
 }  # fmt: skip
