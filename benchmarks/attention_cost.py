@@ -3,11 +3,12 @@
     python benchmarks/attention_cost.py [--lengths 1024 2048 4096 8192 16384] [--v5e] [--seconds]
 
 Compiles the forward and the backward pass of one attention layer (12 heads of size 64, window of 64 keys on each
-side; bfloat16 for v5e:1x1, which is compiled without the hardware, float32 on the CPU) and prints one JSON line per
-length: operations and bytes per token of the compiled program, for windows, causal and whole attention; with
-``--seconds`` the time of the CPU program. Exit code 3 if operations or bytes per token of windows vary by more than
-10% between lengths, if causal attention costs more than 0.6 of whole attention from 2,048 tokens on, or if values
-or gradients differ from whole attention by more than 1e-6 of the largest value (at least 1).
+side, without and with 16 global tokens; bfloat16 for v5e:1x1, which is compiled without the hardware, float32 on
+the CPU) and prints one JSON line per length: operations and bytes per token of the compiled program, for windows,
+causal and whole attention; with ``--seconds`` the time of the CPU program. Exit code 3 if operations or bytes per
+token with windows vary by more than 10% between lengths, if causal attention costs more than 0.6 of whole attention
+from 2,048 tokens on, or if values or gradients differ from whole attention by more than 1e-6 of the largest value
+(at least 1).
 """
 
 import argparse
@@ -28,10 +29,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.model.attention import dot_product_attention, visible_keys
-from bert_jax.model.local_attention import local_attention
+from bert_jax.model.local_attention import local_attention, replace_global
 from bert_jax.planner.topology import parse_topology, prepare_environment, tpu_devices
 
 HEADS, SIZE, WINDOW = 12, 64, 64
+# Global tokens of a row, with windows.
+GLOBAL = 16
 # Tokens of a program whose cost is counted.
 TOKENS = 16_384
 # Longest rows whose whole scores fit into the memory of the CPU, and of a v5e.
@@ -41,11 +44,28 @@ LONGEST_WHOLE, LONGEST_COUNTED = 4096, 8192
 def attention(kind: str) -> Callable[..., jax.Array]:
     """Return the attention function of ``kind``: window, causal, or the same function over whole rows."""
     name, _, whole = kind.partition(" ")
+    if name == "global":
+        return functools.partial(with_global, bool(whole))
     window, causal = (WINDOW, False) if name == "window" else (0, name == "causal")
     if whole or name == "whole":
         sees = functools.partial(visible_keys, causal=causal, window=window)
         return functools.partial(dot_product_attention, dropout_rate=0.0, dropout_key=None, visible=sees)
     return functools.partial(local_attention, dropout_rate=0.0, dropout_key=None, window=window, causal=causal)
+
+
+def with_global(whole: bool, query: jax.Array, key: jax.Array, value: jax.Array, ids: jax.Array) -> jax.Array:
+    """Return window attention with ``GLOBAL`` tokens at the beginning of each row, whose projections are those of
+    the others."""
+    plain: dict[str, Any] = {"dropout_rate": 0.0, "dropout_key": None}
+    if whole:
+        is_global = jnp.broadcast_to(jnp.arange(ids.shape[1]) < GLOBAL, ids.shape)
+        sees = functools.partial(visible_keys, window=WINDOW, is_global_BxS=is_global)
+        context = dot_product_attention(query, key, value, ids, visible=sees, **plain)
+        rows = dot_product_attention(query, key, value, ids, **plain)
+        return jnp.where(is_global[:, :, None, None], rows, context)
+    slots = jnp.broadcast_to(jnp.arange(GLOBAL), (len(ids), GLOBAL))
+    context = local_attention(query, key, value, ids, window=WINDOW, causal=False, slots_BxG=slots, **plain)
+    return replace_global(context, query[:, :GLOBAL], key, value, ids, slots, **plain)
 
 
 def program(kind: str) -> Callable[..., Any]:
@@ -122,13 +142,14 @@ def main() -> int:
         devices["v5e"] = tpu_devices(parse_topology("v5e:1x1"))[0]
     reached = True
     for place, device in devices.items():
-        first: tuple[float, float] | None = None
+        first: tuple[float, ...] | None = None
         for length in arguments.lengths:
             line: dict[str, Any] = {"device": place, "length": length}
-            window = cost("window", length, device)
-            first = first or window
+            window, beside = cost("window", length, device), cost("global", length, device)
+            first = first or (*window, *beside)
             line["window"] = {"operations": window[0], "bytes": window[1]}
-            line["of_shortest"] = [now / before for now, before in zip(window, first, strict=True)]
+            line["global"] = {"operations": beside[0], "bytes": beside[1]}
+            line["of_shortest"] = [now / before for now, before in zip((*window, *beside), first, strict=True)]
             reached &= all(abs(ratio - 1) <= 0.1 for ratio in line["of_shortest"])
             if length <= LONGEST_COUNTED:
                 causal, whole = cost("causal", length, device), cost("whole", length, device)
@@ -136,10 +157,10 @@ def main() -> int:
                 line["window_of_whole"] = [a / b for a, b in zip(window, whole, strict=True)]
                 reached &= length < 2048 or max(line["causal_of_whole"]) <= 0.6
             if place == "cpu" and length <= LONGEST_WHOLE:
-                line["difference"] = {name: difference(name, length) for name in ("window", "causal")}
+                line["difference"] = {name: difference(name, length) for name in ("window", "causal", "global")}
                 reached &= max(line["difference"].values()) <= 1e-6
             if place == "cpu" and arguments.seconds:
-                kinds = ("window", *(["causal", "whole"] if length <= LONGEST_WHOLE else []))
+                kinds = ("window", "global", *(["causal", "whole"] if length <= LONGEST_WHOLE else []))
                 line["seconds"] = {kind: round(seconds(kind, length), 4) for kind in kinds}
             print(json.dumps(line), flush=True)
     return 0 if reached else 3

@@ -18,7 +18,7 @@ Presence = Literal["auto", "yes", "no"]
 # Families of encoders that Hugging Face folders can hold.
 FamilyName = Literal[
     "bert", "roberta", "xlm-roberta", "camembert", "modernbert", "distilbert", "albert", "electra", "mpnet",
-    "deberta-v2", "gpt2", "openai-gpt", "nomic_bert", "neobert",
+    "deberta-v2", "gpt2", "openai-gpt", "nomic_bert", "neobert", "longformer",
 ]  # fmt: skip
 # Fields without an effect on the outputs of a trained model.
 TRAINING_ONLY = (
@@ -107,6 +107,13 @@ class ModelConfig(Section, prefix="model."):
     # Number of keys on each side that a query sees, for each layer; 0: no limit. The list repeats (0 64 64: every
     # third layer, the first included, has no limit). Empty: no limits.
     attention_windows: tuple[int, ...] = ()
+    # Most tokens of a row that see every token of their sequence, and that all of them see (Longformer), with
+    # projections of their own: the first token with a sequence head, the tokens before the first separator with a
+    # span head, those from the second token after it on with a choice head (the number has no limit for sequence
+    # and choice heads), otherwise none. 0: no global tokens.
+    global_tokens: AtLeast0[int] = 0
+    # Id of the separator in the vocabulary, which bounds the global tokens of span and choice heads.
+    separator_id: AtLeast0[int] = 2
     # Vector of a sequence that the nsp, sequence and choice heads read: its first token, its last token, or the
     # mean of its tokens.
     pooling: Literal["first", "last", "mean"] = "first"
@@ -158,6 +165,10 @@ class ModelConfig(Section, prefix="model."):
             allowed = f"an even number with {self.relative_positions} positions"
             self._require("relative_buckets", self.relative_buckets % 2 == 0, allowed)
         self._require("attention_windows", all(window >= 0 for window in self.attention_windows), "0 or more each")
+        plain = self.attention == "bidirectional" and self.relative_positions == "none"
+        windowed = plain and self.position_embeddings != "rotary" and all(self.layer_windows)
+        allowed = "0 unless all attention_windows are above 0, attention is bidirectional, no position relative"
+        self._require("global_tokens", not self.global_tokens or windowed, allowed)
 
     @property
     def family_name(self) -> FamilyName:
@@ -239,6 +250,8 @@ def function_of(model: ModelConfig) -> dict[str, Any]:
     values["rotary_base"] = model.rotary_base if rotary else 0
     windowed = rotary and any(model.layer_windows)
     values["rotary_window_base"] = model.rotary_base_of(1) if windowed else 0
+    if not model.global_tokens:
+        values["separator_id"] = 0
     if model.relative_positions not in ("buckets", "disentangled"):
         values |= {"relative_buckets": 0, "relative_max_distance": 0}
     return {field: value for field, value in values.items() if field not in TRAINING_ONLY}

@@ -27,6 +27,7 @@ from bert_jax.model.layers import (
     activation,
     compute_dtype,
 )
+from bert_jax.model.local_attention import global_features
 from bert_jax.model.matmul import matmul_f32_grad
 from bert_jax.model.pooling import SentenceHead, pool
 from bert_jax.model.positions import relative_bias
@@ -232,6 +233,7 @@ class BertModel(nn.Module):
             self.sow(INTERMEDIATES, "hidden_states", x_BxSxH)
         tokens = {name: features[name] for name in ("sequence_ids", "position_ids")}
         tokens |= {name: features[name] for name in CACHE_FEATURES if name in features}
+        tokens |= global_features(self.config, heads, features)
         x_BxSxH, all_LxBxSxH = self.encoder(x_BxSxH, tokens, encoder_key)
         outputs: dict[str, Any] = {"sequence_output": x_BxSxH}
         if all_LxBxSxH is not None:

@@ -27,7 +27,7 @@ from bert_jax.model.attention import (
 from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key, whole_key
 from bert_jax.model.kernels import norm_kernel
 from bert_jax.model.kernels.common import on_tpu, shard_mapped, token_key, use_kernel
-from bert_jax.model.local_attention import is_shorter, local_attention
+from bert_jax.model.local_attention import at_slots, is_shorter, local_attention, replace_global
 from bert_jax.model.matmul import add_bias, matmul_f32_grad
 from bert_jax.model.positions import (
     RelativeScores,
@@ -226,7 +226,10 @@ class SelfAttention(Block):
         }
         products, biases = self._project(inner_BxSxH, list(dense.values()))
         rate, look_inside = config.attention_dropout, self.is_mutable_collection(INTERMEDIATES)
-        sees = functools.partial(visible_keys, causal=config.attention == "causal", window=self.window)
+        causal, slots = config.attention == "causal", tokens.get("global_slots")
+        sees = functools.partial(
+            visible_keys, causal=causal, window=self.window, is_global_BxS=tokens.get("is_global")
+        )
         attend: Callable[..., jax.Array]
         # Parameters are initialized with short rows, which kernels may not support.
         plain = look_inside or self.is_initializing() or "cache_start" in tokens
@@ -235,22 +238,17 @@ class SelfAttention(Block):
             attend = functools.partial(kernel_attention, head_size=head_size, dropout_rate=rate, mesh=mesh)
             operands = [*products, jnp.stack(biases), sequence_ids_BxS]
         else:
-            heads = products
-            if config.qkv_bias:
-                heads = [add_bias(y, bias) for y, bias in zip(products, biases, strict=True)]
-            heads = [y.reshape(heads_shape) for y in heads]
-            if config.position_embeddings == "rotary":
-                base = config.rotary_base_of(self.window)
-                tables = rotary_tables(config.max_position_embeddings, head_size, base)
-                turns = [jnp.take(x, tokens["position_ids"], axis=0, mode="clip")[:, :, None] for x in tables]
-                heads[:2] = [rotate(y, *turns) for y in heads[:2]]
+            heads = self._heads(products, biases, tokens["position_ids"])
             if "cache_start" in tokens:
                 heads[1:], sees = self._cached(heads[1:], tokens["cache_ids"], tokens["cache_start"])
             scores = self._relative_scores(relative, dense, length)
             attend = functools.partial(dot_product_attention, dropout_rate=rate, visible=sees)
-            causal = config.attention == "causal"
-            if not plain and scores is None and is_shorter(length, self.window, causal, rate, probabilities_key):
-                attend = functools.partial(local_attention, dropout_rate=rate, window=self.window, causal=causal)
+            other = length - slots.shape[1] if slots is not None else length
+            if plain or scores is not None or not is_shorter(other, self.window, causal, rate, probabilities_key):
+                slots = None
+            else:
+                limits = {"window": self.window, "causal": causal, "slots_BxG": slots}
+                attend = functools.partial(local_attention, dropout_rate=rate, **limits)
             operands = [*(constrain(y, axes, mesh) for y in heads), sequence_ids_BxS, scores]
         if self.execution.remat == "attention":
             attend = jax.checkpoint(attend)
@@ -259,6 +257,8 @@ class SelfAttention(Block):
             self.sow(INTERMEDIATES, "attentions", probabilities)
         with jax.named_scope("dot_product_attention"):
             context = attend(*operands, dropout_key=probabilities_key)
+        if config.global_tokens:
+            context = self._replace_global(context, inner_BxSxH, tokens, slots, probabilities_key)
         context_BxSxH = constrain(context.reshape(heads_shape), axes, mesh).reshape(batch, length, width)
         output = Dense(width, ("heads", "embed"), config, dtype, config.attention_output_bias, True, name="output")
         rate = config.dropout_at("attention_output")
@@ -287,6 +287,54 @@ class SelfAttention(Block):
             heads[i] = stored.value
         place = {"cache_ids_BxC": cache_ids_BxC, "start": start}
         return heads, functools.partial(cached_keys, window=self.window, **place)
+
+    def _heads(
+        self, heads: list[jax.Array], biases: list[jax.Array], position_ids_BxS: jax.Array
+    ) -> list[jax.Array]:
+        """Return queries, keys and values with their biases and rotary positions, each [B, S, A, D]."""
+        config = self.config
+        if config.qkv_bias:
+            heads = [add_bias(y, bias) for y, bias in zip(heads, biases, strict=True)]
+        heads = [y.reshape(*y.shape[:2], config.num_attention_heads, config.head_size) for y in heads]
+        if config.position_embeddings == "rotary":
+            base = config.rotary_base_of(self.window)
+            tables = rotary_tables(config.max_position_embeddings, config.head_size, base)
+            turns = [jnp.take(x, position_ids_BxS, axis=0, mode="clip")[:, :, None] for x in tables]
+            heads[:2] = [rotate(y, *turns) for y in heads[:2]]
+        return heads
+
+    def _replace_global(
+        self,
+        context_BxSxAxD: jax.Array,
+        x_BxSxH: jax.Array,
+        tokens: Mapping[str, jax.Array],
+        slots_BxG: jax.Array | None,
+        key: DropoutKey | None,
+    ) -> jax.Array:
+        """Return ``context`` with the attention of global tokens, which has its own projections, in their places,
+        and 0 for padding. ``slots``: compute only these queries."""
+        config, dtype, width = self.config, compute_dtype(self.execution), x_BxSxH.shape[-1]
+        projections = [
+            Dense(width, ("embed", "heads"), config, dtype, config.qkv_bias, name=f"{name}_global")
+            for name in ("query", "key", "value")
+        ]
+        ids_BxS = tokens["sequence_ids"]
+        real_BxSxAxD = jnp.where(ids_BxS[:, :, None, None] > 0, context_BxSxAxD, 0)
+        if self.is_initializing() or "is_global" not in tokens:
+            for dense in projections:
+                dense.parameters(width)
+            return real_BxSxAxD
+        inputs = (x_BxSxH if slots_BxG is None else at_slots(x_BxSxH, slots_BxG), x_BxSxH, x_BxSxH)
+        shape = (config.num_attention_heads, config.head_size)
+        axes = ("act_batch", "act_length", "act_heads", None)
+        heads = [dense(x) for dense, x in zip(projections, inputs, strict=True)]
+        heads = [y.reshape(*y.shape[:2], *shape) for y in heads]
+        rate = config.attention_dropout
+        if slots_BxG is not None:
+            return replace_global(real_BxSxAxD, *heads, ids_BxS, slots_BxG, dropout_rate=rate, dropout_key=key)
+        heads = [constrain(y, axes, self.mesh) for y in heads]
+        rows = dot_product_attention(*heads, ids_BxS, dropout_rate=rate, dropout_key=key)
+        return jnp.where(tokens["is_global"][:, :, None, None], rows, real_BxSxAxD)
 
     def _relative_scores(
         self, relative: jax.Array | None, dense: Mapping[str, Dense], length: int

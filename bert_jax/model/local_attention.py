@@ -1,14 +1,19 @@
-"""Attention that computes only parts of the scores, for windows and causal attention, in XLA on any device.
+"""Attention that computes only parts of the scores, for windows, with or without global tokens, and causal
+attention, in XLA on any device.
 
 The functions compute ``attention.dot_product_attention`` without the blocks of keys that no query of a block sees.
 Outputs of padding tokens that see no token differ.
 
-Shapes: B rows, S tokens, A heads, D head size, N blocks per row, Q queries of a block, K keys of a block.
+Shapes: B rows, S tokens, A heads, D head size, N blocks per row, Q queries of a block, K keys of a block, G
+slots of global tokens in a row.
 """
+
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
+from bert_jax.config import HeadsConfig, ModelConfig
 from bert_jax.model.attention import attention_probabilities
 from bert_jax.model.dropout import DropoutKey, Selection, TokenKey, dropout_of_cut_probabilities
 
@@ -45,13 +50,15 @@ def local_attention(
     causal: bool,
     dropout_rate: float,
     dropout_key: DropoutKey | None,
+    slots_BxG: jax.Array | None = None,
 ) -> jax.Array:
     """Compute attention with ``window`` keys on each side of a query (0: no limit) or causal attention; see
-    :func:`is_shorter`. Returns [batch, queries, heads, head size]."""
+    :func:`is_shorter`. Queries also see the tokens of ``slots`` (:func:`global_features`). Returns [batch, queries,
+    heads, head size]."""
     assert relative is None
     operands = (query_BxSxAxD, key_BxSxAxD, value_BxSxAxD, sequence_ids_BxS)
     if window:
-        return _window_attention(*operands, window, causal, dropout_rate, dropout_key)
+        return _window_attention(*operands, window, causal, dropout_rate, dropout_key, slots_BxG)
     part = query_BxSxAxD.shape[1] // CAUSAL_PARTS
     # Split once: the gradients of a part of the keys are added at its size, not at that of the row.
     query, key, value, ids = (jnp.split(x, CAUSAL_PARTS, axis=1) for x in operands)
@@ -75,6 +82,7 @@ def _window_attention(
     causal: bool,
     dropout_rate: float,
     dropout_key: DropoutKey | None,
+    slots_BxG: jax.Array | None,
 ) -> jax.Array:
     batch, length = sequence_ids_BxS.shape
     block = max(window, MIN_BLOCK)
@@ -88,19 +96,30 @@ def _window_attention(
     def queries(x: jax.Array) -> jax.Array:
         return blocks(x).reshape(batch * count, block, *x.shape[2:])
 
-    def keys(x: jax.Array) -> jax.Array:
-        """Return the tokens of each block and ``window`` tokens before and after it, [B * N, K, ...]."""
+    def keys(x: jax.Array, of_slots: jax.Array | None = None) -> jax.Array:
+        """Return the tokens of each block, ``window`` tokens before and after it, and ``of_slots``, by default the
+        global tokens, [B * N, K, ...]."""
         own = blocks(x)
         none = jnp.zeros_like(own[:, :1])
         before = jnp.concatenate([none, own[:, :-1]], axis=1)[:, :, block - window :]
         after = jnp.concatenate([own[:, 1:], none], axis=1)[:, :, :window]
         around = jnp.concatenate([before, own, after], axis=2)
-        return around.reshape(batch * count, block + 2 * window, *x.shape[2:])
+        if slots_BxG is not None:
+            more = at_slots(x, slots_BxG) if of_slots is None else of_slots
+            more = jnp.broadcast_to(more[:, None], (batch, count, *more.shape[1:]))
+            around = jnp.concatenate([around, more], axis=2)
+        return around.reshape(batch * count, -1, *x.shape[2:])
 
     ahead_QxK = jnp.arange(-window, block + window)[None, :] - jnp.arange(block)[:, None]
     near_QxK = jnp.abs(ahead_QxK) <= window
     near_QxK = near_QxK & (ahead_QxK <= 0) if causal else near_QxK
-    seen = (keys(key_BxSxAxD), keys(value_BxSxAxD), keys(sequence_ids_BxS))
+    key_ids = keys(sequence_ids_BxS)
+    if slots_BxG is not None:
+        near_QxK = jnp.pad(near_QxK, [(0, 0), (0, slots_BxG.shape[1])], constant_values=True)
+        # A global token is seen in its slot alone.
+        in_windows = jnp.where(_is_at(slots_BxG, length), -1, sequence_ids_BxS)
+        key_ids = keys(in_windows, jnp.where(slots_BxG < length, at_slots(sequence_ids_BxS, slots_BxG), -1))
+    seen = (keys(key_BxSxAxD), keys(value_BxSxAxD), key_ids)
     own = (queries(query_BxSxAxD), queries(sequence_ids_BxS))
     context = _attend(own, seen, near_QxK, (queries, keys), dropout_rate, dropout_key)
     return context.reshape(batch, count * block, *context.shape[2:])[:, :length]
@@ -109,7 +128,7 @@ def _window_attention(
 def _attend(
     own: tuple[jax.Array, jax.Array],
     seen: tuple[jax.Array, ...],
-    near_QxK: jax.Array,
+    near_QxK: jax.Array | bool,
     cuts: tuple[Selection, Selection],
     dropout_rate: float,
     dropout_key: DropoutKey | None,
@@ -123,3 +142,86 @@ def _attend(
     if isinstance(dropout_key, TokenKey):
         probabilities = dropout_of_cut_probabilities(probabilities, dropout_rate, dropout_key, *cuts)
     return jnp.einsum("BTAD,BAST->BSAD", value, probabilities)
+
+
+def global_features(
+    config: ModelConfig, heads: HeadsConfig, features: Mapping[str, jax.Array]
+) -> dict[str, jax.Array]:
+    """Return the global tokens of a batch, which attention reads; {} if there are none.
+
+    ``features`` may have them as ``global_tokens``, bool or int[B, S]. Otherwise the heads determine them, as the
+    classes of transformers do. ``is_global``, bool[B, S], is True for them; ``global_slots``, int32[B, G], are
+    their positions, filled with S. Of each row, the first ``config.global_tokens`` are global; those of a sequence
+    or choice head have no limit.
+    """
+    ids = features["sequence_ids"]
+    stated, rows = features.get("global_tokens"), ids.shape[1]
+    if not config.global_tokens or (stated is None and not (heads.sequence_labels or heads.span or heads.choice)):
+        return {}
+    before = jnp.pad(ids, [(0, 0), (1, 0)])[:, :-1]
+    begins = (ids > 0) & (ids != before) & ((before > 0) | (jnp.arange(rows) == 0))
+    is_global = jnp.zeros_like(begins)
+    most: int = config.global_tokens
+    if stated is not None:
+        is_global = stated != 0
+    else:
+        separates = (features["input_ids"] == config.separator_id).astype(jnp.int32)
+        total = jnp.cumsum(separates, axis=1)
+        # The separators of the sequence up to each token.
+        changed = ids != before
+        own = total - jax.lax.cummax(jnp.where(changed, total - separates, 0), axis=1)
+        if heads.choice:
+            is_global |= jnp.pad(own * (ids > 0), [(0, 0), (2, 0)])[:, :-2] * _same_as_earlier(ids, 2) > 0
+        if heads.span:
+            is_global |= own == 0
+        if heads.sequence_labels:
+            is_global |= begins
+        if heads.choice:
+            most = rows
+        elif heads.sequence_labels and not heads.span:
+            most = min(rows, features["cls_positions"].shape[1]) if "cls_positions" in features else 1
+    is_global &= ids > 0
+    is_global &= jnp.cumsum(is_global, axis=1) <= most
+    found = {"is_global": is_global}
+    if isinstance(rows, int):
+        found["global_slots"] = jax.vmap(lambda row: jnp.flatnonzero(row, size=most, fill_value=rows))(is_global)
+    return found
+
+
+def _same_as_earlier(ids_BxS: jax.Array, distance: int) -> jax.Array:
+    """Return 1 for the tokens that have the id of the token ``distance`` places before them."""
+    earlier = jnp.pad(ids_BxS, [(0, 0), (distance, 0)])[:, :-distance]
+    return (ids_BxS == earlier).astype(jnp.int32)
+
+
+def _is_at(slots_BxG: jax.Array, length: int) -> jax.Array:
+    """Return bool[B, S], True at the positions in ``slots`` that are below ``length``."""
+    return jax.vmap(lambda slots: jnp.zeros(length, bool).at[slots].set(True, mode="drop"))(slots_BxG)
+
+
+def at_slots(x_BxSx_: jax.Array, slots_BxG: jax.Array) -> jax.Array:
+    """Return the tokens of ``x`` in ``slots``; that of an empty slot is the last one."""
+    return jax.vmap(lambda x, slots: jnp.take(x, slots, axis=0, mode="clip"))(x_BxSx_, slots_BxG)
+
+
+def replace_global(
+    context_BxSxAxD: jax.Array,
+    query_BxGxAxD: jax.Array,
+    key_BxSxAxD: jax.Array,
+    value_BxSxAxD: jax.Array,
+    sequence_ids_BxS: jax.Array,
+    slots_BxG: jax.Array,
+    *,
+    dropout_rate: float,
+    dropout_key: DropoutKey | None,
+) -> jax.Array:
+    """Return ``context`` with the attention of the tokens in ``slots`` to their whole sequences in their places
+    (Beltagy et al. 2020, section 3.1)."""
+
+    def queries(x: jax.Array) -> jax.Array:
+        return at_slots(x, slots_BxG)
+
+    own = (query_BxGxAxD, queries(sequence_ids_BxS))
+    seen = (key_BxSxAxD, value_BxSxAxD, sequence_ids_BxS)
+    rows = _attend(own, seen, True, (queries, lambda x: x), dropout_rate, dropout_key)
+    return jax.vmap(lambda x, slots, new: x.at[slots].set(new, mode="drop"))(context_BxSxAxD, slots_BxG, rows)

@@ -171,6 +171,17 @@ CASES: dict[str, dict] = {
         },
         "classes": ("LMHead", "ForSequenceClassification"),
     },
+    "longformer": {
+        "prefix": "Longformer",
+        "config": _SIZES | {"max_position_embeddings": 30, "attention_window": [4, 8, 4], "hidden_act": "relu"},
+    },
+    "longformer_untied": {
+        "prefix": "Longformer",
+        "config": _SIZES | {
+            "type_vocab_size": 1, "attention_window": 4, "layer_norm_eps": 1e-5, "tie_word_embeddings": False,
+        },
+        "classes": ("Model", "ForMaskedLM"), "global_tokens": (0, 3, 9),
+    },
     "camembert": {"prefix": "Camembert", "config": _SIZES | {"type_vocab_size": 1}, "classes": ("ForMaskedLM",)},
 }  # fmt: skip
 
@@ -188,15 +199,28 @@ def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return (1 + 0.2 * drawn if is_scale else 0.3 * drawn).astype(np.float32)
 
 
-def inputs(case: str, left: bool) -> dict[str, np.ndarray]:
-    """Three rows with padding of unequal length on the right or on the left."""
+def gradient_inputs(case: str) -> dict[str, np.ndarray]:
+    """Rows for gradients: those of :func:`inputs`, or rows without padding, whose gradients transformers computes
+    as NaN for Longformer."""
+    return inputs(case, False, 24) if CASES[case]["prefix"] == "Longformer" else inputs(case, False)
+
+
+def inputs(case: str, left: bool, full: int = 0) -> dict[str, np.ndarray]:
+    """Three rows with padding of unequal length on the right or on the left, or ``full`` tokens without padding."""
     pad = CASES[case]["config"].get("pad_token_id", 1)
-    length = 19
+    length = full or 19
     ids = np.random.default_rng(1).integers(3, 40, (3, length))
     mask = (np.arange(length) < np.array([[length], [11], [2]])).astype(np.int64)
     mask = mask[:, ::-1].copy() if left else mask
+    mask = np.ones_like(mask) if full else mask
     types = CASES[case]["config"].get("type_vocab_size", 1)
+    if CASES[case]["prefix"] == "Longformer":  # two separators after a question of three tokens, and one at the end
+        mask[-1] |= np.roll(np.arange(length) < 8, length - 8 if left else 0)
+        place = np.cumsum(mask, axis=1) * mask
+        ids = np.where((place == 4) | (place == 5) | (place == mask.sum(1, keepdims=True)), 2, ids)
     batch = {"input_ids": np.where(mask, ids, pad), "attention_mask": mask}
+    if "global_tokens" in CASES[case]:
+        batch["global_attention_mask"] = np.isin(np.arange(length), CASES[case]["global_tokens"]) * mask
     if types > 1:
         batch["token_type_ids"] = (np.arange(length) >= 6) * mask
     return batch

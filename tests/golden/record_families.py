@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from family_cases import CASES, LABELS, classes, inputs, values
+from family_cases import CASES, LABELS, classes, gradient_inputs, inputs, values
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
@@ -57,6 +57,8 @@ def record(case: str, name: str) -> tuple[dict, dict[str, np.ndarray]]:
         found = outputs_of(model, batch, "MultipleChoice" in name)
         arrays |= {f"{side}/{key}": value.detach().numpy() for key, value in found.items()}
         if side == "right":
+            batch = gradient_inputs(case)
+            found = outputs_of(model, batch, "MultipleChoice" in name)
             trained, arrays["gradients"] = gradients(model, found, batch, is_renamed)
     return {"config": stored, "tensors": shapes, "gradients": trained}, {
         key: np.float32(array) for key, array in arrays.items()

@@ -92,11 +92,12 @@ def forward(
     input_ids: jax.Array,
     attention_mask: jax.Array,
     token_type_ids: jax.Array,
+    more: Mapping[str, jax.Array] | None = None,
 ) -> dict[str, jax.Array]:
     """Return the float32 outputs of the model under their exported names. JAX can trace this function.
 
     ``params`` must have canonical names; the inputs are int[B, S]. A token is visible if its ``attention_mask`` is
-    not 0.
+    not 0. ``more`` has further features of the batch, such as ``global_tokens``.
     """
     network = BertModel(spec.model, ExecutionConfig(vocab_multiple=1), spec.heads, spec.sentence)
     features = {
@@ -104,6 +105,7 @@ def forward(
         "token_type_ids": token_type_ids,
         "position_ids": position_ids(spec, input_ids),
         "sequence_ids": (attention_mask != 0).astype(jnp.int32),
+        **(more or {}),
     }
     output = network.apply({"params": traverse_util.unflatten_dict(dict(params), sep="/")}, features)
     return {name: output_array(output, FIELDS[field]) for name, field in output_names(spec).items()}

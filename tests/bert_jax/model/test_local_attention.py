@@ -1,14 +1,18 @@
 """Attention in blocks for windows and causality against attention over whole rows: values, gradients, dropout."""
 
+import dataclasses
 import functools
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig
 from bert_jax.model import local_attention as local
 from bert_jax.model.attention import dot_product_attention, visible_keys
+from bert_jax.model.bert import BertModel
 from bert_jax.model.dropout import TokenKey
 
 HEADS, SIZE = 3, 8
@@ -79,3 +83,76 @@ def test_the_scores_of_a_window_grow_with_the_length_and_those_of_causal_attenti
     one, eight = (scores(n, window=64, causal=False) for n in (1024, 8192))
     assert eight == 8 * one == 8 * HEADS * 1024 * 256
     assert scores(2048, window=0, causal=True) <= 0.6 * HEADS * 2048**2
+
+
+class TestGlobalTokens:
+    MODEL = ModelConfig(
+        vocab_size=30, hidden_size=24, num_layers=2, num_attention_heads=HEADS, intermediate_size=8,
+        max_position_embeddings=400, attention_windows=(6, 3), global_tokens=5, separator_id=2,
+        initializer_range=0.4,
+    )  # fmt: skip
+
+    def features(self, length):
+        _, ids, key = tensors(length)
+        words = np.random.default_rng(2).integers(3, 30, ids.shape)
+        stated = np.random.default_rng(3).random(ids.shape) < 0.02
+        features = {
+            "input_ids": jnp.asarray(words, jnp.int32), "token_type_ids": jnp.zeros_like(ids), "sequence_ids": ids,
+            "position_ids": key.positions, "global_tokens": jnp.asarray(stated),
+        }  # fmt: skip
+        return features, key
+
+    @pytest.mark.parametrize("rate", [0.0, 0.3])
+    def test_packed_rows_in_blocks_are_those_of_whole_rows(self, monkeypatch, rate):
+        features, key = self.features(300)
+        config = dataclasses.replace(self.MODEL, hidden_dropout=0.0, attention_dropout=rate)
+        network = BertModel(config, ExecutionConfig(vocab_multiple=1), HeadsConfig())
+        params = network.init(jax.random.key(0), features)["params"]
+        real = (features["sequence_ids"] > 0)[:, :, None]
+
+        def run():
+            def loss(params):
+                output = network.apply({"params": params}, features, key if rate else None).sequence_output * real
+                return jnp.sum(jnp.sin(output)), output
+
+            (_, output), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+            return output, jax.flatten_util.ravel_pytree(gradients)[0]
+
+        blocks = run()
+        monkeypatch.setattr("bert_jax.model.layers.is_shorter", lambda *_: False)
+        for ours, whole in zip(blocks, run(), strict=True):
+            np.testing.assert_allclose(ours, whole, atol=5e-6 * max(1, float(jnp.abs(whole).max())))
+
+    @pytest.mark.parametrize(
+        ("heads", "expected"),
+        [
+            (HeadsConfig(sequence_labels=("a", "b"), pooler=True), [[1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]]),
+            (HeadsConfig(span=True), [[1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]]),
+            (HeadsConfig(choice=True, pooler=True), [[0, 0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 0]]),
+        ],
+    )
+    def test_the_head_determines_the_global_tokens_of_each_sequence(self, heads, expected):
+        features = {
+            "input_ids": jnp.array([[5, 6, 2, 2, 7, 2, 8, 2, 2, 9, 2, 0]]),
+            "sequence_ids": jnp.array([[1] * 6 + [2] * 5 + [0]]), "cls_positions": jnp.array([[0, 6]]),
+        }  # fmt: skip
+        found = local.global_features(self.MODEL, heads, features)
+        assert np.array_equal(found["is_global"], expected)
+        slots = np.flatnonzero(expected)
+        assert found["global_slots"][0, : len(slots)].tolist() == slots.tolist()
+
+    def test_no_head_no_global_tokens_and_no_more_than_the_option_allows(self):
+        features, _ = self.features(300)
+        heads = HeadsConfig(mlm=True)
+        stated = local.global_features(self.MODEL, heads, features)["is_global"]
+        assert int(stated.sum(1).max()) == 5 and not (stated & (features["sequence_ids"] == 0)).any()
+        assert not local.global_features(self.MODEL, heads, {"sequence_ids": features["sequence_ids"]})
+
+    @pytest.mark.parametrize(
+        "other",
+        [{"attention_windows": ()}, {"attention_windows": (0, 4)}, {"attention": "causal"},
+         {"position_embeddings": "rotary"}, {"relative_positions": "alibi"}],
+    )  # fmt: skip
+    def test_options_that_global_tokens_do_not_allow(self, other):
+        with pytest.raises(ValueError, match="global_tokens"):
+            dataclasses.replace(self.MODEL, **other)

@@ -7,6 +7,7 @@ from bert_jax.interop.hf.families import (
     distilbert,
     electra,
     gpt,
+    long,
     modernbert,
     mpnet,
     neobert,
@@ -20,6 +21,6 @@ FAMILIES: dict[str, Family] = {
     for family in (
         bert.FAMILY, roberta.ROBERTA, roberta.XLM_ROBERTA, roberta.CAMEMBERT, modernbert.FAMILY, distilbert.FAMILY,
         albert.FAMILY, electra.FAMILY, mpnet.FAMILY, deberta_v2.FAMILY, gpt.GPT2, gpt.GPT,
-        nomic_bert.FAMILY, neobert.FAMILY,
+        nomic_bert.FAMILY, neobert.FAMILY, long.LONGFORMER,
     )
 }  # fmt: skip
