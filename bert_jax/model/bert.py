@@ -13,6 +13,7 @@ from flax import struct
 from jax.sharding import Mesh
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, SentenceConfig, pretraining_heads
+from bert_jax.model.dense import Dense, matmul_f32_grad
 from bert_jax.model.dropout import DropoutKey, Site, TokenKey, dropout, site_key
 from bert_jax.model.embeddings import Embedding, Embeddings
 from bert_jax.model.kernels.common import on_tpu
@@ -21,14 +22,12 @@ from bert_jax.model.layers import (
     CACHE_FEATURES,
     INTERMEDIATES,
     Block,
-    Dense,
     EncoderLayer,
     Norm,
     activation,
     compute_dtype,
 )
 from bert_jax.model.local_attention import global_features
-from bert_jax.model.matmul import matmul_f32_grad
 from bert_jax.model.pooling import SentenceHead, pool
 from bert_jax.model.positions import relative_bias
 from bert_jax.model.task_layers import BiLstm, Crf, PairHead, RtdHead, ScalarMix, pair_features

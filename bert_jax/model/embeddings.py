@@ -9,8 +9,9 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax.config import ExecutionConfig, ModelConfig
+from bert_jax.model.dense import Dense, weight_init
 from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key
-from bert_jax.model.layers import ACT, Dense, Norm, compute_dtype, weight_init
+from bert_jax.model.layers import ACT, Norm, compute_dtype
 from bert_jax.model.positions import sinusoidal_positions
 from bert_jax.parallel.axes import Axes, constrain, with_logical_axes
 

@@ -1,4 +1,4 @@
-"""Building blocks of the encoder: dense, LayerNorm, attention, feed-forward, one encoder layer.
+"""Building blocks of the encoder: LayerNorm, attention, feed-forward, one encoder layer.
 
 Shapes: B rows, S tokens, H width, A heads, D head size, F feed-forward width.
 Parameters are float32 and carry their logical axes; ``dtype`` is the dtype of the computation.
@@ -24,18 +24,18 @@ from bert_jax.model.attention import (
     use_kernel_attention,
     visible_keys,
 )
+from bert_jax.model.dense import Dense, add_bias, matmul_f32_grad
 from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key, whole_key
 from bert_jax.model.kernels import norm_kernel
 from bert_jax.model.kernels.common import on_tpu, shard_mapped, token_key, use_kernel
 from bert_jax.model.local_attention import at_slots, is_shorter, local_attention, replace_global
-from bert_jax.model.matmul import add_bias, matmul_f32_grad
 from bert_jax.model.positions import (
     RelativeScores,
     distance_rows,
     rotary_tables,
     rotate,
 )
-from bert_jax.parallel.axes import Axes, constrain, with_logical_axes
+from bert_jax.parallel.axes import constrain, with_logical_axes
 
 ACT = ("act_batch", "act_length", "act_embed")
 # Linen collection of hidden states and attention probabilities; filled if it is mutable.
@@ -49,18 +49,6 @@ CACHE_FEATURES = ("cache_ids", "cache_start")
 def compute_dtype(execution: ExecutionConfig) -> jnp.dtype:
     """Return the dtype of matrix products and activations."""
     return jnp.dtype(execution.dtype)
-
-
-def weight_init(config: ModelConfig, ends_block: bool = False) -> jax.nn.initializers.Initializer:
-    """Return a truncated normal initializer, truncated at two standard deviations and not rescaled
-    (google-research/bert ``create_initializer``).
-
-    ``ends_block``: for the output projection of a block, whose standard deviation is smaller with
-    ``initialization`` megatron (Shoeybi et al. 2019, section 4.1).
-    """
-    is_smaller = ends_block and config.initialization == "megatron"
-    scale = math.sqrt(2 * config.num_layers) if is_smaller else 1.0
-    return jax.nn.initializers.truncated_normal(config.initializer_range / scale)
 
 
 def activation(kind: str, x: jax.Array) -> jax.Array:
@@ -80,32 +68,6 @@ def activation(kind: str, x: jax.Array) -> jax.Array:
         case "tanh":
             return jnp.tanh(x)
     raise AssertionError(kind)
-
-
-class Dense(nn.Module):
-    """Dense layer: ``x @ kernel + bias`` over the last axis of ``x``. The kernel has the shape [in, out]."""
-
-    features: int
-    axes: Axes
-    config: ModelConfig
-    dtype: jnp.dtype
-    use_bias: bool = True
-    # True for the last layer of an attention or feed-forward block.
-    ends_block: bool = False
-
-    @nn.compact
-    def parameters(self, inputs: int) -> tuple[jax.Array, jax.Array]:
-        """Return the kernel [in, out] and the bias [out] in float32, for a caller that fuses several products."""
-        init = weight_init(self.config, self.ends_block)
-        kernel = self.param("kernel", with_logical_axes(init, self.axes), (inputs, self.features))
-        if not self.use_bias:
-            return kernel, jnp.zeros((self.features,))
-        bias = self.param("bias", with_logical_axes(nn.initializers.zeros_init(), self.axes[-1:]), (self.features,))
-        return kernel, bias
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        kernel, bias = self.parameters(x.shape[-1])
-        return add_bias(matmul_f32_grad(x, kernel), bias)
 
 
 class Norm(nn.Module):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from bert_jax.config import ModelConfig, SentenceConfig
-from bert_jax.model.layers import Dense
+from bert_jax.model.dense import Dense
 
 ACTIVATIONS = {
     "identity": lambda x: x,

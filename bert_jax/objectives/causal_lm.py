@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import HeadsConfig, PretrainConfig
 from bert_jax.model import BertModel
-from bert_jax.model.matmul import matmul_f32_grad
+from bert_jax.model.dense import matmul_f32_grad
 from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import (
     Batch,

@@ -14,9 +14,8 @@ from bert_jax.interop.hf.families import (
     nomic_bert,
     roberta,
 )
-from bert_jax.interop.hf.family import Family
 
-FAMILIES: dict[str, Family] = {
+FAMILIES = {
     family.name: family
     for family in (
         bert.FAMILY, roberta.ROBERTA, roberta.XLM_ROBERTA, roberta.CAMEMBERT, modernbert.FAMILY, distilbert.FAMILY,

@@ -1,13 +1,18 @@
-"""Matrix products that compute the gradients of weights in float32.
+"""Dense layers, and matrix products that compute the gradients of weights in float32.
 
 By default the gradient of a weight that is used in bfloat16 is rounded to bfloat16 before it is summed over
 microbatches and devices. Here gradients have the dtype of the weight: float32 parameters have float32 gradients.
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
+
+from bert_jax.config import ModelConfig
+from bert_jax.parallel.axes import Axes, with_logical_axes
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -54,3 +59,41 @@ matmul_f32_grad.defvjp(_forward, _backward)
 def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
     """Return ``x + bias`` in the dtype of ``x``; the gradient of the bias is summed in the dtype of the bias."""
     return (x.astype(bias.dtype) + bias).astype(x.dtype)
+
+
+def weight_init(config: ModelConfig, ends_block: bool = False) -> jax.nn.initializers.Initializer:
+    """Return a truncated normal initializer, truncated at two standard deviations and not rescaled
+    (google-research/bert ``create_initializer``).
+
+    ``ends_block``: for the output projection of a block, whose standard deviation is smaller with
+    ``initialization`` megatron (Shoeybi et al. 2019, section 4.1).
+    """
+    is_smaller = ends_block and config.initialization == "megatron"
+    scale = math.sqrt(2 * config.num_layers) if is_smaller else 1.0
+    return jax.nn.initializers.truncated_normal(config.initializer_range / scale)
+
+
+class Dense(nn.Module):
+    """Dense layer: ``x @ kernel + bias`` over the last axis of ``x``. The kernel has the shape [in, out]."""
+
+    features: int
+    axes: Axes
+    config: ModelConfig
+    dtype: jnp.dtype
+    use_bias: bool = True
+    # True for the last layer of an attention or feed-forward block.
+    ends_block: bool = False
+
+    @nn.compact
+    def parameters(self, inputs: int) -> tuple[jax.Array, jax.Array]:
+        """Return the kernel [in, out] and the bias [out] in float32, for a caller that fuses several products."""
+        init = weight_init(self.config, self.ends_block)
+        kernel = self.param("kernel", with_logical_axes(init, self.axes), (inputs, self.features))
+        if not self.use_bias:
+            return kernel, jnp.zeros((self.features,))
+        bias = self.param("bias", with_logical_axes(nn.initializers.zeros_init(), self.axes[-1:]), (self.features,))
+        return kernel, bias
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel, bias = self.parameters(x.shape[-1])
+        return add_bias(matmul_f32_grad(x, kernel), bias)
