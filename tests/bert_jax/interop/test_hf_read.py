@@ -302,7 +302,7 @@ def test_another_function_is_refused_in_one_line(tmp_path, key, value, words):
 def test_family_of_an_old_config_is_that_of_its_class(tmp_path):
     assert read(make_folder(tmp_path / "a", config={"model_type": None})).spec.family == "bert"
     with pytest.raises(ValueError, match="neither model_type nor a known class"):
-        read(make_folder(tmp_path / "b", config={"model_type": None, "architectures": ["GPT2Model"]}))
+        read(make_folder(tmp_path / "b", config={"model_type": None, "architectures": ["T5Model"]}))
 
 
 @pytest.mark.parametrize(

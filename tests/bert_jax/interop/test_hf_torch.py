@@ -139,7 +139,7 @@ def test_families_that_are_not_recognized(tmp_path, capsys):
     refused(folder, capsys, "config.json", "neither model_type nor architectures", "add model_type")
     folder = make_folder(tmp_path / "model", config=UNNAMED, change=rename("bert.", "bart."))
     refused(folder, capsys, "neither model_type nor architectures")
-    folder = make_folder(tmp_path / "model", config=UNNAMED | {"architectures": ["GPT2Model"]})
+    folder = make_folder(tmp_path / "model", config=UNNAMED | {"architectures": ["T5Model"]})
     refused(folder, capsys, "neither model_type nor a known class")
 
 
