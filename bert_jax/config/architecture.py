@@ -166,7 +166,8 @@ class ModelConfig(Section, prefix="model."):
             self._require("relative_buckets", self.relative_buckets % 2 == 0, allowed)
         self._require("attention_windows", all(window >= 0 for window in self.attention_windows), "0 or more each")
         plain = self.attention == "bidirectional" and self.relative_positions == "none"
-        windowed = plain and self.position_embeddings != "rotary" and all(self.layer_windows)
+        windows = self.attention_windows[: self.num_layers]  # not layer_windows: a file may declare any size
+        windowed = plain and self.position_embeddings != "rotary" and windows != () and all(windows)
         allowed = "0 unless all attention_windows are above 0, attention is bidirectional, no position relative"
         self._require("global_tokens", not self.global_tokens or windowed, allowed)
 
