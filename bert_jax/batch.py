@@ -26,6 +26,7 @@ PRETRAIN_FEATURES: dict[str, tuple[str, type]] = {
     "cls_positions": ("C", np.int32),  # position of the [CLS] of each sequence
     "nsp_labels": ("C", np.int32),  # 0 = B follows A, 1 = random (nsp) or swapped (sop)
     "nsp_weights": ("C", np.float32),
+    "document_classes": ("C", np.int32),  # class of the document, from 1; 0 = none; only for masked_lm_classes
 }
 
 
@@ -136,6 +137,6 @@ def first_sequences(batch: Mapping[str, np.ndarray], pad_id: int) -> dict[str, n
     features = {name: batch[name] * own.astype(batch[name].dtype) for name in batch if name.startswith("mlm_")}
     for name in ("token_type_ids", "sequence_ids", "position_ids"):
         features[name] = batch[name] * first
-    for name in ("sequence_keys", "cls_positions", "nsp_labels", "nsp_weights"):
+    for name in ("sequence_keys", "cls_positions", "nsp_labels", "nsp_weights", "document_classes"):
         features[name] = batch[name][:, :1]
     return features | {"input_ids": np.where(first, batch["input_ids"], pad_id)}

@@ -51,6 +51,7 @@ def random_batch(config: PretrainConfig, seed: int = 0, rows: int | None = None)
     batch["nsp_labels"][:] = rng.integers(0, 2, (count, 1))
     batch["nsp_weights"][:] = 1
     batch["sequence_keys"][:, 0] = np.arange(count)
+    batch["document_classes"][:] = rng.integers(0, 1 + len(config.data.classes), (count, 1))
     return batch
 
 

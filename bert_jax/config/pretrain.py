@@ -61,6 +61,11 @@ class DataConfig(Section, prefix="data."):
     line: Literal["auto", "sentence", "paragraph"] = "auto"
     # Field that holds the text of a JSON line, or of a record of a tfds: or hf: dataset.
     json_field: str = "text"
+    # Field of a JSON line that names the class of the document, for objective.name masked_lm_classes; documents
+    # without the field have no class. Empty: no classes.
+    label_field: str = ""
+    # Names of all classes in data.label_field.
+    classes: tuple[str, ...] = ()
     # Split of a tfds: or hf: dataset to use as the corpus.
     dataset_split: str = "train"
     # Folder of prepared TensorFlow Datasets, local or gs://; empty: ~/tensorflow_datasets.
@@ -132,6 +137,7 @@ class DataConfig(Section, prefix="data."):
         allowed = f"0 to {most} (data.seq_length / 3)" if most else "0 with data.packing none"
         self._require("sequences_per_row", self.sequences_per_row <= most, allowed)
         self._require("span_mean", self.span_mean >= 1, "1 or more")
+        self._check_classes()
         self._check_mixture()
 
     @property
@@ -161,6 +167,11 @@ class DataConfig(Section, prefix="data."):
         by_length = int(self.seq_length * self.mask_fraction + sequences * rounding)
         return min(by_length, sequences * self.max_predictions, self.seq_length)
 
+    def _check_classes(self) -> None:
+        fits = len(set(self.classes)) == len(self.classes) and (len(self.classes) >= 2) == bool(self.label_field)
+        allowed = "two or more different names" if self.label_field else "none without data.label_field"
+        self._require("classes", fits, allowed)
+
     def _check_mixture(self) -> None:
         parts = self.mixture_parts
         names = [name for name, _ in parts]
@@ -179,6 +190,7 @@ class ObjectiveConfig(Section, prefix="objective."):
     """The objective that pretraining minimizes."""
 
     # masked_lm: masked tokens, and sentence pairs unless data.next_sentence is none (Devlin et al. 2018).
+    # masked_lm_classes: masked_lm, and the class of each labeled document (data.label_field).
     # causal_lm: every next token, with model.attention causal and data.next_sentence none (Radford et al. 2018).
     # replaced_tokens: the model detects which tokens a generator replaced, with data.next_sentence none (ELECTRA:
     # Clark et al. 2020).
@@ -188,7 +200,11 @@ class ObjectiveConfig(Section, prefix="objective."):
     module: str = ""
     # Coefficient of the z-loss (Chowdhery et al. 2022: 1e-4), the mean square of the logarithm of the softmax
     # normalizer of the predicted tokens, which keeps the logits from drifting; 0: off.
-    z_loss: AtLeast0[float] = only(0.0, {"objective.name": ("masked_lm", "causal_lm", "replaced_tokens")})
+    z_loss: AtLeast0[float] = only(
+        0.0, {"objective.name": ("masked_lm", "masked_lm_classes", "causal_lm", "replaced_tokens")}
+    )
+    # Weight of the mean loss of the classes of labeled documents; that of the masked tokens is 1.
+    class_weight: Positive[float] = only(1.0, {"objective.name": ("masked_lm_classes",)})
     # Weight of the loss of the discriminator; that of the generator is 1 (ELECTRA: 50; DeBERTa-v3: 10).
     discriminator_weight: Positive[float] = only(50.0, {"objective.name": ("replaced_tokens",)})
     # Width of the generator (hidden_size and intermediate_size), as a share of that of the model and rounded
@@ -247,6 +263,8 @@ class PretrainConfig:
         """Values outside the model section that determine which parameters exist."""
         objective = Path(self.objective.module).name or self.objective.name
         layout = {"objective": objective, "data.next_sentence (the sentence-pair head)": self.has_nsp}
+        if objective == "masked_lm_classes":
+            layout["data.classes"] = ", ".join(self.data.classes)
         if objective == "replaced_tokens":
             names = ("generator_width", "generator_depth", "embedding_sharing")
             layout |= {f"objective.{name}": getattr(self.objective, name) for name in names}

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import PretrainSource
 from bert_jax.config import PretrainConfig
-from bert_jax.model import BertForPretraining, BertModel
+from bert_jax.model import BertForPretraining, BertModel, BertOutput
 from bert_jax.model.flops import training_flops_per_sequence
 from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import (
@@ -83,9 +83,13 @@ class MaskedLm(PretrainObjective):
         with jax.named_scope("mlm_loss"):  # so that a plan attributes its time to the head
             sums = weighted_cross_entropy("mlm", output.mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
             sums |= z_loss("mlm", self.config.objective.z_loss, output.mlm_logits, batch["mlm_weights"])
-        if output.nsp_logits is not None:
-            sums |= weighted_cross_entropy("nsp", output.nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
-        return sums | padding_sums(batch["sequence_ids"])
+        return sums | self.other_sums(output, batch) | padding_sums(batch["sequence_ids"])
+
+    def other_sums(self, output: BertOutput, batch: Batch) -> Sums:
+        """Return (sum, weight) of the losses and metrics of whole sequences."""
+        if output.nsp_logits is None:
+            return {}
+        return weighted_cross_entropy("nsp", output.nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
 
     def flops_per_sequence(self) -> float:
         shape = self.row_shape

@@ -72,7 +72,7 @@ class PretrainObjective(Objective):
 
     config: PretrainConfig
     # Features of ``bert_jax.batch.PRETRAIN_FEATURES`` that are sent to the devices; those of dropout are added.
-    features: Sequence[str] = tuple(PRETRAIN_FEATURES)
+    features: Sequence[str] = tuple(name for name in PRETRAIN_FEATURES if name != "document_classes")
     # Names of the networks that are trained together, the one to fine-tune first; empty: one network.
     networks: ClassVar[tuple[str, ...]] = ()
 

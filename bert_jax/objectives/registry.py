@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 # Module and class of each ``objective.name``.
 OBJECTIVES = {
     "masked_lm": ("bert_jax.objectives.masked_lm", "MaskedLm"),
+    "masked_lm_classes": ("bert_jax.objectives.masked_lm_classes", "MaskedLmClasses"),
     "causal_lm": ("bert_jax.objectives.causal_lm", "CausalLm"),
     "replaced_tokens": ("bert_jax.objectives.replaced_tokens", "ReplacedTokens"),
 }

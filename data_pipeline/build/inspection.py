@@ -40,6 +40,8 @@ def count(
     if "next_sentence_labels" in row:
         counts["random_next"] = int(row["next_sentence_labels"][0])
         counts["pairs"] = int(row.get("segment_ids", np.zeros(1)).any())
+    if "document_classes" in row:
+        counts["labeled"] = int(row["document_classes"][0] > 0)
     if tokenizer is not None:
         counts["masked"] = int((ids[positions] == tokenizer.mask_id).sum())
         counts["unchanged"] = int((ids[positions] == labels).sum())
@@ -193,8 +195,9 @@ def _sequences(row: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
     for slot in range(row["sequence_ids"].max(initial=0)):
         own = row["sequence_ids"] == slot + 1
         sequence = {name: row[name][own] for name in ("input_ids", "segment_ids", "word_starts") if name in row}
-        if "next_sentence_labels" in row:
-            sequence["next_sentence_labels"] = row["next_sentence_labels"][slot : slot + 1]
+        for name in ("next_sentence_labels", "document_classes"):
+            if name in row:
+                sequence[name] = row[name][slot : slot + 1]
         if "masked_lm_ids" in row:
             used = own[row["masked_lm_positions"]] & (row["masked_lm_weights"] > 0)
             sequence |= {name: row[name][used] for name in ("masked_lm_ids", "masked_lm_weights")}
@@ -234,6 +237,9 @@ def _facts(
         f"{mean:.1f}, padding efficiency {share('tokens', 'cells')}",
     )
     yield "random next share", f"{share('random_next', 'pairs')} of {totals['pairs']:,} pairs"
+    if "document_classes" in index.features:
+        names = f"; classes: {manifest['settings'].get('data.classes', 'not named')}" if manifest else ""
+        yield "instances of labeled documents", f"{totals['labeled']:,} of {len(lengths):,}{names}"
     if "masked_lm_ids" not in index.features:
         yield "masking", "none in the shards; tokens are masked at read time (data.masking dynamic)"
         return
@@ -263,7 +269,8 @@ def render(row: dict[str, np.ndarray], tokenizer: Tokenizer) -> "Text":
     originals = original_ids(row)
     chosen = set(predictions(row)[0].tolist())
     label = int(row["next_sentence_labels"][0]) if "next_sentence_labels" in row else 0
-    text = Text(f"[{label}] ", style="bold")
+    of_class = f", class {int(row['document_classes'][0])}" if "document_classes" in row else ""
+    text = Text(f"[{label}{of_class}] ", style="bold")
     pieces = tokenizer.pieces(originals.tolist())
     for at, piece in enumerate(pieces):
         starts_segment = at == 0 or tokenizer.special[originals[at - 1]]

@@ -112,8 +112,9 @@ def sequences_per_row(histogram: np.ndarray, size: int) -> int:
 def encode_sequences(features: Mapping[str, np.ndarray]) -> list[bytes]:
     """Serialize the sequences of unpacked rows [N, ...] (``instances.make_features``); return N records.
 
-    A record consists of int32 words: the header, the token ids, for each token its segment (bit 0) and whether a
-    word starts (bit 1), the positions of the predictions, and their labels.
+    A record consists of int32 words: the header, in which the label holds that of the sentence pair (bit 0) and
+    the class of the document (the other bits), the token ids, for each token its segment (bit 0) and whether a word
+    starts (bit 1), the positions of the predictions, and their labels.
     """
     tokens = features["input_mask"].astype(bool)
     flags = features["segment_ids"].astype(np.int32)
@@ -124,7 +125,7 @@ def encode_sequences(features: Mapping[str, np.ndarray]) -> list[bytes]:
     header = np.concatenate(
         [
             features["sequence_keys"].astype(np.uint32).view(np.int32),
-            features["next_sentence_labels"],
+            features["next_sentence_labels"] | features.get("document_classes", 0) << 1,
             tokens.sum(1, keepdims=True),
             predicted.sum(1, keepdims=True),
         ],
@@ -144,14 +145,14 @@ def encode_sequences(features: Mapping[str, np.ndarray]) -> list[bytes]:
 
 
 def row_features(
-    records: Sequence[bytes], counts: np.ndarray, shape: PackedShape, pad_id: int
+    records: Sequence[bytes], counts: np.ndarray, shape: PackedShape, pad_id: int, *, has_classes: bool = False
 ) -> dict[str, np.ndarray]:
     """Return the features of packed rows under their names in the shards, for ``tfexample.encode_examples``.
 
     ``records`` are sequences in the order of the rows; ``counts`` int[R] is the number of sequences of each row.
     The features are ``input_ids``, ``segment_ids`` and ``sequence_ids`` (0: padding, k: sequence k of the row)
-    [R, S], ``sequence_keys`` and ``next_sentence_labels`` [R, C], and either the masks [R, M] or ``word_starts``
-    [R, S].
+    [R, S], ``sequence_keys``, ``next_sentence_labels`` and, with ``has_classes``, ``document_classes`` [R, C], and
+    either the masks [R, M] or ``word_starts`` [R, S].
     """
     words = np.frombuffer(b"".join(records), "<i4")
     sizes = np.array(list(map(len, records))) // 4
@@ -171,7 +172,10 @@ def row_features(
     features["input_ids"][places] = words[at]
     features["segment_ids"][places] = flags & 1
     features["sequence_ids"][places] = slot[of] + 1
-    for name, values in (("sequence_keys", keys.view(np.uint32)), ("next_sentence_labels", labels)):
+    of_sequences = {"sequence_keys": keys.view(np.uint32), "next_sentence_labels": labels & 1}
+    if has_classes:
+        of_sequences["document_classes"] = labels >> 1
+    for name, values in of_sequences.items():
         features[name] = np.zeros((len(counts), shape.sequences_per_row), values.dtype)
         features[name][row, slot] = values
     if not shape.predictions_per_row:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice, pairwise
 from typing import NamedTuple
 
@@ -67,6 +67,11 @@ class SplitJob:
         """True if the rows of the shards hold several sequences."""
         return self.settings.data.packing != "none"
 
+    @property
+    def has_classes(self) -> bool:
+        """True if the shards hold the classes of documents."""
+        return self.settings.data.label_field != ""
+
 
 # A part: (path without suffix, pass, first document, end document), with documents counted within the split.
 Part = tuple[Location, int, int, int]
@@ -109,6 +114,11 @@ class _Pool:
             (sentence, token), (last_sentence, end) = self._store.documents[document : document + 2].tolist()
             self.starts.append(self._add(token, end).start)
             self.sentences.append(np.diff(self._store.sentence_ends(sentence, last_sentence)))
+
+    @cached_property
+    def classes(self) -> np.ndarray:
+        """Class of every document of the store, int64[D]."""
+        return self._store.classes
 
     def _add(self, start: int, stop: int) -> Segment:
         segment = Segment(self.size, stop - start)
@@ -174,6 +184,8 @@ def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last
             stop = start + block
             chosen = instances.slice(start, stop)
             features = make_features(chosen, keys[start:stop], ids, starts, job.settings)
+            if job.has_classes:
+                features["document_classes"] = pool.classes[chosen.document][:, None]
             records = encode_sequences(features) if job.is_packed else encode_examples(features)
             lengths += map(len, records)
             tokens += features["input_mask"].sum(1).tolist()
@@ -305,7 +317,8 @@ def _packed_records(
     sequences = _records(parts, slices, order[chosen])
     for start in range(0, len(counts), _PACKED_ROWS):
         own = counts[start : start + _PACKED_ROWS]
-        features = row_features(list(islice(sequences, int(own.sum()))), own, shape, job.settings.pad_id)
+        records = list(islice(sequences, int(own.sum())))
+        features = row_features(records, own, shape, job.settings.pad_id, has_classes=job.has_classes)
         values = value_bounds(features)
         bounds.append(np.stack([values[:, :, 0].min(0), values[:, :, 1].max(0)], 1)[None])
         yield from encode_examples(features)

@@ -8,6 +8,7 @@ There are D documents, N sentences and T tokens.
     sentences.bin    uint64[N + 1]            index of the first token of every sentence, then T
     documents.bin    uint64[D + 1, 2]         indices of the first sentence and token of every document, then (N, T)
     contents.bin     uint64[D]                hash of the text of every document
+    classes.bin      uint16[D]                with data.label_field: class of every document, from 1; 0: none
 
 Documents without tokens are skipped; the others are numbered in the order of the sources.
 """
@@ -33,13 +34,13 @@ from bert_jax.tokenization import Tokenizer, load_tokenizer
 from bert_jax.tokenization.wordpiece import is_cjk
 from data_pipeline.build.masking import uniform
 from data_pipeline.build.workers import Workers, remove_scratch, scratch_file, scratch_folder
-from data_pipeline.shards.compatibility import differences
-from data_pipeline.text.documents import Source, read_documents
+from data_pipeline.shards.compatibility import differences, label_settings
+from data_pipeline.text.documents import Document, Labels, Source, read_documents
 
 META_NAME = "store.json"
 CHUNK_CHARACTERS = 1 << 20  # characters of text that one job tokenizes
 _SPLIT = 0x5EED  # stream of the held-out split
-_ARRAYS = ("ids", "word_starts", "sentences", "documents", "contents")
+_ARRAYS = ("ids", "word_starts", "sentences", "documents", "contents", "classes")
 
 
 # ------------------------------------------------------------------ reading
@@ -67,7 +68,7 @@ class TokenStore:
         # Random access needs local copies: in an object store, each of a million reads would cost money and time.
         local = {name: local_copy(folder / f"{name}.bin") for name in sizes}
         self.documents = np.memmap(local["documents"], "<u8", "r").reshape(-1, 2)
-        self._contents = local["contents"]
+        self._contents, self._classes = local["contents"], local.get("classes", "")
         self._files = {name: os.open(path, os.O_RDONLY) for name, path in local.items()}
         self.has_word_starts = "word_starts" in sizes
 
@@ -78,6 +79,12 @@ class TokenStore:
     def contents(self) -> np.ndarray:
         """Hash of the text of every document, uint64[D]; equal for exact duplicates."""
         return np.fromfile(self._contents, "<u8")
+
+    @property
+    def classes(self) -> np.ndarray:
+        """Class of every document, int64[D]: its place in ``data.classes`` from 1, or 0 for none. Requires a store
+        that was built with ``data.label_field``."""
+        return np.fromfile(self._classes, "<u2").astype(np.int64)
 
     def _read(self, name: str, dtype: str, start: int, stop: int) -> np.ndarray:
         size = np.dtype(dtype).itemsize
@@ -108,7 +115,14 @@ def _file_sizes(meta: dict[str, Any]) -> dict[str, int]:
         "documents": 16 * (documents + 1),
         "contents": 8 * documents,
     }
-    return sizes if meta["settings"]["data.word_segmenter"] == "none" else sizes | {"word_starts": tokens}
+    optional = {"word_starts": tokens, "classes": 2 * documents}
+    return sizes | {name: optional[name] for name in _optional_arrays(meta["settings"])}
+
+
+def _optional_arrays(settings: dict[str, Any]) -> list[str]:
+    """Return the names of the arrays that only a store with these settings has."""
+    present = {"word_starts": settings["data.word_segmenter"] != "none", "classes": "data.label_field" in settings}
+    return [name for name, is_present in present.items() if is_present]
 
 
 def content_hash(document: Sequence[str]) -> int:
@@ -150,6 +164,7 @@ def store_settings(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sou
         "data.json_field": data.json_field,
         "data.word_segmenter": data.word_segmenter,
         "data.corpus": names_and_sizes(sources),
+        **label_settings(data),
     }
 
 
@@ -236,12 +251,13 @@ def remove_chunks(folder: Location, but: Location | None = None) -> None:
             remove_tree(chunks)
 
 
-def cut_documents(sources: Sequence[Source], data: DataConfig) -> Iterator[list[list[str]]]:
+def cut_documents(sources: Sequence[Source], data: DataConfig) -> Iterator[list[Document]]:
     """Yield the documents of all sources in lists of about ``CHUNK_CHARACTERS`` characters."""
-    chunk: list[list[str]] = []
+    chunk: list[Document] = []
     size = 0
     for source in sources:
-        for document in read_documents(source, line=data.line, json_field=data.json_field):
+        labels = Labels(data.label_field, data.classes)
+        for document in read_documents(source, line=data.line, json_field=data.json_field, labels=labels):
             chunk.append(document)
             size += sum(map(len, document))
             if size >= CHUNK_CHARACTERS:
@@ -257,7 +273,7 @@ def cached_tokenizer(vocab: str, lower_case: bool) -> Tokenizer:
     return load_tokenizer(local_copy(location(vocab)), lower_case=lower_case)
 
 
-def tokenize_chunk(path: Location, documents: list[list[str]], vocab: str, lower_case: bool, segmenter: str) -> int:
+def tokenize_chunk(path: Location, documents: list[Document], vocab: str, lower_case: bool, segmenter: str) -> int:
     """Tokenize documents into the chunk file ``path``; return their number of characters. Runs as a worker job."""
     tokenizer = cached_tokenizer(vocab, lower_case)
     texts = [sentence for document in documents for sentence in document]
@@ -273,6 +289,7 @@ def tokenize_chunk(path: Location, documents: list[list[str]], vocab: str, lower
     arrays["lengths"] = lengths[lengths > 0].astype(np.uint32)
     arrays["sentences"] = sentences[sentences > 0].astype(np.uint32)
     arrays["contents"] = contents[sentences > 0]
+    arrays["classes"] = np.array([document.label for document in documents], "<u2")[sentences > 0]
     with scratch_file(path) as part, part.open("wb") as file:
         np.savez(file, **arrays)
     return sum(map(len, texts))
@@ -327,7 +344,7 @@ def merge_chunks(
     in_store = isinstance(folder, ObjectPath)
     scratch = Path(tempfile.mkdtemp()) if in_store else scratch_folder(folder)
     files = {name: (scratch / f"{name}.bin").open("wb") for name in _ARRAYS}
-    documents = sentences = tokens = 0
+    documents = sentences = tokens = labeled = 0
     try:
         for path in chunks:
             with np.load(io.BytesIO(path.read_bytes()) if in_store else path) as chunk:
@@ -339,6 +356,9 @@ def merge_chunks(
                 files["sentences"].write(offsets[:-1].tobytes())
                 files["documents"].write(np.stack([first, offsets[first - sentences]], 1)[:-1].tobytes())
                 files["contents"].write(chunk["contents"].tobytes())
+                if "classes" in chunk:  # an earlier version made chunks without classes
+                    files["classes"].write(chunk["classes"].tobytes())
+                    labeled += np.count_nonzero(chunk["classes"])
                 documents, sentences, tokens = documents + len(first) - 1, int(first[-1]), int(offsets[-1])
         files["sentences"].write(np.array([tokens], "<u8").tobytes())
         files["documents"].write(np.array([sentences, tokens], "<u8").tobytes())
@@ -347,8 +367,14 @@ def merge_chunks(
             file.close()
     if not tokens:
         raise ValueError("data.corpus: the corpus yields no tokens; use other text or another vocabulary")
+    optional = _optional_arrays(settings)
+    if "classes" in optional and not labeled:
+        raise ValueError(
+            f"data.label_field: no JSON line of the corpus has the field {settings['data.label_field']!r}; name a "
+            "field that holds the class of the document"
+        )
     for name in _ARRAYS:
-        if name != "word_starts" or settings["data.word_segmenter"] != "none":
+        if name not in ("word_starts", "classes") or name in optional:
             built, final = scratch / f"{name}.bin", folder / f"{name}.bin"
             final.upload(built) if isinstance(final, ObjectPath) else built.replace(final)
     shutil.rmtree(scratch)

@@ -29,7 +29,8 @@ _DTYPES = {
     "input_ids": np.int32, "token_type_ids": np.int32, "sequence_ids": np.int32, "position_ids": np.int32,
     "sequence_keys": np.uint32, "mlm_positions": np.int32, "mlm_labels": np.int32, "mlm_weights": np.float32,
     "cls_positions": np.int32,
-    "nsp_labels": np.int32, "nsp_weights": np.float32, "status": np.int64, "numbers": np.int64,
+    "nsp_labels": np.int32, "nsp_weights": np.float32, "document_classes": np.int32,
+    "status": np.int64, "numbers": np.int64,
 }  # fmt: skip
 _KINDS = {"int64": np.int64, "float": np.float32}
 # Stored features whose values must be ids of the vocabulary.
@@ -123,6 +124,7 @@ def features(
         "cls_positions": cls_positions,
         "nsp_labels": ints["next_sentence_labels"] if layout.has_labels else np.zeros_like(cls_positions),
         "nsp_weights": (has_pair & layout.has_labels).astype(np.float32),
+        "document_classes": ints.get("document_classes", np.zeros_like(cls_positions)),
         "status": status,
         "numbers": numbers,
     }

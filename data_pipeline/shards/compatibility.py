@@ -46,7 +46,14 @@ def shard_settings(data: DataConfig, tokenizer: Tokenizer, split: str) -> dict[s
     is_train = split == "train"
     settings["data.dupe_factor"] = data.dupe_factor if is_train else 1
     settings["data.num_shards"] = data.num_shards if is_train else max(1, data.num_shards // _SHARDS_PER_EVAL_SHARD)
-    return settings | {"vocabulary": tokenizer.fingerprint}
+    return settings | {"vocabulary": tokenizer.fingerprint} | label_settings(data)
+
+
+def label_settings(data: DataConfig) -> dict[str, Any]:
+    """Return the settings of the classes of documents; empty without classes."""
+    if not data.label_field:
+        return {}
+    return {"data.label_field": data.label_field, "data.classes": ", ".join(data.classes)}
 
 
 def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any], owner: str) -> str:
@@ -118,6 +125,8 @@ def check_layout(index: ShardIndex, data: DataConfig, tokenizer: Tokenizer | Non
         lengths["next_sentence_labels"] = most
     if "sequence_keys" in stored_features:
         lengths["sequence_keys"] = most
+    if data.label_field:
+        lengths["document_classes"] = most
     if dynamic and "word_starts" not in stored_features:
         raise ValueError(f"data.masking: dynamic, but the shards in {folder} were masked when built; use static")
     if not dynamic and "masked_lm_ids" not in stored_features:
@@ -133,7 +142,7 @@ def check_layout(index: ShardIndex, data: DataConfig, tokenizer: Tokenizer | Non
         summary = stored_features[stored]
         if (summary.min_length, summary.max_length) != (length, length):
             option = {data.seq_length: "data.seq_length"}.get(length, "data.max_predictions")
-            of_sequences = name in ("next_sentence_labels", "sequence_keys")
+            of_sequences = name in ("next_sentence_labels", "sequence_keys", "document_classes")
             option = f"{most} per row" if of_sequences else f"{option} {length}"
             lengths_found = " to ".join(map(str, sorted({summary.min_length, summary.max_length})))
             raise ValueError(
@@ -141,7 +150,7 @@ def check_layout(index: ShardIndex, data: DataConfig, tokenizer: Tokenizer | Non
                 "config, or build the shards again"
             )
         features[name] = (stored, summary.kind, length)
-    _check_ranges(index, features, tokenizer)
+    _check_ranges(index, features, tokenizer, len(data.classes))
     return Layout(features, has_labels, tokenizer.vocab_size if tokenizer else None, *(packed or ()))
 
 
@@ -173,11 +182,11 @@ def _packed_sizes(
 
 
 def _check_ranges(
-    index: ShardIndex, features: Mapping[str, tuple[str, str, int]], tokenizer: Tokenizer | None
+    index: ShardIndex, features: Mapping[str, tuple[str, str, int]], tokenizer: Tokenizer | None, classes: int
 ) -> None:
     """Raise ``ValueError`` if a value in the index is outside the range that the model accepts."""
     limits = {"input_mask": 2, "next_sentence_labels": 2, "masked_lm_positions": features["input_ids"][2]}
-    limits |= {"segment_ids": 1 << 15, "sequence_keys": 1 << 32}
+    limits |= {"segment_ids": 1 << 15, "sequence_keys": 1 << 32, "document_classes": classes + 1}
     if "sequence_keys" in features:
         limits["sequence_ids"] = features["sequence_keys"][2] + 1
     if tokenizer is not None:

@@ -264,3 +264,26 @@ def rtd_batch(step: int) -> dict[str, np.ndarray]:
     shape = (*features["mlm_positions"].shape, CURVE_MODEL["vocab_size"])
     noise = -np.log(-np.log(uniform(f"gumbel/{step}", shape) * (1 - 2e-7) + 1e-7))
     return features | {"noise": noise.astype(np.float32)}
+
+
+# ------------------------------------------------------------------ classes of documents
+
+CURVE_CLASSES = ("law", "medicine", "code")
+CURVE_CLASS_WEIGHT = 0.7
+
+
+def class_weights() -> dict[str, np.ndarray]:
+    """The shared weights, and those of the class head."""
+    shape = (CURVE_MODEL["hidden_size"], len(CURVE_CLASSES))
+    kernel = (2 * uniform("sequence_head/kernel", shape) - 1) * (3 / shape[0]) ** 0.5
+    bias = 0.2 * (2 * uniform("sequence_head/bias", shape[1:]) - 1)
+    head = {"sequence_head/kernel": kernel.astype(np.float32), "sequence_head/bias": bias.astype(np.float32)}
+    return weights(CURVE_MODEL) | head
+
+
+def class_batch(step: int) -> dict[str, np.ndarray]:
+    """The batch of one step: ``curve_case`` with the classes of its rows, about a third of which have none."""
+    features = batch(curve_case(step))
+    rows = len(features["input_ids"])
+    name = f"classes/{step % CURVE_BATCHES}"
+    return features | {"document_classes": integers(name, 0, 1 + len(CURVE_CLASSES), (rows, 1))}
