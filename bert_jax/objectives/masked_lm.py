@@ -83,9 +83,9 @@ class MaskedLm(PretrainObjective):
         with jax.named_scope("mlm_loss"):  # so that a plan attributes its time to the head
             sums = weighted_cross_entropy("mlm", output.mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
             sums |= z_loss("mlm", self.config.objective.z_loss, output.mlm_logits, batch["mlm_weights"])
-        return sums | self.other_sums(output, batch) | padding_sums(batch["sequence_ids"])
+        return sums | self.sequence_sums(output, batch) | padding_sums(batch["sequence_ids"])
 
-    def other_sums(self, output: BertOutput, batch: Batch) -> Sums:
+    def sequence_sums(self, output: BertOutput, batch: Batch) -> Sums:
         """Return (sum, weight) of the losses and metrics of whole sequences."""
         if output.nsp_logits is None:
             return {}

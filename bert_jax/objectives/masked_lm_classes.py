@@ -55,11 +55,11 @@ class MaskedLmClasses(MaskedLm):
         of_classes = jnp.maximum(labeled, MLM_EPSILON) / self.config.objective.class_weight
         return super().denominators(batch) | {"class_loss": of_classes}
 
-    def other_sums(self, output: BertOutput, batch: Batch) -> Sums:
+    def sequence_sums(self, output: BertOutput, batch: Batch) -> Sums:
         classes = batch["document_classes"]
         weights = (classes > 0).astype(jnp.float32)
         sums = weighted_cross_entropy("class", output.sequence_logits, jnp.maximum(classes - 1, 0), weights)
-        return super().other_sums(output, batch) | sums
+        return super().sequence_sums(output, batch) | sums
 
     def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
         values = super().evaluation(totals)
