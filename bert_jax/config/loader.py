@@ -20,7 +20,7 @@ import yaml
 
 from bert_jax.config.help import print_help
 from bert_jax.config.options import Setting, absence, field_types, join_mappings, options_of
-from bert_jax.config.schema import PRESETS, Positive, Section
+from bert_jax.config.schema import PRESETS, AtLeast0, Positive, Section
 
 C = TypeVar("C")
 HELP = {"--help", "-h"}
@@ -52,6 +52,10 @@ class RunOptions(Section):
     # --init_from, or model.max_position_embeddings that of --continue_from: tile (repeat the rows; old positions
     # keep theirs) or interpolate (stretch the table).
     extend_positions: Literal["", "tile", "interpolate"] = ""
+    # Turn the BERT or RoBERTa of --init_from into a Longformer with this number of positions (Beltagy et al. 2020,
+    # section 5): the rows of the position table are repeated, each layer has windows (model.attention_windows,
+    # default 256 tokens on each side), and global tokens have copies of the projections; 0: off.
+    to_long: AtLeast0[int] = 0
     # Print the resolved config and exit.
     print_config: bool = False
     # Allow a resumed run to change execution.prng.

@@ -18,16 +18,15 @@ from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.fixed_options import (
     Given,
     fixed_settings,
+    initial_weights,
     kept_settings,
     model_section,
     plan_phase,
-    read_options,
     read_record,
     record_text,
     recorded_settings,
     whole_name,
 )
-from bert_jax.interop.readers import read_weights
 from bert_jax.interop.vocabulary_extension import POSITIONS, extend_positions, extend_rows, plan_vocabulary
 from bert_jax.io.errors import one_line
 from bert_jax.io.storage import Location
@@ -38,6 +37,7 @@ from bert_jax.training.launch import InitialModel
 # File with the settings of the tokenizer in the workdir of a fine-tuning run.
 TOKENIZER_FILE = "tokenizer_settings.json"
 _EXTENSIONS = ("add_words", "vocab_slots", "extend_positions")
+_CHANGES = (*_EXTENSIONS, "to_long")
 _PRETRAINING_HEADS = ("mlm_head", "nsp_head", "rtd_head")
 # Layers between the encoder and the task head.
 _TASK_LAYERS = ("feature_mix", "bilstm")
@@ -129,7 +129,7 @@ def _part(name: str) -> str:
 
 
 def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> Start:
-    flags = [f"--{flag}" for flag in ("init_from", *_EXTENSIONS) if getattr(options, flag)]
+    flags = [f"--{flag}" for flag in ("init_from", *_CHANGES) if getattr(options, flag)]
     if options.init_from and options.continue_from:
         raise ValueError(
             "--init_from and --continue_from: give only one of them; --init_from starts at step 0, and "
@@ -157,7 +157,9 @@ def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> S
 def _pretraining_from(options: RunOptions, given: Given) -> Start:
     """Plan the start of a pretraining run from ``--init_from``, with the words and positions that the run adds."""
     values, name = {key: value for key, (value, _) in given.items()}, options.init_from
-    weights = read_weights(Path(name), read_options(Path(name), given))
+    if options.to_long and options.extend_positions:
+        raise ValueError("--extend_positions: not allowed with --to_long, which repeats the positions; omit it")
+    weights = initial_weights(options, given)
     source = weights.spec.model
     vocabulary = plan_vocabulary(options, weights, values)
     positions, position_notes = _positions(options, source, given)
@@ -228,7 +230,9 @@ def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> St
             settings=settings, source=source, resumes=True, tokenizer_config=config, tokenizer_content=content
         )
     if options.init_from:
-        return _finetuning_from(options.init_from, given)
+        return _finetuning_from(options, given)
+    if options.to_long:
+        raise ValueError("--to_long: requires --init_from, which names the model to convert")
     vocab = given.get("data.vocab", ("", ""))[0]
     if not vocab:
         remedy = "give the model to fine-tune, or set data.vocab to start from random weights"
@@ -241,8 +245,8 @@ def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> St
     return Start(settings=settings, tokenizer_config=config, tokenizer_content=content)
 
 
-def _finetuning_from(name: str, given: Given) -> Start:
-    weights = read_weights(Path(name), read_options(Path(name), given))
+def _finetuning_from(options: RunOptions, given: Given) -> Start:
+    name, weights = options.init_from, initial_weights(options, given)
     notes = [f"starts from {name}", *weights.notes]
     config, content = weights.spec.tokenizer, weights.tokenizer_content
     if config is None or content is None:

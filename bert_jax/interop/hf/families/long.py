@@ -1,16 +1,23 @@
 """Encoders of long rows: Longformer (Beltagy et al. 2020), ``LongformerConfig`` and ``modeling_longformer`` of
-transformers.
+transformers, and the conversion of other encoders.
 
 The network is that of RoBERTa with a window around each token and further projections for global tokens.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from bert_jax.config import ModelConfig
 from bert_jax.interop.hf.families import bert, roberta
 from bert_jax.interop.hf.family import Family, headed, integer, short
 
+# Families that become a Longformer: those with its network, but for windows and global tokens.
+CONVERTIBLE = ("bert", "roberta", "xlm-roberta", "camembert")
+# Keys on each side of a query in a converted model, half of the window of the published models.
+WINDOW = 256
 # Most global tokens of a row that has a question, or whose caller states them.
 GLOBAL_TOKENS = 128
 
@@ -60,3 +67,50 @@ LONGFORMER = Family(
     sizes=bert.SIZES,
     dropouts={},
 )
+
+
+def long_config(model: ModelConfig, length: int, windows: tuple[int, ...], pad_id: int, sep_id: int) -> ModelConfig:
+    """Return the Longformer of ``length`` positions that ``model`` becomes.
+
+    Raises ``ValueError`` (one line, which begins with --to_long) for a network that is not a BERT or RoBERTa, and
+    for lengths or windows that do not fit.
+    """
+    plain = (model.position_embeddings, model.relative_positions, model.attention) == (
+        "learned", "none", "bidirectional",
+    )  # fmt: skip
+    whole = model.embedding_width == model.hidden_size and not model.shared_layers and not any(model.layer_windows)
+    if model.family_name not in CONVERTIBLE or not (plain and whole):
+        kinds = ", ".join(CONVERTIBLE)
+        raise ValueError(
+            f"--to_long: the model is of the family {model.family_name}; allowed: {kinds}, with learned positions, "
+            "without windows; a model with rotary or relative positions needs no conversion: set its length"
+        )
+    if length <= model.max_length:
+        few = f"the model has {model.max_length} positions already"
+        raise ValueError(f"--to_long: {length}, but {few}; set a larger number, or omit --to_long")
+    if not windows or not all(0 < 2 * window < length for window in windows):
+        allowed = f"numbers above 0 and below {length // 2}, half of --to_long"
+        raise ValueError(
+            f"model.attention_windows: {' '.join(map(str, windows))} is not allowed; allowed: {allowed}"
+        )
+    offset = max(model.position_offset, pad_id + 1)
+    return dataclasses.replace(
+        model, family="longformer", attention_windows=windows, global_tokens=GLOBAL_TOKENS, separator_id=sep_id,
+        position_offset=offset, max_position_embeddings=length + offset,
+        mlm_activation="gelu" if model.head_activation == "gelu" else model.mlm_activation,
+    )  # fmt: skip
+
+
+def long_params(params: Mapping[str, np.ndarray], source: ModelConfig, model: ModelConfig) -> dict[str, np.ndarray]:
+    """Return the canonical parameters of ``model`` (:func:`long_config`), made of those of ``source``: position
+    rows are repeated, and the projections of global tokens are copies of the others."""
+    found, table = dict(params), "embeddings/position_embeddings/embedding"
+    positions = params[table][source.position_offset :]
+    before = np.zeros((model.position_offset, positions.shape[1]), positions.dtype)
+    before[: source.position_offset] = params[table][: source.position_offset]
+    found[table] = np.concatenate([before, positions[np.arange(model.max_length) % len(positions)]])
+    for name, value in params.items():
+        *place, part, kind = name.split("/")
+        if place[-1:] == ["attention"] and part in ("query", "key", "value"):
+            found["/".join((*place, f"{part}_global", kind))] = value
+    return found

@@ -1,0 +1,207 @@
+"""A converted long model: its outputs on short texts against the source, and long reviews against other ways.
+
+    python benchmarks/long_inputs.py --data DIR --work FOLDER --output JSONL [--folds 5] [--short]
+
+First, a BERT and a RoBERTa of six layers with drawn weights become Longformers of 4,096 positions (``--to_long``)
+with windows of 512 and 1,024 tokens; their outputs on texts of at most half a window + 1 tokens are compared with
+those of the source. Then a small BERT (two layers of width 128) is pretrained at 512 tokens on three files of
+DIR/corpus/en_wiki and fine-tuned on the 1,800 reviews of DIR/long_movie_reviews (sentiment; most have more than
+512 words) in five folds, each text scored once, in three ways with the same seeds, epochs and rate: ``long``,
+converted to 1,024 tokens with windows of 256 tokens on each side; ``windows``, all windows of 512 tokens, logits
+averaged; ``head_tail``, 512 tokens of the head and the tail. Intervals are those of a paired bootstrap over the
+texts.
+
+Each fold of each way is one JSON line of the output; finished ones are not repeated, so the command continues after
+a kill. ``--short`` compares the outputs and trains one fold of the long model. Exit code 3 if an output differs by
+more than 1e-5 x max(1, largest).
+"""
+
+import argparse
+import csv
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
+from bert_jax.config.loader import RunOptions
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.fixed_options import initial_weights
+from bert_jax.interop.saved_model import write_saved
+from bert_jax.model import BertModel, from_canonical
+from bert_jax.training.state import initial_params
+
+ROOT = Path(__file__).parents[1]
+BAR, RATE, EPOCHS = 1e-5, "5e-4", "6"
+PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(995)))
+WAYS = {
+    "long": "--to_long 1024 --model.attention_windows 256 --task.max_length 1024 --task.truncation head_tail",
+    "windows": "--task.max_length 512 --task.truncation windows",
+    "head_tail": "--task.max_length 512 --task.truncation head_tail",
+}
+SOURCE = (
+    "--model.vocab_size 8192 --model.hidden_size 128 --model.num_layers 2 --model.num_attention_heads 2 "
+    "--model.intermediate_size 512 --model.max_position_embeddings 512 --data.seq_length 512 "
+    "--data.max_predictions 80 --data.next_sentence none --data.short_sequence_fraction 0.3 --data.dupe_factor 2 "
+    "--data.num_shards 8 --training.num_steps 2500 --training.global_batch_size 16 --training.eval_interval 2500 "
+    "--training.checkpoint_interval 500 --optimizer.learning_rate 2e-3 --optimizer.warmup_steps 150"
+)
+
+
+def drawn(family: str) -> ModelBundle:
+    """Return a six-layer model with drawn weights and 512 positions."""
+    offset = 2 if family == "roberta" else 0
+    model = ModelConfig(
+        vocab_size=len(PIECES), hidden_size=192, num_layers=6, num_attention_heads=6, intermediate_size=768,
+        max_position_embeddings=512 + offset, position_offset=offset, type_vocab_size=1 if offset else 2,
+        family="roberta" if offset else "bert",
+    )  # fmt: skip
+    spec = ModelSpec(model=model, heads=HeadsConfig(mlm=True), family=model.family, tokenizer=TokenizerConfig())
+    rng = np.random.default_rng(0)
+    params = {
+        name: np.float32(name.endswith("scale")) + 0.06 * rng.standard_normal(shape, np.float32)
+        for name, shape in parameter_shapes(spec).items()
+    }
+    content = ("\n".join(PIECES) + "\n").encode()
+    return ModelBundle(spec=spec, params=params, tokenizer_content=content)
+
+
+def logits(bundle: ModelBundle, lengths: list[int], row: int) -> np.ndarray:
+    """Return the masked-LM logits of drawn texts of ``lengths`` tokens in rows of ``row``, float32[sum, V]."""
+    model = BertModel(bundle.spec.model, ExecutionConfig(vocab_multiple=1), bundle.spec.heads)
+    params = from_canonical(bundle.params, initial_params(model, 0), bundle.spec.model.vocab_size)
+    real = np.arange(row) < np.array(lengths)[:, None]
+    ids = np.zeros((len(lengths), row), np.int32)
+    ids[:, : max(lengths)] = np.random.default_rng(1).integers(5, 1000, (len(lengths), max(lengths)))
+    features = {"input_ids": ids * real, "token_type_ids": 0 * ids, "sequence_ids": real.astype(np.int32)}
+    features["position_ids"] = np.broadcast_to(np.arange(row), ids.shape)
+    found = jax.jit(lambda p: model.apply({"params": p}, features).mlm_logits)(params)
+    return np.asarray(found)[real]
+
+
+def compare_outputs() -> dict[str, Any]:
+    """Return the largest difference of the logits of converted models, divided by max(1, largest logit)."""
+    worst = {}
+    for family in ("bert", "roberta"):
+        source = drawn(family)
+        with tempfile.TemporaryDirectory() as folder:
+            write_saved(Path(folder) / "source", source)
+            for window, most in ((256, 257), (512, 512)):
+                options = RunOptions(init_from=str(Path(folder) / "source"), to_long=4096)
+                long = initial_weights(options, {"model.attention_windows": ((window,), "")})
+                lengths = [most, most // 2, 7]
+                expected = logits(source, lengths, 512)
+                found = logits(dataclasses.replace(long, tokenizer_content=None), lengths, 2048)
+                difference = np.abs(found - expected).max() / max(1, np.abs(expected).max())
+                worst[f"{family}, window {2 * window}"] = float(f"{difference:.3g}")
+    return {"row": "outputs", "difference": worst, "ok": max(worst.values()) <= BAR}
+
+
+def run(*arguments: str) -> float:
+    """Run a command of this checkout; return its seconds."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True)
+    return time.perf_counter() - start
+
+
+def write_fold(records: list[dict[str, str]], fold: int, folds: int, folder: Path) -> list[int]:
+    """Write train.tsv and dev.tsv of a fold; return the indices of its dev texts. Classes have equal shares."""
+    by_class = sorted(range(len(records)), key=lambda i: (records[i]["label"], i))
+    order = np.random.default_rng(0).permutation(len(records) // 2)
+    half = len(by_class) // 2
+    place = {by_class[side * half + int(k)]: int(i) % folds for side in (0, 1) for i, k in enumerate(order)}
+    chosen = [i for i in range(len(records)) if place.get(i) == fold]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, indices in (("dev", chosen), ("train", [i for i in range(len(records)) if place.get(i) != fold])):
+        lines = ["label\ttext"] + [f"{records[i]['label']}\t{records[i]['text']}" for i in indices]
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return chosen
+
+
+def fine_tune(way: str, fold: int, source: Path, folder: Path) -> dict[str, Any]:
+    """Fine-tune and return the line of the output: accuracy, seconds, and for each dev text whether it is right."""
+    workdir = folder / way
+    seconds = run(
+        "run_finetune.py", "--config", "configs/finetune/long_reviews.yaml", "--init_from", str(source),
+        "--data.train", str(folder / "train.tsv"), "--data.dev", str(folder / "dev.tsv"),
+        "--data.dev_fraction", "0", "--workdir", str(workdir), "--optimizer.learning_rate", RATE,
+        "--training.num_epochs", EPOCHS, "--training.seed", str(fold), *WAYS[way].split(),
+    )  # fmt: skip
+    answers = [json.loads(line)["label"] for line in (workdir / "predictions_dev.jsonl").open(encoding="utf-8")]
+    with (folder / "dev.tsv").open(encoding="utf-8") as file:
+        labels = [line.partition("\t")[0] for line in file][1:]
+    names = {"0": "negative", "1": "positive"}
+    right = [int(answer == names[label]) for answer, label in zip(answers, labels, strict=True)]
+    accuracy = round(sum(right) / len(right), 4)
+    bits = "".join(map(str, right))
+    line = {"row": "reviews", "way": way, "fold": fold, "accuracy": accuracy, "seconds": round(seconds)}
+    return line | {"right": bits}
+
+
+def report(lines: list[dict[str, Any]], folds: int) -> None:
+    """Print the accuracy over all texts of each way, and the paired differences with 95% intervals."""
+    by_way = {
+        way: np.concatenate([np.array(list(line["right"]), int) for line in sorted(lines, key=lambda x: x["fold"])
+                             if line["way"] == way])
+        for way in WAYS if sum(line["way"] == way for line in lines) == folds
+    }  # fmt: skip
+    draws = None
+    for way, right in by_way.items():
+        if draws is None:
+            draws = np.random.default_rng(0).integers(0, len(right), (2000, len(right)))
+        seconds = sum(line["seconds"] for line in lines if line["way"] == way)
+        text = f"{way}: accuracy {right.mean():.4f} on {len(right)} texts, {seconds} s"
+        if way != "long" and "long" in by_way:
+            difference = by_way["long"] - right
+            low, high = np.quantile(difference[draws].mean(1), (0.025, 0.975))
+            text += f"; long minus {way}: {difference.mean():+.4f} ({low:+.4f} to {high:+.4f})"
+        print(text)
+
+
+def main() -> int:
+    """Measure, print and judge; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, type=Path)
+    parser.add_argument("--work", required=True, type=Path, help="folder for the source and the runs")
+    parser.add_argument("--output", required=True, type=Path, help="file of JSON lines, which is continued")
+    parser.add_argument("--folds", type=int, default=5)
+    parser.add_argument("--short", action="store_true", help="outputs, and one fold of the long model")
+    arguments = parser.parse_args()
+    data, work = arguments.data.resolve(), arguments.work.resolve()
+    csv.field_size_limit(1 << 24)
+    compared = compare_outputs()
+    print(json.dumps(compared), flush=True)
+    lines = []
+    if arguments.output.exists():
+        lines = [json.loads(line) for line in arguments.output.read_text(encoding="utf-8").splitlines()]
+    lines = [line for line in lines if line["row"] == "reviews"]
+    source = work / "source"
+    corpus = [str(data / "corpus" / "en_wiki" / f"train-0{i}.sent.txt.gz") for i in range(3)]
+    run(
+        "run_pretrain.py", *SOURCE.split(), "--data.corpus", *corpus, "--data.shards", str(work / "shards"),
+        "--workdir", str(source),
+    )  # fmt: skip
+    with (data / "long_movie_reviews" / "train.tsv").open(encoding="utf-8", newline="") as file:
+        records = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    jobs = [("long", 0)] if arguments.short else [(way, fold) for fold in range(arguments.folds) for way in WAYS]
+    for way, fold in jobs:
+        if any((line["way"], line["fold"]) == (way, fold) for line in lines):
+            continue
+        folder = work / f"fold-{fold}"
+        write_fold(records, fold, arguments.folds, folder)
+        lines.append(fine_tune(way, fold, source, folder))
+        text = "".join(json.dumps(line) + "\n" for line in (compared, *lines))
+        arguments.output.write_text(text, encoding="utf-8")
+    report(lines, arguments.folds)
+    return 0 if compared["ok"] else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
