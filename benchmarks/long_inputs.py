@@ -39,7 +39,7 @@ from bert_jax.model import BertModel, from_canonical
 from bert_jax.training.state import initial_params
 
 ROOT = Path(__file__).parents[1]
-BAR, RATE, EPOCHS = 1e-5, "5e-4", "6"
+BAR, RATE, EPOCHS = 1e-5, "5e-4", "4"
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(995)))
 WAYS = {
     "long": "--to_long 1024 --model.attention_windows 256 --task.max_length 1024 --task.truncation head_tail",
@@ -50,8 +50,8 @@ SOURCE = (
     "--model.vocab_size 8192 --model.hidden_size 128 --model.num_layers 2 --model.num_attention_heads 2 "
     "--model.intermediate_size 512 --model.max_position_embeddings 512 --data.seq_length 512 "
     "--data.max_predictions 80 --data.next_sentence none --data.short_sequence_fraction 0.3 --data.dupe_factor 2 "
-    "--data.num_shards 8 --training.num_steps 2500 --training.global_batch_size 16 --training.eval_interval 2500 "
-    "--training.checkpoint_interval 500 --optimizer.learning_rate 2e-3 --optimizer.warmup_steps 150"
+    "--data.num_shards 8 --training.num_steps 1200 --training.global_batch_size 8 --training.eval_interval 1200 "
+    "--training.checkpoint_interval 300 --optimizer.learning_rate 1e-3 --optimizer.warmup_steps 120"
 )
 
 

@@ -82,6 +82,14 @@ class DataConfig(Section, prefix="data."):
     word_segmenter: Literal["none", "jieba"] = "none"
     # Share of the tokens that are predicted.
     mask_fraction: float = 0.15
+    # Share of the tokens that are predicted from batch data.mask_fraction_steps on, with dynamic masks; until then,
+    # the share changes linearly from data.mask_fraction (Ankner et al. 2023: 0.3 to 0.15). Held-out text has this
+    # share. 0: data.mask_fraction throughout.
+    final_mask_fraction: float = 0.0
+    # Number of batches in which the share changes to data.final_mask_fraction.
+    mask_fraction_steps: AtLeast0[int] = 0
+    # Whether [CLS] and [SEP] may be predicted; google-research/bert never predicts them.
+    mask_special_tokens: bool = False
     # Share of the predicted tokens that is replaced by [MASK].
     mask_token_share: float = 0.8
     # Share of the predicted tokens that is replaced by a random token; all others remain unchanged.
@@ -128,6 +136,11 @@ class DataConfig(Section, prefix="data."):
         super().__post_init__()
         self._require("seq_length", self.seq_length >= 8, "8 or more")
         self._require("mask_fraction", 0 < self.mask_fraction <= 1, "above 0, at most 1")
+        final, is_dynamic = self.final_mask_fraction, self.masking == "dynamic"
+        allowed = "0 to 1" if is_dynamic else "0 with data.masking static, whose masks are in the shards"
+        self._require("final_mask_fraction", 0 <= final <= is_dynamic, allowed)
+        allowed = "1 or more with data.final_mask_fraction" if final else "0 without data.final_mask_fraction"
+        self._require("mask_fraction_steps", (self.mask_fraction_steps > 0) == (final > 0), allowed)
         shares = self.mask_token_share, self.random_token_share
         require(
             min(shares) >= 0 and sum(shares) <= 1 + 1e-9, "data.mask_token_share + data.random_token_share",
@@ -156,15 +169,22 @@ class DataConfig(Section, prefix="data."):
         """Return the number of lanes for batches of ``batch_sizes`` rows."""
         return self.lanes or math.gcd(*batch_sizes, 64)
 
+    def mask_fraction_at(self, batch: int) -> float:
+        """Return the share of the tokens that are predicted in the training batch with the index ``batch``."""
+        if not self.final_mask_fraction:
+            return self.mask_fraction
+        part = min(batch / self.mask_fraction_steps, 1.0)
+        return self.mask_fraction + part * (self.final_mask_fraction - self.mask_fraction)
+
     def most_predictions(self, sequences: int) -> int:
         """Return the largest number of predictions in a row of ``sequences`` sequences.
 
-        A sequence of n tokens has min(max_predictions, max(1, round(n * mask_fraction))) predictions at most.
+        A sequence of n tokens has min(max_predictions, max(1, round(n * share))) predictions at most; the share is
+        the larger one of mask_fraction and final_mask_fraction.
         """
-        rounding = max(
-            0.5, 1 - 3 * self.mask_fraction
-        )  # the shortest sequence has 3 tokens: [CLS], one more, [SEP]
-        by_length = int(self.seq_length * self.mask_fraction + sequences * rounding)
+        share = max(self.mask_fraction, self.final_mask_fraction)
+        rounding = max(0.5, 1 - 3 * share)  # the shortest sequence has 3 tokens: [CLS], one more, [SEP]
+        by_length = int(self.seq_length * share + sequences * rounding)
         return min(by_length, sequences * self.max_predictions, self.seq_length)
 
     def _check_classes(self) -> None:

@@ -215,6 +215,7 @@ def make_features(
     source = np.where(in_b, instances.b_start[:, None] + column - a - 2, source)
     candidates = in_a | in_b
     input_mask = column < length
+    maskable = input_mask if settings.data.mask_special_tokens else candidates
     ids = np.where(input_mask, settings.sep_id, settings.pad_id).astype(np.int32)
     ids[:, 0] = settings.cls_id
     ids[candidates] = pool[source[candidates]]
@@ -231,7 +232,7 @@ def make_features(
     if settings.data.masking == "dynamic":
         return features | {"input_ids": ids, "word_starts": word_starts}
     masked, positions, labels, weights = mask_batch(
-        ids, word_starts, candidates, hash_key(keys, _MASKS), data=settings.data, mask_id=settings.mask_id,
+        ids, word_starts, maskable, hash_key(keys, _MASKS), data=settings.data, mask_id=settings.mask_id,
         vocab_size=settings.vocab_size,
     )  # fmt: skip
     return features | {

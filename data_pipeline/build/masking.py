@@ -7,6 +7,7 @@ values.
 Legend: B rows, S tokens per row, at most M predictions and C sequences per row, W words.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -17,8 +18,8 @@ from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.packing import sequence_starts
 from data_pipeline.shards.compatibility import Layout
 
-# (ids, word starts, sequence ids, keys of the rows) -> (masked ids, positions, labels, weights)
-Masker = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Sequence[np.ndarray]]
+# (ids, word starts, sequence ids, keys of the rows, index of the batch) -> (masked ids, positions, labels, weights)
+Masker = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int], Sequence[np.ndarray]]
 
 # Streams of the key of a row.
 _CHOICE, _REPLACEMENT, _RANDOM_TOKEN, _SPAN_LENGTH = range(4)
@@ -66,10 +67,11 @@ def mask_batch(
     Returns (masked ids int32[B, S], positions int32[B, M], labels int32[B, M], weights float32[B, M]). Positions
     are ascending; unused columns have position, label and weight 0. Raises ``ValueError`` if S is 65536 or more.
 
-    ``maskable`` bool[B, S] marks the candidates: all tokens except [CLS], [SEP] and padding. One [SEP] follows the
-    last candidate, so the length of a row is the position of this candidate + 2. A row without candidates gets no
-    predictions. ``word_starts`` bool[B, S] marks the first piece of every word (used by the mask units whole_word
-    and span). ``keys`` uint64[B] determines all random values.
+    ``maskable`` bool[B, S] marks the candidates: all tokens except padding and, unless
+    ``data.mask_special_tokens``, [CLS] and [SEP]. One [SEP] ends a row, so its length is the position of the
+    last candidate + 2 if this is not the [SEP]. A row without candidates gets no predictions. ``word_starts``
+    bool[B, S] marks the first piece of every word (used by the mask units whole_word and span). ``keys``
+    uint64[B] determines all random values.
 
     With the mask unit token, a row gets the number of predictions from ``prediction_counts``, or all candidates if
     there are fewer. With whole_word, words are tried in random order, and a word that would exceed this number is
@@ -79,7 +81,8 @@ def mask_batch(
     size = input_ids.shape[1]
     if size >= 1 << _POSITION_BITS:
         raise ValueError(f"sequences of {size} tokens cannot be masked; allowed: fewer than {1 << _POSITION_BITS}")
-    lengths = np.where(maskable.any(1), size - np.argmax(maskable[:, ::-1], axis=1) + 1, 0)
+    ends = 0 if data.mask_special_tokens else 1
+    lengths = np.where(maskable.any(1), size - np.argmax(maskable[:, ::-1], axis=1) + ends, 0)
     counts = np.where(lengths, prediction_counts(lengths, data.mask_fraction, data.max_predictions), 0)
     if data.mask_unit == "token":
         positions = _choose_tokens(maskable, keys, counts, data.max_predictions)
@@ -264,28 +267,32 @@ def make_masker(data: DataConfig, layout: Layout, tokenizer: Tokenizer | None) -
     cls_id, sep_id, mask_id, size = tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size
 
     def mask(
-        ids: np.ndarray, word_starts: np.ndarray, sequence_ids: np.ndarray, keys: np.ndarray
+        ids: np.ndarray, word_starts: np.ndarray, sequence_ids: np.ndarray, keys: np.ndarray, batch: int
     ) -> Sequence[np.ndarray]:
-        maskable = (sequence_ids > 0) & (ids != cls_id) & (ids != sep_id)
-        row_keys = keys.view(np.uint64)
+        maskable = sequence_ids > 0
+        if not data.mask_special_tokens:
+            maskable &= (ids != cls_id) & (ids != sep_id)
+        row_keys, own = keys.view(np.uint64), data
+        if data.final_mask_fraction:
+            own = dataclasses.replace(data, mask_fraction=data.mask_fraction_at(batch))
         if layout.is_packed:
             return mask_sequences(
                 ids, word_starts > 0, maskable, sequence_ids, row_keys, layout.sequences_per_row,
-                data=data, mask_id=mask_id, vocab_size=size,
+                data=own, mask_id=mask_id, vocab_size=size, predictions=layout.predictions_per_row,
             )  # fmt: skip
-        return mask_batch(ids, word_starts > 0, maskable, row_keys, data=data, mask_id=mask_id, vocab_size=size)
+        return mask_batch(ids, word_starts > 0, maskable, row_keys, data=own, mask_id=mask_id, vocab_size=size)
 
     return mask
 
 
 def mask_sequences(
     ids: np.ndarray, word_starts: np.ndarray, maskable: np.ndarray, sequence_ids: np.ndarray, keys: np.ndarray,
-    most: int, *, data: DataConfig, mask_id: int, vocab_size: int,
+    most: int, *, data: DataConfig, mask_id: int, vocab_size: int, predictions: int,
 ) -> Sequence[np.ndarray]:  # fmt: skip
     """Mask every sequence of packed rows as :func:`mask_batch` masks a row.
 
     ``keys`` uint64[B] determines all random values; ``most`` is C. Returns the arrays of :func:`mask_batch`; M is
-    ``data.most_predictions(most)``.
+    ``predictions``.
     """
     starts, lengths = sequence_starts(sequence_ids, most)
     row, slot = np.nonzero(lengths)
@@ -313,7 +320,7 @@ def mask_sequences(
     rank = np.arange(len(of)) - (np.cumsum(counts) - counts)[row[of]]
     outputs = []
     for values, dtype in ((positions, np.int32), (labels, np.int32), (weights, np.float32)):
-        packed = np.zeros((len(ids), data.most_predictions(most)), dtype)
+        packed = np.zeros((len(ids), predictions), dtype)
         packed[row[of], rank] = values[of, column]
         outputs.append(packed)
     return [masked, *outputs]

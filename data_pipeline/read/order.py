@@ -306,5 +306,9 @@ def order_facts(
     if data.masking == "dynamic":
         content += [data.mask_unit, data.mask_fraction, data.mask_token_share, data.random_token_share]
         content += [data.max_predictions, data.span_mean, data.span_max]
+        if data.final_mask_fraction:
+            content += [data.final_mask_fraction, data.mask_fraction_steps]
+        if data.mask_special_tokens:
+            content += ["mask_special_tokens"]
     text = json.dumps([1, facts, content], sort_keys=True)
     return facts | {"fingerprint": hashlib.sha256(text.encode()).hexdigest()[:16]}

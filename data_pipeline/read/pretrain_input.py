@@ -272,6 +272,10 @@ def eval_batches(
     batches, after the last batch.
     """
     records = PartRecords(_parts(folder))
+    if data.final_mask_fraction:
+        data = dataclasses.replace(
+            data, mask_fraction=data.final_mask_fraction, final_mask_fraction=0.0, mask_fraction_steps=0
+        )
     layout = records.layout(data, tokenizer)
     mask = make_masker(data, layout, tokenizer)
     host_rows = HostRows.of(1, BatchSizes(batch_size), rows)

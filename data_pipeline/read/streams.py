@@ -75,10 +75,10 @@ def _no_keys(raw: RawBatch) -> np.ndarray:
 
 def features(
     layout: Layout, data: DataConfig, mask: Masker | None,
-    parsed: Batch, live: np.ndarray, status: np.ndarray, numbers: np.ndarray, keys: np.ndarray,
+    parsed: Batch, live: np.ndarray, status: np.ndarray, numbers: np.ndarray, keys: np.ndarray, steps: np.ndarray,
 ) -> Batch:  # fmt: skip
     """Return the batch of ``parsed`` examples, by their names in google-research/bert. Rows for which ``live`` is
-    False, or that contain an id outside the vocabulary, are zero."""
+    False, or that contain an id outside the vocabulary, are zero. ``steps`` int64[1] is the index of the batch."""
     if layout.vocab_size is not None:
         good = np.ones(len(live), bool)
         for name in _CHECKED & set(parsed):  # as unsigned numbers, negative ids are large
@@ -98,7 +98,7 @@ def features(
         positions, labels = ints["masked_lm_positions"], ints["masked_lm_ids"]
     else:
         ints["input_ids"], positions, labels, weights = mask(
-            ints["input_ids"], ints["word_starts"], sequence_ids, keys
+            ints["input_ids"], ints["word_starts"], sequence_ids, keys, int(steps[0])
         )
     if layout.is_packed:
         starts, lengths = sequence_starts(sequence_ids, layout.sequences_per_row)
@@ -151,7 +151,7 @@ class NumpyStream(Stream):
             for name, (stored, kind, length) in layout.features.items():
                 parsed[name] = np.zeros((len(live), length), _KINDS[kind])
                 parsed[name][live] = decoded[stored]
-            return finish(parsed, live, raw.status, raw.numbers, keys(raw))
+            return finish(parsed, live, raw.status, raw.numbers, keys(raw), np.array([step]))
 
         self._prepare, self._steps, self._prefetch = prepare, iter(range(*steps)), prefetch
         self._pending = deque[Future[Batch]]()
@@ -199,10 +199,11 @@ class TensorFlowStream(Stream):
                 raise
             live = np.array([record is not None for record in raw.records])
             records = [blank if record is None else record for record in raw.records]
-            return np.array(records, object), live, raw.status, raw.numbers, keys(raw).view(np.int64)
+            own_keys = keys(raw).view(np.int64)
+            return np.array(records, object), live, raw.status, raw.numbers, own_keys, np.array([step], np.int64)
 
         def read_batch(step: Any) -> Any:
-            types = [tf.string, tf.bool, tf.int64, tf.int64, tf.int64]
+            types = [tf.string, tf.bool, tf.int64, tf.int64, tf.int64, tf.int64]
             tensors = tf.numpy_function(fetch, [step], types, stateful=True)
             for tensor in tensors:
                 tensor.set_shape([None])

@@ -40,6 +40,8 @@ def shard_settings(data: DataConfig, tokenizer: Tokenizer, split: str) -> dict[s
     names = [*_ALWAYS, *(_MASKING if data.masking == "static" else ())]
     if data.masking == "static" and data.mask_unit == "span":
         names += ["span_mean", "span_max"]
+    if data.masking == "static" and data.mask_special_tokens:
+        names += ["mask_special_tokens"]
     if data.packing != "none":
         names += ["packing", "sequences_per_row"]
     settings = {f"data.{name}": getattr(data, name) for name in names}

@@ -18,7 +18,11 @@ from input_shards import (
     stream,
     take,
 )
+from text_corpora import write_corpus, write_vocab
 
+from bert_jax.config.pretrain import DataConfig
+from bert_jax.tokenization import load_tokenizer
+from data_pipeline.build.ensure import ensure_data
 from data_pipeline.read.pretrain_input import eval_batches
 from data_pipeline.shards import shard_files as shards
 from data_pipeline.shards.tfexample import encode_examples
@@ -108,3 +112,85 @@ def test_dynamic_masking_needs_unmasked_shards_and_a_vocabulary(unmasked, tmp_pa
         stream(unmasked)
     with pytest.raises(ValueError, match=r"data\.masking: dynamic needs the vocabulary"):
         stream(unmasked, config(masking="dynamic"), tokenizer=None)
+
+
+def shares(batches: list[dict[str, np.ndarray]], first: int, share_of) -> None:
+    for step, batch in enumerate(batches, start=first):
+        lengths = batch["sequence_ids"].sum(1)
+        wanted = np.clip(np.rint(lengths * share_of(step)), 1, 8)
+        np.testing.assert_array_equal(batch["mlm_weights"].sum(1), wanted)
+
+
+def test_the_share_changes_with_the_batch(unmasked):
+    """Linear from a half to a tenth over ten batches, in both readers and after a resume."""
+    data = config(
+        masking="dynamic", max_predictions=8, mask_fraction=0.5, final_mask_fraction=0.1, mask_fraction_steps=10
+    )
+
+    def share_of(step: int) -> float:
+        return 0.5 - 0.04 * min(step, 10)
+
+    batches = stream(unmasked, dataclasses.replace(data, reader="numpy"), tokenizer=MASKER)
+    seen = take(batches, 14)
+    shares(seen, 0, share_of)
+    assert_equal(take(stream(unmasked, dataclasses.replace(data, reader="tensorflow"), tokenizer=MASKER), 14), seen)
+    again = stream(unmasked, data, tokenizer=MASKER)
+    again.restore(batches.state() | {"data_step": 4})
+    assert_equal(take(again, 4), seen[4:8])
+    for other in ({"final_mask_fraction": 0.2}, {"mask_fraction_steps": 9}):
+        with pytest.raises(ValueError, match="masking options differ"):
+            stream(unmasked, dataclasses.replace(data, **other), tokenizer=MASKER).restore(batches.state())
+    held_out = list(eval_batches(data, folder=unmasked, batch_size=64, tokenizer=MASKER))
+    shares(held_out, 0, lambda step: 0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"final_mask_fraction": 0.1, "mask_fraction_steps": 5}, "data.final_mask_fraction: 0.1 .* static"),
+        ({"masking": "dynamic", "final_mask_fraction": 0.1}, "data.mask_fraction_steps: 0 .* 1 or more"),
+        ({"masking": "dynamic", "mask_fraction_steps": 5}, "data.mask_fraction_steps: 5 .* 0 without"),
+        ({"masking": "dynamic", "final_mask_fraction": 1.5, "mask_fraction_steps": 5}, "final_mask_fraction: 1.5"),
+    ],
+)
+def test_a_share_that_cannot_change_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        config(**options)
+
+
+def test_special_tokens_are_predicted_if_asked(unmasked):
+    data = config(masking="dynamic", max_predictions=S, mask_fraction=1.0)
+    (without,) = take(stream(unmasked, data, tokenizer=MASKER), 1)
+    data = dataclasses.replace(data, mask_special_tokens=True)
+    (batch,) = take(stream(unmasked, data, tokenizer=MASKER), 1)
+    lengths = batch["sequence_ids"].sum(1)
+    np.testing.assert_array_equal(without["mlm_weights"].sum(1), lengths - 2)
+    np.testing.assert_array_equal(batch["mlm_weights"].sum(1), lengths)
+    assert np.isin([2, 3], batch["mlm_labels"]).all() and not np.isin([2, 3], without["mlm_labels"]).any()
+    half = dataclasses.replace(data, mask_fraction=0.5)
+    (batch,) = take(stream(unmasked, half, tokenizer=MASKER), 1)
+    np.testing.assert_array_equal(batch["mlm_weights"].sum(1), np.rint(batch["sequence_ids"].sum(1) * 0.5))
+
+
+@pytest.mark.parametrize("specials", [False, True])
+def test_static_masks_predict_special_tokens_if_asked(tmp_path, specials):
+    write_vocab(tmp_path / "vocab.txt")
+    write_corpus(tmp_path / "corpus.txt", documents=8, sentences=4)
+    data = DataConfig(
+        corpus=(str(tmp_path / "corpus.txt"),), vocab=str(tmp_path / "vocab.txt"), shards=str(tmp_path / "shards"),
+        seq_length=32, max_predictions=16, mask_fraction=0.5, dupe_factor=1, num_shards=1, eval_fraction=0.3,
+        workers=1, mask_special_tokens=specials,
+    )  # fmt: skip
+    ensure_data(data, vocab_size=1000, report=lambda _: None)
+    tokenizer = load_tokenizer(tmp_path / "vocab.txt")
+    (batch,) = eval_batches(data, folder=tmp_path / "shards" / "train", batch_size=99, tokenizer=tokenizer)
+    labels = batch["mlm_labels"][batch["mlm_weights"] > 0]
+    assert np.isin([tokenizer.cls_id, tokenizer.sep_id], labels).tolist() == [specials] * 2
+    lengths = batch["sequence_ids"].sum(1)[:, None] > 0
+    np.testing.assert_array_equal(
+        batch["mlm_weights"].sum(1), np.where(lengths[:, 0], np.rint(batch["sequence_ids"].sum(1) * 0.5), 0)
+    )
+    other = dataclasses.replace(data, mask_special_tokens=True)
+    if not specials:
+        with pytest.raises(ValueError, match=r"data.mask_special_tokens: shards none, config True"):
+            ensure_data(other, vocab_size=1000, report=lambda _: None)

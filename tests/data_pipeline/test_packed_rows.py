@@ -280,7 +280,9 @@ def test_dynamic_masks_are_those_of_single_rows(unit: str) -> None:
             maskable[row, np.flatnonzero(sequence_ids[row] == slot + 1)[[0, -1][: lengths[row, slot]]]] = False
     keys = np.arange(4, dtype=np.uint64)
     options: dict[str, Any] = {"data": data, "mask_id": 4, "vocab_size": 100}
-    masked, positions, labels, weights = mask_sequences(ids, starts, maskable, sequence_ids, keys, 3, **options)
+    masked, positions, labels, weights = mask_sequences(
+        ids, starts, maskable, sequence_ids, keys, 3, predictions=data.most_predictions(3), **options
+    )
     expected = ids.copy()
     for row in range(4):
         found = []
