@@ -33,9 +33,13 @@ ARGUMENTS = (
 )
 
 
-def saved_model(folder: Path, heads: HeadsConfig = HeadsConfig(pooler=True)) -> Path:  # noqa: B008 (frozen)
+def saved_model(
+    folder: Path,
+    heads: HeadsConfig = HeadsConfig(pooler=True),  # noqa: B008 (frozen)
+    model: ModelConfig = MODEL,
+) -> Path:
     """A saved model with drawn weights."""
-    spec = ModelSpec(model=MODEL, heads=heads, tokenizer=TokenizerConfig())
+    spec = ModelSpec(model=model, heads=heads, tokenizer=TokenizerConfig())
     rng = np.random.default_rng(0)
     params = {
         name: np.ones(shape, np.float32) if name.endswith("scale") else

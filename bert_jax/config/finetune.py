@@ -78,6 +78,8 @@ class LossConfig(Section, prefix="loss."):
     class_weights: Literal["none", "balanced"] = only("none", {KIND: ("classification",)})
     # Weight of a masked-LM loss on the text of the task, 15% of which is then masked in training; 0: off.
     mlm_weight: AtLeast0[float] = 0.0
+    # Weight of a next-token loss on the text of the task, with a causal model (Radford et al. 2018: 0.5); 0: off.
+    lm_weight: AtLeast0[float] = 0.0
     # Weight of a next-sentence loss on the text of the task, which predicts whether the second part of a text
     # belongs to the first. Training then uses every example twice; 0: off.
     nsp_weight: AtLeast0[float] = only(0.0, {KIND: (*WHOLE, "qa", *WORDS)})
@@ -218,6 +220,12 @@ class FinetuneConfig:
         length, most = self.task.max_length, self.model.max_length
         fits = length <= most or self.model.position_embeddings == "sinusoidal"
         require(fits, "task.max_length", length, f"at most the {most} positions of the model")
+        weight, fits = self.loss.lm_weight, self.model.attention == "causal"
+        allowed = "0 with a bidirectional model, which sees the next token (loss.mlm_weight has masked tokens)"
+        require(fits or not weight, "loss.lm_weight", weight, allowed)
+        require(
+            not (weight and self.loss.mlm_weight), "loss.mlm_weight", self.loss.mlm_weight, "0 with loss.lm_weight"
+        )
 
     @property
     def parameter_layout(self) -> dict[str, object]:
@@ -229,6 +237,7 @@ class FinetuneConfig:
         layout: dict[str, object] = {name: operator.attrgetter(name)(self) for name in names}
         return layout | {
             "loss.mlm_weight": self.loss.mlm_weight > 0,
+            "loss.lm_weight": self.loss.lm_weight > 0,
             "loss.nsp_weight": self.loss.nsp_weight > 0,
         }
 

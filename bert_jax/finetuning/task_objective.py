@@ -11,9 +11,17 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.model import BertModel
 from bert_jax.model.canonical import STACKED, path_name
 from bert_jax.model.dropout import DropoutKey, whole_key
+from bert_jax.objectives.causal_lm import CausalLm, next_weights
 from bert_jax.objectives.display import Display
 from bert_jax.objectives.masked_lm import COLUMNS, MLM_EPSILON, PANELS
-from bert_jax.objectives.objective import Batch, Objective, Sums, padding_sums, weighted_cross_entropy
+from bert_jax.objectives.objective import (
+    Batch,
+    Objective,
+    Sums,
+    denominator,
+    padding_sums,
+    weighted_cross_entropy,
+)
 from bert_jax.tasks.task import Task
 
 # First number of the random keys of weight dropout and mixout, above those of dropout in the layers.
@@ -24,7 +32,7 @@ class TaskObjective(Objective):
     """The loss of a task and auxiliary losses, on parameters that may be perturbed."""
 
     # The columns and panels of the auxiliary pretraining losses.
-    display = Display(columns=COLUMNS, panels=PANELS)
+    display = Display(columns=(*COLUMNS, *CausalLm.display.columns), panels=(*PANELS, *CausalLm.display.panels[:1]))
 
     def __init__(self, task: Task, config: FinetuneConfig, model: BertModel) -> None:
         super().__init__(config, model)
@@ -40,6 +48,8 @@ class TaskObjective(Objective):
             values["nsp_loss"] = jnp.maximum(jnp.sum(batch["nsp_weights"]), MLM_EPSILON) / options.nsp_weight
         if options.mlm_weight:
             values["mlm_loss"] = (jnp.sum(batch["mlm_weights"]) + MLM_EPSILON) / options.mlm_weight
+        if options.lm_weight:
+            values["lm_loss"] = denominator(next_weights(batch["sequence_ids"])) / options.lm_weight
         return values
 
     def sums(self, params: Any, batch: Batch, key: DropoutKey | None, *, start: Any, axis: str | None) -> Sums:
@@ -57,6 +67,9 @@ class TaskObjective(Objective):
             sums[f"layer_{number}_loss"] = of_layer["loss"]
         if losses.mlm_weight:
             sums |= weighted_cross_entropy("mlm", output.mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
+        if losses.lm_weight:  # without mlm_positions, the head reads every token
+            targets, weights = batch["input_ids"][:, 1:], next_weights(batch["sequence_ids"])
+            sums |= weighted_cross_entropy("lm", output.mlm_logits[:, :-1], targets, weights)
         if losses.nsp_weight:
             sums |= weighted_cross_entropy("nsp", output.nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
         return sums | padding_sums(batch["sequence_ids"])

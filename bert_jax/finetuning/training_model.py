@@ -24,11 +24,14 @@ def training_model(resolved: ResolvedTask) -> BertModel:
     config, heads = resolved.config, resolved.heads
     heads.check_features(config.model)
     check_layers(config, heads)
-    has_nsp = config.loss.nsp_weight > 0
+    loss, model = config.loss, config.model
+    has_nsp, has_mlm = loss.nsp_weight > 0, loss.mlm_weight > 0 or loss.lm_weight > 0
+    if loss.lm_weight and model.mlm_transform:  # a run of causal_lm, whose output layer is the word embeddings
+        model = dataclasses.replace(model, mlm_transform=False, mlm_output_bias=False, tied_output=True)
     return BertModel(
-        config.model,
+        model,
         config.execution,
-        dataclasses.replace(heads, mlm=config.loss.mlm_weight > 0, nsp=has_nsp, pooler=heads.pooler or has_nsp),
+        dataclasses.replace(heads, mlm=has_mlm, nsp=has_nsp, pooler=heads.pooler or has_nsp),
         resolved.task.sentence,
         all_layers=bool(config.loss.layers),
         frozen_encoder=config.features.frozen_encoder,
@@ -39,7 +42,7 @@ def start_parameters(resolved: ResolvedTask, model: BertModel, start: Start) -> 
     """Return the parameters of the initial model in ``start`` that ``model``, the training model, can use. The
     messages of the result include the notes about the records of the task."""
     config = resolved.config
-    spec = ModelSpec(model=config.model, heads=model.heads, sentence=model.sentence)
+    spec = ModelSpec(model=model.config, heads=model.heads, sentence=model.sentence)
     redraw_head = config.regularization.reinit_head
     initial = initial_model(start, spec, redrawn=redrawn_layers(config), redraw_head=redraw_head)
     return dataclasses.replace(initial, messages=(*initial.messages, *resolved.notes))

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from finetune_cases import (
+    MODEL,
     SPLITS,
     configured,
     lines,
@@ -15,7 +16,8 @@ from finetune_cases import (
 )
 
 import bert_jax
-from bert_jax.config import HeadsConfig
+from bert_jax.config import HeadsConfig, load_config
+from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning import finetune as module
 from bert_jax.finetuning.task_objective import TaskObjective
 from bert_jax.interop.readers import read_weights
@@ -129,6 +131,53 @@ def test_the_loss_of_a_lower_layer_is_that_of_a_model_which_ends_there(source, t
         losses.append(((np.log(np.exp(logits).sum(-1)) - right) * weights).sum() / weights.sum())
     assert float(whole) == pytest.approx(losses[0] + 0.2 * losses[1], rel=1e-5)
     assert losses[0] != pytest.approx(losses[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("has_head", [True, False], ids=["head of GPT", "run of causal_lm"])
+def test_the_next_token_loss_is_its_formula(tmp_path, has_head):
+    """Task + 0.5 * mean over the tokens that another of their sequence follows (Radford et al. 2018, 3.2)."""
+    model = dataclasses.replace(
+        MODEL, attention="causal", pooling="last", hidden_dropout=0.0, attention_dropout=0.0
+    )
+    if has_head:
+        model = dataclasses.replace(model, mlm_transform=False, mlm_output_bias=False)
+    source = saved_model(tmp_path / "model", HeadsConfig(pooler=True, mlm=has_head), model)
+    losses = []
+    for options in ("", "--loss.lm_weight 0.5"):
+        config, start = configured(source, tmp_path / "w", options)
+        job = module.FinetuneJob(config, SPLITS, (), start)
+        batch = job.batches(make_mesh(config.mesh, jax.devices()[:1])).pack(0)[0]
+        params = initial_params(job.model, 0)
+        objective = TaskObjective(job.task, job.config, job.model)
+        compute = jax.jit(lambda tree, b, objective=objective: loss_and_gradients(objective, tree, b, None, 1)[0])
+        losses.append(float(compute(params, batch)))
+    assert batch["sequence_ids"].max() > 1  # several examples in a row
+    assert not any(name.startswith("mlm_head") for name in to_canonical(params, model.vocab_size))
+    hidden = BertModel(config.model, config.execution, job.heads).apply({"params": params}, batch).sequence_output
+    table = np.asarray(params["embeddings"]["word_embeddings"]["embedding"], np.float64)[: model.vocab_size]
+    logits = np.asarray(hidden, np.float64) @ table.T
+    ids, rows = batch["input_ids"], batch["sequence_ids"]
+    found = [
+        np.log(np.exp(logits[row, at]).sum()) - logits[row, at, ids[row, at + 1]]
+        for row, at in np.ndindex(rows.shape[0], rows.shape[1] - 1)
+        if rows[row, at] and rows[row, at] == rows[row, at + 1]
+    ]
+    assert losses[1] - losses[0] == pytest.approx(0.5 * np.mean(found), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--loss.lm_weight 0.5", "loss.lm_weight: 0.5 .* 0 with a bidirectional model"),
+        (
+            "--loss.lm_weight 0.5 --loss.mlm_weight 1 --model.attention causal",
+            "loss.mlm_weight: 1.0 .* 0 with loss.lm",
+        ),
+    ],
+)
+def test_a_next_token_loss_needs_a_causal_model(options, message):
+    with pytest.raises(ValueError, match=message):
+        load_config(FinetuneConfig, options.split())
 
 
 @pytest.mark.parametrize(
