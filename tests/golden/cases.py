@@ -181,6 +181,21 @@ def batch(case: Case) -> dict[str, np.ndarray]:
     }
 
 
+def span_batch(step: int) -> dict[str, np.ndarray]:
+    """The batch of one step of the curves of span masking: the masked positions of a row are neighbors, and their
+    tokens are all [MASK] (id 4)."""
+    features = batch(curve_case(step))
+    tokens = original_tokens(features)
+    for row, count in enumerate(features["mlm_weights"].sum(1).astype(int)):
+        first = features["mlm_positions"][row, 0] % (features["sequence_ids"][row].sum() - count)
+        places = np.arange(first, first + count)
+        features["mlm_positions"][row, :count] = places
+        features["mlm_labels"][row, :count] = tokens[row, places]
+        features["input_ids"][row] = tokens[row]
+        features["input_ids"][row, places] = 4
+    return features
+
+
 def causal_batch(step: int) -> dict[str, np.ndarray]:
     """The batch of one step of the causal language model's curve: ``curve_case`` with two sequences in two rows."""
     features = batch(curve_case(step))
