@@ -48,14 +48,15 @@ class RunOptions(Section):
     add_words: str = ""
     # Store the added words in place of [unusedN] pieces instead of after the last piece.
     vocab_slots: bool = False
-    # Method to extend the position table if data.seq_length or model.max_position_embeddings exceeds that of
-    # --init_from, or model.max_position_embeddings that of --continue_from: tile (repeat the rows; old positions
-    # keep theirs) or interpolate (stretch the table).
+    # Extend the position table of --init_from to data.seq_length or model.max_position_embeddings, that of
+    # --continue_from to the latter: tile (repeat the rows; old positions keep theirs) or interpolate (stretch it).
     extend_positions: Literal["", "tile", "interpolate"] = ""
-    # Turn the BERT or RoBERTa of --init_from into a Longformer with this number of positions (Beltagy et al. 2020,
-    # section 5): the rows of the position table are repeated, each layer has windows (model.attention_windows,
-    # default 256 tokens on each side), and global tokens have copies of the projections; 0: off.
+    # Turn the BERT or RoBERTa of --init_from into a Longformer with so many positions (Beltagy et al. 2020, section
+    # 5), windows of model.attention_windows tokens on each side (default 256), and global tokens; 0: off.
     to_long: AtLeast0[int] = 0
+    # Add the pieces _start_, _delimiter_ and _classify_, which frame texts and pairs, with drawn embeddings to the
+    # vocabulary of the GPT that is fine-tuned (Radford et al. 2018, section 3.3).
+    gpt_inputs: bool = False
     # Print the resolved config and exit.
     print_config: bool = False
     # Allow a resumed run to change execution.prng.
@@ -73,8 +74,7 @@ class RunOptions(Section):
     heartbeat_timeout: Positive[int] = 100
 
     def folder(self, kind: str) -> str:
-        """Return the folder of a run: ``workdir`` if it is set, otherwise a folder under ``runs`` with the name of
-        the last recipe or, without a recipe, ``kind``."""
+        """Return ``workdir``, or a folder under ``runs`` with the name of the last recipe or, if none, ``kind``."""
         return self.workdir or f"runs/{Path(self.config[-1]).stem if self.config else kind}"
 
 

@@ -4,7 +4,6 @@
 neither these options nor the initial model.
 """
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,12 @@ from typing import Any
 import yaml
 
 from bert_jax.config import ModelConfig
-from bert_jax.config.loader import RunOptions, Setting, flat_values
+from bert_jax.config.loader import Setting, flat_values
 from bert_jax.config.schema import PRESETS
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
-from bert_jax.interop.hf.families.long import WINDOW, long_config, long_params
-from bert_jax.interop.readers import leaves_activation_open, leaves_case_open, read_weights
+from bert_jax.interop.exchange import ReadOptions
+from bert_jax.interop.readers import leaves_activation_open, leaves_case_open
 from bert_jax.io.errors import one_line
 from bert_jax.io.storage import Location, location
-from bert_jax.tokenization import build_tokenizer
 from bert_jax.training.checkpoint.restore import saved_steps
 from bert_jax.training.launch import RECORD
 from bert_jax.training.start import OF_PHASE, PHASE_MAY_CHANGE, TABLE_ROWS
@@ -56,29 +53,6 @@ def read_options(path: Path, given: Given) -> ReadOptions:
     # A model of this library records the case of its vocabulary, which the options must not replace.
     lower_case = values.get("data.lower_case") if leaves_case_open(path) else None
     return ReadOptions(lower_case=lower_case, activation=activation if is_open else None)
-
-
-def initial_weights(options: RunOptions, given: Given) -> ModelBundle:
-    """Return the model of ``--init_from``, which ``--to_long`` turns into a Longformer.
-
-    Raises ``ValueError`` (one line) if it cannot be read, or not be converted.
-    """
-    name = Path(options.init_from)
-    weights = read_weights(name, read_options(name, given))
-    if not options.to_long:
-        return weights
-    spec, content = weights.spec, weights.tokenizer_content
-    if spec.tokenizer is None or content is None:
-        raise ValueError(f"--to_long: {name} has no tokenizer, which names the separator; add its vocabulary file")
-    tokenizer = build_tokenizer(spec.tokenizer, content, str(name))
-    windows = given.get("model.attention_windows", ((WINDOW,), ""))[0]
-    model = long_config(spec.model, options.to_long, windows, tokenizer.pad_id, tokenizer.sep_id)
-    grown = f"positions {spec.model.max_length} -> {model.max_length}"
-    note = f"long model: {grown}, windows of {' '.join(map(str, windows))} tokens on each side"
-    return dataclasses.replace(
-        weights, spec=dataclasses.replace(spec, model=model, family=model.family),
-        params=long_params(weights.params, spec.model, model), notes=(*weights.notes, note),
-    )  # fmt: skip
 
 
 def model_section(model: ModelConfig) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.fixed_options import (
     Given,
     fixed_settings,
-    initial_weights,
     kept_settings,
     model_section,
     plan_phase,
@@ -27,7 +26,13 @@ from bert_jax.interop.fixed_options import (
     recorded_settings,
     whole_name,
 )
-from bert_jax.interop.vocabulary_extension import POSITIONS, extend_positions, extend_rows, plan_vocabulary
+from bert_jax.interop.model_extension import (
+    POSITIONS,
+    extend_positions,
+    extend_rows,
+    initial_weights,
+    plan_vocabulary,
+)
 from bert_jax.io.errors import one_line
 from bert_jax.io.storage import Location
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, build_tokenizer
@@ -37,7 +42,7 @@ from bert_jax.training.launch import InitialModel
 # File with the settings of the tokenizer in the workdir of a fine-tuning run.
 TOKENIZER_FILE = "tokenizer_settings.json"
 _EXTENSIONS = ("add_words", "vocab_slots", "extend_positions")
-_CHANGES = (*_EXTENSIONS, "to_long")
+_CHANGES = (*_EXTENSIONS, "to_long", "gpt_inputs")
 _PRETRAINING_HEADS = ("mlm_head", "nsp_head", "rtd_head")
 # Layers between the encoder and the task head.
 _TASK_LAYERS = ("feature_mix", "bilstm")
@@ -157,6 +162,8 @@ def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> S
 def _pretraining_from(options: RunOptions, given: Given) -> Start:
     """Plan the start of a pretraining run from ``--init_from``, with the words and positions that the run adds."""
     values, name = {key: value for key, (value, _) in given.items()}, options.init_from
+    if options.gpt_inputs:
+        raise ValueError("--gpt_inputs: allowed in fine-tuning only; omit it in pretraining")
     if options.to_long and options.extend_positions:
         raise ValueError("--extend_positions: not allowed with --to_long, which repeats the positions; omit it")
     weights = initial_weights(options, given)
@@ -231,8 +238,9 @@ def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> St
         )
     if options.init_from:
         return _finetuning_from(options, given)
-    if options.to_long:
-        raise ValueError("--to_long: requires --init_from, which names the model to convert")
+    for flag in ("to_long", "gpt_inputs"):
+        if getattr(options, flag):
+            raise ValueError(f"--{flag}: requires --init_from, which names the model to change")
     vocab = given.get("data.vocab", ("", ""))[0]
     if not vocab:
         remedy = "give the model to fine-tune, or set data.vocab to start from random weights"

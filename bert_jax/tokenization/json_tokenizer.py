@@ -16,6 +16,9 @@ from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Offsets, Tokenizer, 
 _MODELS = ("BPE", "Unigram", "WordPiece")
 # The only special piece of GPT-2; GPT has only "<unk>".
 _GPT2_PIECE = "<|endoftext|>"
+# Pieces that frame the inputs of a fine-tuned GPT: start, delimiter, extract, and padding, which comes last, as in
+# the folders of GPT-2.
+INPUT_PIECES = ("_start_", "_delimiter_", "_classify_", "<pad>")
 
 
 def is_general(state: Any) -> bool:
@@ -68,6 +71,8 @@ def _names(state: Mapping[str, Any], table: Mapping[str, int]) -> tuple[str, ...
     framing = _framing(state.get("post_processor"))
     only = _GPT2_PIECE if _GPT2_PIECE in table else model.get("unk_token")
     if not framing and only and not {"[SEP]", "</s>"} & set(table):
+        if set(INPUT_PIECES) <= set(table):
+            return INPUT_PIECES[3], only, *INPUT_PIECES[:2], only
         return next((pad for pad in ("<pad>", "[PAD]") if pad in table), only), *(only,) * 4
     own, other = (ROBERTA_PIECES, SPECIAL_PIECES) if "<s>" in framing else (SPECIAL_PIECES, ROBERTA_PIECES)
     pad, unk, first, separator, mask = (
@@ -78,14 +83,28 @@ def _names(state: Mapping[str, Any], table: Mapping[str, int]) -> tuple[str, ...
     return pad, model.get("unk_token") or unk, first, separator, mask
 
 
+def with_input_pieces(content: bytes) -> bytes:
+    """Return the ``tokenizer.json`` of a GPT with :data:`INPUT_PIECES` after its last piece, and a post-processor
+    that frames a text as _start_ A _classify_ and a pair as _start_ A _delimiter_ B _classify_."""
+    tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+    start, delimiter, extract, _ = INPUT_PIECES
+    tokenizer.add_special_tokens([tokenizers.AddedToken(piece, special=True) for piece in INPUT_PIECES])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{start} $A {extract}", pair=f"{start} $A {delimiter} $B:0 {extract}:0",
+        special_tokens=[(piece, tokenizer.token_to_id(piece)) for piece in INPUT_PIECES[:3]],
+    )  # fmt: skip
+    return tokenizer.to_str(pretty=True).encode()
+
+
 class JsonTokenizer(Tokenizer):
     """The tokenizer of a ``tokenizer.json``, whose normalizer, pre-tokenizer, model and added tokens apply exactly.
 
-    The special pieces are those of BERT ([PAD], [UNK], [CLS], [SEP], [MASK]), of RoBERTa (<pad>, <unk>, <s>, </s>,
-    <mask>) or of both, and the post-processor frames texts with the first token and the separator. It states the
-    number of separators and the token type of the second text. GPT-2 and GPT have one special piece, <|endoftext|>
-    or <unk>, and no frame. Added tokens that are not special are found in the text before any rule applies. Raises
-    ``ValueError`` for any other file; the message begins with ``name``.
+    The special pieces are those of BERT ([PAD], [UNK], [CLS], [SEP], [MASK]), of RoBERTa (<pad>, <unk>, <s>,
+    </s>, <mask>) or of both, and the post-processor frames texts with the first token and the separator. It
+    states the number of separators and the token type of the second text. GPT-2 and GPT have one special piece,
+    <|endoftext|> or <unk>, and no frame but that of :func:`with_input_pieces`. Added tokens that are not
+    special are found in the text before any rule applies. Raises ``ValueError`` for any other file; the message
+    begins with ``name``.
     """
 
     kind = "json"
@@ -104,13 +123,15 @@ class JsonTokenizer(Tokenizer):
         if None in pieces:
             raise ValueError(f"{name}: no piece has the id {pieces.index(None)}; the ids must be 0 to N - 1")
         self.special_pieces = _names(state, table)
-        self.framed = self.special_pieces[2] in ("[CLS]", "<s>")
+        self.framed = self.special_pieces[2] in ("[CLS]", "<s>", INPUT_PIECES[0])
         if missing := [piece for piece in self.special_pieces if piece not in table]:
             raise ValueError(
                 f"{name}: the vocabulary lacks {', '.join(missing)}; it must contain "
                 f"{', '.join(SPECIAL_PIECES)} or {', '.join(ROBERTA_PIECES)}"
             )
         super().__init__(pieces)
+        if self.special_pieces[2] == INPUT_PIECES[0]:
+            self.end_id = self.piece_id(INPUT_PIECES[2])
         self._read_frame(name)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special[[number for number, token in added.items() if token.special]] = True
@@ -145,10 +166,10 @@ class JsonTokenizer(Tokenizer):
             self.second_type = 0
             return
         self.separators = len(joined.ids) - 4
-        frame = [self.cls_id, self.vocab_size, *[self.sep_id] * self.separators, self.vocab_size, self.sep_id]
+        frame = [self.cls_id, self.vocab_size, *[self.sep_id] * self.separators, self.vocab_size, self.end_id]
         self.second_type = joined.type_ids[-1]
         types = [0] * (2 + self.separators) + [self.second_type] * 2
-        right = single.ids == [self.cls_id, self.vocab_size, self.sep_id] and not any(single.type_ids)
+        right = single.ids == [self.cls_id, self.vocab_size, self.end_id] and not any(single.type_ids)
         if not right or joined.ids != frame or joined.type_ids != types:
             first, separator = self.special_pieces[2:4]
             raise ValueError(

@@ -62,6 +62,7 @@ class Tokenizer(ABC):
         self._ids = {piece: i for i, piece in enumerate(self._pieces)}
         self.vocab_size = len(self._pieces)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = map(self.piece_id, self.special_pieces)
+        self.end_id = self.sep_id
         self.special = np.zeros(self.vocab_size, bool)
         self.special[[self.pad_id, self.cls_id, self.sep_id, self.mask_id]] = True
         self.continuation = np.zeros(self.vocab_size, bool)
@@ -105,7 +106,8 @@ class Tokenizer(ABC):
         """Return one model input and its token types.
 
         The input is [CLS] a [SEP] or [CLS] a [SEP] b [SEP], with [SEP] repeated ``separators`` times between a and
-        b. The token type is ``second_type`` for b and the final [SEP], and 0 for all tokens before them.
+        b. The token type is ``second_type`` for b and the final [SEP], and 0 for all tokens before them. The final
+        token is ``end_id``, by default that of [SEP].
 
         If ``framed`` is False (GPT), the input is a or a b, and all token types are 0.
 
@@ -123,11 +125,10 @@ class Tokenizer(ABC):
         if not self.framed:
             ids = [*a, *(b or ())]
             return ids, [0] * len(ids)
-        ids = [self.cls_id, *a, self.sep_id]
         if b is None:
-            return ids, [0] * len(ids)
-        ids += [self.sep_id] * (self.separators - 1)
-        return [*ids, *b, self.sep_id], [0] * len(ids) + [self.second_type] * (len(b) + 1)
+            return [self.cls_id, *a, self.end_id], [0] * (len(a) + 2)
+        ids = [self.cls_id, *a, *[self.sep_id] * self.separators]
+        return [*ids, *b, self.end_id], [0] * len(ids) + [self.second_type] * (len(b) + 1)
 
     def require_mask(self, name: str) -> None:
         """Raise ``ValueError`` with a message that begins with ``name`` if the vocabulary has no mask piece."""

@@ -1,10 +1,11 @@
-"""The vocabulary of a pretraining run that starts from a model: the vocabulary of the model, with or without added
-words.
+"""Changes of an initial model: the vocabulary of a pretraining run, with or without added words; a long model; the
+input tokens of GPT.
 
 The rows of an added word (word embedding, MLM output bias) are initialized with the mean of the rows of its pieces
 in the old vocabulary. All other rows are unchanged.
 """
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,12 @@ import numpy as np
 from bert_jax.config import PretrainConfig, TokenizerConfig
 from bert_jax.config.loader import RunOptions
 from bert_jax.interop.exchange import ModelBundle
+from bert_jax.interop.fixed_options import Given, read_options
+from bert_jax.interop.hf.families.long import WINDOW, long_config, long_params
+from bert_jax.interop.readers import read_weights
 from bert_jax.io.storage import location
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, WordPieceTokenizer, build_tokenizer, load_tokenizer
+from bert_jax.tokenization.json_tokenizer import INPUT_PIECES, with_input_pieces
 from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, chunks, split_words
 from bert_jax.training.state import POSITIONS as POSITIONS
 from bert_jax.training.state import extend_positions as extend_positions
@@ -25,6 +30,55 @@ from bert_jax.training.state import extend_positions as extend_positions
 WORD_ROWS = ("embeddings/word_embeddings/embedding", "mlm_head/output_bias")
 _SLOT = re.compile(r"\[unused\d+\]")
 _SHOWN = 3
+
+
+def initial_weights(options: RunOptions, given: Given) -> ModelBundle:
+    """Return the model of ``--init_from``, changed by ``--to_long`` or ``--gpt_inputs``.
+
+    Raises ``ValueError`` (one line) if it cannot be read, or not be changed.
+    """
+    name = Path(options.init_from)
+    weights = read_weights(name, read_options(name, given))
+    if not (options.to_long or options.gpt_inputs):
+        return weights
+    spec, content = weights.spec, weights.tokenizer_content
+    if spec.tokenizer is None or content is None:
+        flag = "--to_long" if options.to_long else "--gpt_inputs"
+        raise ValueError(f"{flag}: {name} has no tokenizer, whose special pieces it needs; add its vocabulary file")
+    tokenizer = build_tokenizer(spec.tokenizer, content, str(name))
+    if options.gpt_inputs:
+        return _with_input_pieces(weights, tokenizer, content)
+    windows = given.get("model.attention_windows", ((WINDOW,), ""))[0]
+    model = long_config(spec.model, options.to_long, windows, tokenizer.pad_id, tokenizer.sep_id)
+    grown = f"positions {spec.model.max_length} -> {model.max_length}"
+    note = f"long model: {grown}, windows of {' '.join(map(str, windows))} tokens on each side"
+    return dataclasses.replace(
+        weights, spec=dataclasses.replace(spec, model=model, family=model.family),
+        params=long_params(weights.params, spec.model, model), notes=(*weights.notes, note),
+    )  # fmt: skip
+
+
+def _with_input_pieces(weights: ModelBundle, tokenizer: Tokenizer, content: bytes) -> ModelBundle:
+    """Return a GPT with the pieces that frame its inputs, with drawn rows (Radford et al. 2018, section 3.3)."""
+    if tokenizer.framed:
+        frame = f"frames its texts already, with {' and '.join(tokenizer.special_pieces[2:4])}"
+        raise ValueError(f"--gpt_inputs: the tokenizer {frame}; omit --gpt_inputs")
+    first, spec = tokenizer.vocab_size, weights.spec
+    size = max(spec.model.vocab_size, first + len(INPUT_PIECES))
+    params, rng = dict(weights.params), np.random.default_rng(0)
+    for name in (WORD_ROWS[0], "mlm_head/output_embeddings/embedding"):
+        if name in params:
+            table = np.zeros((size, params[name].shape[1]), np.float32)
+            table[: len(params[name])] = params[name]
+            shape = len(INPUT_PIECES), table.shape[1]
+            table[first : first + len(INPUT_PIECES)] = spec.model.initializer_range * rng.standard_normal(shape)
+            params[name] = table
+    model = dataclasses.replace(spec.model, vocab_size=size)
+    note = f"{', '.join(INPUT_PIECES)} are added to the vocabulary, with drawn embeddings"
+    return dataclasses.replace(
+        weights, spec=dataclasses.replace(spec, model=model), params=params,
+        tokenizer_content=with_input_pieces(content), notes=(*weights.notes, note),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
