@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_jax.config.switches import ANY, SIZES, Supported
 from bert_jax.interop.programs.onnx_nodes import FLOAT, INT64, Graph
-from bert_jax.interop.programs.onnx_scores import ScoreGraph
+from bert_jax.interop.programs.onnx_scores import ScoreGraph, global_tokens
 from bert_jax.interop.programs.serving import FIELDS, output_names
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.positions import rotary_tables, sinusoidal_positions
@@ -20,13 +20,15 @@ from bert_jax.model.positions import rotary_tables, sinusoidal_positions
 # Standard operators cover every field, so a new field is refused by name until it is added here.
 SUPPORTED: Supported = SIZES | dict.fromkeys(
     (
-        "position_offset", "embedding_size", "shared_layers", "embedding_dropout", "attention_output_dropout",
-        "feed_forward_dropout", "activation", "feed_forward", "norm", "norm_position", "norm_epsilon", "norm_bias",
-        "embedding_norm", "final_norm", "qkv_bias", "attention_output_bias", "feed_forward_bias",
-        "position_embeddings", "rotary_base", "rotary_window_base", "relative_positions", "relative_buckets",
-        "relative_max_distance", "attention", "attention_windows", "pooling", "pooler_dense", "pooler_bias",
-        "pooler_activation", "pooler_norm", "token_pooler", "sequence_head_bias", "mlm_transform",
-        "mlm_activation", "mlm_transform_bias", "mlm_output_bias", "tied_output", "initialization",
+        "position_offset", "embedding_size", "shared_layers", "embedding_dropout",
+        "attention_output_dropout", "feed_forward_dropout", "activation", "feed_forward", "norm",
+        "norm_position", "norm_epsilon", "norm_bias", "embedding_norm", "final_norm", "qkv_bias",
+        "attention_output_bias", "feed_forward_bias", "position_embeddings", "rotary_base",
+        "rotary_window_base", "relative_positions", "relative_buckets", "relative_max_distance",
+        "attention", "attention_windows", "global_tokens", "separator_id", "pooling", "pooler_dense",
+        "pooler_bias", "pooler_activation", "pooler_norm", "token_pooler", "sequence_head_bias",
+        "mlm_transform", "mlm_activation", "mlm_transform_bias", "mlm_output_bias", "tied_output",
+        "initialization",
     ),
     ANY,
 )  # fmt: skip
@@ -41,11 +43,14 @@ def add_network(graph: Graph) -> list[str]:
     model = graph.spec.model
     x_BxSxH = _embeddings(graph)
     hidden_Bx1x1xS = _attention_bias(graph)
-    scores = ScoreGraph(graph)
+    global_BxS = global_tokens(graph, seen_BxS)
+    scores = ScoreGraph(graph, global_BxS)
     biases = {window: scores.bias(hidden_Bx1x1xS, window) for window in dict.fromkeys(model.layer_windows)}
     for i, window in enumerate(model.layer_windows):
         name = "encoder/layer_0" if model.shared_layers else f"encoder/layer_{i}"
-        x_BxSxH = _layer(graph, x_BxSxH, Layer(name, i, window, biases[window], scores))
+        x_BxSxH = _layer(
+            graph, x_BxSxH, Layer(name, i, window, biases[window], scores, hidden_Bx1x1xS, seen_BxS, global_BxS)
+        )
     if model.has_final_norm:
         x_BxSxH = graph.norm(x_BxSxH, "encoder/final_layer_norm")
     values = _outputs(graph, x_BxSxH, seen_BxS)
@@ -112,13 +117,17 @@ def _attention_bias(graph: Graph) -> str:
 
 
 class Layer(NamedTuple):
-    """One encoder layer of the graph: prefix of its weights, index, window, bias of its scores, distances."""
+    """One encoder layer of the graph: prefix of its weights, index, window, bias of its scores, distances, hidden
+    keys, visible tokens, global tokens."""
 
     name: str
     index: int
     window: int
     bias: str
     scores: ScoreGraph
+    hidden: str
+    seen: str
+    global_tokens: str
 
 
 def _layer(graph: Graph, x_BxSxH: str, layer: Layer) -> str:
@@ -149,10 +158,26 @@ def _rotate(graph: Graph, x_BxSxAxD: str, base: float) -> str:
 
 def _attention(graph: Graph, x_BxSxH: str, layer: Layer) -> str:
     model = graph.spec.model
+    context_BxSxAxD = _context(graph, x_BxSxH, layer, layer.bias)
+    if model.global_tokens:  # padding, which may see nothing, has the context 0
+        context_BxSxAxD = graph.op("Mul", context_BxSxAxD, graph.op("Unsqueeze", layer.seen, graph.axes(2, 3)))
+    if layer.global_tokens:
+        whole_BxSxAxD = _context(graph, x_BxSxH, layer, layer.hidden, "_global")
+        is_global = graph.op(
+            "Greater", graph.op("Unsqueeze", layer.global_tokens, graph.axes(2, 3)), graph.scalar(0)
+        )
+        context_BxSxAxD = graph.op("Where", is_global, whole_BxSxAxD, context_BxSxAxD)
+    context_BxSxH = graph.op("Reshape", context_BxSxAxD, graph.axes(0, 0, model.hidden_size))
+    return graph.dense(context_BxSxH, f"{layer.name}/attention/output", model.attention_output_bias)
+
+
+def _context(graph: Graph, x_BxSxH: str, layer: Layer, bias: str, kind: str = "") -> str:
+    """Append the attention with ``bias`` and the projections whose names end with ``kind``, float32[B, S, A, D]."""
+    model = graph.spec.model
     split = graph.axes(0, 0, model.num_attention_heads, model.head_size)
 
     def projected(part: str, order: list[int]) -> str:
-        dense = graph.dense(x_BxSxH, f"{layer.name}/attention/{part}", model.qkv_bias)
+        dense = graph.dense(x_BxSxH, f"{layer.name}/attention/{part}{kind}", model.qkv_bias)
         y_BxSxAxD = graph.op("Reshape", dense, split)
         if graph.turns and part != "value":
             y_BxSxAxD = _rotate(graph, y_BxSxAxD, model.rotary_base_of(layer.window))
@@ -166,10 +191,8 @@ def _attention(graph: Graph, x_BxSxH: str, layer: Layer) -> str:
         scores_BxAxSxS = graph.op("Add", scores_BxAxSxS, layer.scores.products(query, key, layer.name))
         terms = 3
     scaled_BxAxSxS = graph.op("Div", scores_BxAxSxS, graph.scalar(math.sqrt(terms * model.head_size)))
-    weights_BxAxSxS = graph.op("Softmax", graph.op("Add", scaled_BxAxSxS, layer.bias), axis=-1)
-    context = graph.op("Transpose", graph.op("MatMul", weights_BxAxSxS, value), perm=[0, 2, 1, 3])
-    context_BxSxH = graph.op("Reshape", context, graph.axes(0, 0, model.hidden_size))
-    return graph.dense(context_BxSxH, f"{layer.name}/attention/output", model.attention_output_bias)
+    weights_BxAxSxS = graph.op("Softmax", graph.op("Add", scaled_BxAxSxS, bias), axis=-1)
+    return graph.op("Transpose", graph.op("MatMul", weights_BxAxSxS, value), perm=[0, 2, 1, 3])
 
 
 def _feed_forward(graph: Graph, x_BxSxH: str, layer: Layer) -> str:

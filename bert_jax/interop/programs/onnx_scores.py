@@ -1,20 +1,58 @@
-"""Attention scores in an ONNX graph: hidden keys, windows, causality, and terms that depend on distances.
+"""Attention scores in an ONNX graph: hidden keys, windows, global tokens, causality, and terms that depend on
+distances.
 
 Dimensions: B rows, S tokens, A heads, D head size, R rows of a table of distances.
 """
 
 import numpy as np
 
-from bert_jax.interop.programs.onnx_nodes import FLOAT, Graph
+from bert_jax.interop.programs.onnx_nodes import FLOAT, INT64, Graph
 from bert_jax.model.attention import MASKED_SCORE
 from bert_jax.model.positions import alibi_slopes, bucket_index, disentangled_index
 
 
-class ScoreGraph:
-    """Terms of the attention scores, which the layers share."""
+def global_tokens(graph: Graph, seen_BxS: str) -> str:
+    """Append 1 for global tokens and 0 for others, float32[B, S], as ``local_attention.global_features`` determines
+    them by the heads; return "" if there are none."""
+    model, heads = graph.spec.model, graph.spec.heads
+    if not model.global_tokens or not (heads.sequence_labels or heads.span or heads.choice):
+        return ""
 
-    def __init__(self, graph: Graph) -> None:
+    def as_int(x: str) -> str:
+        return graph.op("Cast", x, to=INT64)
+
+    zero, along = graph.constant(0, np.int64), graph.constant(1, np.int64)
+    seen = as_int(seen_BxS)
+    separates = as_int(graph.op("Equal", "input_ids", graph.constant(model.separator_id, np.int64)))
+    before_BxS, most, found = graph.op("CumSum", separates, along), model.global_tokens, []
+    if heads.choice:
+        padded = graph.op("Pad", graph.op("Mul", before_BxS, seen), graph.axes(0, 2, 0, 0), zero)
+        shifted = graph.op("Slice", padded, graph.axes(0), graph.axes(-2), graph.axes(1))
+        found.append(graph.op("Greater", shifted, zero))
+        most = model.max_length
+    if heads.span:
+        found.append(graph.op("Equal", before_BxS, zero))
+    if heads.sequence_labels:
+        ones = graph.op("Expand", graph.constant(1, np.int64), graph.op("Shape", "input_ids"))
+        found.append(graph.op("Equal", graph.op("CumSum", ones, along), along))
+        most = most if heads.span or heads.choice else 1
+    chosen = found[0]
+    for other in found[1:]:
+        chosen = graph.op("Or", chosen, other)
+    chosen = graph.op("Mul", as_int(chosen), seen)
+    beyond = graph.op("Greater", graph.op("CumSum", chosen, along), graph.constant(most, np.int64))
+    return graph.op("Cast", graph.op("Mul", chosen, as_int(graph.op("Not", beyond))), to=FLOAT)
+
+
+class ScoreGraph:
+    """Terms of the attention scores, which the layers share. ``global_BxS`` is that of :func:`global_tokens`."""
+
+    def __init__(self, graph: Graph, global_BxS: str = "") -> None:
         self.graph = graph
+        self._local = ""
+        if global_BxS:
+            local_BxS = graph.op("Sub", graph.scalar(1), global_BxS)
+            self._local = graph.op("Unsqueeze", local_BxS, graph.axes(1, 2))
         self._ahead = ""
         self._table = ""
 
@@ -28,7 +66,8 @@ class ScoreGraph:
             bias = graph.op("Min", bias, self._masked(graph.op("Greater", self._distances(), zero)))
         if window:
             far = graph.op("Greater", graph.op("Abs", self._distances()), graph.constant(window, np.int64))
-            bias = graph.op("Min", bias, self._masked(far))
+            hidden = self._masked(far)
+            bias = graph.op("Min", bias, graph.op("Mul", hidden, self._local) if self._local else hidden)
         if model.relative_positions == "alibi":
             slopes_Ax1x1 = graph.constant(-alibi_slopes(model.num_attention_heads)[:, None, None], np.float32)
             away_SxS = graph.op("Cast", graph.op("Abs", self._distances()), to=FLOAT)
