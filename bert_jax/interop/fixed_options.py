@@ -15,11 +15,12 @@ from bert_jax.config.loader import Setting, flat_values
 from bert_jax.config.schema import PRESETS
 from bert_jax.interop.exchange import ReadOptions
 from bert_jax.interop.readers import leaves_activation_open, leaves_case_open
-from bert_jax.io.errors import one_line
 from bert_jax.io.storage import Location, location
 from bert_jax.training.checkpoint.restore import saved_steps
 from bert_jax.training.launch import RECORD
 from bert_jax.training.start import OF_PHASE, PHASE_MAY_CHANGE, TABLE_ROWS
+from bert_jax.training.workdir import read_record as read_record
+from bert_jax.training.workdir import record_text as record_text
 
 # Options that may differ between a run and its initial model, because they change no parameter. Vocabularies are
 # compared by their pieces, not by data.vocab.
@@ -28,7 +29,6 @@ MAY_DIFFER = {
     "model.attention_dropout", "model.embedding_dropout", "model.attention_output_dropout",
     "model.feed_forward_dropout",
 }  # fmt: skip
-_FORMAT = 1
 _GENERATOR, _FIRST_STEP = "execution.prng", "training.first_step"
 
 # Key of an option -> its typed value, and the origin of the value for messages.
@@ -107,7 +107,11 @@ def plan_phase(name: str, given: Given) -> tuple[tuple[Setting, ...], str]:
     )
     settings += fixed_settings(given, source, resolved, f"{folder / RECORD}", may_differ)
     changed = {key: given[key][0] for key in may_differ & given.keys() & resolved.keys()}
-    return settings, record_text(record["init_from"], source, resolved | changed, continue_from=whole_name(name))
+    text = record_text(
+        record["init_from"], source, resolved | changed,
+        continue_from=whole_name(name), trained_global=record["trained_global"],
+    )  # fmt: skip
+    return settings, text
 
 
 def kept_settings(workdir: Location, given: Given) -> tuple[Setting, ...]:
@@ -128,32 +132,3 @@ def kept_settings(workdir: Location, given: Given) -> tuple[Setting, ...]:
     if first_step:
         kept[_FIRST_STEP] = first_step
     return tuple(Setting(f"{path}", key, str(value)) for key, value in kept.items())
-
-
-def read_record(workdir: Location) -> dict[str, Any] | None:
-    """Return the content of ``WORKDIR/warm_start.yaml``: ``init_from``, dicts of the options of the initial model
-    (``source``) and of the run (``resolved``), and ``continue_from``, the workdir of the earlier phase ("" in the
-    first phase). Return None if the file does not exist.
-
-    Raises ``ValueError`` if the file is damaged.
-    """
-    path = workdir / RECORD
-    if not path.is_file():
-        return None
-    try:
-        record = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if record["format"] != _FORMAT:
-            raise ValueError(f"format {record['format']}")
-        continued = {"continue_from": record.get("continue_from", "")}
-        return {name: record[name] for name in ("init_from", "source", "resolved")} | continued
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
-        remedy = f"delete it and give --config {workdir}/config.yaml"
-        raise ValueError(f"{path}: not readable ({one_line(error)}); {remedy}") from None
-
-
-def record_text(name: str, source: Mapping[str, Any], resolved: Mapping[str, Any], continue_from: str = "") -> str:
-    """Return the text of a record that :func:`read_record` returns; ``name`` is the initial model."""
-    record = {"format": _FORMAT, "init_from": name, "source": dict(source), "resolved": dict(resolved)}
-    if continue_from:
-        record["continue_from"] = continue_from
-    return yaml.safe_dump(record, sort_keys=False)

@@ -26,6 +26,7 @@ from bert_jax.interop.fixed_options import (
     recorded_settings,
     whole_name,
 )
+from bert_jax.interop.hf.families.long import has_own_projections
 from bert_jax.interop.model_extension import (
     POSITIONS,
     extend_positions,
@@ -185,7 +186,7 @@ def _pretraining_from(options: RunOptions, given: Given) -> Start:
         settings=fixed_settings(given, before, after, name),
         messages=(f"starts from {name}", *weights.notes, *vocabulary.notes, *position_notes),
         weights=dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, model=model), params=params),
-        record=record_text(name, before, after),
+        record=record_text(name, before, after, trained_global=has_own_projections(weights.params)),
         source=whole_name(name),
         vocabulary=None if vocabulary.content is None else (vocabulary.path, vocabulary.content),
     )
@@ -233,9 +234,12 @@ def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> St
         config, content = _stored_tokenizer(workdir)
         settings = recorded_settings(workdir, given) if record else _vocabulary_size(config, content, given)
         settings += kept_settings(workdir, given)
+        flags = [f"--{flag}" for flag in ("to_long", "gpt_inputs") if getattr(options, flag)]
+        ignored = f"{', '.join(flags)}: ignored, because the run resumes from its own checkpoint"
         return Start(
-            settings=settings, source=source, resumes=True, tokenizer_config=config, tokenizer_content=content
-        )
+            settings=settings, messages=(ignored,) if flags else (), source=source, resumes=True,
+            tokenizer_config=config, tokenizer_content=content,
+        )  # fmt: skip
     if options.init_from:
         return _finetuning_from(options, given)
     for flag in ("to_long", "gpt_inputs"):

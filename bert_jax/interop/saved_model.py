@@ -21,6 +21,7 @@ from bert_jax.config import (
     to_dict,
 )
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_shapes, parameter_shapes
+from bert_jax.interop.hf.families.long import copy_projections
 from bert_jax.io.files import whole_folder
 from bert_jax.objectives.registry import objective_class
 from bert_jax.tokenization import FILE_NAMES, load_tokenizer
@@ -32,6 +33,7 @@ from bert_jax.training.checkpoint.digest import (
 from bert_jax.training.checkpoint.parameters import arrays_digest, read_arrays, read_parameters, save_arrays
 from bert_jax.training.checkpoint.restore import NoCheckpoint, checkpoint_folder, saved_steps
 from bert_jax.training.logging.metrics_file import read_metrics
+from bert_jax.training.workdir import read_record
 
 SPEC_FILE = "model.json"
 # Folder in the workdir of a fine-tuning run: a saved model with the best parameters.
@@ -169,6 +171,11 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
         raise ValueError(f"{vocabularies[0]}: not the vocabulary of the run; restore the original file")
     name = options.network or next(iter(objective.networks), "")
     architecture, heads, params = objective.network(config, model, stored.arrays, name)
+    if architecture.global_tokens and not (heads.sequence_labels or heads.span or heads.choice):
+        # No batch of the run had global tokens, and the others' projections have moved on.
+        record = read_record(workdir)
+        if record is None or not record["trained_global"]:
+            params = copy_projections(params)
     spec = ModelSpec(
         model=architecture,
         heads=heads,

@@ -8,11 +8,14 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import yaml
 
 from bert_jax.config import RunConfig, dump_yaml
+from bert_jax.io.errors import one_line
 from bert_jax.io.files import write_whole
 from bert_jax.io.folder_lock import hold_folder
 from bert_jax.io.storage import Location, ObjectPath, StorageError
@@ -25,6 +28,8 @@ _log = logging.getLogger(__name__)
 # A run renews its lease every RENEWAL seconds; a lease that has not changed for LEASE seconds has expired.
 RENEWAL, LEASE = 15.0, 60.0
 LEASE_NAME = ".lease"
+# Format of the record.
+_FORMAT = 1
 # Entries of a workdir that are written directly to the object store.
 NOT_LOGS = ("checkpoints", "damaged_checkpoints", "rolled_back_checkpoints", "compilation_cache", LEASE_NAME)
 
@@ -94,6 +99,42 @@ def describe_run(folder: Path, config: RunConfig, record: str) -> None:
     if record:
         write_whole(folder / RECORD, record)
     (folder / "report.html").unlink(missing_ok=True)
+
+
+def read_record(workdir: Location) -> dict[str, Any] | None:
+    """Return the content of ``WORKDIR/warm_start.yaml``: ``init_from``, dicts of the options of the initial model
+    (``source``) and of the run (``resolved``), ``continue_from``, the workdir of the earlier phase ("" in the first
+    phase), and ``trained_global``: the initial model had projections of global tokens of its own. Return None if
+    the file does not exist.
+
+    Raises ``ValueError`` if the file is damaged.
+    """
+    path = workdir / RECORD
+    if not path.is_file():
+        return None
+    try:
+        record = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if record["format"] != _FORMAT:
+            raise ValueError(f"format {record['format']}")
+        others = {"continue_from": "", "trained_global": False}
+        others = {name: record.get(name, value) for name, value in others.items()}
+        return {name: record[name] for name in ("init_from", "source", "resolved")} | others
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+        remedy = f"delete it and give --config {workdir}/config.yaml"
+        raise ValueError(f"{path}: not readable ({one_line(error)}); {remedy}") from None
+
+
+def record_text(
+    name: str, source: Mapping[str, Any], resolved: Mapping[str, Any],
+    continue_from: str = "", trained_global: bool = False,
+) -> str:  # fmt: skip
+    """Return the text of a record that :func:`read_record` returns; ``name`` is the initial model."""
+    record = {"format": _FORMAT, "init_from": name, "source": dict(source), "resolved": dict(resolved)}
+    if continue_from:
+        record["continue_from"] = continue_from
+    if trained_global:
+        record["trained_global"] = True
+    return yaml.safe_dump(record, sort_keys=False)
 
 
 def stopped(launch: Launch, what: str) -> exits.Stop:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from builders import drawn, tiny_model
+from support import tiny_config, train_synthetic
 from warm_start_source import PIECES, byte_bpe
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelSpec, PretrainConfig, TokenizerConfig, load_config
@@ -17,11 +18,14 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.export import export_model
+from bert_jax.interop.hf.families.long import has_own_projections
 from bert_jax.interop.initialization import plan_start
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.model import BertModel, from_canonical
+from bert_jax.training.launch import RECORD
 from bert_jax.training.state import initial_params
+from bert_jax.training.workdir import record_text
 
 LENGTH, WINDOW = 600, 20
 HEADS = HeadsConfig(mlm=True, pooler=True, sequence_labels=("no", "yes"))
@@ -32,7 +36,7 @@ TOKENIZERS = {
 
 
 def save(folder: Path, family: str, **changes: Any) -> ModelBundle:
-    config, content = TOKENIZERS[family]
+    config, content = TOKENIZERS.get(family, TOKENIZERS["bert"])
     offset = 2 if family == "roberta" else 0
     sizes: dict[str, Any] = {"max_position_embeddings": 48 + offset, "position_offset": offset}
     sizes |= {"family": family, "type_vocab_size": 1 if offset else 2, "num_layers": 3, **changes}
@@ -115,6 +119,21 @@ def test_a_converted_model_is_a_longformer_folder(tmp_path: Path, family: str) -
         np.testing.assert_array_equal(back.params[name], values)
 
 
+def test_a_pretraining_run_is_read_with_copies_of_the_projections_that_it_trained(tmp_path: Path) -> None:
+    """Without global tokens in its batches; a run that began with trained projections keeps them."""
+    words = "--model.attention_windows 4 --model.global_tokens 8 --training.num_steps 1 --optimizer.warmup_steps 0"
+    run, name = tmp_path / "run", "encoder/layer_0/attention/value{}/kernel"
+    train_synthetic(tiny_config(*words.split(), "--optimizer.learning_rate", "0.1"), run)
+    params = read_weights(run).params
+    np.testing.assert_array_equal(params[name.format("_global")], params[name.format("")])
+    (run / RECORD).write_text(record_text("source", {}, {}, trained_global=True))
+    stored = read_weights(run).params
+    np.testing.assert_array_equal(stored[name.format("")], params[name.format("")])
+    assert np.abs(stored[name.format("_global")] - params[name.format("")]).max() > 0.01
+    changed = dict(params) | {name.format("_global"): params[name.format("")] + 1}
+    assert has_own_projections(changed) and not has_own_projections(params)
+
+
 def test_pretraining_starts_from_it_too(tmp_path: Path) -> None:
     save(tmp_path / "source", "bert")
     words = ["--data.shards", str(tmp_path / "shards"), "--data.seq_length", "500"]
@@ -131,13 +150,12 @@ def test_pretraining_starts_from_it_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "options", "words", "message"),
     [
-        (
-            {"position_embeddings": "rotary"},
-            {},
-            (),
-            "--to_long: the model is of the family bert; allowed: bert, roberta",
-        ),
-        ({"attention_windows": (4,)}, {}, (), "--to_long: .* family bert; .* without windows"),
+        ({"position_embeddings": "rotary"}, {}, (), "--to_long: .* are rotary and have no table"),
+        ({"relative_positions": "buckets"}, {}, (), r"--to_long: .* relative positions \(buckets\); allowed: bert"),
+        ({"family": "distilbert"}, {}, (), "--to_long: .* of the family distilbert; allowed: bert, roberta"),
+        ({"attention": "causal"}, {}, (), "--to_long: the model is causal"),
+        ({"embedding_size": 8}, {}, (), "--to_long: .* narrow embeddings"),
+        ({"attention_windows": (4,)}, {}, (), "--to_long: the model has windows already; .*--extend_positions"),
         ({}, {"to_long": 48}, (), "--to_long: 48, but the model has 48 positions already"),
         ({}, {}, ("--model.attention_windows", "300"), "model.attention_windows: 300 is not .* below 300"),
         ({}, {"init_from": ""}, ("--data.vocab", "v.txt"), "--to_long: requires --init_from"),
@@ -146,7 +164,7 @@ def test_pretraining_starts_from_it_too(tmp_path: Path) -> None:
 def test_what_cannot_become_long_is_refused(
     tmp_path: Path, changes: dict[str, Any], options: dict[str, Any], words: tuple[str, ...], message: str
 ) -> None:
-    save(tmp_path / "source", "bert", **changes)
+    save(tmp_path / "source", **{"family": "bert"} | changes)
     given = RunOptions(**{"init_from": str(tmp_path / "source"), "to_long": LENGTH} | options)
     with pytest.raises(ValueError, match=rf"^{message}[^\n]*$") as refusal:
         plan_start(FinetuneConfig, given, tmp_path / "run", list(words) or ["--model.attention_windows", "20"])

@@ -38,8 +38,13 @@ def read_longformer(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def write_longformer(model: ModelConfig) -> dict[str, Any]:
-    """Return the ids of the special tokens and the width of the window of each layer, both sides together."""
+    """Return the ids of the special tokens and the width of the window of each layer, both sides together.
+
+    RoBERTa's vocabularies end with the separator; in those of a BERT no token is known to begin a text.
+    """
     return roberta.write_offset(model) | {
+        "bos_token_id": 0 if model.position_offset == 2 else None,
+        "eos_token_id": model.separator_id,
         "attention_window": [2 * window for window in model.layer_windows],
         "sep_token_id": model.separator_id,
     }
@@ -75,16 +80,8 @@ def long_config(model: ModelConfig, length: int, windows: tuple[int, ...], pad_i
     Raises ``ValueError`` (one line, which begins with --to_long) for a network that is not a BERT or RoBERTa, and
     for lengths or windows that do not fit.
     """
-    plain = (model.position_embeddings, model.relative_positions, model.attention) == (
-        "learned", "none", "bidirectional",
-    )  # fmt: skip
-    whole = model.embedding_width == model.hidden_size and not model.shared_layers and not any(model.layer_windows)
-    if model.family_name not in CONVERTIBLE or not (plain and whole):
-        kinds = ", ".join(CONVERTIBLE)
-        raise ValueError(
-            f"--to_long: the model is of the family {model.family_name}; allowed: {kinds}, with learned positions, "
-            "without windows; a model with rotary or relative positions needs no conversion: set its length"
-        )
+    if reason := _unconvertible(model):
+        raise ValueError(f"--to_long: {reason}")
     if length <= model.max_length:
         few = f"the model has {model.max_length} positions already"
         raise ValueError(f"--to_long: {length}, but {few}; set a larger number, or omit --to_long")
@@ -101,6 +98,22 @@ def long_config(model: ModelConfig, length: int, windows: tuple[int, ...], pad_i
     )  # fmt: skip
 
 
+def _unconvertible(model: ModelConfig) -> str:
+    """Return why ``model`` cannot become a Longformer; "" if it can."""
+    if any(model.layer_windows):
+        return "the model has windows already; omit --to_long (pretraining: --extend_positions adds positions)"
+    if model.position_embeddings != "learned":
+        kind = model.position_embeddings
+        return f"the positions of the model are {kind} and have no table; omit --to_long and set the length"
+    if model.relative_positions != "none":
+        return f"the model has relative positions ({model.relative_positions}); allowed: {', '.join(CONVERTIBLE)}"
+    if model.family_name not in CONVERTIBLE:
+        return f"the model is of the family {model.family_name}; allowed: {', '.join(CONVERTIBLE)}"
+    if model.attention == "causal" or model.shared_layers or model.embedding_size not in (0, model.hidden_size):
+        return "the model is causal, has shared layers or narrow embeddings, which a Longformer does not have"
+    return ""
+
+
 def long_params(params: Mapping[str, np.ndarray], source: ModelConfig, model: ModelConfig) -> dict[str, np.ndarray]:
     """Return the canonical parameters of ``model`` (:func:`long_config`), made of those of ``source``: position
     rows are repeated, and the projections of global tokens are copies of the others."""
@@ -109,8 +122,25 @@ def long_params(params: Mapping[str, np.ndarray], source: ModelConfig, model: Mo
     before = np.zeros((model.position_offset, positions.shape[1]), positions.dtype)
     before[: source.position_offset] = params[table][: source.position_offset]
     found[table] = np.concatenate([before, positions[np.arange(model.max_length) % len(positions)]])
-    for name, value in params.items():
+    return copy_projections(found)
+
+
+def copy_projections(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return ``params`` with copies of query, key and value of each layer as the projections of global tokens."""
+    return dict(params) | {other: params[name] for name, other in _projections(params)}
+
+
+def has_own_projections(params: Mapping[str, np.ndarray]) -> bool:
+    """Return True if the projections of global tokens in ``params`` are no copies of the others."""
+    pairs = _projections(params)
+    return any(other in params and not np.array_equal(params[name], params[other]) for name, other in pairs)
+
+
+def _projections(params: Mapping[str, np.ndarray]) -> list[tuple[str, str]]:
+    """Return the names of query, key and value of each layer, and of those of global tokens."""
+    pairs = []
+    for name in params:
         *place, part, kind = name.split("/")
         if place[-1:] == ["attention"] and part in ("query", "key", "value"):
-            found["/".join((*place, f"{part}_global", kind))] = value
-    return found
+            pairs.append((name, "/".join((*place, f"{part}_global", kind))))
+    return pairs
