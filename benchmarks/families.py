@@ -141,25 +141,10 @@ def write_folders(root: Path, names: list[str]) -> dict[str, tuple[str, str, Mod
             folder = root / f"{len(written):04}"
             (folder / "model").mkdir(parents=True)
             write_hf(folder / "model", bundle)
-            for i, batch in enumerate(batches_of(bundle)):
+            for i, batch in enumerate(sample_inputs(bundle.spec)):
                 np.savez(folder / f"in_{i}.npz", **batch)
             written[folder.name] = family, name, bundle
     return written
-
-
-def batches_of(bundle: ModelBundle) -> Iterator[dict[str, np.ndarray]]:
-    """Yield inputs. Classes of Longformer for questions and choices require three separators in each row."""
-    model, heads = bundle.spec.model, bundle.spec.heads
-    for batch in sample_inputs(bundle.spec):
-        if model.global_tokens and (heads.span or heads.choice):
-            ids, mask = batch["input_ids"], batch["attention_mask"]
-            if min(mask.sum(1)) < 5:
-                continue
-            place = np.cumsum(mask, axis=1) * mask
-            is_end = (place == 3) | (place == 4) | (place == mask.sum(1, keepdims=True))
-            ids = np.where(ids == model.separator_id, model.separator_id + 1, ids)
-            batch["input_ids"] = np.where(is_end & (mask > 0), model.separator_id, ids)
-        yield batch
 
 
 def check(folder: Path, bundle: ModelBundle) -> tuple[float, list[str]]:

@@ -140,7 +140,7 @@ def sample_inputs(spec: ModelSpec, shapes: tuple[tuple[int, int], ...] = ()) -> 
 
     ``shapes`` are pairs (batch, length). Default: a single token, short rows, and rows of the maximum length (at
     most 1,024 without a position table). All rows of a batch except the first may have padding on the right or
-    left.
+    left. Rows whose separators bound global tokens have three of them, as the classes of transformers require.
     """
     rng = np.random.default_rng(0)
     longest = spec.model.max_length
@@ -148,20 +148,29 @@ def sample_inputs(spec: ModelSpec, shapes: tuple[tuple[int, int], ...] = ()) -> 
         longest = min(longest, 1024)  # no table has a row for the last position, and attention costs length squared
     # With the pooling last, transformers recognizes padding by its id.
     padding = FAMILIES[spec.family].write(spec.model).get("pad_token_id", 0)
-    for batch, length in shapes or ((1, 1), (3, min(17, longest)), (2, longest)):
+    # Two tokens, two separators, and a separator at the end.
+    separated = spec.model.global_tokens > 0 and (spec.heads.span or spec.heads.choice)
+    least = 5 if separated else 1
+    for batch, length in shapes or ((1, least), (3, min(17, longest)), (2, longest)):
         ids = rng.integers(0, spec.model.vocab_size, (batch, length))
         types = rng.integers(0, max(spec.model.type_vocab_size, 1), (batch, length))
         mask = np.ones((batch, length), np.int64)
         if spec.model.pooling == "last":
             ids = np.where(ids == padding, 1, ids)
         for row in range(1, batch):
-            used = int(rng.integers(1, length + 1))
+            used = int(rng.integers(min(least, length), length + 1))
             hidden = slice(used, None) if row % 2 else slice(None, length - used)
             mask[row, hidden] = types[row, hidden] = 0
             if spec.skips_padding:
                 ids[row, hidden] = spec.model.position_offset - 1
             if spec.model.pooling == "last":
                 ids[row, hidden] = padding
+        if separated:
+            separator = spec.model.separator_id
+            ids[ids == separator] = (separator + 1) % spec.model.vocab_size
+            for row in range(batch):
+                real = np.flatnonzero(mask[row])
+                ids[row, [*real[2:4], real[-1]]] = separator
         yield {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
 
 

@@ -20,6 +20,7 @@ from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.export import export_model
 from bert_jax.interop.hf.families.long import has_own_projections
 from bert_jax.interop.initialization import plan_start
+from bert_jax.interop.programs.serving import sample_inputs
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.model import BertModel, from_canonical
@@ -117,6 +118,17 @@ def test_a_converted_model_is_a_longformer_folder(tmp_path: Path, family: str) -
     assert function_of(back.spec.model) == function_of(long.spec.model)
     for name, values in kept.items():
         np.testing.assert_array_equal(back.params[name], values)
+
+
+@pytest.mark.parametrize("heads", [HeadsConfig(span=True), HeadsConfig(pooler=True, choice=True)])
+def test_samples_for_transformers_have_the_separators_that_it_counts(heads: HeadsConfig) -> None:
+    """Its classes for answers and choices accept only rows with three separators."""
+    model = tiny_model(40, attention_windows=(4,), global_tokens=8, separator_id=3, family="longformer")
+    spec = ModelSpec(model=model, heads=heads, family="longformer")
+    for batch in sample_inputs(spec):
+        is_separator = batch["input_ids"] == 3
+        assert (is_separator.sum(1) == 3).all() and batch["attention_mask"][is_separator].all()
+    assert [batch["input_ids"].shape for batch in sample_inputs(spec, ((2, 1),))] == [(2, 1)]
 
 
 def test_a_pretraining_run_is_read_with_copies_of_the_projections_that_it_trained(tmp_path: Path) -> None:
