@@ -1,15 +1,16 @@
 """A converted long model: its outputs on short texts against the source, and long reviews against other ways.
 
     python benchmarks/long_inputs.py --data DIR --work FOLDER --output JSONL [--folds 5] [--short]
+        [--source MODEL]
 
 First, a BERT and a RoBERTa of six layers with drawn weights become Longformers of 4,096 positions (``--to_long``)
 with windows of 512 and 1,024 tokens; their outputs on texts of at most half a window + 1 tokens are compared with
 those of the source. Then a small BERT (two layers of width 128) is pretrained at 512 tokens on three files of
-DIR/corpus/en_wiki and fine-tuned on the 1,800 reviews of DIR/long_movie_reviews (sentiment; most have more than
-512 words) in five folds, each text scored once, in three ways with the same seeds, epochs and rate: ``long``,
-converted to 1,024 tokens with windows of 256 tokens on each side; ``windows``, all windows of 512 tokens, logits
-averaged; ``head_tail``, 512 tokens of the head and the tail. Intervals are those of a paired bootstrap over the
-texts.
+DIR/corpus/en_wiki (``--source``: another model instead of it) and fine-tuned on the 1,800 reviews of
+DIR/long_movie_reviews (sentiment; most have more than 512 words) in five folds, each text scored once, in three
+ways with the same seeds, epochs and rate: ``long``, converted to 1,024 tokens with windows of 256 tokens on each
+side; ``windows``, all windows of 512 tokens, logits averaged; ``head_tail``, 512 tokens of the head and the tail.
+Intervals are those of a paired bootstrap over the texts.
 
 Each fold of each way is one JSON line of the output; finished ones are not repeated, so the command continues after
 a kill. ``--short`` compares the outputs and trains one fold of the long model. Exit code 3 if an output differs by
@@ -33,7 +34,7 @@ import numpy as np
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.loader import RunOptions
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
-from bert_jax.interop.fixed_options import initial_weights
+from bert_jax.interop.model_extension import initial_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.model import BertModel, from_canonical
 from bert_jax.training.state import initial_params
@@ -171,6 +172,7 @@ def main() -> int:
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--work", required=True, type=Path, help="folder for the source and the runs")
     parser.add_argument("--output", required=True, type=Path, help="file of JSON lines, which is continued")
+    parser.add_argument("--source", type=Path, help="model to fine-tune; default: pretrain one")
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--short", action="store_true", help="outputs, and one fold of the long model")
     arguments = parser.parse_args()
@@ -182,12 +184,13 @@ def main() -> int:
     if arguments.output.exists():
         lines = [json.loads(line) for line in arguments.output.read_text(encoding="utf-8").splitlines()]
     lines = [line for line in lines if line["row"] == "reviews"]
-    source = work / "source"
-    corpus = [str(data / "corpus" / "en_wiki" / f"train-0{i}.sent.txt.gz") for i in range(3)]
-    run(
-        "run_pretrain.py", *SOURCE.split(), "--data.corpus", *corpus, "--data.shards", str(work / "shards"),
-        "--workdir", str(source),
-    )  # fmt: skip
+    source = (arguments.source or work / "source").resolve()
+    if arguments.source is None:
+        corpus = [str(data / "corpus" / "en_wiki" / f"train-0{i}.sent.txt.gz") for i in range(3)]
+        run(
+            "run_pretrain.py", *SOURCE.split(), "--data.corpus", *corpus, "--data.shards", str(work / "shards"),
+            "--workdir", str(source),
+        )  # fmt: skip
     with (data / "long_movie_reviews" / "train.tsv").open(encoding="utf-8", newline="") as file:
         records = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     jobs = [("long", 0)] if arguments.short else [(way, fold) for fold in range(arguments.folds) for way in WAYS]
