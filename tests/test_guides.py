@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from bert_jax.config import PretrainConfig, load_config
-from bert_jax.config.loader import RunOptions, take_options
+from bert_jax.config.loader import RunOptions, Setting, take_options
 from bert_jax.planner.topology import parse_topology
 from bert_jax.process import exits
 from bert_jax.process.discovery import configured
@@ -35,7 +35,9 @@ def commands():
 def check_recipe(words):
     """``run_pretrain.py`` takes these words: every recipe is there, every option and value allowed."""
     options, rest = take_options(RunOptions, words)
-    load_config(PretrainConfig, rest, prog="run_pretrain.py", extra=RunOptions)
+    # The positions of a long model follow from --to_long, without the model that becomes long.
+    rows = [Setting("--to_long", "model.max_position_embeddings", str(options.to_long))] if options.to_long else []
+    load_config(PretrainConfig, rest, prog="run_pretrain.py", extra=RunOptions, extra_settings=rows)
     return options
 
 
