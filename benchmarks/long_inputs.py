@@ -1,20 +1,18 @@
 """A converted long model: its outputs on short texts against the source, and long reviews against other ways.
 
-    python benchmarks/long_inputs.py --data DIR --work FOLDER --output JSONL [--folds 5] [--short]
-        [--source MODEL]
+    python benchmarks/long_inputs.py --data DIR --source MODEL --work FOLDER --output JSONL [--layers 1] [--short]
 
 First, a BERT and a RoBERTa of six layers with drawn weights become Longformers of 4,096 positions (``--to_long``)
 with windows of 512 and 1,024 tokens; their outputs on texts of at most half a window + 1 tokens are compared with
-those of the source. Then a small BERT (two layers of width 128) is pretrained at 512 tokens on three files of
-DIR/corpus/en_wiki (``--source``: another model instead of it) and fine-tuned on the 1,800 reviews of
+those of the source. Then the first layers of MODEL, a BERT of 512 positions, are fine-tuned on the 1,800 reviews of
 DIR/long_movie_reviews (sentiment; most have more than 512 words) in five folds, each text scored once, in three
 ways with the same seeds, epochs and rate: ``long``, converted to 1,024 tokens with windows of 256 tokens on each
 side; ``windows``, all windows of 512 tokens, logits averaged; ``head_tail``, 512 tokens of the head and the tail.
-Intervals are those of a paired bootstrap over the texts.
+The last parameters are scored. Intervals are those of a paired bootstrap over the texts.
 
-Each fold of each way is one JSON line of the output; finished ones are not repeated, so the command continues after
-a kill. ``--short`` compares the outputs and trains one fold of the long model. Exit code 3 if an output differs by
-more than 1e-5 x max(1, largest).
+Each fold of each way is one JSON line of the output; finished ones are not repeated, and a killed one is continued
+by the same command. ``--short`` compares the outputs and trains one fold of the long model for one epoch, which is
+not written. Exit code 3 if an output differs by more than 1e-5 x max(1, largest).
 """
 
 import argparse
@@ -35,25 +33,20 @@ from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, ModelSpec
 from bert_jax.config.loader import RunOptions
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.model_extension import initial_weights
+from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
+from bert_jax.io.files import write_whole
 from bert_jax.model import BertModel, from_canonical
 from bert_jax.training.state import initial_params
 
 ROOT = Path(__file__).parents[1]
-BAR, RATE, EPOCHS = 1e-5, "5e-4", "4"
+BAR, RATE, BATCH, EPOCHS = 1e-5, "3e-4", "8", 3
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(995)))
 WAYS = {
     "long": "--to_long 1024 --model.attention_windows 256 --task.max_length 1024 --task.truncation head_tail",
     "windows": "--task.max_length 512 --task.truncation windows",
     "head_tail": "--task.max_length 512 --task.truncation head_tail",
 }
-SOURCE = (
-    "--model.vocab_size 8192 --model.hidden_size 128 --model.num_layers 2 --model.num_attention_heads 2 "
-    "--model.intermediate_size 512 --model.max_position_embeddings 512 --data.seq_length 512 "
-    "--data.max_predictions 80 --data.next_sentence none --data.short_sequence_fraction 0.3 --data.dupe_factor 2 "
-    "--data.num_shards 8 --training.num_steps 1200 --training.global_batch_size 8 --training.eval_interval 1200 "
-    "--training.checkpoint_interval 300 --optimizer.learning_rate 1e-3 --optimizer.warmup_steps 120"
-)
 
 
 def drawn(family: str) -> ModelBundle:
@@ -126,14 +119,26 @@ def write_fold(records: list[dict[str, str]], fold: int, folds: int, folder: Pat
     return chosen
 
 
-def fine_tune(way: str, fold: int, source: Path, folder: Path) -> dict[str, Any]:
+def cut(source: Path, layers: int, folder: Path) -> Path:
+    """Save the encoder of ``source`` with its first ``layers`` layers in ``folder``, unless it is there."""
+    if not folder.exists():
+        weights = read_weights(source)
+        model = dataclasses.replace(weights.spec.model, num_layers=layers)
+        spec = dataclasses.replace(weights.spec, model=model, heads=HeadsConfig(), sentence=None)
+        params = {name: weights.params[name] for name in parameter_shapes(spec)}
+        write_saved(folder, dataclasses.replace(weights, spec=spec, params=params))
+    return folder
+
+
+def fine_tune(way: str, fold: int, epochs: int, source: Path, folder: Path, name: str = "") -> dict[str, Any]:
     """Fine-tune and return the line of the output: accuracy, seconds, and for each dev text whether it is right."""
-    workdir = folder / way
+    workdir = folder / (name or way)
     seconds = run(
         "run_finetune.py", "--config", "configs/finetune/long_reviews.yaml", "--init_from", str(source),
         "--data.train", str(folder / "train.tsv"), "--data.dev", str(folder / "dev.tsv"),
         "--data.dev_fraction", "0", "--workdir", str(workdir), "--optimizer.learning_rate", RATE,
-        "--training.num_epochs", EPOCHS, "--training.seed", str(fold), *WAYS[way].split(),
+        "--training.num_epochs", str(epochs), "--training.global_batch_size", BATCH, "--training.seed", str(fold),
+        "--training.restore_best", "false", *WAYS[way].split(),
     )  # fmt: skip
     answers = [json.loads(line)["label"] for line in (workdir / "predictions_dev.jsonl").open(encoding="utf-8")]
     with (folder / "dev.tsv").open(encoding="utf-8") as file:
@@ -170,39 +175,35 @@ def main() -> int:
     """Measure, print and judge; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path)
-    parser.add_argument("--work", required=True, type=Path, help="folder for the source and the runs")
+    parser.add_argument("--source", required=True, type=Path, help="the model to fine-tune, in any format")
+    parser.add_argument("--work", required=True, type=Path, help="folder for the cut model and the runs")
     parser.add_argument("--output", required=True, type=Path, help="file of JSON lines, which is continued")
-    parser.add_argument("--source", type=Path, help="model to fine-tune; default: pretrain one")
+    parser.add_argument("--layers", type=int, default=1, help="number of layers of the source that are kept")
     parser.add_argument("--folds", type=int, default=5)
-    parser.add_argument("--short", action="store_true", help="outputs, and one fold of the long model")
+    parser.add_argument("--short", action="store_true", help="outputs, and an epoch of one fold of the long model")
     arguments = parser.parse_args()
-    data, work = arguments.data.resolve(), arguments.work.resolve()
+    work, folds = arguments.work.resolve(), arguments.folds
     csv.field_size_limit(1 << 24)
     compared = compare_outputs()
     print(json.dumps(compared), flush=True)
+    source = cut(arguments.source, arguments.layers, work / f"source-{arguments.layers}")
+    with (arguments.data / "long_movie_reviews" / "train.tsv").open(encoding="utf-8", newline="") as file:
+        records = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    for fold in range(folds):
+        write_fold(records, fold, folds, work / f"fold-{fold}")
+    if arguments.short:
+        print(json.dumps(fine_tune("long", 0, 1, source, work / "fold-0", "short")))
+        return 0 if compared["ok"] else 3
     lines = []
     if arguments.output.exists():
         lines = [json.loads(line) for line in arguments.output.read_text(encoding="utf-8").splitlines()]
     lines = [line for line in lines if line["row"] == "reviews"]
-    source = (arguments.source or work / "source").resolve()
-    if arguments.source is None:
-        corpus = [str(data / "corpus" / "en_wiki" / f"train-0{i}.sent.txt.gz") for i in range(3)]
-        run(
-            "run_pretrain.py", *SOURCE.split(), "--data.corpus", *corpus, "--data.shards", str(work / "shards"),
-            "--workdir", str(source),
-        )  # fmt: skip
-    with (data / "long_movie_reviews" / "train.tsv").open(encoding="utf-8", newline="") as file:
-        records = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    jobs = [("long", 0)] if arguments.short else [(way, fold) for fold in range(arguments.folds) for way in WAYS]
-    for way, fold in jobs:
-        if any((line["way"], line["fold"]) == (way, fold) for line in lines):
-            continue
-        folder = work / f"fold-{fold}"
-        write_fold(records, fold, arguments.folds, folder)
-        lines.append(fine_tune(way, fold, source, folder))
+    done = {(line["way"], line["fold"]) for line in lines}
+    for way, fold in [(way, fold) for fold in range(folds) for way in WAYS if (way, fold) not in done]:
+        lines.append(fine_tune(way, fold, EPOCHS, source, work / f"fold-{fold}"))
         text = "".join(json.dumps(line) + "\n" for line in (compared, *lines))
-        arguments.output.write_text(text, encoding="utf-8")
-    report(lines, arguments.folds)
+        write_whole(arguments.output, text)
+    report(lines, folds)
     return 0 if compared["ok"] else 3
 
 
