@@ -82,7 +82,7 @@ def tuned_answers(seed: int, data: Path, work: Path, rate: str) -> list[str]:
          "--training.seed", str(seed), "--optimizer.learning_rate", rate]
     )  # fmt: skip
     lines = (workdir / "predictions_dev.jsonl").read_text(encoding="utf-8").splitlines()
-    return [str(json.loads(line)["label"]) for line in lines]
+    return [NAMES[json.loads(line)["label"]] for line in lines]
 
 
 def head_answers(seed: int, work: Path) -> list[str]:
