@@ -66,7 +66,7 @@ def learn(folder):
         programs = train_programs(objective)
         step = programs.step_for(pretraining_batch(objective, 32))
         rows = list(host_rows(mesh, 32)) if mesh.size > 1 else list(range(32))
-        own = to_global({name: x[rows] for name, x in batch.items()}, mesh, 32)
+        own = to_global({name: batch[name][rows] for name in objective.features}, mesh, 32)
         start = jax.block_until_ready(initial_state(programs.model, programs.optimizer, programs.abstract, 3))
         hosts.barrier("compiled", 300)  # gloo waits 30 s for the others
         state, _ = jax.block_until_ready(step(start, own))
