@@ -1,14 +1,16 @@
-"""Cost of window and causal attention per token against the length, and against attention over whole rows.
+"""Cost of window, block and causal attention per token against the length, and against attention over whole rows.
 
-    python benchmarks/attention_cost.py [--lengths 1024 2048 4096 8192 16384] [--v5e] [--seconds]
+    python benchmarks/attention_cost.py [--lengths 1024 2048 4096 8192 16384] [--v5e] [--seconds] [--blocks]
 
 Compiles the forward and the backward pass of one attention layer (12 heads of size 64, window of 64 keys on each
 side, without and with 16 global tokens; bfloat16 for v5e:1x1, which is compiled without the hardware, float32 on
 the CPU) and prints one JSON line per length: operations and bytes per token of the compiled program, for windows,
-causal and whole attention; with ``--seconds`` the time of the CPU program. Exit code 3 if operations or bytes per
-token with windows vary by more than 10% between lengths, if causal attention costs more than 0.6 of whole attention
-from 2,048 tokens on, or if values or gradients differ from whole attention by more than 1e-6 of the largest value
-(at least 1).
+causal and whole attention; with ``--seconds`` the time of the CPU program. ``--blocks``: instead, blocks of 64
+tokens with three random ones, as in training, and without these, as in evaluation. Exit code 3 if operations or
+bytes per token with windows vary by more than 10% between lengths (with blocks from 2,048 tokens on: in shorter
+rows the first and the last block, which see all others, are a larger share), if causal attention costs more than
+0.6 of whole attention from 2,048 tokens on, or if values or gradients differ from a float64 statement with the same
+mask by more than 1e-6 of the largest value (at least 1).
 """
 
 import argparse
@@ -28,13 +30,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.model.attention import dot_product_attention, visible_keys
-from bert_jax.model.local_attention import local_attention, replace_global
+from bert_jax.model.attention import block_scores, dot_product_attention, random_blocks
+from bert_jax.model.local_attention import block_attention, local_attention, replace_global
 from bert_jax.planner.topology import parse_topology, prepare_environment, tpu_devices
 
 HEADS, SIZE, WINDOW = 12, 64, 64
 # Global tokens of a row, with windows.
 GLOBAL = 16
+# Tokens of a block, and random blocks of each, with ``--blocks``.
+BLOCK, RANDOM = 64, 3
 # Tokens of a program whose cost is counted.
 TOKENS = 16_384
 # Longest rows whose whole scores fit into the memory of the CPU, and of a v5e.
@@ -42,35 +46,59 @@ LONGEST_WHOLE, LONGEST_COUNTED = 4096, 8192
 
 
 def attention(kind: str) -> Callable[..., jax.Array]:
-    """Return the attention function of ``kind``: window, causal, or the same function over whole rows."""
-    name, _, whole = kind.partition(" ")
-    if name == "global":
-        return functools.partial(with_global, bool(whole))
-    window, causal = (WINDOW, False) if name == "window" else (0, name == "causal")
-    if whole or name == "whole":
-        sees = functools.partial(visible_keys, causal=causal, window=window)
-        return functools.partial(dot_product_attention, dropout_rate=0.0, dropout_key=None, visible=sees)
-    return functools.partial(local_attention, dropout_rate=0.0, dropout_key=None, window=window, causal=causal)
+    """Return the attention function of ``kind``."""
+    plain: dict[str, Any] = {"dropout_rate": 0.0, "dropout_key": None}
+    if kind == "whole":
+        return functools.partial(dot_product_attention, **plain)
+    if kind == "global":
+        return functools.partial(with_global, **plain)
+    if kind in ("blocks", "random_blocks"):
+        return functools.partial(in_blocks, kind == "random_blocks", **plain)
+    window, causal = (WINDOW, False) if kind == "window" else (0, True)
+    return functools.partial(local_attention, window=window, causal=causal, **plain)
 
 
-def with_global(whole: bool, query: jax.Array, key: jax.Array, value: jax.Array, ids: jax.Array) -> jax.Array:
+def with_global(query: jax.Array, key: jax.Array, value: jax.Array, ids: jax.Array, **plain: Any) -> jax.Array:
     """Return window attention with ``GLOBAL`` tokens at the beginning of each row, whose projections are those of
     the others."""
-    plain: dict[str, Any] = {"dropout_rate": 0.0, "dropout_key": None}
-    if whole:
-        is_global = jnp.broadcast_to(jnp.arange(ids.shape[1]) < GLOBAL, ids.shape)
-        sees = functools.partial(visible_keys, window=WINDOW, is_global_BxS=is_global)
-        context = dot_product_attention(query, key, value, ids, visible=sees, **plain)
-        rows = dot_product_attention(query, key, value, ids, **plain)
-        return jnp.where(is_global[:, :, None, None], rows, context)
     slots = jnp.broadcast_to(jnp.arange(GLOBAL), (len(ids), GLOBAL))
     context = local_attention(query, key, value, ids, window=WINDOW, causal=False, slots_BxG=slots, **plain)
     return replace_global(context, query[:, :GLOBAL], key, value, ids, slots, **plain)
 
 
-def program(kind: str) -> Callable[..., Any]:
-    """Return forward and backward pass of the attention of ``kind``."""
-    attend = attention(kind)
+def plan(is_random: bool, length: int) -> jax.Array | None:
+    """Return the random blocks of the first layer of a model for 4,096 tokens or more."""
+    return jnp.asarray(random_blocks(0, HEADS, length, BLOCK, RANDOM, max(length, 4096))) if is_random else None
+
+
+def in_blocks(
+    is_random: bool, query: jax.Array, key: jax.Array, value: jax.Array, ids: jax.Array, **plain: Any
+) -> jax.Array:
+    """Return attention in blocks, with random ones or without them."""
+    blocks = {"block": BLOCK, "number": RANDOM, "random_AxMxR": plan(is_random, ids.shape[1])}
+    return block_attention(query, key, value, ids, **blocks, **plain)
+
+
+def statement(kind: str, query: jax.Array, key: jax.Array, value: jax.Array, ids: jax.Array) -> jax.Array:
+    """Return the attention of ``kind`` from the scores of whole rows, in the dtype of ``query``."""
+    length = ids.shape[1]
+    queries, keys = np.arange(length)[:, None], np.arange(length)
+    if kind == "causal":
+        added = np.where(keys <= queries, 0, -np.inf)
+    elif kind == "window":
+        added = np.where(np.abs(queries - keys) <= WINDOW, 0, -np.inf)
+    elif kind == "global":
+        near = (np.abs(queries - keys) <= WINDOW) | (queries < GLOBAL) | (keys < GLOBAL)
+        added = np.where(near, 0, -np.inf)
+    else:
+        added = block_scores(length, BLOCK, RANDOM, plan(kind == "random_blocks", length)).bias_AxSxT
+    scores = jnp.einsum("BSAD,BTAD->BAST", query, key) / SIZE**0.5 + added
+    return jnp.einsum("BAST,BTAD->BSAD", jax.nn.softmax(scores, axis=-1), value)
+
+
+def program(kind: str, *, stated: bool = False) -> Callable[..., Any]:
+    """Return forward and backward pass of the attention of ``kind``, or of its statement."""
+    attend = functools.partial(statement, kind) if stated else attention(kind)
 
     def run(heads: list[jax.Array], ids: jax.Array, upstream: jax.Array) -> Any:
         context, pull = jax.vjp(lambda heads: attend(*heads, ids), heads)
@@ -120,14 +148,52 @@ def seconds(kind: str, length: int) -> float:
     return min(times)
 
 
-def difference(name: str, length: int) -> float:
-    """Return the largest difference of values and gradients from the same function over whole rows, relative to the
-    largest value of each (at least 1)."""
+def difference(kind: str, length: int) -> tuple[float, float]:
+    """Return the largest difference of values and gradients from the float64 statement, relative to the largest
+    value of each (at least 1): that of the attention of ``kind``, and that of the same statement in float32."""
     arguments = values(length)
-    ours, whole = (jax.tree.leaves(jax.jit(program(kind))(*arguments)) for kind in (name, f"{name} whole"))
-    return max(
-        float(jnp.abs(a - b).max() / max(1.0, float(jnp.abs(b).max()))) for a, b in zip(ours, whole, strict=True)
-    )
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda x: jnp.asarray(x, x.dtype if x.dtype == jnp.int32 else "float64"), arguments)
+        stated = [np.asarray(x) for x in jax.tree.leaves(jax.jit(program(kind, stated=True))(*wide))]
+    assert all(x.dtype == np.float64 for x in stated)
+    found = []
+    for is_stated in (False, True):
+        ours = jax.tree.leaves(jax.jit(program(kind, stated=is_stated))(*arguments))
+        pairs = zip(map(np.asarray, ours), stated, strict=True)
+        found.append(float(max(np.abs(a - b).max() / max(1.0, np.abs(b).max()) for a, b in pairs)))
+    return found[0], found[1]
+
+
+def add_differences(line: dict[str, Any], kinds: tuple[str, ...], length: int) -> bool:
+    """Add the differences of ``kinds`` to ``line``; return True if all reach the bar."""
+    found = {kind: difference(kind, length) for kind in kinds}
+    line["difference"] = {kind: ours for kind, (ours, _) in found.items()}
+    line["difference_of_whole"] = {kind: whole for kind, (_, whole) in found.items()}
+    return max(line["difference"].values()) <= 1e-6
+
+
+def measure_blocks(place: str, device: Any, lengths: list[int], timed: bool) -> bool:
+    """Print the lines of attention in blocks on ``device``; return True if it reaches the bars."""
+    kinds, reached = ("blocks", "random_blocks"), True
+    found: list[tuple[float, ...]] = []
+    for length in lengths:
+        costs = {kind: cost(kind, length, device) for kind in kinds}
+        found.append(tuple(value for kind in kinds for value in costs[kind]))
+        long = [values for values, tokens in zip(found, lengths, strict=False) if tokens >= 2048]
+        line: dict[str, Any] = {"device": place, "length": length}
+        line |= {kind: {"operations": costs[kind][0], "bytes": costs[kind][1]} for kind in kinds}
+        line["of_shortest"] = [now / before for now, before in zip(found[-1], found[0], strict=True)]
+        if place == "cpu" and length <= LONGEST_WHOLE:
+            reached &= add_differences(line, kinds, length)
+        if length <= LONGEST_COUNTED:
+            whole = cost("whole", length, device)
+            line["random_blocks_of_whole"] = [a / b for a, b in zip(costs["random_blocks"], whole, strict=True)]
+        if place == "cpu" and timed:
+            timed_kinds = (*kinds, *(["whole"] if length <= LONGEST_WHOLE else []))
+            line["seconds"] = {kind: round(seconds(kind, length), 4) for kind in timed_kinds}
+        reached &= all(max(values) <= 1.1 * min(values) for values in zip(*long, strict=True))
+        print(json.dumps(line), flush=True)
+    return reached
 
 
 def main() -> int:
@@ -135,11 +201,15 @@ def main() -> int:
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384])
     parser.add_argument("--v5e", action="store_true", help="also compile for v5e:1x1")
     parser.add_argument("--seconds", action="store_true", help="also run on the CPU")
+    parser.add_argument("--blocks", action="store_true", help="measure attention in blocks instead")
     arguments = parser.parse_args()
     devices = {"cpu": jax.devices("cpu")[0]}
     if arguments.v5e:
         prepare_environment()
         devices["v5e"] = tpu_devices(parse_topology("v5e:1x1"))[0]
+    if arguments.blocks:
+        results = [measure_blocks(*pair, arguments.lengths, arguments.seconds) for pair in devices.items()]
+        return 0 if all(results) else 3
     reached = True
     for place, device in devices.items():
         first: tuple[float, ...] | None = None
@@ -157,8 +227,7 @@ def main() -> int:
                 line["window_of_whole"] = [a / b for a, b in zip(window, whole, strict=True)]
                 reached &= length < 2048 or max(line["causal_of_whole"]) <= 0.6
             if place == "cpu" and length <= LONGEST_WHOLE:
-                line["difference"] = {name: difference(name, length) for name in ("window", "causal", "global")}
-                reached &= max(line["difference"].values()) <= 1e-6
+                reached &= add_differences(line, ("window", "causal", "global"), length)
             if place == "cpu" and arguments.seconds:
                 kinds = ("window", "global", *(["causal", "whole"] if length <= LONGEST_WHOLE else []))
                 line["seconds"] = {kind: round(seconds(kind, length), 4) for kind in kinds}

@@ -59,6 +59,7 @@ MORE: dict[str, dict[str, Any]] = {
     },
     "gpt2": {"n_inner": 14},
     "longformer": {"attention_window": [4, 8, 4]},
+    "big_bird": {"block_size": 2, "num_random_blocks": 1},
 }  # fmt: skip
 # Folders that transformers saves again: in several safetensors files, in several torch files (only releases before
 # 5 write them), and in float16.

@@ -22,6 +22,9 @@ SWITCHES = {
     "buckets": dict(relative_positions="buckets", relative_buckets=8, relative_max_distance=12),
     "disentangled": dict(relative_positions="disentangled", relative_buckets=16, relative_max_distance=24),
     "windows": dict(attention_windows=(3,), pooling="mean", pooler_norm=True, token_pooler=True),
+    "blocks": dict(
+        attention_block=2, random_blocks=1, embedding_scale=True, sequence_activation="relu", span_transform=True
+    ),
     "gpt": dict(embedding_norm="no", pooling="last", pooler_dense=False, sequence_head_bias=False),
     "head": dict(mlm_transform=False, mlm_output_bias=False, norm_bias=False, type_vocab_size=0),
 }

@@ -19,6 +19,7 @@ Presence = Literal["auto", "yes", "no"]
 FamilyName = Literal[
     "bert", "roberta", "xlm-roberta", "camembert", "modernbert", "distilbert", "albert", "electra", "mpnet",
     "deberta-v2", "gpt2", "openai-gpt", "nomic_bert", "neobert", "longformer",
+    "big_bird",
 ]  # fmt: skip
 # Fields without an effect on the outputs of a trained model.
 TRAINING_ONLY = (
@@ -47,6 +48,8 @@ class ModelConfig(Section, prefix="model."):
     max_position_embeddings: Positive[int] = 512
     # Number of rows of the position table before the row of the first token (RoBERTa: 2).
     position_offset: int = 0
+    # The word embeddings are multiplied by the square root of their width.
+    embedding_scale: bool = False
     # Number of segment (token type) embeddings; 0: no segment embeddings.
     type_vocab_size: AtLeast0[int] = 2
     # One set of layer parameters, which every layer uses (ALBERT).
@@ -112,8 +115,16 @@ class ModelConfig(Section, prefix="model."):
     # span head, those from the second token after it on with a choice head (the number has no limit for sequence
     # and choice heads), otherwise none. 0: no global tokens.
     global_tokens: AtLeast0[int] = 0
-    # Id of the separator in the vocabulary, which bounds the global tokens of span and choice heads.
+    # Id of the separator in the vocabulary, which bounds the global tokens of span and choice heads, and the
+    # question (span_transform).
     separator_id: AtLeast0[int] = 2
+    # Tokens of a block (BigBird): a query sees its block, the blocks before and after it, the first and the last
+    # block of the row, and random_blocks more; the tokens of the first and the last block see the whole row. Rows
+    # of at most (5 + 2 * random_blocks) blocks are not divided. 0: no blocks.
+    attention_block: AtLeast0[int] = 0
+    # Random blocks that a query sees in training, drawn for each layer and head. Evaluation counts the first block
+    # so many times more instead, as transformers does.
+    random_blocks: Positive[int] = 3
     # Vector of a sequence that the nsp, sequence and choice heads read: its first token, its last token, or the
     # mean of its tokens.
     pooling: Literal["first", "last", "mean"] = "first"
@@ -123,10 +134,15 @@ class ModelConfig(Section, prefix="model."):
     pooler_bias: bool = True
     # Activation of the pooler.
     pooler_activation: Literal["tanh", "gelu", "gelu_tanh", "relu", "silu"] = "tanh"
+    # Activation of the pooler in a model with a sequence head; same: pooler_activation.
+    sequence_activation: Literal["same", "tanh", "gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"] = "same"
     # Normalization after the activation of the pooler.
     pooler_norm: bool = False
     # The token and span heads read the pooler's layers of each token (ModernBERT).
     token_pooler: bool = False
+    # The span head has a feed-forward block before its output layer, and subtracts 1e6 from the scores of the
+    # question: the tokens up to the first separator_id, except the first (BigBird).
+    span_transform: bool = False
     # Bias of the sequence head.
     sequence_head_bias: bool = True
     # The MLM head has a dense layer, the activation and a normalization before the output layer.
@@ -170,6 +186,8 @@ class ModelConfig(Section, prefix="model."):
         windowed = plain and self.position_embeddings != "rotary" and windows != () and all(windows)
         allowed = "0 unless all attention_windows are above 0, attention is bidirectional, no position relative"
         self._require("global_tokens", not self.global_tokens or windowed, allowed)
+        allowed = "0 unless attention is bidirectional, without attention_windows, no position relative"
+        self._require("attention_block", not self.attention_block or (plain and not any(windows)), allowed)
 
     @property
     def family_name(self) -> FamilyName:
@@ -199,6 +217,11 @@ class ModelConfig(Section, prefix="model."):
         return self.activation if self.mlm_activation == "same" else self.mlm_activation
 
     @property
+    def head_sequence_activation(self) -> str:
+        """Activation of the pooler in a model with a sequence head."""
+        return self.pooler_activation if self.sequence_activation == "same" else self.sequence_activation
+
+    @property
     def has_norm_bias(self) -> bool:
         """True if normalizations have a bias."""
         return self.norm_bias and self.norm == "layer_norm"
@@ -225,9 +248,14 @@ class ModelConfig(Section, prefix="model."):
         return tuple(pattern[i % len(pattern)] for i in range(self.num_layers))
 
     @property
+    def whole_length(self) -> int:
+        """Number of tokens up to which rows are not divided into blocks (``attention_block``)."""
+        return (5 + 2 * self.random_blocks) * self.attention_block
+
+    @property
     def padding_sees_tokens(self) -> bool:
         """True if a padding token sees the tokens of its row, so that its output is defined."""
-        is_limited = any(self.layer_windows) or self.attention == "causal"
+        is_limited = any(self.layer_windows) or self.attention == "causal" or self.attention_block > 0
         return not is_limited and self.relative_positions != "disentangled"
 
     def dropout_at(self, place: Literal["embedding", "attention_output", "feed_forward"]) -> float:
@@ -246,13 +274,16 @@ def function_of(model: ModelConfig) -> dict[str, Any]:
         "embedding_norm": model.has_embedding_norm, "final_norm": model.has_final_norm,
         "norm_bias": model.has_norm_bias, "mlm_activation": model.head_activation,
         "attention_windows": model.layer_windows,
+        "sequence_activation": model.head_sequence_activation,
     }  # fmt: skip
     rotary = model.position_embeddings == "rotary"
     values["rotary_base"] = model.rotary_base if rotary else 0
     windowed = rotary and any(model.layer_windows)
     values["rotary_window_base"] = model.rotary_base_of(1) if windowed else 0
-    if not model.global_tokens:
+    if not model.global_tokens and not model.span_transform:
         values["separator_id"] = 0
+    if not model.attention_block:
+        values["random_blocks"] = 0
     if model.relative_positions not in ("buckets", "disentangled"):
         values |= {"relative_buckets": 0, "relative_max_distance": 0}
     return {field: value for field, value in values.items() if field not in TRAINING_ONLY}

@@ -226,6 +226,8 @@ class FinetuneConfig:
         require(
             not (weight and self.loss.mlm_weight), "loss.mlm_weight", self.loss.mlm_weight, "0 with loss.lm_weight"
         )
+        unpacked = not (self.model.attention_block and self.input.packing)
+        require(unpacked, "input.packing", self.input.packing, "false with model.attention_block")
 
     @property
     def parameter_layout(self) -> dict[str, object]:

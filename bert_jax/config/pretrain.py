@@ -259,6 +259,8 @@ class PretrainConfig:
         fits = data.seq_length <= model.max_length or model.position_embeddings == "sinusoidal"
         allowed = f"at most model.max_position_embeddings ({model.max_length})"
         require(fits, "data.seq_length", data.seq_length, allowed)
+        unpacked = data.packing == "none" or not model.attention_block
+        require(unpacked, "data.packing", data.packing, "none with model.attention_block")
         if data.next_sentence != "none":
             allowed = f"2 or more with data.next_sentence {data.next_sentence}"
             require(model.type_vocab_size >= 2, "model.type_vocab_size", model.type_vocab_size, allowed)

@@ -93,6 +93,8 @@ class HeadsConfig:
     def unread_fields(self) -> tuple[str, ...]:
         """Return prefixes of the fields of ``ModelConfig`` that only absent heads read."""
         unread = () if self.mlm else ("mlm_", "tied_output")
+        unread = unread if self.span else (*unread, "span_transform")
+        unread = unread if self.sequence_labels else (*unread, "sequence_activation")
         return unread if self.pooler else (*unread, "pool", "token_pooler", "sequence_head_bias")
 
     def check_features(self, model: ModelConfig) -> None:

@@ -123,7 +123,7 @@ class Engine:
                 size = max(1, tokens // length)
                 return (max(1, size // _SMALL), size) if length == first else (size,)
 
-            batches = packed_batches(
-                units, ladder, INPUTS_PER_ROW, sizes, pad_id=pad_id, sequences=most, targets=targets
-            )
+            # Blocks begin with the row, so each sequence needs its own.
+            per_row = 1 if self.spec.model.attention_block else INPUTS_PER_ROW
+            batches = packed_batches(units, ladder, per_row, sizes, pad_id=pad_id, sequences=most, targets=targets)
             yield part, units, run_packed(on_device, units, batches, progress)

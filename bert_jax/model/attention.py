@@ -1,12 +1,15 @@
 """Scaled dot-product attention: the implementation with XLA operations, and the interface to the TPU kernel.
 
-Shapes: B rows, S query tokens, T key tokens (= S), A heads, D head size, H = A * D.
+Shapes: B rows, S query tokens, T key tokens (= S), A heads, D head size, H = A * D, M blocks of a row between the
+first and the last, R random blocks.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig
@@ -16,6 +19,8 @@ from bert_jax.model.kernels.common import on_tpu, shard_mapped, token_key, use_k
 from bert_jax.model.positions import RelativeScores
 from bert_jax.parallel.axes import Axes
 
+# Lengths of rows whose random blocks are those of the authors' pretraining, and the tokens from which they come.
+PUBLISHED_LENGTHS, PUBLISHED_REACH = (1024, 3072, 4096), 1024
 # Finite, so a row without any visible key (a blank row) gives a uniform softmax instead of NaN.
 MASKED_SCORE = -1e9
 
@@ -53,6 +58,100 @@ def cached_keys(
     back_SxC = start + jnp.arange(sequence_ids_BxS.shape[1])[:, None] - jnp.arange(cache_ids_BxC.shape[1])
     near_SxC = (back_SxC >= 0) & (back_SxC <= window) if window else back_SxC >= 0
     return ((cache_ids_BxC > 0)[:, None] & near_SxC)[:, None]
+
+
+def has_blocks(config: ModelConfig, length: int) -> bool:
+    """Return True if rows of ``length`` tokens are divided into blocks of ``config.attention_block`` tokens (Zaheer
+    et al. 2020). A length that is unknown when the program is traced is the greatest one."""
+    most = length if isinstance(length, int) else config.max_length
+    return config.attention_block > 0 and most > config.whole_length
+
+
+def random_features(config: ModelConfig, length: int, dropout_key: DropoutKey | None) -> dict[str, jax.Array]:
+    """Return the random blocks of all layers in training, that is with ``dropout_key``, as ``random_blocks``,
+    int32[layers, A, M, R]; {} if there are none."""
+    if dropout_key is None or not has_blocks(config, length):
+        return {}
+    sizes = (config.num_attention_heads, length, config.attention_block, config.random_blocks)
+    plans = [random_blocks(i, *sizes, config.max_position_embeddings) for i in range(config.num_layers)]
+    return {"random_blocks": jnp.asarray(np.stack(plans))}
+
+
+@functools.cache
+def random_blocks(layer: int, heads: int, length: int, block: int, number: int, longest: int) -> np.ndarray:
+    """Return the ``number`` random blocks that each block between the first and the last one sees, int32[A, M, R],
+    in a row of ``length`` tokens of a model for ``longest`` tokens.
+
+    They are those of ``BigBirdBlockSparseAttention`` of transformers, drawn with numpy's legacy generator, whose
+    seed is the index of the layer, from 0. In rows of PUBLISHED_LENGTHS they come from the first 1,024 tokens, and
+    may be blocks that the query sees anyway, which then count twice; in others they come from the first
+    5 + 2 * ``number`` blocks and are other ones.
+    """
+    draw, blocks = np.random.RandomState(layer).permutation, -(-length // block)
+    plan = np.zeros((heads, blocks, number), np.int32)
+    if blocks * block in PUBLISHED_LENGTHS:
+        total = max(longest // block, blocks)
+        for head in range(heads):
+            rows = [_published_choice(i, total, block, draw)[:number] for i in range(1, total - 1)]
+            if not all(len(row) in (1, number) for row in rows):
+                raise ValueError(
+                    f"model.attention_block: {block} leaves fewer than {number} random blocks in {length} tokens; "
+                    "use smaller or fewer random blocks"
+                )
+            for i in range(1, blocks - 1):
+                plan[head, i] = rows[i - 1]
+        return plan[:, 1:-1]
+    reach = 5 + 2 * number
+    for i in range(1, blocks - 1):
+        seen = {i - 1, i, i + 1, 0, reach - 1} | ({reach - 2} if i == 1 else {1} if i == reach - 2 else set())
+        for head in range(heads):
+            plan[head, i] = [other for other in draw(np.arange(reach)) if other not in seen][:number]
+    return plan[:, 1:-1]
+
+
+def _published_choice(i: int, blocks: int, block: int, draw: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return the permuted blocks from which block ``i`` of ``blocks`` has its random ones, with the limits of the
+    reference, which reach up to a block of the window in some rows."""
+    middle = np.arange(1, blocks - 1)
+    last = PUBLISHED_REACH // block - 1 if 2 * block < PUBLISHED_REACH else blocks - 1
+    if i <= 2:
+        return draw(middle[i + 1 : last])
+    if i >= blocks - 3 or i - 2 > last:
+        return draw(middle[:last])
+    if i + 1 == last:
+        return draw(middle[: i - 2])
+    return draw(np.concatenate([middle[: i - 2], middle[i + 1 : last]]))
+
+
+def block_scores(length: int, block: int, number: int, random_AxMxR: jax.Array | None) -> RelativeScores:
+    """Return what is added to the scores of whole rows of ``length`` tokens, [A, S, S] or [1, S, S], for the
+    attention of ``local_attention.block_attention``: the logarithm of how often a query sees a key. ``length`` may
+    be unknown when the program is traced."""
+    own_S = jnp.arange(length) // block
+    last, own_Sx1 = jnp.max(own_S), own_S[:, None]
+    is_inner_Sx1 = (own_Sx1 > 0) & (own_Sx1 < last)
+    seen_SxS = (jnp.abs(own_Sx1 - own_S) <= 1) | (own_S == 0) | (own_S == last) | ~is_inner_Sx1
+    if random_AxMxR is None:
+        more_AxSxS = (number * (is_inner_Sx1 & (own_S == 0)))[None]
+    else:
+        times_AxMxN = jax.nn.one_hot(random_AxMxR, -(-length // block), dtype=jnp.int32).sum(axis=2)
+        more_AxSxS = jnp.pad(times_AxMxN, [(0, 0), (1, 1), (0, 0)])[:, own_Sx1, own_S]
+    times_AxSxS = seen_SxS + more_AxSxS
+    bias_AxSxS = jnp.where(times_AxSxS > 0, jnp.log(jnp.maximum(times_AxSxS, 1)), MASKED_SCORE)
+    if not isinstance(length, int):
+        bias_AxSxS = jnp.where(last < 5 + 2 * number, 0, bias_AxSxS)
+    return RelativeScores(bias_AxSxT=bias_AxSxS.astype(jnp.float32))
+
+
+def without_padding(context_BxSxAxD: jax.Array, ids_BxS: jax.Array, config: ModelConfig) -> jax.Array:
+    """Return ``context`` with zeros at padding if the row is divided into blocks, as in transformers."""
+    length = ids_BxS.shape[1]
+    if not has_blocks(config, length):
+        return context_BxSxAxD
+    kept_BxS = ids_BxS > 0
+    if not isinstance(length, int):
+        kept_BxS |= jnp.max(jnp.arange(length)) < config.whole_length
+    return jnp.where(kept_BxS[:, :, None, None], context_BxSxAxD, 0)
 
 
 def attention_probabilities(

@@ -13,6 +13,7 @@ from flax import struct
 from jax.sharding import Mesh
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, SentenceConfig, pretraining_heads
+from bert_jax.model.attention import has_blocks, random_features
 from bert_jax.model.dense import Dense, matmul_f32_grad
 from bert_jax.model.dropout import DropoutKey, Site, TokenKey, dropout, site_key
 from bert_jax.model.embeddings import Embedding, Embeddings
@@ -23,6 +24,7 @@ from bert_jax.model.layers import (
     INTERMEDIATES,
     Block,
     EncoderLayer,
+    FeedForward,
     Norm,
     activation,
     compute_dtype,
@@ -52,7 +54,9 @@ class Encoder(Block):
         self, x_BxSxH: jax.Array, tokens: Mapping[str, jax.Array], dropout_key: DropoutKey | None
     ) -> tuple[jax.Array, jax.Array | None]:
         config, execution = self.config, self.execution
-        relative = self._relative_positions(x_BxSxH.shape[1])
+        length = x_BxSxH.shape[1]
+        tokens = {**tokens, **random_features(config, length, dropout_key)}
+        relative = self._relative_positions(length)
         layer_type = EncoderLayer
         if execution.remat == "full":
             layer_type = nn.remat(EncoderLayer, prevent_cse=not execution.scan_layers)
@@ -164,6 +168,15 @@ def gather_positions(x_BxSxH: jax.Array, positions_BxM: jax.Array) -> jax.Array:
     return jnp.take_along_axis(x_BxSxH, positions_BxM[:, :, None], axis=1)
 
 
+def in_question(input_ids_BxS: jax.Array, separator_id: int) -> jax.Array:
+    """Return float32[B, S], 1 for the tokens up to the first ``separator_id`` of a row, except the token in its
+    first place; 0 everywhere in a row without it."""
+    separates = input_ids_BxS == separator_id
+    earlier = jnp.cumsum(separates, axis=1) - separates
+    is_asked = (earlier == 0) & jnp.any(separates, axis=1, keepdims=True)
+    return is_asked.at[:, 0].set(False).astype(jnp.float32)
+
+
 def _at_tokens(key: DropoutKey | None, positions_BxC: jax.Array | None) -> DropoutKey | None:
     """Return the dropout key of the vectors at ``positions`` (None: of the first token of each row)."""
     if not isinstance(key, TokenKey):
@@ -214,6 +227,8 @@ class BertModel(nn.Module):
             if config.pooler_norm:
                 self.pooler_norm = Norm(config, dtype)
         # These layers have few outputs, so their product is cheap in float32, the dtype of the loss.
+        if heads.span and config.span_transform:
+            self.span_transform = FeedForward(config, self.execution, self.mesh)
         for name, size in heads.output_sizes().items():
             has_bias = name != "sequence" or config.sequence_head_bias
             head = Dense(size, ("embed", "classes"), config, jnp.dtype("float32"), has_bias)
@@ -224,6 +239,7 @@ class BertModel(nn.Module):
     def __call__(self, features: Mapping[str, jax.Array], dropout_key: DropoutKey | None = None) -> BertOutput:
         heads = self.heads
         encoder_key = None if self.frozen_encoder else dropout_key
+        self._check_rows(features)
         x_BxSxH, table_VxH = self.embeddings(
             features["input_ids"], features["token_type_ids"], features["position_ids"], encoder_key
         )
@@ -267,7 +283,7 @@ class BertModel(nn.Module):
         if heads.crf:
             outputs["crf"] = self.crf()
         if heads.span:  # no dropout before this head, as in google-research/bert run_squad.py
-            both_BxSx2 = self.span_head(read_BxSxH.astype(jnp.float32))
+            both_BxSx2 = self._spans(read_BxSxH, features, dropout_key)
             outputs["start_logits"], outputs["end_logits"] = both_BxSx2[..., 0], both_BxSx2[..., 1]
         if self.sentence is not None and "cls_positions" not in features:
             outputs["sentence_embedding"] = self.sentence_head(x_BxSxH, features["sequence_ids"] > 0)
@@ -280,6 +296,26 @@ class BertModel(nn.Module):
                 u, v = (embeddings_BxCxE[:, k::2][:, : len(slots_C) // 2] for k in (0, 1))
                 outputs["pair_logits"] = self.pair_head(pair_features(u, v))
         return BertOutput(**outputs)
+
+    def _check_rows(self, features: Mapping[str, jax.Array]) -> None:
+        """Raise ``ValueError`` for rows of several sequences that attention would divide into blocks."""
+        config, length = self.config, features["input_ids"].shape[1]
+        sequences = features["cls_positions"].shape[1] if "cls_positions" in features else 1
+        if sequences > 1 and has_blocks(config, length):
+            raise ValueError(
+                f"model.attention_block: {config.attention_block} does not allow {sequences} sequences in a row of "
+                f"{length} tokens; allowed: one, or rows of at most {config.whole_length} tokens"
+            )
+
+    def _spans(
+        self, x_BxSxH: jax.Array, features: Mapping[str, jax.Array], dropout_key: DropoutKey | None
+    ) -> jax.Array:
+        """Return the scores of each token as the start and as the end of an answer, float32[B, S, 2]."""
+        if not self.config.span_transform:
+            return self.span_head(x_BxSxH.astype(jnp.float32))
+        x_BxSxH = self.span_transform(x_BxSxH, site_key(dropout_key, 0, Site.TASK_HEAD))
+        asked_BxS = in_question(features["input_ids"], self.config.separator_id)
+        return self.span_head(x_BxSxH.astype(jnp.float32)) - 1e6 * asked_BxS[:, :, None]
 
     def pooled_logits(
         self, x_BxSxH: jax.Array, features: Mapping[str, jax.Array], dropout_key: DropoutKey | None
@@ -306,7 +342,8 @@ class BertModel(nn.Module):
         config = self.config
         if not config.pooler_dense:
             return x
-        x = activation(config.pooler_activation, self.pooler(x))
+        name = config.head_sequence_activation if self.heads.sequence_labels else config.pooler_activation
+        x = activation(name, self.pooler(x))
         return self.pooler_norm(x) if config.pooler_norm else x
 
     def _head_dropout(self, x: jax.Array, dropout_key: DropoutKey | None) -> jax.Array:

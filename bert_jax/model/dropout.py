@@ -197,11 +197,13 @@ def _hashed_values(key: TokenKey, shape: tuple[int, ...]) -> jax.Array:
 
 def _hashed_probabilities(key: TokenKey, heads: int, queries: Selection, keys: Selection) -> jax.Array:
     """Return random values from 0 to 65535, int32[B, A, S, T], for the tokens that ``queries`` and ``keys`` select
-    from [B, S]."""
+    from [B, S]. ``keys`` may select [B, A, T], other keys for each head."""
     first, second = (queries(words)[:, None, :, None] for words in key.words())
     head = jnp.arange(heads, dtype=jnp.int32)[:, None, None]
     # Each head hashes the word of its pair: a stack of two halves would cut the heads into pairs on tensor meshes.
-    words = probability_words(first, second, keys(key.positions)[:, None, None, :], head // 2)
+    positions = keys(key.positions)
+    positions = positions[:, None, None, :] if positions.ndim == 2 else positions[:, :, None, :]
+    words = probability_words(first, second, positions, head // 2)
     return jax.lax.shift_right_logical(words, jnp.broadcast_to(16 * (head % 2), words.shape)) & 0xFFFF
 
 

@@ -60,6 +60,8 @@ class Embeddings(nn.Module):
         is_cut_twice = self.mesh is not None and min(self.mesh.shape["fsdp"], self.mesh.shape["tensor"]) > 1
         rows_VxE = constrain(words_VxE, (None if is_cut_twice else "vocab", None), self.mesh)
         x_BxSxE = jnp.take(rows_VxE, input_ids_BxS, axis=0)
+        if config.embedding_scale:
+            x_BxSxE *= width**0.5
         if types := config.type_vocab_size:
             # A product with a one-hot row, whose gradient is a matrix product instead of a scatter into few rows.
             one_hot_BxSxT = jax.nn.one_hot(token_type_ids_BxS, types, dtype=jnp.float32)

@@ -16,6 +16,7 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax.config import ExecutionConfig, ModelConfig
+from bert_jax.model import local_attention as local
 from bert_jax.model.attention import (
     attention_probabilities,
     cached_keys,
@@ -23,12 +24,12 @@ from bert_jax.model.attention import (
     kernel_attention,
     use_kernel_attention,
     visible_keys,
+    without_padding,
 )
 from bert_jax.model.dense import Dense, add_bias, matmul_f32_grad
 from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key, whole_key
 from bert_jax.model.kernels import norm_kernel
 from bert_jax.model.kernels.common import on_tpu, shard_mapped, token_key, use_kernel
-from bert_jax.model.local_attention import at_slots, is_shorter, local_attention, replace_global
 from bert_jax.model.positions import (
     RelativeScores,
     distance_rows,
@@ -188,7 +189,7 @@ class SelfAttention(Block):
         }
         products, biases = self._project(inner_BxSxH, list(dense.values()))
         rate, look_inside = config.attention_dropout, self.is_mutable_collection(INTERMEDIATES)
-        causal, slots = config.attention == "causal", tokens.get("global_slots")
+        causal, slots = config.attention == "causal", None
         sees = functools.partial(
             visible_keys, causal=causal, window=self.window, is_global_BxS=tokens.get("is_global")
         )
@@ -204,13 +205,9 @@ class SelfAttention(Block):
             if "cache_start" in tokens:
                 heads[1:], sees = self._cached(heads[1:], tokens["cache_ids"], tokens["cache_start"])
             scores = self._relative_scores(relative, dense, length)
-            attend = functools.partial(dot_product_attention, dropout_rate=rate, visible=sees)
-            other = length - slots.shape[1] if slots is not None else length
-            if plain or scores is not None or not is_shorter(other, self.window, causal, rate, probabilities_key):
-                slots = None
-            else:
-                limits = {"window": self.window, "causal": causal, "slots_BxG": slots}
-                attend = functools.partial(local_attention, dropout_rate=rate, **limits)
+            attend, scores, slots = local.attention_function(
+                config, self.window, tokens, scores, sees, plain, probabilities_key
+            )
             operands = [*(constrain(y, axes, mesh) for y in heads), sequence_ids_BxS, scores]
         if self.execution.remat == "attention":
             attend = jax.checkpoint(attend)
@@ -219,6 +216,7 @@ class SelfAttention(Block):
             self.sow(INTERMEDIATES, "attentions", probabilities)
         with jax.named_scope("dot_product_attention"):
             context = attend(*operands, dropout_key=probabilities_key)
+        context = without_padding(context, sequence_ids_BxS, config)
         if config.global_tokens:
             context = self._replace_global(context, inner_BxSxH, tokens, slots, probabilities_key)
         context_BxSxH = constrain(context.reshape(heads_shape), axes, mesh).reshape(batch, length, width)
@@ -286,14 +284,16 @@ class SelfAttention(Block):
             for dense in projections:
                 dense.parameters(width)
             return real_BxSxAxD
-        inputs = (x_BxSxH if slots_BxG is None else at_slots(x_BxSxH, slots_BxG), x_BxSxH, x_BxSxH)
+        inputs = (x_BxSxH if slots_BxG is None else local.at_slots(x_BxSxH, slots_BxG), x_BxSxH, x_BxSxH)
         shape = (config.num_attention_heads, config.head_size)
         axes = ("act_batch", "act_length", "act_heads", None)
         heads = [dense(x) for dense, x in zip(projections, inputs, strict=True)]
         heads = [y.reshape(*y.shape[:2], *shape) for y in heads]
         rate = config.attention_dropout
         if slots_BxG is not None:
-            return replace_global(real_BxSxAxD, *heads, ids_BxS, slots_BxG, dropout_rate=rate, dropout_key=key)
+            return local.replace_global(
+                real_BxSxAxD, *heads, ids_BxS, slots_BxG, dropout_rate=rate, dropout_key=key
+            )
         heads = [constrain(y, axes, self.mesh) for y in heads]
         rows = dot_product_attention(*heads, ids_BxS, dropout_rate=rate, dropout_key=key)
         return jnp.where(tokens["is_global"][:, :, None, None], rows, real_BxSxAxD)
@@ -360,6 +360,8 @@ class EncoderLayer(Block):
         attention = SelfAttention(
             self.config, self.execution, self.mesh, self.window, self.skip_norm, name="attention"
         )
+        if "random_blocks" in tokens:
+            tokens = {**tokens, "random_blocks": tokens["random_blocks"][layer - 1]}
         table_key = site_key(dropout_key, layer, Site.RELATIVE_POSITIONS)
         if self.config.relative_positions == "disentangled" and table_key is not None:
             assert relative is not None

@@ -1,21 +1,28 @@
-"""Attention that computes only parts of the scores, for windows, with or without global tokens, and causal
-attention, in XLA on any device.
+"""Attention that computes only parts of the scores, for windows, with or without global tokens, causal attention,
+and blocks of which some are random, in XLA on any device.
 
 The functions compute ``attention.dot_product_attention`` without the blocks of keys that no query of a block sees.
 Outputs of padding tokens that see no token differ.
 
-Shapes: B rows, S tokens, A heads, D head size, N blocks per row, Q queries of a block, K keys of a block, G
-slots of global tokens in a row.
+Shapes: B rows, S tokens, A heads, D head size, N blocks per row, M = N - 2 blocks between the first and the last, R
+random blocks, Q queries of a block, K keys of a block, G slots of global tokens in a row.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 
 from bert_jax.config import HeadsConfig, ModelConfig
-from bert_jax.model.attention import attention_probabilities
+from bert_jax.model.attention import (
+    attention_probabilities,
+    block_scores,
+    dot_product_attention,
+    has_blocks,
+)
 from bert_jax.model.dropout import DropoutKey, Selection, TokenKey, dropout_of_cut_probabilities
+from bert_jax.model.positions import RelativeScores
 
 # Least number of queries in a block of window attention: the width of the matrix unit of a TPU.
 MIN_BLOCK = 128
@@ -32,11 +39,48 @@ def is_shorter(length: int, window: int, causal: bool, dropout_rate: float, key:
     A ``length`` that is unknown when the program is traced has whole rows. With threefry and rbg, the bits of
     probabilities depend on the shape of the scores.
     """
-    if not isinstance(length, int) or (dropout_rate and key is not None and not isinstance(key, TokenKey)):
+    if not isinstance(length, int) or not has_cut_bits(dropout_rate, key):
         return False
     if window:
         return length > max(window, MIN_BLOCK) + 2 * window
     return causal and length >= MIN_CAUSAL and length % CAUSAL_PARTS == 0
+
+
+def has_cut_bits(dropout_rate: float, key: DropoutKey | None) -> bool:
+    """Return True if the dropout bits of a part of the probabilities can be computed without the others."""
+    return not dropout_rate or key is None or isinstance(key, TokenKey)
+
+
+def attention_function(
+    config: ModelConfig,
+    window: int,
+    tokens: Mapping[str, jax.Array],
+    scores: RelativeScores | None,
+    sees: Callable[..., jax.Array],
+    plain: bool,
+    key: DropoutKey | None,
+) -> tuple[Callable[..., jax.Array], RelativeScores | None, jax.Array | None]:
+    """Return the function that computes the attention of a layer with ``window``, what is added to its scores, and
+    the slots of global tokens if it computes only parts of the scores.
+
+    It computes whole rows if ``plain`` and where the parts cost more or have other dropout bits. ``tokens``:
+    ``sequence_ids`` and the global tokens and random blocks, if there are any. ``scores``: terms of the scores that
+    depend on distances. ``sees`` returns the mask of whole rows.
+    """
+    rate, slots, causal = config.attention_dropout, tokens.get("global_slots"), config.attention == "causal"
+    length = tokens["sequence_ids"].shape[1]
+    if has_blocks(config, length):
+        sizes, random = (config.attention_block, config.random_blocks), tokens.get("random_blocks")
+        if not plain and isinstance(length, int) and has_cut_bits(rate, key):
+            blocks = {"block": sizes[0], "number": sizes[1], "random_AxMxR": random}
+            return functools.partial(block_attention, dropout_rate=rate, **blocks), None, None
+        scores = block_scores(length, *sizes, random)
+    else:
+        other = length - slots.shape[1] if slots is not None else length
+        if not plain and scores is None and is_shorter(other, window, causal, rate, key):
+            limits = {"window": window, "causal": causal, "slots_BxG": slots}
+            return functools.partial(local_attention, dropout_rate=rate, **limits), None, slots
+    return functools.partial(dot_product_attention, dropout_rate=rate, visible=sees), scores, None
 
 
 def local_attention(
@@ -73,6 +117,14 @@ def local_attention(
     return jnp.concatenate([one(i) for i in range(CAUSAL_PARTS)], axis=1)
 
 
+def _blocks(x: jax.Array, block: int) -> jax.Array:
+    """Return ``x`` [B, S, ...] as [B, N, Q, ...] with Q = ``block``; missing tokens at the end are 0."""
+    batch, length = x.shape[:2]
+    count = -(-length // block)
+    padded = jnp.pad(x, [(0, 0), (0, count * block - length)] + [(0, 0)] * (x.ndim - 2))
+    return padded.reshape(batch, count, block, *x.shape[2:])
+
+
 def _window_attention(
     query_BxSxAxD: jax.Array,
     key_BxSxAxD: jax.Array,
@@ -88,10 +140,7 @@ def _window_attention(
     block = max(window, MIN_BLOCK)
     count = -(-length // block)
 
-    def blocks(x: jax.Array) -> jax.Array:
-        """Return ``x`` [B, S, ...] as [B, N, Q, ...]; missing tokens at the end are 0."""
-        padded = jnp.pad(x, [(0, 0), (0, count * block - length)] + [(0, 0)] * (x.ndim - 2))
-        return padded.reshape(batch, count, block, *x.shape[2:])
+    blocks = functools.partial(_blocks, block=block)
 
     def queries(x: jax.Array) -> jax.Array:
         return blocks(x).reshape(batch * count, block, *x.shape[2:])
@@ -132,13 +181,18 @@ def _attend(
     cuts: tuple[Selection, Selection],
     dropout_rate: float,
     dropout_key: DropoutKey | None,
+    relative: RelativeScores | None = None,
 ) -> jax.Array:
     """Return the attention of ``own``, queries and their sequence ids, to ``seen``, keys, values and their sequence
     ids, where ``near`` is True and the sequence is the same. ``cuts`` select the queries and the keys from
-    [B, S]."""
+    [B, S]. The keys of each head may be others; then their ids are [B, A, K]. ``relative`` is added to the
+    scores."""
     (query, query_ids), (key, value, key_ids) = own, seen
-    visible = (jnp.maximum(query_ids, 1)[:, :, None] == key_ids[:, None, :]) & near_QxK
-    probabilities = attention_probabilities(query, key, visible[:, None]).astype(value.dtype)
+    if key_ids.ndim == 2:
+        visible = ((jnp.maximum(query_ids, 1)[:, :, None] == key_ids[:, None, :]) & near_QxK)[:, None]
+    else:
+        visible = (jnp.maximum(query_ids, 1)[:, None, :, None] == key_ids[:, :, None]) & near_QxK
+    probabilities = attention_probabilities(query, key, visible, relative).astype(value.dtype)
     if isinstance(dropout_key, TokenKey):
         probabilities = dropout_of_cut_probabilities(probabilities, dropout_rate, dropout_key, *cuts)
     return jnp.einsum("BTAD,BAST->BSAD", value, probabilities)
@@ -225,3 +279,80 @@ def replace_global(
     seen = (key_BxSxAxD, value_BxSxAxD, sequence_ids_BxS)
     rows = _attend(own, seen, True, (queries, lambda x: x), dropout_rate, dropout_key)
     return jax.vmap(lambda x, slots, new: x.at[slots].set(new, mode="drop"))(context_BxSxAxD, slots_BxG, rows)
+
+
+def _usual_keys(x: jax.Array, block: int) -> jax.Array:
+    """Return ``x`` [B, S, ...] of the first block, of each block but the first and the last with its neighbors, and
+    of the last block, [B, M, 5 * block, ...]."""
+    own = _blocks(x, block)
+    near = [own[:, :-2], own[:, 1:-1], own[:, 2:]]
+    first, last = (jnp.broadcast_to(end[:, None], near[0].shape) for end in (own[:, 0], own[:, -1]))
+    return jnp.concatenate([first, *near, last], axis=2)
+
+
+def _with_random(usual_BxMxK_: jax.Array, x: jax.Array, block: int, random_AxMxR: jax.Array | None) -> jax.Array:
+    """Return ``usual`` and ``x`` [B, S, A, D] of the random blocks of each head, [B * M, K, A, D]; for ``x``
+    [B, S], [B * M, A, K]."""
+    axis = 2
+    if x.ndim == 2:
+        batch, inner, width = usual_BxMxK_.shape
+        heads, axis = 1 if random_AxMxR is None else len(random_AxMxR), 3
+        usual_BxMxK_ = jnp.broadcast_to(usual_BxMxK_[:, :, None], (batch, inner, heads, width))
+    if random_AxMxR is not None:
+        own = _blocks(x, block)
+        if x.ndim == 2:
+            chosen = own[:, random_AxMxR].swapaxes(1, 2).reshape(*usual_BxMxK_.shape[:3], -1)
+        else:
+            pick = jax.vmap(lambda one, plan: one[:, plan], in_axes=(3, 0), out_axes=4)
+            chosen = pick(own, random_AxMxR).reshape(*usual_BxMxK_.shape[:2], -1, *x.shape[2:])
+        usual_BxMxK_ = jnp.concatenate([usual_BxMxK_, chosen], axis=axis)
+    return usual_BxMxK_.reshape(-1, *usual_BxMxK_.shape[2:])
+
+
+def block_attention(
+    query_BxSxAxD: jax.Array,
+    key_BxSxAxD: jax.Array,
+    value_BxSxAxD: jax.Array,
+    sequence_ids_BxS: jax.Array,
+    relative: None = None,
+    *,
+    block: int,
+    number: int,
+    random_AxMxR: jax.Array | None,
+    dropout_rate: float,
+    dropout_key: DropoutKey | None,
+) -> jax.Array:
+    """Compute attention in blocks of ``block`` tokens (Zaheer et al. 2020, section 2; see :func:`has_blocks`).
+
+    The first and the last block see the row. Another one sees itself, its neighbors, the first and the last block,
+    each once, and ``random`` blocks; without these it counts the first block ``number`` times more, as transformers
+    does outside of training. Returns [batch, queries, heads, head size].
+    """
+    assert relative is None
+    batch, length = sequence_ids_BxS.shape
+
+    def ends(x: jax.Array) -> jax.Array:
+        own = _blocks(x, block)
+        return jnp.concatenate([own[:, 0], own[:, -1]], axis=1)
+
+    def queries(x: jax.Array) -> jax.Array:
+        own = _blocks(x, block)[:, 1:-1]
+        return own.reshape(-1, *own.shape[2:])
+
+    def keys(x: jax.Array) -> jax.Array:
+        return _with_random(_usual_keys(x, block), x, block, random_AxMxR)
+
+    ids_BxMxK = _usual_keys(sequence_ids_BxS, block)
+    # The neighbors that are the first or the last block are seen once.
+    ids_BxMxK = ids_BxMxK.at[:, 0, block : 2 * block].set(-1).at[:, -1, 3 * block : 4 * block].set(-1)
+    key_ids = _with_random(ids_BxMxK, sequence_ids_BxS, block, random_AxMxR)
+    more = None
+    if random_AxMxR is None:
+        more = RelativeScores(bias_AxSxT=jnp.log(1.0 + number * (jnp.arange(5 * block) < block))[None, None])
+    own, row = ((cut(query_BxSxAxD), cut(sequence_ids_BxS)) for cut in (queries, ends))
+    seen = (keys(key_BxSxAxD), keys(value_BxSxAxD), key_ids)
+    middle = _attend(own, seen, True, (queries, keys), dropout_rate, dropout_key, more)
+    middle = middle.reshape(batch, -1, *middle.shape[2:])
+    whole = (key_BxSxAxD, value_BxSxAxD, sequence_ids_BxS)
+    both = _attend(row, whole, True, (ends, lambda x: x), dropout_rate, dropout_key)
+    return jnp.concatenate([both[:, :block], middle, both[:, block:]], axis=1)[:, :length]

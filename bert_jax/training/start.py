@@ -24,6 +24,7 @@ from bert_jax.training.state import POSITIONS, TrainState, extend_positions, ini
 PHASE_MAY_CHANGE = {
     "model.hidden_dropout", "model.attention_dropout", "model.embedding_dropout", "model.attention_output_dropout",
     "model.feed_forward_dropout", "model.rotary_base", "model.rotary_window_base", "model.attention_windows",
+    "model.attention_block", "model.random_blocks",
 }  # fmt: skip
 # Option that a new phase may change if there is no position table, or if the launch extends it.
 TABLE_ROWS = "model.max_position_embeddings"

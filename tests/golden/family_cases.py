@@ -31,6 +31,9 @@ _NEOBERT = {
     "vocab_size": 40, "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 12,
     "max_length": 26, "norm_eps": 1e-5, "pad_token_id": 0,
 }  # fmt: skip
+_BIG_BIRD = _SIZES | {
+    "max_position_embeddings": 40, "type_vocab_size": 2, "pad_token_id": 0, "block_size": 4, "num_random_blocks": 1,
+}  # fmt: skip
 # Name of the case -> prefix of the classes, config, classes (None: HEADS), releases of transformers that have them.
 CASES: dict[str, dict] = {
     "modernbert": {
@@ -182,6 +185,28 @@ CASES: dict[str, dict] = {
         },
         "classes": ("Model", "ForMaskedLM"), "global_tokens": (0, 3, 9),
     },
+    # Rows are longer than (5 + 2 * 1) blocks of 4 tokens, and the last block is not full.
+    "big_bird": {
+        "prefix": "BigBird",
+        "family": "big_bird",
+        "config": _BIG_BIRD | {"classifier_dropout": 0.2},
+        "classes": (*HEADS, "ForPreTraining"), "length": 33,
+    },
+    "big_bird_untied": {
+        "prefix": "BigBird",
+        "family": "big_bird",
+        "config": _BIG_BIRD | {
+            "num_random_blocks": 2, "block_size": 3, "rescale_embeddings": True, "use_bias": False,
+            "hidden_act": "relu", "layer_norm_eps": 1e-5, "tie_word_embeddings": False,
+        },
+        "classes": ("ForMaskedLM", "ForSequenceClassification"), "length": 33,
+    },
+    "big_bird_full": {
+        "prefix": "BigBird",
+        "family": "big_bird",
+        "config": _BIG_BIRD | {"attention_type": "original_full", "hidden_act": "gelu"},
+        "classes": ("Model", "ForSequenceClassification"),
+    },
     "camembert": {"prefix": "Camembert", "config": _SIZES | {"type_vocab_size": 1}, "classes": ("ForMaskedLM",)},
 }  # fmt: skip
 
@@ -208,7 +233,7 @@ def gradient_inputs(case: str) -> dict[str, np.ndarray]:
 def inputs(case: str, left: bool, full: int = 0) -> dict[str, np.ndarray]:
     """Three rows with padding of unequal length on the right or on the left, or ``full`` tokens without padding."""
     pad = CASES[case]["config"].get("pad_token_id", 1)
-    length = full or 19
+    length = full or CASES[case].get("length", 19)
     ids = np.random.default_rng(1).integers(3, 40, (3, length))
     mask = (np.arange(length) < np.array([[length], [11], [2]])).astype(np.int64)
     mask = mask[:, ::-1].copy() if left else mask

@@ -159,6 +159,8 @@ class Family:
     dropouts: Mapping[str, HeadDropout] = field(
         default_factory=lambda: dict.fromkeys(TASK_HEADS, HeadDropout("classifier_dropout"))
     )
+    # Classes with a pooler of which no output depends: it is left out with a note, and written as zeros.
+    idle_pooler: frozenset[str] = frozenset()
     # Repository of the authors' code, where transformers has no such family.
     code: str = ""
     # Prefix of the names of classes.

@@ -157,9 +157,12 @@ class _FolderReader(StoredModel):
         pooler = self._pooler()
         own = next((head for head in found if "pooler" in family.heads[head]), None)
         has_pooler = any(map(self.has, pooler))
-        if own and has_pooler:
+        is_idle = any(set(family.classes[name]) - {"pooler"} == set(found) for name in family.idle_pooler)
+        if has_pooler and (own or is_idle):
             self.tensors = {n: tensor for n, tensor in self.tensors.items() if not n.startswith(pooler)}
-            self.notes.append(f"the pooler is omitted: the {own} head of {family.title} has its own dense layer")
+            why = f"the {own} head of {family.title} has its own dense layer" if own else "no output depends on it"
+            self.notes.append(f"the pooler is omitted: {why}")
+            has_pooler = False
         needs = {head for heads in family.classes.values() if "pooler" in heads for head in heads if head in found}
         heads = HeadsConfig(
             pooler=has_pooler or bool(needs - {"mlm"}),

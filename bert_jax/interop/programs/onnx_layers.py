@@ -25,10 +25,10 @@ SUPPORTED: Supported = SIZES | dict.fromkeys(
         "norm_position", "norm_epsilon", "norm_bias", "embedding_norm", "final_norm", "qkv_bias",
         "attention_output_bias", "feed_forward_bias", "position_embeddings", "rotary_base",
         "rotary_window_base", "relative_positions", "relative_buckets", "relative_max_distance",
-        "attention", "attention_windows", "global_tokens", "separator_id", "pooling", "pooler_dense",
-        "pooler_bias", "pooler_activation", "pooler_norm", "token_pooler", "sequence_head_bias",
-        "mlm_transform", "mlm_activation", "mlm_transform_bias", "mlm_output_bias", "tied_output",
-        "initialization",
+        "attention", "attention_windows", "attention_block", "random_blocks", "global_tokens", "separator_id",
+        "pooling", "pooler_dense", "pooler_bias", "pooler_activation", "pooler_norm", "token_pooler",
+        "sequence_head_bias", "sequence_activation", "span_transform", "mlm_transform", "mlm_activation",
+        "mlm_transform_bias", "mlm_output_bias", "tied_output", "embedding_scale", "initialization",
     ),
     ANY,
 )  # fmt: skip
@@ -46,10 +46,11 @@ def add_network(graph: Graph) -> list[str]:
     global_BxS = global_tokens(graph, seen_BxS)
     scores = ScoreGraph(graph, global_BxS)
     biases = {window: scores.bias(hidden_Bx1x1xS, window) for window in dict.fromkeys(model.layer_windows)}
+    kept_BxS = scores.kept(seen_BxS)
     for i, window in enumerate(model.layer_windows):
         name = "encoder/layer_0" if model.shared_layers else f"encoder/layer_{i}"
         x_BxSxH = _layer(
-            graph, x_BxSxH, Layer(name, i, window, biases[window], scores, hidden_Bx1x1xS, seen_BxS, global_BxS)
+            graph, x_BxSxH, Layer(name, i, window, biases[window], scores, hidden_Bx1x1xS, kept_BxS, global_BxS)
         )
     if model.has_final_norm:
         x_BxSxH = graph.norm(x_BxSxH, "encoder/final_layer_norm")
@@ -82,6 +83,8 @@ def _position_rows(graph: Graph) -> str:
 def _embeddings(graph: Graph) -> str:
     model = graph.spec.model
     x = graph.op("Gather", graph.weight("embeddings/word_embeddings/embedding"), "input_ids", axis=0)
+    if model.embedding_scale:
+        x = graph.op("Mul", x, graph.scalar(model.embedding_width**0.5))
     if model.type_vocab_size:
         table = graph.weight("embeddings/token_type_embeddings/embedding")
         x = graph.op("Add", x, graph.op("Gather", table, "token_type_ids", axis=0))
@@ -118,7 +121,7 @@ def _attention_bias(graph: Graph) -> str:
 
 class Layer(NamedTuple):
     """One encoder layer of the graph: prefix of its weights, index, window, bias of its scores, distances, hidden
-    keys, visible tokens, global tokens."""
+    keys, tokens whose context is kept, global tokens."""
 
     name: str
     index: int
@@ -126,21 +129,24 @@ class Layer(NamedTuple):
     bias: str
     scores: ScoreGraph
     hidden: str
-    seen: str
+    kept: str
     global_tokens: str
 
 
 def _layer(graph: Graph, x_BxSxH: str, layer: Layer) -> str:
     model = graph.spec.model
-    for part, inner in (("attention", _attention), ("feed_forward", _feed_forward)):
-        norm = f"{layer.name}/{part}/layer_norm"
-        if model.norm_position == "post":
-            x_BxSxH = graph.norm(graph.op("Add", inner(graph, x_BxSxH, layer), x_BxSxH), norm)
-            continue
-        skips = model.norm_position == "pre_skip_first" and layer.index == 0 and part == "attention"
-        normed = x_BxSxH if skips else graph.norm(x_BxSxH, norm)
-        x_BxSxH = graph.op("Add", inner(graph, normed, layer), x_BxSxH)
-    return x_BxSxH
+    skips = model.norm_position == "pre_skip_first" and layer.index == 0
+    x_BxSxH = _residual(graph, x_BxSxH, f"{layer.name}/attention", lambda x: _attention(graph, x, layer), skips)
+    return _feed_forward(graph, x_BxSxH, f"{layer.name}/feed_forward")
+
+
+def _residual(graph: Graph, x_BxSxH: str, name: str, inner: Callable[[str], str], skips_norm: bool = False) -> str:
+    """Append the block ``name`` with ``inner``, its residual connection and its normalization."""
+    norm = f"{name}/layer_norm"
+    if graph.spec.model.norm_position == "post":
+        return graph.norm(graph.op("Add", inner(x_BxSxH), x_BxSxH), norm)
+    normed = x_BxSxH if skips_norm else graph.norm(x_BxSxH, norm)
+    return graph.op("Add", inner(normed), x_BxSxH)
 
 
 def _rotate(graph: Graph, x_BxSxAxD: str, base: float) -> str:
@@ -159,8 +165,8 @@ def _rotate(graph: Graph, x_BxSxAxD: str, base: float) -> str:
 def _attention(graph: Graph, x_BxSxH: str, layer: Layer) -> str:
     model = graph.spec.model
     context_BxSxAxD = _context(graph, x_BxSxH, layer, layer.bias)
-    if model.global_tokens:  # padding, which may see nothing, has the context 0
-        context_BxSxAxD = graph.op("Mul", context_BxSxAxD, graph.op("Unsqueeze", layer.seen, graph.axes(2, 3)))
+    if layer.kept:
+        context_BxSxAxD = graph.op("Mul", context_BxSxAxD, graph.op("Unsqueeze", layer.kept, graph.axes(2, 3)))
     if layer.global_tokens:
         whole_BxSxAxD = _context(graph, x_BxSxH, layer, layer.hidden, "_global")
         is_global = graph.op(
@@ -195,15 +201,19 @@ def _context(graph: Graph, x_BxSxH: str, layer: Layer, bias: str, kind: str = ""
     return graph.op("Transpose", graph.op("MatMul", weights_BxAxSxS, value), perm=[0, 2, 1, 3])
 
 
-def _feed_forward(graph: Graph, x_BxSxH: str, layer: Layer) -> str:
-    model, name = graph.spec.model, f"{layer.name}/feed_forward"
-    hidden = graph.dense(x_BxSxH, f"{name}/intermediate", model.feed_forward_bias)
-    if model.feed_forward == "mlp":
-        hidden = graph.activation(hidden, model.activation)
-    else:
-        gate = graph.dense(x_BxSxH, f"{name}/gate", model.feed_forward_bias)
-        hidden = graph.op("Mul", graph.activation(gate, model.activation), hidden)
-    return graph.dense(hidden, f"{name}/output", model.feed_forward_bias)
+def _feed_forward(graph: Graph, x_BxSxH: str, name: str) -> str:
+    model = graph.spec.model
+
+    def inner(x_BxSxH: str) -> str:
+        hidden = graph.dense(x_BxSxH, f"{name}/intermediate", model.feed_forward_bias)
+        if model.feed_forward == "mlp":
+            hidden = graph.activation(hidden, model.activation)
+        else:
+            gate = graph.dense(x_BxSxH, f"{name}/gate", model.feed_forward_bias)
+            hidden = graph.op("Mul", graph.activation(gate, model.activation), hidden)
+        return graph.dense(hidden, f"{name}/output", model.feed_forward_bias)
+
+    return _residual(graph, x_BxSxH, name, inner)
 
 
 def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[], str]]:
@@ -213,7 +223,8 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
     def pooler_layers(x: str) -> str:
         if not model.pooler_dense:
             return x
-        x = graph.activation(graph.dense(x, "pooler", model.pooler_bias), model.pooler_activation)
+        kind = model.head_sequence_activation if graph.spec.heads.sequence_labels else model.pooler_activation
+        x = graph.activation(graph.dense(x, "pooler", model.pooler_bias), kind)
         return graph.norm(x, "pooler_norm") if model.pooler_norm else x
 
     def pooler() -> str:
@@ -248,8 +259,12 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
         return graph.op("Gather", score_BxSx1, graph.constant(0, np.int64), axis=2)
 
     def span(column: int) -> str:
-        both_BxSx2 = graph.dense(of_tokens(), "span_head")
-        return graph.op("Gather", both_BxSx2, graph.constant(column, np.int64), axis=2)
+        read_BxSxH = of_tokens()
+        if model.span_transform:
+            read_BxSxH = _feed_forward(graph, read_BxSxH, "span_transform")
+        both_BxSx2 = graph.dense(read_BxSxH, "span_head")
+        scores_BxS = graph.op("Gather", both_BxSx2, graph.constant(column, np.int64), axis=2)
+        return graph.op("Sub", scores_BxS, _question(graph)) if model.span_transform else scores_BxS
 
     made: dict[str, Callable[[], str]] = {
         "last_hidden_state": lambda: x_BxSxH,
@@ -266,6 +281,21 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
     }
     assert made.keys() == FIELDS.keys()
     return made
+
+
+def _question(graph: Graph) -> str:
+    """Append 1e6 for the tokens of the question and 0 for others, float32[B, S], as ``bert.in_question`` finds
+    them."""
+    one = graph.constant(1, np.int64)
+    separates = graph.op("Equal", "input_ids", graph.constant(graph.spec.model.separator_id, np.int64))
+    separates_BxS = graph.op("Cast", separates, to=INT64)
+    found_Bx1 = graph.op("ReduceMax", separates_BxS, axes=[1], keepdims=1)
+    earlier_BxS = graph.op("CumSum", separates_BxS, one, exclusive=1)
+    ones_BxS = graph.op("Expand", one, graph.op("Shape", "input_ids"))
+    after_first_BxS = graph.op("Min", graph.op("CumSum", ones_BxS, one, exclusive=1), one)
+    asked_BxS = graph.op("Mul", graph.op("Sub", one, graph.op("Min", earlier_BxS, one)), after_first_BxS)
+    asked_BxS = graph.op("Cast", graph.op("Mul", asked_BxS, found_Bx1), to=FLOAT)
+    return graph.op("Mul", asked_BxS, graph.scalar(1e6))
 
 
 def _sentence(graph: Graph, x_BxSxH: str, seen_BxS: str) -> str:

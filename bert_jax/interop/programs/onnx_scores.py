@@ -1,8 +1,10 @@
-"""Attention scores in an ONNX graph: hidden keys, windows, global tokens, causality, and terms that depend on
-distances.
+"""Attention scores in an ONNX graph: hidden keys, windows, blocks, global tokens, causality, and terms that depend
+on distances.
 
 Dimensions: B rows, S tokens, A heads, D head size, R rows of a table of distances.
 """
+
+import math
 
 import numpy as np
 
@@ -68,6 +70,8 @@ class ScoreGraph:
             far = graph.op("Greater", graph.op("Abs", self._distances()), graph.constant(window, np.int64))
             hidden = self._masked(far)
             bias = graph.op("Min", bias, graph.op("Mul", hidden, self._local) if self._local else hidden)
+        if model.attention_block and model.max_length > model.whole_length:
+            bias = graph.op("Add", bias, self._blocks())
         if model.relative_positions == "alibi":
             slopes_Ax1x1 = graph.constant(-alibi_slopes(model.num_attention_heads)[:, None, None], np.float32)
             away_SxS = graph.op("Cast", graph.op("Abs", self._distances()), to=FLOAT)
@@ -77,6 +81,16 @@ class ScoreGraph:
             values_SxSxA = graph.op("Gather", table_RxA, self._rows(), axis=0)
             bias = graph.op("Add", bias, graph.op("Transpose", values_SxSxA, perm=[2, 0, 1]))
         return bias
+
+    def kept(self, seen_BxS: str) -> str:
+        """Append 0 for tokens whose context is set to 0, which are padding, 1 for others, float32[B, S]; "" if
+        there are none."""
+        graph, model = self.graph, self.graph.spec.model
+        if model.global_tokens:
+            return seen_BxS
+        if model.attention_block and model.max_length > model.whole_length:
+            return graph.op("Max", seen_BxS, graph.op("Sub", graph.scalar(1), self._is_divided()))
+        return ""
 
     def products(self, query_BxAxSxD: str, key_BxAxDxS: str, layer: str) -> str:
         """Append the products of queries and keys with the embeddings of distances, as in
@@ -108,16 +122,43 @@ class ScoreGraph:
         graph = self.graph
         return graph.op("Mul", graph.op("Cast", hidden_SxS, to=FLOAT), graph.scalar(MASKED_SCORE))
 
+    def _length(self) -> str:
+        return self.graph.op("Squeeze", self.graph.op("Shape", "input_ids", start=1, end=2), self.graph.axes(0))
+
+    def _places(self) -> tuple[str, str]:
+        """Append the indices of keys and queries, int64[1, S] and int64[S, 1]."""
+        graph = self.graph
+        places_S = graph.op("Range", graph.constant(0, np.int64), self._length(), graph.constant(1, np.int64))
+        keys_1xS, queries_Sx1 = (graph.op("Unsqueeze", places_S, graph.axes(axis)) for axis in (0, 1))
+        return keys_1xS, queries_Sx1
+
     def _distances(self) -> str:
         """Append the index of the key minus that of the query, int64[S, S]."""
         if not self._ahead:
-            graph = self.graph
-            length = graph.op("Squeeze", graph.op("Shape", "input_ids", start=1, end=2), graph.axes(0))
-            zero, one = (graph.constant(value, np.int64) for value in (0, 1))
-            places_S = graph.op("Range", zero, length, one)
-            keys_1xS, queries_Sx1 = (graph.op("Unsqueeze", places_S, graph.axes(axis)) for axis in (0, 1))
-            self._ahead = graph.op("Sub", keys_1xS, queries_Sx1)
+            self._ahead = self.graph.op("Sub", *self._places())
         return self._ahead
+
+    def _blocks(self) -> str:
+        """Append ``attention.block_scores`` without random blocks, float32[S, S]; 0 in undivided rows."""
+        graph, model = self.graph, self.graph.spec.model
+        size, zero, one = (graph.constant(value, np.int64) for value in (model.attention_block, 0, 1))
+        keys_1xS, queries_Sx1 = (graph.op("Div", places, size) for places in self._places())
+        last = graph.op("Div", graph.op("Sub", self._length(), one), size)
+
+        def is_end(blocks: str) -> str:
+            return graph.op("Or", graph.op("Equal", blocks, zero), graph.op("Equal", blocks, last))
+
+        far = graph.op("Greater", graph.op("Abs", graph.op("Sub", keys_1xS, queries_Sx1)), one)
+        inner_Sx1 = graph.op("Not", is_end(queries_Sx1))
+        unseen = graph.op("And", graph.op("And", far, inner_Sx1), graph.op("Not", is_end(keys_1xS)))
+        again = graph.op("And", inner_Sx1, graph.op("Equal", keys_1xS, zero))
+        more = graph.op("Mul", graph.op("Cast", again, to=FLOAT), graph.scalar(math.log(1 + model.random_blocks)))
+        return graph.op("Mul", graph.op("Add", self._masked(unseen), more), self._is_divided())
+
+    def _is_divided(self) -> str:
+        """Append 1 if the rows are divided into blocks, otherwise 0, float32[]."""
+        longest = self.graph.constant(self.graph.spec.model.whole_length, np.int64)
+        return self.graph.op("Cast", self.graph.op("Greater", self._length(), longest), to=FLOAT)
 
     def _rows(self) -> str:
         """Append the row of the table of distances for each query and key, int64[S, S]."""

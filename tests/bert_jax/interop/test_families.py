@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import traverse_util
 from golden.family_cases import CASES, classes, gradient_inputs, inputs, values
 from hf_folders import FIXTURES, save
 
+from bert_jax.config import ExecutionConfig
 from bert_jax.config.architecture import FamilyName
 from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.hf.config_json import hf_class, hf_config, model_parts
@@ -25,6 +27,7 @@ from bert_jax.interop.programs.stablehlo import check_stablehlo, write_stablehlo
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.stored import stored_array
 from bert_jax.io.safetensors_file import read_header, read_values
+from bert_jax.model import BertModel
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ALL = [(case, name) for case in CASES for name in classes(case)]
@@ -127,8 +130,10 @@ def test_what_is_read_is_written_bit_by_bit(tmp_path, case, name):
         second = [copy for copy, ours in FAMILIES[weights.spec.family].tied.items() if ours.endswith("bias")]
         if any(copy in stored for copy in second):
             stored.pop(hf_names(weights.spec)["mlm_head/output_bias"].name)
+    idle = {"bert.pooler.weight", "bert.pooler.bias"} if name in FAMILIES[weights.spec.family].idle_pooler else ()
     for key, entry in stored.items():
-        assert np.array_equal(read_values(entry), read_values(written[key])), key
+        expected = read_values(entry) * (key not in idle)
+        assert np.array_equal(expected, read_values(written[key])), key
     again = read(tmp_path / "written")
     assert again.spec == weights.spec and again.notes == weights.notes
     assert all(np.array_equal(again.params[key], array) for key, array in weights.params.items())
@@ -413,6 +418,72 @@ class TestGpt:
         for case, name, pad in (("gpt2", "GPT2Model", 39), ("openai-gpt", "OpenAIGPTModel", 0)):
             spec = read(make_folder(tmp_path / case, case, name)).spec
             assert hf_config(spec, "float32")["pad_token_id"] == pad
+
+
+class TestBigBird:
+    """``record_big_bird.py`` recorded the outputs in training, without dropout, and of questions."""
+
+    def recorded(self):
+        with np.load(FIXTURES / "families" / "big_bird_blocks.npz") as arrays:
+            return dict(arrays)
+
+    def test_training_has_the_random_blocks_of_transformers(self, tmp_path):
+        none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        weights = read(make_folder(tmp_path, "big_bird", "BigBirdModel", config=none))
+        batch = {key: jnp.asarray(array, jnp.int32) for key, array in inputs("big_bird", False).items()}
+        places = jnp.broadcast_to(jnp.arange(33), batch["input_ids"].shape)
+        features = {**batch, "sequence_ids": batch["attention_mask"], "position_ids": places}
+        network = BertModel(weights.spec.model, ExecutionConfig(vocab_multiple=1), weights.spec.heads)
+        params = {"params": traverse_util.unflatten_dict(weights.params, sep="/")}
+        real = np.asarray(batch["attention_mask"], bool)
+        found = network.apply(params, features, jax.random.key(0)).sequence_output
+        close(found[real], self.recorded()["training"][real], "training")
+        apart = np.abs(network.apply(params, features).sequence_output - found)[real]
+        assert apart.max() > 0.1
+
+    def test_no_answer_begins_in_the_question(self, tmp_path):
+        folder = make_folder(tmp_path, "big_bird", "BigBirdForQuestionAnswering", config={"sep_token_id": 7})
+        weights, arrays = read(folder), self.recorded()
+        batch = inputs("big_bird", False)
+        found = run(weights, batch | {"input_ids": arrays["question/ids"]})
+        scores = np.stack([found["start_logits"], found["end_logits"]], -1)
+        asked, real = scores[..., 0] < -5e5, batch["attention_mask"].astype(bool)
+        assert np.array_equal(asked, arrays["question/asked"]) and asked.sum(1).tolist() == [6, 4, 0]
+        close(scores[real & ~asked], arrays["question/scores"][real & ~asked], "scores")
+        np.testing.assert_allclose(scores[asked] + 1e6, arrays["question/scores"][asked], atol=0.1)
+
+    def test_a_pooler_that_no_output_reads_is_written_as_zeros(self, tmp_path):
+        weights = read(make_folder(tmp_path / "source", "big_bird", "BigBirdForMaskedLM"))
+        assert weights.spec.heads.present() == ("mlm",)
+        assert any("the pooler is omitted: no output depends on it" in note for note in weights.notes)
+        (tmp_path / "written").mkdir()
+        write_hf(tmp_path / "written", weights)
+        stored = read_header(tmp_path / "written" / "model.safetensors")
+        assert not read_values(stored["bert.pooler.weight"]).any() and stored["bert.pooler.bias"].shape == (20,)
+
+    @pytest.mark.parametrize(
+        ("config", "words"),
+        [
+            ({"attention_type": "sparse"}, 'attention_type is "sparse"; allowed: block_sparse, original_full'),
+            ({"block_size": 0}, "block_size is 0; allowed: above 0"),
+            ({"num_random_blocks": 0}, "random_blocks: 0 is not allowed"),
+            ({"use_bias": None}, "use_bias is null; allowed: true, false"),
+            ({"is_decoder": True}, "is_decoder is true; supported: encoders of model_type big_bird"),
+            ({"position_embedding_type": "relative_key"}, 'position_embedding_type is "relative_key"; supported'),
+            ({"architectures": ["BigBirdForCausalLM"]}, "BigBirdForCausalLM.* with model_type big_bird; supported"),
+        ],
+    )
+    def test_other_functions_are_refused(self, tmp_path, config, words):
+        with pytest.raises(ValueError, match=words):
+            read(make_folder(tmp_path, "big_bird", "BigBirdModel", config=config))
+
+    def test_a_classifier_with_another_activation_is_refused(self, tmp_path):
+        weights = read(make_folder(tmp_path, "big_bird", "BigBirdForSequenceClassification"))
+        model = dataclasses.replace(weights.spec.model, sequence_activation="same")
+        with pytest.raises(ValueError, match=r"model\.sequence_activation: .* \(supported: gelu_tanh\)"):
+            hf_config(dataclasses.replace(weights.spec, model=model), "float32")
+        heads = dataclasses.replace(weights.spec.heads, sequence_labels=())
+        assert hf_config(dataclasses.replace(weights.spec, model=model, heads=heads), "float32")
 
 
 # A config.json of the authors' code, with the sizes of the recorded model but the width of the feed-forward layer.

@@ -20,6 +20,6 @@ FAMILIES = {
     for family in (
         bert.FAMILY, roberta.ROBERTA, roberta.XLM_ROBERTA, roberta.CAMEMBERT, modernbert.FAMILY, distilbert.FAMILY,
         albert.FAMILY, electra.FAMILY, mpnet.FAMILY, deberta_v2.FAMILY, gpt.GPT2, gpt.GPT,
-        nomic_bert.FAMILY, neobert.FAMILY, long.LONGFORMER,
+        nomic_bert.FAMILY, neobert.FAMILY, long.LONGFORMER, long.BIG_BIRD,
     )
 }  # fmt: skip

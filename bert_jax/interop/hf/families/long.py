@@ -1,7 +1,9 @@
-"""Encoders of long rows: Longformer (Beltagy et al. 2020), ``LongformerConfig`` and ``modeling_longformer`` of
-transformers, and the conversion of other encoders.
+"""Encoders of long rows: Longformer (Beltagy et al. 2020) and BigBird (Zaheer et al. 2020), ``modeling_longformer``
+and ``modeling_big_bird`` of transformers, and the conversion of other encoders to a Longformer.
 
-The network is that of RoBERTa with a window around each token and further projections for global tokens.
+Longformer is RoBERTa with a window around each token and further projections for global tokens. BigBird is BERT
+with attention in blocks, a dense layer of its own before the sequence head, and a feed-forward block in the span
+head.
 """
 
 import dataclasses
@@ -12,7 +14,7 @@ import numpy as np
 
 from bert_jax.config import ModelConfig
 from bert_jax.interop.hf.families import bert, roberta
-from bert_jax.interop.hf.family import Family, headed, integer, short
+from bert_jax.interop.hf.family import ACTIVATIONS, Family, HeadDropout, Key, headed, integer, short
 
 # Families that become a Longformer: those with its network, but for windows and global tokens.
 CONVERTIBLE = ("bert", "roberta", "xlm-roberta", "camembert")
@@ -71,6 +73,79 @@ LONGFORMER = Family(
     tied=bert.tied("lm_head.decoder"),
     sizes=bert.SIZES,
     dropouts={},
+)
+
+_CLASSIFIER_DROPOUT = HeadDropout("classifier_dropout")
+# Size of a block where the model has no blocks.
+BLOCK = 64
+
+
+def read_big_bird(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the size of a block, 0 for attention over whole rows, the separator, and the activation of the dense
+    layer before the sequence head, which is that of the encoder."""
+    kind, block = config.get("attention_type", "block_sparse"), integer(config, "block_size", name, BLOCK)
+    if kind not in ("block_sparse", "original_full"):
+        raise ValueError(f"{name}: attention_type is {short(kind)}; allowed: block_sparse, original_full")
+    if block <= 0:
+        raise ValueError(f"{name}: block_size is {block}; allowed: above 0")
+    return {
+        "attention_block": block if kind == "block_sparse" else 0,
+        "separator_id": integer(config, "sep_token_id", name, 66),
+        "sequence_activation": ACTIVATIONS.get(config.get("hidden_act", "gelu_new"), "same"),
+    }
+
+
+def write_big_bird(model: ModelConfig) -> dict[str, Any]:
+    """Return the kind of attention, the size of a block and the ids of the special tokens."""
+    return {
+        "attention_type": "block_sparse" if model.attention_block else "original_full",
+        "block_size": model.attention_block or BLOCK,
+        "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": model.separator_id,
+    }  # fmt: skip
+
+
+BIG_BIRD = Family(
+    name="big_bird",
+    title="BigBird",
+    class_prefix="BigBird",
+    classes=headed("BigBird", ("ForPreTraining", ("pooler", "mlm", "nsp"))),
+    idle_pooler=frozenset(
+        f"BigBirdFor{suffix}" for suffix in ("MaskedLM", "SequenceClassification", "TokenClassification")
+    ),
+    prefix="bert.",
+    keys=bert.KEYS
+    | {
+        "hidden_act": Key("activation", "activation", "gelu_new", announced=True),
+        "max_position_embeddings": Key("max_position_embeddings", "integer", 4096),
+        "num_random_blocks": Key("random_blocks", "integer", 3),
+        "rescale_embeddings": Key("embedding_scale", "flag", False),
+        "use_bias": Key("qkv_bias", "flag", True),
+    },
+    fixed={"span_transform": True},
+    other_keys=frozenset({"attention_type", "block_size", "sep_token_id"}),
+    read=read_big_bird,
+    write=write_big_bird,
+    refused={"position_embedding_type": ("absolute", None)},
+    encoder=bert.EMBEDDINGS,
+    layer=bert.FAMILY.layer,
+    layers=bert.LAYERS,
+    heads={
+        "pooler": {"pooler": "{prefix}pooler"},
+        "mlm": bert.FAMILY.heads["mlm"],
+        "nsp": bert.FAMILY.heads["nsp"],
+        "sequence": {"pooler": "classifier.dense", "sequence_head": "classifier.out_proj"},
+        "choice": bert.CLASSIFIERS["choice"],
+        "token": bert.TOKEN_AND_SPAN["token"],
+        "span": {
+            "span_transform/intermediate": "qa_classifier.intermediate.dense",
+            "span_transform/output": "qa_classifier.output.dense",
+            "span_transform/layer_norm": "qa_classifier.output.LayerNorm",
+            "span_head": "qa_classifier.qa_outputs",
+        },
+    },
+    tied=bert.FAMILY.tied,
+    sizes=bert.SIZES,
+    dropouts={"sequence": _CLASSIFIER_DROPOUT, "token": _CLASSIFIER_DROPOUT},
 )
 
 
