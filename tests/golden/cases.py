@@ -8,6 +8,7 @@ are [in, out].
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -181,21 +182,6 @@ def batch(case: Case) -> dict[str, np.ndarray]:
     }
 
 
-def span_batch(step: int) -> dict[str, np.ndarray]:
-    """The batch of one step of the curves of span masking: the masked positions of a row are neighbors, and their
-    tokens are all [MASK] (id 4)."""
-    features = batch(curve_case(step))
-    tokens = original_tokens(features)
-    for row, count in enumerate(features["mlm_weights"].sum(1).astype(int)):
-        first = features["mlm_positions"][row, 0] % (features["sequence_ids"][row].sum() - count)
-        places = np.arange(first, first + count)
-        features["mlm_positions"][row, :count] = places
-        features["mlm_labels"][row, :count] = tokens[row, places]
-        features["input_ids"][row] = tokens[row]
-        features["input_ids"][row, places] = 4
-    return features
-
-
 def causal_batch(step: int) -> dict[str, np.ndarray]:
     """The batch of one step of the causal language model's curve: ``curve_case`` with two sequences in two rows."""
     features = batch(curve_case(step))
@@ -302,3 +288,116 @@ def class_batch(step: int) -> dict[str, np.ndarray]:
     rows = len(features["input_ids"])
     name = f"classes/{step % CURVE_BATCHES}"
     return features | {"document_classes": integers(name, 0, 1 + len(CURVE_CLASSES), (rows, 1))}
+
+
+# ------------------------------------------------------------------ masked language models
+
+# Name -> options of the masks (``bert_jax.config.DataConfig``). With nsp and sop there is a sentence-pair head.
+MASKED_LENGTH, MASKED_SLOTS = 24, 8
+MASKINGS: dict[str, dict[str, object]] = {
+    "none": {"next_sentence": "none"},
+    "nsp": {"next_sentence": "nsp"},
+    "sop": {"next_sentence": "sop"},
+    "whole_word": {"next_sentence": "none", "mask_unit": "whole_word"},
+    "span": {"next_sentence": "none", "mask_unit": "span", "mask_fraction": 0.25},
+    "all_mask": {"next_sentence": "nsp", "mask_unit": "span", "mask_token_share": 1.0, "random_token_share": 0.0},
+    "special": {"next_sentence": "nsp", "mask_special_tokens": True},
+    "annealed": {
+        "next_sentence": "none",
+        "masking": "dynamic",
+        "mask_fraction": 0.35,
+        "final_mask_fraction": 0.1,
+        "mask_fraction_steps": CURVE_STEPS,
+    },
+}
+MASKED_ARRAYS = ("input_ids", "mlm_positions", "mlm_labels", "mlm_weights")
+MASKED_BATCHES = Path(__file__).parent / "fixtures" / "masked_batches.npz"
+CLS, SEP, MASK = 1, 2, 3
+
+
+def unmasked_batch(pairs: str, step: int) -> dict[str, np.ndarray]:
+    """Rows [CLS] A [SEP] (``pairs`` none) or [CLS] A [SEP] B [SEP] before masking. Where the label is 1, B is that
+    of another row (nsp) or in the place of A (sop). ``words`` marks the first tokens of words."""
+    k, rows, length = step % CURVE_BATCHES, 8, MASKED_LENGTH
+    sizes = integers(f"masked_{k}/lengths", 4, 10, (rows, 2))
+    texts = integers(f"masked_{k}/ids", 4, CURVE_MODEL["vocab_size"], (rows, 2, length))
+    labels = integers(f"masked_{k}/labels", 0, 2, (rows,)) * (pairs != "none")
+    features = {
+        name: np.zeros((rows, length), np.int32) for name in ("input_ids", "token_type_ids", "sequence_ids")
+    }
+    for row in range(rows):
+        a, b = (texts[row, part, : sizes[row, part]] for part in (0, 1))
+        if labels[row]:
+            other = texts[(row + 3) % rows, 1, : sizes[row, 1]]
+            a, b = (a, other) if pairs == "nsp" else (b, a)
+        ids = [CLS, *a, *([*b] if pairs == "none" else [SEP, *b]), SEP]
+        features["input_ids"][row, : len(ids)] = ids
+        features["sequence_ids"][row, : len(ids)] = 1
+        if pairs != "none":
+            features["token_type_ids"][row, len(a) + 2 : len(ids)] = 1
+    column = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
+    return features | {
+        "words": uniform(f"masked_{k}/words", (rows, length)) < 0.6,
+        "position_ids": column,
+        "sequence_keys": np.arange(rows, dtype=np.uint32)[:, None],
+        "cls_positions": np.zeros((rows, 1), np.int32),
+        "nsp_labels": labels[:, None].astype(np.int32),
+        "nsp_weights": np.full((rows, 1), pairs != "none", np.float32),
+    }
+
+
+def masked_batch(name: str, step: int) -> dict[str, np.ndarray]:
+    """The batch of a step, masked by this library (``test_masked_curves.py`` makes the file)."""
+    with np.load(MASKED_BATCHES) as stored:
+        arrays = {key: stored[f"{name}/{key}"] for key in MASKED_ARRAYS}
+    given = unmasked_batch(str(MASKINGS[name]["next_sentence"]), step)
+    del given["words"]
+    place = step % len(arrays["input_ids"])
+    dtypes = dict.fromkeys(MASKED_ARRAYS, np.int32) | {"mlm_weights": np.float32}
+    return given | {key: array[place].astype(dtypes[key]) for key, array in arrays.items()}
+
+
+def masked_weights(name: str) -> dict[str, np.ndarray]:
+    """float32 parameters of the model, without a pooler and a sentence-pair head if there are no pairs."""
+    is_pair, of_pairs = MASKINGS[name]["next_sentence"] != "none", ("pooler/", "nsp_head/")
+    return {key: value for key, value in weights(CURVE_MODEL).items() if is_pair or not key.startswith(of_pairs)}
+
+
+# ------------------------------------------------------------------ fine-tuning of a causal model
+
+GPT_CLASSES, GPT_WEIGHT = 3, 0.5
+
+
+def gpt_weights() -> dict[str, np.ndarray]:
+    """float32 parameters of the encoder and of the sequence head, which has no bias."""
+    given = {k: v for k, v in weights(CURVE_MODEL).items() if k.startswith(("embeddings/", "encoder/"))}
+    hidden = CURVE_MODEL["hidden_size"]
+    kernel = 2 * uniform("gpt/sequence_head", (hidden, GPT_CLASSES)) - 1
+    return given | {"sequence_head/kernel": (kernel * (3 / hidden) ** 0.5).astype(np.float32)}
+
+
+def gpt_batch(step: int) -> dict[str, np.ndarray]:
+    """Pairs start A delimiter B extract (ids 1, 2, 3), two in each row, in a row with an empty place only one."""
+    k, rows, length = step % CURVE_BATCHES, 8, MASKED_LENGTH
+    sizes = integers(f"gpt_{k}/lengths", 2, 5, (rows, 2, 2))
+    texts = integers(f"gpt_{k}/ids", 4, CURVE_MODEL["vocab_size"], (rows, 2, 2, 5))
+    features = {
+        name: np.zeros((rows, length), np.int32)
+        for name in ("input_ids", "token_type_ids", "sequence_ids", "position_ids")
+    }
+    weights = np.ones((rows, 2), np.float32)
+    weights[k % rows, 1] = 0
+    for row in range(rows):
+        end = 0
+        for slot in range(int(weights[row].sum())):
+            a, b = (texts[row, slot, part, : sizes[row, slot, part]] for part in (0, 1))
+            ids = [1, *a, 2, *b, 3]
+            start, end = end, end + len(ids)
+            features["input_ids"][row, start:end] = ids
+            features["sequence_ids"][row, start:end] = slot + 1
+            features["position_ids"][row, start:end] = np.arange(len(ids))
+    labels = integers(f"gpt_{k}/labels", 0, GPT_CLASSES, (rows, 2)) * (weights > 0)
+    places = np.zeros((rows, 2), np.int32)  # read by no model that pools the last token
+    keys = np.arange(2 * rows, dtype=np.uint32).reshape(rows, 2)
+    more = {"cls_positions": places, "sequence_keys": keys, "labels": labels.astype(np.int32), "weights": weights}
+    return features | more

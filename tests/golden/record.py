@@ -13,7 +13,6 @@ Curve fixtures: 50 optimizer steps in float32 with clipping at a global norm of 
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,6 @@ from cases import (
     is_decayed,
     learning_rate,
     parameter_shapes,
-    span_batch,
 )
 from reference import build, forward, gradients, reference_name
 
@@ -75,13 +73,8 @@ class AdamW:
         self.optimizer.step()
 
 
-def record_curve(
-    *, bert2018: bool, batch_of: Callable[[int], dict[str, np.ndarray]], total: str = "loss"
-) -> dict[str, np.ndarray]:
-    """Losses, gradient norms before clipping and rates of every step; parameters after the last.
-
-    ``total`` is the loss that is minimized: "loss", or "mlm_loss" without sentence pairs.
-    """
+def record_curve(*, bert2018: bool) -> dict[str, np.ndarray]:
+    """Losses, gradient norms before clipping and rates of every step; parameters after the last."""
     model = CURVE_MODEL | ({"activation": "gelu_tanh"} if bert2018 else {})
     network = build(model, torch.float32)
     by_name = dict(network.named_parameters())
@@ -91,9 +84,9 @@ def record_curve(
     optimizer = (BertAdam if bert2018 else AdamW)(decayed, others)
     curves: dict[str, list[float]] = {n: [] for n in ("loss", "mlm_loss", "nsp_loss", "grad_norm", "learning_rate")}
     for step in range(CURVE_STEPS):
-        outputs = forward(network, batch_of(step))
+        outputs = forward(network, batch(curve_case(step)))
         network.zero_grad()
-        outputs[total].backward()
+        outputs["loss"].backward()
         norm = torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         rate = learning_rate(step, bert2018=bert2018)
         optimizer.step(rate)
@@ -123,11 +116,8 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.use_deterministic_algorithms(True)
     fixtures = {f"model_{case.name}": record_case(case) for case in MODEL_CASES}
-    for name, bert2018 in (("curve_standard", False), ("curve_bert2018", True)):
-        fixtures[name] = record_curve(bert2018=bert2018, batch_of=lambda step: batch(curve_case(step)))
-    for name, total in (("curve_spans", "loss"), ("curve_spans_alone", "mlm_loss")):
-        curve = record_curve(bert2018=False, batch_of=span_batch, total=total)
-        fixtures[name] = {key: values for key, values in curve.items() if not key.startswith("parameter")}
+    fixtures["curve_standard"] = record_curve(bert2018=False)
+    fixtures["curve_bert2018"] = record_curve(bert2018=True)
     if not arguments.check:
         FIXTURES.mkdir(exist_ok=True)
         for name, arrays in fixtures.items():

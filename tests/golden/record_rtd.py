@@ -40,10 +40,14 @@ def norm(x: torch.Tensor, p: Parameters, name: str) -> torch.Tensor:
     return nn.functional.layer_norm(x, x.shape[-1:], p[f"{name}/scale"], p[f"{name}/bias"], 1e-12)
 
 
-def encode(p: Parameters, network: str, model: dict, x: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
-    """A post-LN encoder whose tokens see the tokens of their sequence."""
+def encode(
+    p: Parameters, network: str, model: dict, x: torch.Tensor, sequences: torch.Tensor, *, causal: bool = False
+) -> torch.Tensor:
+    """A post-LN encoder whose tokens see the tokens of their sequence, with ``causal`` only up to themselves."""
     heads, width = model["num_attention_heads"], model["hidden_size"]
     visible = (sequences[:, :, None] == sequences[:, None, :])[:, None]
+    if causal:
+        visible = visible.tril()
 
     def split(x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(-1, (heads, width // heads)).transpose(1, 2)

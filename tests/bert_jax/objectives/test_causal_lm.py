@@ -1,34 +1,27 @@
 """The causal language model: targets, loss, its curve against torch, a run, its resume, and its refusals."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from curves import assert_as_one, assert_curve
 from flax import linen as nn
 from golden.cases import (
     CURVE_MODEL,
-    CURVE_PEAK,
-    CURVE_STEPS,
-    CURVE_WARMUP,
     causal_batch,
-    learning_rate,
     original_tokens,
     weights,
 )
 from support import objective_of, random_batch, tiny_config, whole_and_resumed
 
-from bert_jax.config import DataConfig, ModelConfig, OptimizerConfig, PretrainConfig, TrainingConfig
+from bert_jax.config import DataConfig, ModelConfig, PretrainConfig
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import from_canonical
 from bert_jax.objectives.causal_lm import CausalLm, next_weights, original_ids
-from bert_jax.optim import make_optimizer
-from bert_jax.training.state import TrainState, abstract_params, initial_params
-from bert_jax.training.step import make_train_step
+from bert_jax.training.state import abstract_params, initial_params
 
 OPTIONS = "--objective.name causal_lm --model.attention causal --data.next_sentence none"
 RECORDED = Path(__file__).parents[2] / "golden" / "fixtures" / "causal_lm.npz"
@@ -76,18 +69,23 @@ def test_its_loss_is_the_mean_over_next_tokens():
     assert float(total) == pytest.approx((nll * used).sum(), rel=1e-5)
 
 
-def of_the_curve() -> tuple[CausalLm, dict[str, Any]]:
-    """The objective without dropout, and the shared weights of what its model has, in their running layout."""
+def of_the_curve(mesh: Any = None) -> CausalLm:
+    """The objective of the recorded curve, without dropout."""
     model = ModelConfig(attention="causal", hidden_dropout=0.0, attention_dropout=0.0, **CURVE_MODEL)
     data = DataConfig(next_sentence="none", seq_length=16, max_predictions=3)
-    objective = CausalLm(PretrainConfig(model=model, data=data), None)
-    given = {k: v for k, v in weights(CURVE_MODEL).items() if k.startswith(("embeddings/", "encoder/"))}
-    return objective, from_canonical(given, nn.unbox(abstract_params(objective.model)), model.vocab_size)
+    return CausalLm(PretrainConfig(model=model, data=data), mesh)
+
+
+def curve_weights() -> dict[str, np.ndarray]:
+    """The shared weights of what its model has."""
+    return {k: v for k, v in weights(CURVE_MODEL).items() if k.startswith(("embeddings/", "encoder/"))}
 
 
 def test_logits_equal_torch():
     """Of the encoder with torch's own modules (tests/golden/record_causal.py), at every token."""
-    (objective, params), batch = of_the_curve(), causal_batch(0)
+    objective, batch = of_the_curve(), causal_batch(0)
+    like = nn.unbox(abstract_params(objective.model))
+    params = from_canonical(curve_weights(), like, objective.config.model.vocab_size)
     ids = original_tokens(batch)
     logits = np.asarray(jax.jit(objective.model.apply)({"params": params}, batch | {"input_ids": ids}))
     is_token = batch["sequence_ids"] > 0
@@ -98,22 +96,13 @@ def test_logits_equal_torch():
 
 def test_loss_curve_equals_torch():
     """50 whole training steps: targets, forward, backward, clipping, optimizer and schedule."""
-    objective, params = of_the_curve()
-    config = OptimizerConfig(learning_rate=CURVE_PEAK, warmup_steps=CURVE_WARMUP, schedule="linear", clip_norm=1.0)
-    optimizer = make_optimizer(config)
-    training = TrainingConfig(num_steps=CURVE_STEPS)
-    objective.config = dataclasses.replace(objective.config, optimizer=config, training=training)
-    step = make_train_step(objective, optimizer)
-    compiled = jax.jit(step, donate_argnums=0)
-    state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
-    with np.load(RECORDED) as recorded:
-        losses, norms = recorded["loss"], recorded["grad_norm"]
-    assert len(losses) == CURVE_STEPS and losses[-1] < 0.75 * losses[0]
-    for i in range(CURVE_STEPS):
-        state, metrics = compiled(state, causal_batch(i))
-        assert abs(float(metrics["last"]["learning_rate"]) - learning_rate(i, bert2018=False)) <= 1e-9
-        assert float(metrics["loss"]) == pytest.approx(losses[i], rel=1e-4), f"step {i}"
-        assert float(metrics["grad_norm"]) == pytest.approx(norms[i], rel=1e-3), f"step {i}"
+    with np.load(RECORDED) as arrays:
+        recorded = dict(arrays)
+    assert_curve(of_the_curve(), curve_weights(), causal_batch, recorded, total="loss", names={}, falls_to=0.75)
+
+
+def test_devices_and_microbatches_are_as_one():
+    assert_as_one(of_the_curve, curve_weights(), causal_batch(1))
 
 
 def test_it_trains_evaluates_reports_and_resumes(tmp_path, curves):
