@@ -228,6 +228,8 @@ class FinetuneConfig:
         )
         unpacked = not (self.model.attention_block and self.input.packing)
         require(unpacked, "input.packing", self.input.packing, "false with model.attention_block")
+        nsp, both = self.loss.nsp_weight, self.task.pair_order == "both"
+        require(not (nsp and both), "loss.nsp_weight", nsp, "0 with task.pair_order both")
 
     @property
     def parameter_layout(self) -> dict[str, object]:

@@ -38,6 +38,8 @@ class HeadsConfig:
     sequence_labels: tuple[str, ...] = ()
     # Meaning of the sequence head's logits: softmax, independent sigmoids, or values.
     problem: Problem = "single_label"
+    # The logits of the sequence head are added over both orders of a pair of texts.
+    both_orders: bool = False
     # Names of the tags of the token head, in id order; empty: no such head.
     token_labels: tuple[str, ...] = ()
     # Start and end of an answer.

@@ -23,6 +23,7 @@ WORDS = ("tagging", "joint")
 
 Truncation = Literal["longest_first", "head", "tail", "head_tail", "key_sentences", "windows"]
 TaskKind = Literal["classification", "regression", "multi_label", "qa", "tagging", "joint", "choice", "sentence"]
+PairOrder = Literal["given", "both"]
 SentenceLoss = Literal["softmax", "cosine", "cosent", "triplet", "negatives", "simcse"]
 
 
@@ -50,6 +51,9 @@ class TaskConfig(Section, prefix="task."):
     window_overlap: AtLeast0[int] = only(32, {KIND: WHOLE, TRUNCATION: ("windows",)})
     # Maximum number of windows of one text; 0: no limit.
     max_windows: AtLeast0[int] = only(0, {KIND: WHOLE, TRUNCATION: ("windows",)})
+    # Order of the texts of a pair: given, or both (both orders are read, and their logits are added; for
+    # similarity, where neither text comes first: Radford et al. 2018, section 3.3).
+    pair_order: PairOrder = only("given", {KIND: WHOLE})
     # The metric that selects the best checkpoint; empty: the first one of the task.
     metric: str = ""
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.task import PairOrder
 from bert_jax.inference.batching import RunOptions, by_level
 from bert_jax.inference.engine import Engine
 from bert_jax.records import Record
@@ -90,9 +91,10 @@ def _decoder(loaded: Engine, head: str) -> Task:
     options."""
     spec, plain = loaded.spec, FinetuneConfig()
     kind = _PROBLEMS[spec.heads.problem] if head == "sequence" else _KINDS[head]
+    order: PairOrder = "both" if head == "sequence" and spec.heads.both_orders else "given"
     config = dataclasses.replace(
         plain,
-        task=dataclasses.replace(plain.task, kind=kind, max_length=spec.max_length),
+        task=dataclasses.replace(plain.task, kind=kind, max_length=spec.max_length, pair_order=order),
         data=dataclasses.replace(plain.data, labels=spec.heads.sequence_labels, tags=spec.heads.token_labels),
         tagging=dataclasses.replace(plain.tagging, crf=spec.heads.crf),
         model=spec.model,
@@ -128,6 +130,8 @@ def _input(loaded: Engine, head: str, value: Any) -> _Input:
         return _tagged_text(loaded, record.text)
     if head == "sequence" and record.choices:
         raise ValueError(f"{start}: choices require a multiple-choice head, and the model has none")
+    if head == "sequence" and loaded.spec.heads.both_orders and record.text_pair is None:
+        raise ValueError(f"{start}: the model reads both orders of a pair; give text and text_pair")
     if head == "span" and record.text_pair is None:
         raise ValueError(f"{start}: a span model requires the question as text and the passage as text_pair")
     if head == "choice" and not record.choices:
@@ -158,13 +162,14 @@ def _tagged_text(loaded: Engine, text: str) -> _Input:
     tokenizer = loaded.need_tokenizer()
     ids, offsets = tokenizer.encode_with_offsets(text)
     encoded = loaded.build(ids)
-    kept = len(encoded.ids) - 2
+    first = int(tokenizer.framed)  # the special pieces before and after the text
+    kept = len(encoded.ids) - 2 * first
     # A piece that continues the word before it does not begin a word, unless it is the first piece.
     begins = [i for i in range(kept) if not i or not tokenizer.continuation[ids[i]]]
     ends = [*begins[1:], kept][: len(begins)]
     places = [(offsets[i][0], offsets[after - 1][1]) for i, after in zip(begins, ends, strict=True)]
     words = tuple(text[start:end] for start, end in places)
-    window = Window(encoded, np.arange(len(words)), 1 + np.array(begins, np.int64))
+    window = Window(encoded, np.arange(len(words)), first + np.array(begins, np.int64))
     unit = window_input(0, window, np.full(len(words), -1, np.int32))
     return _Input(Record(id="", source="", words=words), (unit,), places, kept < len(ids))
 

@@ -51,8 +51,8 @@ ROWS = {row: meaning for row, (meaning, _) in _TABLE.items()}
 # Head -> fields of HeadsConfig that describe it.
 _FIELDS_OF = {
     "pooler": ("pooler",), "mlm": ("mlm",), "nsp": ("nsp",), "rtd": ("rtd",),
-    "sequence": ("sequence_labels", "problem"), "token": ("token_labels", "bilstm"), "span": ("span",),
-    "choice": ("choice",), "crf": ("crf",), "pair": ("pair_labels", "pair_hidden"),
+    "sequence": ("sequence_labels", "problem", "both_orders"), "token": ("token_labels", "bilstm"),
+    "span": ("span",), "choice": ("choice",), "crf": ("crf",), "pair": ("pair_labels", "pair_hidden"),
 }  # fmt: skip
 
 # Row that tests one field of ModelConfig -> (field, value); its verdicts come from the tables of the writers.
@@ -139,6 +139,10 @@ def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[Mode
         problems = "; ".join([*fields, *(f"{ROWS[row]}: not supported" for row in refused)])
         raise ValueError(f"{format}: {problems}; formats that support this model: {', '.join(others) or 'none'}")
     notes = []
+    if weights.spec.heads.both_orders and format != "npz":
+        notes.append(f"{format} cannot state that the logits of both orders of a pair are to be added")
+        heads = dataclasses.replace(weights.spec.heads, both_orders=False)
+        weights = dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, heads=heads))
     dropped = [row for row in rows if TABLE[row][format] == "encoder only" and row != "several heads"]
     if dropped:
         kept = [name for name in _parts(weights.spec) if name not in dropped]

@@ -36,12 +36,17 @@ class SequenceTask(Task):
 
     def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         units = []
-        for number, (record, inputs) in enumerate(zip(records, self.inputs(records), strict=True)):
+        orders = [self.inputs(records), *([self.inputs(swapped(records))] if self.sequences_per_unit == 2 else [])]
+        for number, (record, *inputs) in enumerate(zip(records, *orders, strict=True)):
             targets = self.targets_of(record, training=training)
             # The windows of a text together count as one example.
-            weight = 1 / len(inputs) if targets else 0.0
-            units += [ModelInput(number, (one,), targets, weight) for one in inputs]
+            weight = 1 / len(inputs[0]) if targets else 0.0
+            units += [ModelInput(number, each, targets, weight) for each in zip(*inputs, strict=True)]
         return units
+
+    @property
+    def sequences_per_unit(self) -> int:
+        return 2 if self.config.task.pair_order == "both" else 1
 
     def inputs(self, records: Sequence[Record]) -> list[list[Encoded]]:
         """Return the model inputs of each record: one input, or one per window if ``task.truncation`` is
@@ -93,7 +98,8 @@ class SequenceTask(Task):
 
     def logits(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> jax.Array:
         """Return the logits of the model inputs, float32[rows, units per row, labels]."""
-        return output.sequence_logits
+        logits, orders = output.sequence_logits, self.sequences_per_unit
+        return logits if orders == 1 else logits.reshape(len(logits), -1, orders, logits.shape[-1]).sum(2)
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
         return {"logits": ("unit", self.logits(output, batch))}
@@ -120,6 +126,17 @@ class SequenceTask(Task):
             if self.is_labelled(record):
                 prediction["gold"] = self.reference(record)
         return predictions
+
+
+def swapped(records: Sequence[Record]) -> list[Record]:
+    """Return the records with the texts of each pair in the other order. Raises ``ValueError`` for a record without
+    a pair."""
+    for record in records:
+        if record.text_pair is None:
+            raise ValueError(
+                f"{record.source}: task.pair_order both needs a pair of texts; add text_pair, or use given"
+            )
+    return [dataclasses.replace(one, text=one.text_pair or "", text_pair=one.text) for one in records]
 
 
 def mean_over_windows(name: str, count: int, units: Sequence[ModelInput], outputs: Outputs) -> np.ndarray:
@@ -191,7 +208,7 @@ class ClassificationTask(SequenceTask):
 
     @property
     def heads(self) -> HeadsConfig:
-        return HeadsConfig(pooler=True, sequence_labels=self.names)
+        return HeadsConfig(pooler=True, sequence_labels=self.names, both_orders=self.sequences_per_unit == 2)
 
     def target(self, record: Record) -> Mapping[str, Any]:
         return {"labels": class_number(record, self.config.data.labels)}
@@ -272,7 +289,8 @@ class RegressionTask(SequenceTask):
 
     @property
     def heads(self) -> HeadsConfig:
-        return HeadsConfig(pooler=True, sequence_labels=("score",), problem="regression")
+        both = self.sequences_per_unit == 2
+        return HeadsConfig(pooler=True, sequence_labels=("score",), problem="regression", both_orders=both)
 
     def target(self, record: Record) -> Mapping[str, Any]:
         return {"values": np.float32([number_of(record)])}

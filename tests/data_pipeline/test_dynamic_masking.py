@@ -4,8 +4,10 @@ import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
+from builders import StopAt
 from input_shards import (
     VOCAB,
     M,
@@ -18,12 +20,15 @@ from input_shards import (
     stream,
     take,
 )
+from support import pretrain_on, tiny_config, untimed
 from text_corpora import write_corpus, write_vocab
 
 from bert_jax.config.pretrain import DataConfig
+from bert_jax.process.exits import Stop
 from bert_jax.tokenization import load_tokenizer
+from bert_jax.training.logging.metrics_file import read_metrics
 from data_pipeline.build.ensure import ensure_data
-from data_pipeline.read.pretrain_input import eval_batches
+from data_pipeline.read.pretrain_input import ShardSource, eval_batches
 from data_pipeline.shards import shard_files as shards
 from data_pipeline.shards.tfexample import encode_examples
 
@@ -194,3 +199,32 @@ def test_static_masks_predict_special_tokens_if_asked(tmp_path, specials):
     if not specials:
         with pytest.raises(ValueError, match=r"data.mask_special_tokens: shards none, config True"):
             ensure_data(other, vocab_size=1000, report=lambda _: None)
+
+
+def test_a_run_whose_share_changes_resumes_bitwise(tmp_path):
+    write_corpus(tmp_path / "corpus.txt")
+    vocabulary = write_vocab(tmp_path / "vocab.txt")
+    data = DataConfig(
+        corpus=(str(tmp_path / "corpus.txt"),), vocab=str(vocabulary), shards=str(tmp_path / "shards"),
+        seq_length=32, max_predictions=16, dupe_factor=1, num_shards=2, eval_fraction=0.2, workers=1,
+        masking="dynamic", mask_fraction=0.5, final_mask_fraction=0.1, mask_fraction_steps=6, packing="best_fit",
+    )  # fmt: skip
+    ensure_data(data, vocab_size=500, report=lambda _: None)
+    run = tiny_config(
+        "--model.vocab_size 500 --training.global_batch_size 16 --training.num_steps 6 --training.eval_interval 6",
+        "--training.checkpoint_interval 2 --training.log_interval 1",
+    )
+    run = dataclasses.replace(run, data=data)
+    for workdir, stop in ((tmp_path / "whole", None), (tmp_path / "cut", StopAt(3)), (tmp_path / "cut", None)):
+        options = {"source": ShardSource(run, load_tokenizer(vocabulary)), "devices": jax.devices()[:1]}
+        if stop is None:
+            pretrain_on(run, workdir, vocabulary, **options)
+        else:
+            with pytest.raises(Stop):
+                pretrain_on(run, workdir, vocabulary, **options, stop=stop)
+    lines = read_metrics(tmp_path / "whole")
+    assert untimed(read_metrics(tmp_path / "cut")) == untimed(lines)
+    source = ShardSource(run, load_tokenizer(vocabulary))
+    batches = source.train(list(range(source.row_shape.rows(16))))
+    targets = [batch["mlm_weights"].sum() for batch in take(batches, 6)]
+    assert targets[0] > 2.5 * targets[5] and targets == sorted(targets, reverse=True)

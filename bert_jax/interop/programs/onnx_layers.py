@@ -243,16 +243,6 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
             pooled["tokens"] = pooler_layers(x_BxSxH) if has_layers else x_BxSxH
         return pooled["tokens"]
 
-    def mlm() -> str:
-        x = x_BxSxH
-        if model.mlm_transform:
-            dense = graph.dense(x, "mlm_head/transform", model.mlm_transform_bias)
-            x = graph.norm(graph.activation(dense, model.head_activation), "mlm_head/layer_norm")
-        table = "embeddings/word_embeddings" if model.tied_output else "mlm_head/output_embeddings"
-        table_ExV = graph.op("Transpose", graph.weight(f"{table}/embedding"), perm=[1, 0])
-        logits = graph.op("MatMul", x, table_ExV)
-        return graph.op("Add", logits, graph.weight("mlm_head/output_bias")) if model.mlm_output_bias else logits
-
     def rtd() -> str:
         dense_BxSxH = graph.dense(x_BxSxH, "rtd_head/transform")
         score_BxSx1 = graph.dense(graph.activation(dense_BxSxH, graph.spec.model.activation), "rtd_head/output")
@@ -269,7 +259,7 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
     made: dict[str, Callable[[], str]] = {
         "last_hidden_state": lambda: x_BxSxH,
         "pooler_output": pooler,
-        "prediction_logits": mlm,
+        "prediction_logits": lambda: _mlm(graph, x_BxSxH),
         "seq_relationship_logits": lambda: graph.dense(pooler(), "nsp_head"),
         "sequence_logits": lambda: graph.dense(pooler(), "sequence_head", model.sequence_head_bias),
         "token_logits": lambda: graph.dense(of_tokens(), "token_head"),
@@ -281,6 +271,17 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
     }
     assert made.keys() == FIELDS.keys()
     return made
+
+
+def _mlm(graph: Graph, x: str) -> str:
+    model = graph.spec.model
+    if model.mlm_transform:
+        dense = graph.dense(x, "mlm_head/transform", model.mlm_transform_bias)
+        x = graph.norm(graph.activation(dense, model.head_activation), "mlm_head/layer_norm")
+    table = "embeddings/word_embeddings" if model.tied_output else "mlm_head/output_embeddings"
+    table_ExV = graph.op("Transpose", graph.weight(f"{table}/embedding"), perm=[1, 0])
+    logits = graph.op("MatMul", x, table_ExV)
+    return graph.op("Add", logits, graph.weight("mlm_head/output_bias")) if model.mlm_output_bias else logits
 
 
 def _question(graph: Graph) -> str:

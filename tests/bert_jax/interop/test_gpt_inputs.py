@@ -8,6 +8,7 @@ import pytest
 from builders import drawn
 from golden.family_tokenizer_cases import make_folder
 
+import bert_jax
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig, TokenizerConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions
@@ -108,3 +109,18 @@ def test_what_has_a_frame_is_refused(tmp_path: Path) -> None:
         plan(tmp_path / "source", "--data.shards", str(tmp_path / "s"), config_type=PretrainConfig)
     with pytest.raises(ValueError, match=r"^--gpt_inputs: requires --init_from"):
         plan_start(FinetuneConfig, RunOptions(gpt_inputs=True), tmp_path / "run", ["--data.vocab", "v.txt"])
+
+
+def test_every_word_of_a_text_without_a_frame_gets_a_tag(tmp_path: Path) -> None:
+    source = save(tmp_path / "source", "gpt2")
+    heads = HeadsConfig(token_labels=("O", "B-X"), dropout=0.0)
+    tagger = dataclasses.replace(drawn(dataclasses.replace(source.spec, heads=heads), 0.2))
+    write_saved(tmp_path / "tagger", dataclasses.replace(tagger, tokenizer_content=source.tokenizer_content))
+    loaded = bert_jax.load(tmp_path / "tagger")
+    (found,) = loaded.predict(["the quick fox"])
+    assert [token["text"].strip() for token in found["tokens"]] == ["the", "quick", "fox"]
+    ids = loaded.tokenizer.encode("the quick fox")
+    begins = [i for i in range(len(ids)) if not i or not loaded.tokenizer.continuation[ids[i]]]
+    logits = loaded.forward({"input_ids": np.array([ids])})["logits"][0, begins]
+    shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    np.testing.assert_allclose([token["score"] for token in found["tokens"]], shares.max(-1), rtol=0, atol=1e-6)
