@@ -1,6 +1,7 @@
 """Classification as a third pretraining objective, against pretraining without it and fine-tuning afterwards.
 
-    python benchmarks/document_classes.py --data DIR --work FOLDER [--output LINES] [--seeds 0 1 2] [--short]
+    python benchmarks/document_classes.py --data DIR --work FOLDER [--output LINES] [--seeds 0 1 2]
+        [--class_weight W] [--short]
 
 ``DIR`` holds corpus/zh_wiki, zh_wiki_articles and zh_help (text) and zh_reviews (train.tsv and dev.tsv with the
 columns label and text). The text and the labeled reviews of train.tsv, each one document, are built into one
@@ -59,13 +60,20 @@ def write_lines(path: Path, records: list[dict[str, str]]) -> None:
     path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
 
 
-def pretrain(objective: str, seed: int, steps: int, data: Path, work: Path) -> dict[str, float]:
+def folder_of(work: Path, seed: int, weight: float) -> Path:
+    """Return the workdir of the pretraining run whose class loss has ``weight`` (0: without classes)."""
+    name = "masked_lm" if not weight else "masked_lm_classes"
+    return work / f"{name}{f'-weight{weight:g}' if weight not in (0, 1) else ''}-{seed}"
+
+
+def pretrain(weight: float, seed: int, steps: int, data: Path, work: Path) -> dict[str, float]:
     """Train a run unless it is complete; return the values of its last evaluation on held-out documents."""
-    workdir = work / f"{objective}-{seed}"
+    workdir = folder_of(work, seed, weight)
+    objective = ["masked_lm_classes", "--objective.class_weight", str(weight)] if weight else ["masked_lm"]
     corpus = [str(data / "corpus" / name) for name in ("zh_wiki", "zh_wiki_articles", "zh_help")]
     run(
         ["run_pretrain.py", *SMALL, "--data.corpus", *corpus, str(work / "train.jsonl"), "--data.shards",
-         str(work / "shards"), "--objective.name", objective, "--training.seed", str(seed),
+         str(work / "shards"), "--objective.name", *objective, "--training.seed", str(seed),
          "--workdir", str(workdir), "--training.num_steps", str(steps), "--training.eval_interval", str(steps),
          "--training.checkpoint_interval", str(steps // 4)]
     )  # fmt: skip
@@ -78,18 +86,18 @@ def tuned_answers(seed: int, data: Path, work: Path, rate: str) -> list[str]:
     workdir = work / f"tuned-{seed}"
     run(
         ["run_finetune.py", "--config", "configs/finetune/zh_reviews.yaml", "--init_from",
-         str(work / f"masked_lm-{seed}"), "--data.dir", str(data / "zh_reviews"), "--workdir", str(workdir),
+         str(folder_of(work, seed, 0)), "--data.dir", str(data / "zh_reviews"), "--workdir", str(workdir),
          "--training.seed", str(seed), "--optimizer.learning_rate", rate]
     )  # fmt: skip
     lines = (workdir / "predictions_dev.jsonl").read_text(encoding="utf-8").splitlines()
     return [NAMES[json.loads(line)["label"]] for line in lines]
 
 
-def head_answers(seed: int, work: Path) -> list[str]:
+def head_answers(weight: float, seed: int, work: Path) -> list[str]:
     """Return the classes that the class head of the run with classes gives to the reviews of dev.tsv."""
-    output = work / f"head-{seed}.jsonl"
+    output = work / f"head-{weight:g}-{seed}.jsonl"
     run(
-        ["-m", "bert_jax.cli.main", "predict", "--model", str(work / f"masked_lm_classes-{seed}"), "--input",
+        ["-m", "bert_jax.cli.main", "predict", "--model", str(folder_of(work, seed, weight)), "--input",
          str(work / "dev.jsonl"), "--output", str(output)]
     )  # fmt: skip
     lines = output.read_text(encoding="utf-8").splitlines()
@@ -103,11 +111,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="file to which the figures are appended as JSON lines")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--class_weight", type=float, default=1.0, help="weight of the class loss")
     parser.add_argument("--rate", default="3e-4", help="peak learning rate of fine-tuning")
     parser.add_argument("--short", action="store_true", help="a tenth of the steps")
     arguments = parser.parse_args()
     data, work = arguments.data.resolve(), arguments.work.resolve()
     steps = arguments.steps // 10 if arguments.short else arguments.steps
+    weight = arguments.class_weight
     work.mkdir(parents=True, exist_ok=True)
     dev = read_reviews(data / "zh_reviews" / "dev.tsv")
     write_lines(work / "train.jsonl", read_reviews(data / "zh_reviews" / "train.tsv"))
@@ -115,15 +125,15 @@ def main() -> None:
     labels = np.array([record["label"] for record in dev])
     losses, differences = [], []  # with classes minus without: nats; and [reviews] of each seed
     for seed in arguments.seeds:
-        values = {name: pretrain(name, seed, steps, data, work) for name in ("masked_lm", "masked_lm_classes")}
+        without, beside = (pretrain(w, seed, steps, data, work)["mlm_loss"] for w in (0.0, weight))
         tuned = np.array(tuned_answers(seed, data, work, arguments.rate)) == labels
-        head = np.array(head_answers(seed, work)) == labels
+        head = np.array(head_answers(weight, seed, work)) == labels
         line = {
-            "seed": seed, "steps": steps,
-            "mlm_loss": {name: round(value["mlm_loss"], 4) for name, value in values.items()},
+            "seed": seed, "steps": steps, "class_weight": weight,
+            "mlm_loss": {"masked_lm": round(without, 4), "masked_lm_classes": round(beside, 4)},
             "accuracy": {"fine-tuned": round(float(tuned.mean()), 4), "class head": round(float(head.mean()), 4)},
         }  # fmt: skip
-        losses.append(values["masked_lm_classes"]["mlm_loss"] - values["masked_lm"]["mlm_loss"])
+        losses.append(beside - without)
         differences.append(head.astype(float) - tuned)
         print(json.dumps(line))
         if arguments.output:
