@@ -5,11 +5,12 @@ import math
 import jax
 import numpy as np
 import pytest
+from architectures import SIZES, SWITCHES
 from builders import StopAt
 from flax import linen as nn
 from support import objective_of, random_batch, relative_difference, tiny_config, train_synthetic, updater
 
-from bert_jax.config import MeshConfig, OptimizerConfig
+from bert_jax.config import ExecutionConfig, MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.config.finetune import FinetuneOptimizerConfig
 from bert_jax.model import BertForPretraining, from_canonical, to_canonical
 from bert_jax.model.canonical import path_name
@@ -79,8 +80,24 @@ class Numpy:
 )
 def test_updates_are_those_of_float64(scan_layers, clip_norm):
     """20 updates of a whole model; every third gradient is small, layers have gradients of very unequal size."""
+    compare(network(f"--execution.scan_layers {str(scan_layers).lower()}"), clip_norm)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True], ids=["unrolled", "scanned"])
+@pytest.mark.parametrize("name", ["gated", "albert", "disentangled", "longformer"])
+def test_updates_of_the_matrices_of_other_families_are_those_of_float64(name, scan_layers):
+    """Gates, shared layers, embeddings of distances, and the projections of global tokens."""
+    switches = SWITCHES.get(name, {"attention_windows": (4,), "global_tokens": 2})
+    model = ModelConfig(**SIZES, **switches)
+    whole = BertForPretraining(model, ExecutionConfig(vocab_multiple=1, scan_layers=scan_layers), True)
+    own = {"gated": "gate/kernel", "longformer": "query_global/kernel"}.get(name, "query/kernel")
+    assert any(matrix.endswith(own) for matrix in matrices(whole))
+    compare(whole, 1.0, 4)
+
+
+def compare(model, clip_norm, updates=20):
+    """Compare ``updates`` updates of the parameters of ``model`` with the float64 statement."""
     config = OptimizerConfig(name="muon", clip_norm=clip_norm, weight_decay=0.1, beta1=0.8, beta2=0.95)
-    model = network(f"--execution.scan_layers {str(scan_layers).lower()}")
     vocab_size = model.config.vocab_size
     params = initial_params(model, seed=0)
     rng = np.random.default_rng(0)
@@ -91,7 +108,7 @@ def test_updates_are_those_of_float64(scan_layers, clip_norm):
     state = optimizer.init(params)
     apply = updater(optimizer, LR)
 
-    for step in range(20):
+    for step in range(updates):
         grads = {n: rng.normal(0, 0.01 if step % 3 == 2 else 1.0, v.shape) for n, v in start.items()}
         grads = {n: np.float32(g * 100.0 ** ("layer_1" in n)) for n, g in grads.items()}
         params, state = apply(params, state, from_canonical(grads, params, vocab_size))
