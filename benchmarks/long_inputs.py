@@ -1,14 +1,17 @@
 """A converted long model: its outputs on short texts against the source, and long reviews against other ways.
 
-    python benchmarks/long_inputs.py --data DIR --source MODEL --work FOLDER --output JSONL [--layers 1] [--short]
+    python benchmarks/long_inputs.py --data DIR --source MODEL --work FOLDER --output JSONL \
+        [--layers 1] [--rate 3e-4] [--epochs 3] [--peer_python PYTHON] [--short]
 
 First, a BERT and a RoBERTa of six layers with drawn weights become Longformers of 4,096 positions (``--to_long``)
 with windows of 512 and 1,024 tokens; their outputs on texts of at most half a window + 1 tokens are compared with
 those of the source. Then the first layers of MODEL, a BERT of 512 positions, are fine-tuned on the 1,800 reviews of
 DIR/long_movie_reviews (sentiment; most have more than 512 words) in five folds, each text scored once, in three
-ways with the same seeds, epochs and rate: ``long``, converted to 1,024 tokens with windows of 256 tokens on each
-side; ``windows``, all windows of 512 tokens, logits averaged; ``head_tail``, 512 tokens of the head and the tail.
-The last parameters are scored. Intervals are those of a paired bootstrap over the texts.
+ways with the same seeds, epochs and rate, which are given and not searched: ``long``, converted to 1,024 tokens
+with windows of 256 tokens on each side; ``windows``, all windows of 512 tokens, logits averaged; ``head_tail``, 512
+tokens of the head and the tail. With ``--peer_python``, TF-IDF with logistic regression on the same folds stands
+beside them (``text_baselines.py``). The last parameters are scored. Intervals are those of a paired bootstrap over
+the texts.
 
 Each fold of each way is one JSON line of the output; finished ones are not repeated, and a killed one is continued
 by the same command. ``--short`` compares the outputs and trains one fold of the long model for one epoch, which is
@@ -28,6 +31,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from text_baselines import regression
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.loader import RunOptions
@@ -37,10 +41,11 @@ from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.io.files import write_whole
 from bert_jax.model import BertModel, from_canonical
+from bert_jax.records import Record
 from bert_jax.training.state import initial_params
 
 ROOT = Path(__file__).parents[1]
-BAR, RATE, BATCH, EPOCHS = 1e-5, "3e-4", "8", 3
+BAR, BATCH = 1e-5, "8"
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(995)))
 WAYS = {
     "long": "--to_long 1024 --model.attention_windows 256 --task.max_length 1024 --task.truncation head_tail",
@@ -130,25 +135,47 @@ def cut(source: Path, layers: int, folder: Path) -> Path:
     return folder
 
 
-def fine_tune(way: str, fold: int, epochs: int, source: Path, folder: Path, name: str = "") -> dict[str, Any]:
+def fine_tune(way: str, fold: int, source: Path, folder: Path, settings: dict[str, str]) -> dict[str, Any]:
     """Fine-tune and return the line of the output: accuracy, seconds, and for each dev text whether it is right."""
-    workdir = folder / (name or way)
+    workdir = folder / "-".join((way, *settings.values()))
     seconds = run(
         "run_finetune.py", "--config", "configs/finetune/long_reviews.yaml", "--init_from", str(source),
         "--data.train", str(folder / "train.tsv"), "--data.dev", str(folder / "dev.tsv"),
-        "--data.dev_fraction", "0", "--workdir", str(workdir), "--optimizer.learning_rate", RATE,
-        "--training.num_epochs", str(epochs), "--training.global_batch_size", BATCH, "--training.seed", str(fold),
-        "--training.restore_best", "false", *WAYS[way].split(),
+        "--data.dev_fraction", "0", "--workdir", str(workdir), "--optimizer.learning_rate", settings["rate"],
+        "--training.num_epochs", settings["epochs"], "--training.global_batch_size", BATCH,
+        "--training.seed", str(fold), "--training.restore_best", "false", *WAYS[way].split(),
     )  # fmt: skip
     answers = [json.loads(line)["label"] for line in (workdir / "predictions_dev.jsonl").open(encoding="utf-8")]
-    with (folder / "dev.tsv").open(encoding="utf-8") as file:
-        labels = [line.partition("\t")[0] for line in file][1:]
     names = {"0": "negative", "1": "positive"}
-    right = [int(answer == names[label]) for answer, label in zip(answers, labels, strict=True)]
+    right = [answer == names[r.label] for answer, r in zip(answers, read_fold(folder)["dev"], strict=True)]
+    return judged(way, fold, right, seconds) | settings
+
+
+def judged(way: str, fold: int, right: list[bool], seconds: float) -> dict[str, Any]:
+    """Return the line of the output for a fold; ``right`` tells for each dev text whether its class was found."""
+    bits = "".join("01"[found] for found in right)
     accuracy = round(sum(right) / len(right), 4)
-    bits = "".join(map(str, right))
-    line = {"row": "reviews", "way": way, "fold": fold, "accuracy": accuracy, "seconds": round(seconds)}
-    return line | {"right": bits}
+    line = {"row": "reviews", "way": way, "fold": fold, "accuracy": accuracy}
+    return line | {"seconds": round(seconds), "right": bits}
+
+
+def read_fold(folder: Path) -> dict[str, list[Record]]:
+    """Return the records of train.tsv and dev.tsv, which ``write_fold`` wrote."""
+    return {
+        name: [
+            Record(id=str(i), source=name, label=line.split("\t")[0], text=line.rstrip("\n").split("\t")[1])
+            for i, line in enumerate((folder / f"{name}.tsv").read_text(encoding="utf-8").split("\n")[1:-1])
+        ]
+        for name in ("train", "dev")
+    }
+
+
+def tf_idf(python: str, fold: int, folder: Path) -> dict[str, Any]:
+    """Fit TF-IDF with logistic regression and return the line of the output."""
+    start = time.perf_counter()
+    found = regression(python, "long_reviews", read_fold(folder))["dev"]
+    right = [max(one["probabilities"], key=one["probabilities"].get) == one["gold"] for one in found]
+    return judged("tf_idf", fold, right, time.perf_counter() - start)
 
 
 def report(lines: list[dict[str, Any]], folds: int) -> None:
@@ -156,7 +183,7 @@ def report(lines: list[dict[str, Any]], folds: int) -> None:
     by_way = {
         way: np.concatenate([np.array(list(line["right"]), int) for line in sorted(lines, key=lambda x: x["fold"])
                              if line["way"] == way])
-        for way in WAYS if sum(line["way"] == way for line in lines) == folds
+        for way in (*WAYS, "tf_idf") if sum(line["way"] == way for line in lines) == folds
     }  # fmt: skip
     draws = None
     for way, right in by_way.items():
@@ -179,6 +206,9 @@ def main() -> int:
     parser.add_argument("--work", required=True, type=Path, help="folder for the cut model and the runs")
     parser.add_argument("--output", required=True, type=Path, help="file of JSON lines, which is continued")
     parser.add_argument("--layers", type=int, default=1, help="number of layers of the source that are kept")
+    parser.add_argument("--rate", default="3e-4", help="peak of the learning rate of every way")
+    parser.add_argument("--epochs", default="3")
+    parser.add_argument("--peer_python", help="Python with scikit-learn, for TF-IDF")
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--short", action="store_true", help="outputs, and an epoch of one fold of the long model")
     arguments = parser.parse_args()
@@ -191,16 +221,22 @@ def main() -> int:
         records = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     for fold in range(folds):
         write_fold(records, fold, folds, work / f"fold-{fold}")
+    settings = {"rate": arguments.rate, "epochs": "1" if arguments.short else arguments.epochs}
     if arguments.short:
-        print(json.dumps(fine_tune("long", 0, 1, source, work / "fold-0", "short")))
+        print(json.dumps(fine_tune("long", 0, source, work / "fold-0", settings)))
         return 0 if compared["ok"] else 3
     lines = []
     if arguments.output.exists():
         lines = [json.loads(line) for line in arguments.output.read_text(encoding="utf-8").splitlines()]
     lines = [line for line in lines if line["row"] == "reviews"]
     done = {(line["way"], line["fold"]) for line in lines}
-    for way, fold in [(way, fold) for fold in range(folds) for way in WAYS if (way, fold) not in done]:
-        lines.append(fine_tune(way, fold, EPOCHS, source, work / f"fold-{fold}"))
+    ways = (*WAYS, "tf_idf") if arguments.peer_python else tuple(WAYS)
+    for way, fold in [(way, fold) for fold in range(folds) for way in ways if (way, fold) not in done]:
+        folder = work / f"fold-{fold}"
+        if way == "tf_idf":
+            lines.append(tf_idf(arguments.peer_python, fold, folder))
+        else:
+            lines.append(fine_tune(way, fold, source, folder, settings))
         text = "".join(json.dumps(line) + "\n" for line in (compared, *lines))
         write_whole(arguments.output, text)
     report(lines, folds)
