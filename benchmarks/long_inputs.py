@@ -146,8 +146,7 @@ def fine_tune(way: str, fold: int, source: Path, folder: Path, settings: dict[st
         "--training.seed", str(fold), "--training.restore_best", "false", *WAYS[way].split(),
     )  # fmt: skip
     answers = [json.loads(line)["label"] for line in (workdir / "predictions_dev.jsonl").open(encoding="utf-8")]
-    names = {"0": "negative", "1": "positive"}
-    right = [answer == names[r.label] for answer, r in zip(answers, read_fold(folder)["dev"], strict=True)]
+    right = [answer == r.label for answer, r in zip(answers, read_fold(folder)["dev"], strict=True)]
     return judged(way, fold, right, seconds) | settings
 
 
