@@ -160,14 +160,16 @@ def attention_probabilities(
     visible_Bx1xSxT: jax.Array,
     relative: RelativeScores | None = None,
 ) -> jax.Array:
-    """Return the softmax of the scaled scores, float32[batch, heads, queries, keys]. ``relative`` adds terms that
-    depend on the distance of query and key.
+    """Return the softmax of the scaled scores, [batch, heads, queries, keys]. ``relative`` adds terms that depend
+    on the distance of query and key.
 
-    It is computed in float32, because a bf16 softmax loses small probabilities.
+    It is computed and returned in float32 (float64 for float64 queries), because a bf16 softmax loses small
+    probabilities.
     """
     terms = 1 if relative is None else relative.terms
     query_BxSxAxD = query_BxSxAxD * (terms * query_BxSxAxD.shape[-1]) ** -0.5
-    scores_BxAxSxT = jnp.einsum("BSAD,BTAD->BAST", query_BxSxAxD, key_BxTxAxD, preferred_element_type=jnp.float32)
+    dtype = jnp.promote_types(query_BxSxAxD.dtype, jnp.float32)
+    scores_BxAxSxT = jnp.einsum("BSAD,BTAD->BAST", query_BxSxAxD, key_BxTxAxD, preferred_element_type=dtype)
     if relative is not None:
         scores_BxAxSxT += relative.added(query_BxSxAxD, key_BxTxAxD)
     return jax.nn.softmax(jnp.where(visible_Bx1xSxT, scores_BxAxSxT, MASKED_SCORE), axis=-1)
@@ -188,8 +190,8 @@ def dot_product_attention(
     2018).
 
     ``visible`` returns the mask of the keys that a query sees, as :func:`visible_keys` does. Scores and softmax are
-    float32; the products have the dtype of the inputs. Returns [batch, queries, heads, head
-    size] in that dtype.
+    at least float32; the products have the dtype of the inputs. Returns [batch, queries, heads, head size] in that
+    dtype.
     """
     probabilities_BxAxSxT = attention_probabilities(query_BxSxAxD, key_BxTxAxD, visible(sequence_ids_BxS), relative)
     probabilities_BxAxSxT = probabilities_BxAxSxT.astype(value_BxTxAxD.dtype)

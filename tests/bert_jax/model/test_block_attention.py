@@ -68,8 +68,18 @@ def close(found, expected, bar=1e-6):
     [(46, 4, 3, False, 0), (45, 4, 2, True, 0), (45, 4, 2, True, 0.3), (1024, 64, 3, True, 0.3)],
 )
 def test_values_and_gradients_are_those_of_whole_rows_with_the_same_mask(length, block, number, random, rate):
+    compare_with_whole_rows(length, block, number, random, rate, "float32", 1e-6)
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_in_float64_only_the_logarithms_of_counts_are_rounded(random):
+    with jax.enable_x64(True):
+        compare_with_whole_rows(46, 4, 3, random, 0, "float64", 1e-8)
+
+
+def compare_with_whole_rows(length, block, number, random, rate, dtype, bar):
     ids, rng = padded(length), np.random.default_rng(length)
-    heads = [jnp.asarray(rng.normal(0, 1, (2, length, HEADS, SIZE)), jnp.float32) for _ in range(3)]
+    heads = [jnp.asarray(rng.normal(0, 1, (2, length, HEADS, SIZE)), dtype) for _ in range(3)]
     plan = jnp.asarray(random_blocks(1, HEADS, length, block, number, 4096)) if random else None
     dropped = {"dropout_rate": rate, "dropout_key": token_key(ids) if rate else None}
     parts = functools.partial(local.block_attention, block=block, number=number, random_AxMxR=plan, **dropped)
@@ -85,7 +95,8 @@ def test_values_and_gradients_are_those_of_whole_rows_with_the_same_mask(length,
 
     (_, context), gradients = run(parts)
     (_, whole_context), whole_gradients = run(whole)
-    close([context, *gradients], [whole_context, *whole_gradients])
+    assert context.dtype == dtype
+    close([context, *gradients], [whole_context, *whole_gradients], bar)
 
 
 def test_each_query_sees_the_blocks_of_the_paper():

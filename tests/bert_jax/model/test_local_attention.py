@@ -31,13 +31,21 @@ def tensors(length, rows=2):
     return [jnp.asarray(rng.normal(0, 1, shape), jnp.float32) for _ in range(3)], jnp.asarray(ids, jnp.int32), key
 
 
-@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize(
+    ("dropped", "dtype", "bar"), [(False, "float32", 1e-6), (True, "float32", 1e-6), (False, "float64", 1e-13)]
+)
 @pytest.mark.parametrize(
     ("length", "window", "causal"),
     [(260, 5, False), (512, 64, False), (577, 129, False), (300, 20, True), (1024, 0, True)],
 )
-def test_values_and_gradients_are_those_of_whole_rows(length, window, causal, dropped):
+def test_values_and_gradients_are_those_of_whole_rows(length, window, causal, dropped, dtype, bar):
+    with jax.enable_x64(dtype == "float64"):
+        compare_with_whole_rows(length, window, causal, dropped, dtype, bar)
+
+
+def compare_with_whole_rows(length, window, causal, dropped, dtype, bar):
     heads, ids, key = tensors(length)
+    heads = [x.astype(dtype) for x in heads]
     rate, key = (0.3, key) if dropped else (0.0, None)
     assert local.is_shorter(length, window, causal, rate, key)
     sees = functools.partial(visible_keys, causal=causal, window=window)
@@ -56,7 +64,8 @@ def test_values_and_gradients_are_those_of_whole_rows(length, window, causal, dr
         return [context, *gradients]
 
     for ours, expected in zip(run(parts), run(whole), strict=True):
-        np.testing.assert_allclose(ours, expected, atol=1e-6 * max(1, float(jnp.abs(expected).max())))
+        assert ours.dtype == dtype
+        np.testing.assert_allclose(ours, expected, atol=bar * max(1, float(jnp.abs(expected).max())))
 
 
 def test_rows_that_are_short_or_have_other_bits_are_whole():
