@@ -20,6 +20,7 @@ from bert_jax.interop.hf.family import (
     TASK_HEADS,
     Family,
     Key,
+    flag,
     integer,
     number,
     short,
@@ -81,16 +82,18 @@ def model_parts(config: Mapping[str, Any], name: str, *, allow_unknown: bool = F
     family, architecture = _family(config, name)
     for key, allowed in (REFUSED | dict(family.refused)).items():
         if key in config and key not in family.other_keys and config[key] not in allowed:
-            raise ValueError(f"{name}: {key} is {short(config[key])}; supported: {_supported(family)}")
+            values = [short(value) for value in allowed if value not in (None, {}, [])]
+            supported = ", ".join(dict.fromkeys(values)) or "folders without it"
+            raise ValueError(f"{name}: {key} is {short(config[key])}; supported: {supported}")
     notes = _unknown_keys(family, config, name, allow_unknown)
     for key, entry in family.keys.items():
         if entry.announced and key not in config:
             notes.append(f"{name} lacks {key}: {entry.default} is used, the default of transformers")
-    tied = config.get("tie_word_embeddings", True) is not False
+    tied = config.get("tie_word_embeddings") is None or flag(config, "tie_word_embeddings", name)
     fields = {"family": family.name, "tied_output": tied, **family.fixed}
     model = model_config(config, name, family.keys, **fields | family.read(config, name))
     problem = config.get("problem_type")
-    if problem is not None and problem not in _PROBLEMS:
+    if problem is not None and (not isinstance(problem, str) or problem not in _PROBLEMS):
         raise ValueError(f"{name}: problem_type is {short(problem)}; allowed: {', '.join(_PROBLEMS)}")
     dropouts = {
         head: default if config.get(key) is None else number(config, key, name)
@@ -201,7 +204,9 @@ def _labels(config: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
     try:
         by_id = {int(key): str(label) for key, label in table.items()}
     except (AttributeError, TypeError, ValueError):
-        raise ValueError(f"{name}: id2label is {short(table)}, not a map from ids to names") from None
+        by_id = {}
+    if not by_id or any(isinstance(label, list | dict) for label in table.values()):
+        raise ValueError(f"{name}: id2label is {short(table)}, not a map from ids to names")
     if sorted(by_id) != list(range(len(by_id))) or len(by_id) != len(table):
         raise ValueError(f"{name}: the ids of id2label are not 0 to {len(table) - 1}")
     return tuple(by_id[i] for i in range(len(by_id)))

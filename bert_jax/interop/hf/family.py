@@ -4,7 +4,7 @@ A family is one file in ``families``: a :class:`Family`, which the reader and th
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -54,7 +54,8 @@ HARMLESS = words(
         output_past language name vocab_file directionality pooler_fc_size
         pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
         classifier_dropout tie_word_embeddings use_return_dict initializer_range
-        sentence_transformers is_composition keys_to_ignore_at_inference total_flos max_seq_length
+        sentence_transformers sbert_ce_default_activation_function
+        generator_size is_composition keys_to_ignore_at_inference total_flos max_seq_length
         do_lower_case"""
 )
 # Key -> values that every family supports. A model with any other value computes a different function.
@@ -193,8 +194,10 @@ def short(value: Any) -> str:
 def integer(config: Mapping[str, Any], key: str, name: str, default: Any = None) -> int:
     """Return the whole number ``key`` of ``config``. Raises ``ValueError`` for another type or a huge number."""
     value = config.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 31) <= value < 1 << 31:
+    if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name}: {key} is {short(value)}, not a whole number")
+    if not -(1 << 31) <= value < 1 << 31:
+        raise ValueError(f"{name}: {key} is {short(value)}; allowed: {-(1 << 31)} to {(1 << 31) - 1}")
     return value
 
 
@@ -221,6 +224,22 @@ def activation(config: Mapping[str, Any], key: str, name: str, default: Any = No
         raise ValueError(f"{name}: {key} is {short(value)}; allowed: {', '.join(ACTIVATIONS)}")
     found: str = ACTIVATIONS[value]
     return found
+
+
+def choice(config: Mapping[str, Any], key: str, name: str, default: str, allowed: Collection[str]) -> str:
+    """Return the name ``key`` of ``config``. Raises ``ValueError`` if it is not one of ``allowed``."""
+    value = config.get(key, default)
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name}: {key} is {short(value)}; allowed: {', '.join(allowed)}")
+    return value
+
+
+def check_head_size(config: Mapping[str, Any], key: str, name: str, width: int, heads: int) -> None:
+    """Raise ``ValueError`` if ``key`` of ``config`` is not ``width / heads``; null and no such key are allowed."""
+    if config.get(key) is not None and integer(config, key, name) * heads != width:
+        quotient = f", {width / heads:g}" if heads else ""
+        problem = f"{name}: {key} is {short(config[key])}"
+        raise ValueError(f"{problem}; supported: hidden_size / num_attention_heads{quotient}")
 
 
 def check_code(config: Mapping[str, Any], name: str, prefix: str) -> None:

@@ -208,10 +208,15 @@ class _FolderReader(StoredModel):
         return found
 
     def _has_tied_output(self) -> bool:
-        """Return True if the class of the model has an MLM head without parameters of its own."""
+        """Return True if the class of the model has an MLM head whose output layer has no parameters of its own,
+        and the other layers of the head are among the tensors."""
         model, family, known = self.config.model, self.config.family, self.config.architecture
-        has_own = model.mlm_transform or model.mlm_output_bias or not model.tied_output
-        return known is not None and "mlm" in family.classes[known] and not has_own
+        has_own = model.mlm_output_bias or not model.tied_output
+        if known is None or "mlm" not in family.classes[known] or has_own:
+            return False
+        modules = family.heads["mlm"]
+        others = {as_place(place).module for place in modules.values()} - {stored_head(modules)}
+        return not model.mlm_transform or all(self.has(f"{module}.") for module in others)
 
     def _owner(self, module: str, heads: list[str]) -> str:
         """Return the head to which the layer ``module`` belongs."""

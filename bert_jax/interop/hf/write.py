@@ -16,6 +16,7 @@ from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.names import as_place, hf_names
 from bert_jax.interop.stored import StoredName, stored_array
 from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
+from bert_jax.tokenization import build_tokenizer
 
 WEIGHTS_FILE = "model.safetensors"
 _STORED = {"float32": ("F32", np.dtype("<f4")), "bfloat16": ("BF16", np.dtype(ml_dtypes.bfloat16))}
@@ -37,6 +38,11 @@ def write_hf(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float3
             "without this argument transformers adds a pooler with random weights"
         )
     config = hf_config(spec, dtype)
+    if spec.model.attention == "causal" and spec.tokenizer is not None and weights.tokenizer_content is not None:
+        # The sequence head of transformers reads the last token that is not padding, and generation ends at eos.
+        tokenizer = build_tokenizer(spec.tokenizer, weights.tokenizer_content, spec.tokenizer.file)
+        ids = {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.end_id, "pad_token_id": tokenizer.pad_id}
+        config |= {key: ids[key] for key in ids if key in config}
     write_json(folder / CONFIG_FILE, config)
     names = hf_names(spec)
     # If the output layer is not tied, releases of transformers from 5 on have two biases, and add the second one.

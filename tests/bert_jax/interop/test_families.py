@@ -139,6 +139,25 @@ def test_what_is_read_is_written_bit_by_bit(tmp_path, case, name):
     assert all(np.array_equal(again.params[key], array) for key, array in weights.params.items())
 
 
+WRONG = ([], {}, [["a"]], [1, "a"], {"a": 1}, "x", "", True, False, None, -1, 0, 3, 1.5, float("nan"), 10**12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_value_of_the_wrong_type_is_one_line(case):
+    """Each key of a family with each wrong value is read, or refused in one line; nothing else is raised."""
+    config = recorded(case, classes(case)[0])[0]["config"]
+    family, refused = FAMILIES[config["model_type"]], 0
+    keys = {*config, *family.keys, *family.other_keys, *family.refused, "problem_type", "id2label", "num_labels"}
+    for key in sorted({*keys, "tie_word_embeddings", "dtype", "auto_map"}):
+        for value in WRONG:
+            try:
+                model_parts(config | {key: value}, "config.json")
+            except ValueError as error:
+                refused += 1
+                assert str(error).startswith("config.json") and "\n" not in str(error), (key, value)
+    assert refused > 50
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_keys_of_the_config_class_are_known(name):
     """Each key that a class of a release stores is read, without effect, or refused unless it has its default."""
@@ -261,7 +280,7 @@ def test_a_classifier_of_two_heads_is_not_guessed(tmp_path):
         ),
         ("openai-gpt", "OpenAIGPTModel", {"n_positions": 30}, "is 30 in config.json, but 26"),
         ("mpnet", "MPNetModel", {"relative_attention_num_buckets": 64}, "num_buckets is 64; supported"),
-        ("mpnet", "MPNetModel", {"pad_token_id": 0}, "pad_token_id is 0; supported: encoders of model_type mpnet"),
+        ("mpnet", "MPNetModel", {"pad_token_id": 0}, "pad_token_id is 0; supported: 1"),
         (
             "longformer",
             "LongformerModel",
@@ -269,8 +288,8 @@ def test_a_classifier_of_two_heads_is_not_guessed(tmp_path):
             "attention_window is 5; allowed: an even",
         ),
         ("longformer", "LongformerModel", {"attention_window": [4, 8]}, "allowed: .* a list of 3 such numbers"),
-        ("albert", "AlbertForMaskedLM", {"num_hidden_groups": 3}, "num_hidden_groups is 3; supported: encoders of"),
-        ("albert", "AlbertForMaskedLM", {"inner_group_num": 2}, "inner_group_num is 2; supported: encoders of"),
+        ("albert", "AlbertForMaskedLM", {"num_hidden_groups": 3}, "num_hidden_groups is 3; supported: 1"),
+        ("albert", "AlbertForMaskedLM", {"inner_group_num": 2}, "inner_group_num is 2; supported: 1"),
         ("albert", "AlbertForMaskedLM", {"embedding_size": 13}, "embedding_size is 13 in config.json, but 12"),
         ("albert", "AlbertForMaskedLM", {"hidden_size": 30}, "hidden_size is 30 in config.json, but 20"),
         ("distilbert", "DistilBertForMaskedLM", {"hidden_dim": 30}, "intermediate_size is 30 .*, but 14"),
@@ -294,6 +313,20 @@ class TestModernBert:
         # Where the key is missing, the releases that wrote it used 10,000.
         assert self.bases(tmp_path, **old | {"local_rope_theta": ...}) == (5e4, 1e4)
 
+    def test_an_mlm_head_without_a_bias_has_no_output_layer_in_the_file(self, tmp_path):
+        """``decoder_bias`` false with tied weights: only the layers before the output are stored."""
+        folder = make_folder(
+            tmp_path / "from", "modernbert", "ModernBertForMaskedLM", config={"decoder_bias": False},
+            change=lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith("decoder.")],
+        )  # fmt: skip
+        weights = read(folder)
+        assert weights.spec.heads.mlm and weights.spec.model.tied_output and not weights.spec.model.mlm_output_bias
+        (tmp_path / "to").mkdir()
+        write_hf(tmp_path / "to", weights)
+        again = read(tmp_path / "to")
+        assert again.spec == weights.spec and again.params.keys() == weights.params.keys()
+        assert all(np.array_equal(again.params[key], array) for key, array in weights.params.items())
+
     def test_both_dialects_are_the_same_model(self, tmp_path):
         weights = read(make_folder(tmp_path / "new", "modernbert", "ModernBertModel"))
         written = hf_config(weights.spec, "float32")
@@ -310,6 +343,8 @@ class TestModernBert:
             ({"layer_types": ["full_attention"]}, "layer_types is .* allowed: a list of 3 entries"),
             ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "allowed: rope_type default"),
             ({"classifier_pooling": "max"}, "classifier_pooling is .* allowed: cls, mean"),
+            ({"local_attention": 1}, "local_attention is 1; supported: 2 or more"),
+            ({"num_hidden_layers": 20_000_000}, "num_hidden_layers is 20000000; allowed: 1 to 10000"),
             ({"rope_scaling": {"factor": 2.0}}, "rope_scaling is .* supported"),
         ],
     )
@@ -365,7 +400,7 @@ class TestDebertaV2:
     @pytest.mark.parametrize(
         ("config", "words"),
         [
-            ({"conv_kernel_size": 3}, "conv_kernel_size is 3; supported: encoders of"),
+            ({"conv_kernel_size": 3}, "conv_kernel_size is 3; supported: 0"),
             ({"share_att_key": False}, "share_att_key is false; supported: true"),
             ({"pos_att_type": ["p2c"]}, r'pos_att_type is \["p2c"\]; supported: \["c2p", "p2c"\]'),
             ({"norm_rel_ebd": "none"}, 'norm_rel_ebd is "none"; supported: "layer_norm"'),
@@ -468,7 +503,7 @@ class TestBigBird:
             ({"block_size": 0}, "block_size is 0; allowed: above 0"),
             ({"num_random_blocks": 0}, "random_blocks: 0 is not allowed"),
             ({"use_bias": None}, "use_bias is null; allowed: true, false"),
-            ({"is_decoder": True}, "is_decoder is true; supported: encoders of model_type big_bird"),
+            ({"is_decoder": True}, "is_decoder is true; supported: false"),
             ({"position_embedding_type": "relative_key"}, 'position_embedding_type is "relative_key"; supported'),
             ({"architectures": ["BigBirdForCausalLM"]}, "BigBirdForCausalLM.* with model_type big_bird; supported"),
         ],

@@ -1,6 +1,7 @@
 """``--gpt_inputs``: a GPT gets the pieces that frame its inputs, in fine-tuning."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.export import export_model
 from bert_jax.interop.hf.families import FAMILIES
+from bert_jax.interop.hf.write import write_hf
 from bert_jax.interop.initialization import Start, plan_start
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
@@ -44,6 +46,25 @@ def save(folder: Path, name: str, spare: int = 0) -> ModelBundle:
     bundle = dataclasses.replace(drawn(spec, 0.2), tokenizer_content=content)
     write_saved(folder, bundle)
     return bundle
+
+
+def test_a_written_folder_states_the_ids_of_its_vocabulary(tmp_path: Path) -> None:
+    """transformers reads the last token before ``pad_token_id`` and generates up to ``eos_token_id``; the table of
+    the model has more rows than the vocabulary has pieces."""
+    bundle = save(tmp_path / "source", "gpt2", 7)
+    start = plan(tmp_path / "source")
+    assert bundle.spec.tokenizer is not None and start.tokenizer_config is not None
+    old, new = build_tokenizer(bundle.spec.tokenizer, bundle.tokenizer_content or b"", "old"), start.tokenizer
+    end = old.vocab_size - 1
+    spec = dataclasses.replace(bundle.spec, tokenizer=start.tokenizer_config)
+    framed = dataclasses.replace(bundle, spec=spec, tokenizer_content=start.tokenizer_content)
+    for name, given, expected in (
+        ("plain", bundle, [end, end, end]), ("framed", framed, [new.cls_id, new.end_id, new.pad_id]),
+    ):  # fmt: skip
+        (tmp_path / name).mkdir()
+        write_hf(tmp_path / name, given)
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert [config[f"{key}_token_id"] for key in ("bos", "eos", "pad")] == expected, name
 
 
 def plan(folder: Path, *words: str, config_type: type = FinetuneConfig) -> Start:

@@ -17,6 +17,8 @@ from bert_jax.interop.hf.family import (
     Family,
     HeadDropout,
     Key,
+    check_head_size,
+    choice,
     flag,
     headed,
     integer,
@@ -32,17 +34,12 @@ _POOLER_ACTIVATIONS = {"tanh": "tanh"} | ACTIVATIONS
 
 def read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the kinds of positions, the activation of the pooler and the output layer."""
-    width, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    width, heads = integer(config, "hidden_size", name), integer(config, "num_attention_heads", name)
     for key in ("embedding_size", "pooler_hidden_size"):
         if config.get(key, width) not in (None, width):
             raise ValueError(f"{name}: {key} is {short(config[key])}; supported: hidden_size, {width}")
-    size = config.get("attention_head_size")
-    if size is not None and size * heads != width:
-        raise ValueError(f"{name}: attention_head_size is {size}; supported: hidden_size / num_attention_heads")
-    kind = config.get("pooler_hidden_act", "gelu")
-    if kind not in _POOLER_ACTIVATIONS:
-        allowed = ", ".join(_POOLER_ACTIVATIONS)
-        raise ValueError(f"{name}: pooler_hidden_act is {short(kind)}; allowed: {allowed}")
+    check_head_size(config, "attention_head_size", name, width, heads)
+    kind = choice(config, "pooler_hidden_act", name, "gelu", _POOLER_ACTIVATIONS)
     fields = {"pooler_activation": _POOLER_ACTIVATIONS[kind]}
     learned = flag(config, "position_biased_input", name, True)
     fields["position_embeddings"] = "learned" if learned else "none"
@@ -55,6 +52,10 @@ def _distances(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the fields of the table of distances."""
     kinds = config.get("pos_att_type") or []
     kinds = [kind.strip() for kind in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise ValueError(
+            f"{name}: pos_att_type is {short(kinds)}; allowed: names in a list, or with | between them"
+        )
     norms = str(config.get("norm_rel_ebd", "none")).lower()
     if not flag(config, "relative_attention", name, False):
         if kinds or norms != "none":

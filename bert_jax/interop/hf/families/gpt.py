@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_jax.config import ModelConfig
-from bert_jax.interop.hf.family import Family, HeadDropout, Key, Place, integer, short, words
+from bert_jax.interop.hf.family import Family, HeadDropout, Key, Place, choice, integer, words
 
 _SIZES = {
     "vocab_size": Key("vocab_size", "integer"),
@@ -87,9 +87,7 @@ def write_gpt2(model: ModelConfig) -> dict[str, Any]:
 
 def read_gpt(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the width of the feed-forward layer, four times that of the network, and the activation."""
-    kind = config.get("afn", "gelu")
-    if not isinstance(kind, str) or kind not in _AFN:
-        raise ValueError(f"{name}: afn is {short(kind)}; allowed: {', '.join(_AFN)}")
+    kind = choice(config, "afn", name, "gelu", _AFN)
     return {"intermediate_size": 4 * integer(config, "n_embd", name), "activation": _AFN[kind]}
 
 

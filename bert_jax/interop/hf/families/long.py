@@ -14,7 +14,7 @@ import numpy as np
 
 from bert_jax.config import ModelConfig
 from bert_jax.interop.hf.families import bert, roberta
-from bert_jax.interop.hf.family import ACTIVATIONS, Family, HeadDropout, Key, headed, integer, short
+from bert_jax.interop.hf.family import Family, HeadDropout, Key, activation, choice, headed, integer, short
 
 # Families that become a Longformer: those with its network, but for windows and global tokens.
 CONVERTIBLE = ("bert", "roberta", "xlm-roberta", "camembert")
@@ -83,15 +83,14 @@ BLOCK = 64
 def read_big_bird(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the size of a block, 0 for attention over whole rows, the separator, and the activation of the dense
     layer before the sequence head, which is that of the encoder."""
-    kind, block = config.get("attention_type", "block_sparse"), integer(config, "block_size", name, BLOCK)
-    if kind not in ("block_sparse", "original_full"):
-        raise ValueError(f"{name}: attention_type is {short(kind)}; allowed: block_sparse, original_full")
+    kind = choice(config, "attention_type", name, "block_sparse", ("block_sparse", "original_full"))
+    block = integer(config, "block_size", name, BLOCK)
     if block <= 0:
         raise ValueError(f"{name}: block_size is {block}; allowed: above 0")
     return {
         "attention_block": block if kind == "block_sparse" else 0,
         "separator_id": integer(config, "sep_token_id", name, 66),
-        "sequence_activation": ACTIVATIONS.get(config.get("hidden_act", "gelu_new"), "same"),
+        "sequence_activation": activation(config, "hidden_act", name, "gelu_new"),
     }
 
 

@@ -16,6 +16,7 @@ from bert_jax.interop.hf.family import (
     Key,
     Place,
     activation,
+    choice,
     flag,
     integer,
     number,
@@ -25,25 +26,29 @@ from bert_jax.interop.hf.family import (
 
 _POOLER = {"pooler": "head.dense", "pooler_norm": "head.norm"}
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
+# Most layers; their kinds are listed before the tensors are seen.
+_MOST_LAYERS = 10_000
 
 
 def read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return windows, bases of rotary positions and the heads' switches."""
     layers = integer(config, "num_hidden_layers", name, 22)
+    if not 0 < layers <= _MOST_LAYERS:
+        raise ValueError(f"{name}: num_hidden_layers is {layers}; allowed: 1 to {_MOST_LAYERS}")
     window = integer(config, "local_attention", name, 128) // 2
+    if window < 1:
+        raise ValueError(f"{name}: local_attention is {short(config['local_attention'])}; supported: 2 or more")
     kinds = config.get("layer_types")
     if kinds is None:
         every = integer(config, "global_attn_every_n_layers", name, 3)
         if every < 1:
             raise ValueError(f"{name}: global_attn_every_n_layers is {every}; allowed: 1 or more")
         kinds = [_LOCAL if i % every else _GLOBAL for i in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {_GLOBAL, _LOCAL}:
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (_GLOBAL, _LOCAL) for kind in kinds):
         allowed = f"a list of {layers} entries, each {_GLOBAL} or {_LOCAL}"
         raise ValueError(f"{name}: layer_types is {short(kinds)}; allowed: {allowed}")
     base, local_base = _bases(config, name)
-    pooling = config.get("classifier_pooling", "cls")
-    if pooling not in ("cls", "mean"):
-        raise ValueError(f"{name}: classifier_pooling is {short(pooling)}; allowed: cls, mean")
+    pooling = choice(config, "classifier_pooling", name, "cls", ("cls", "mean"))
     bias = flag(config, "attention_bias", name, False)
     head_bias = flag(config, "classifier_bias", name, False)
     head_activation = activation(config, "classifier_activation", name, "gelu")

@@ -9,7 +9,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_jax.config import ModelConfig
-from bert_jax.interop.hf.family import Family, HeadDropout, Key, Place, check_code, integer, number, short, words
+from bert_jax.interop.hf.family import (
+    Family,
+    HeadDropout,
+    Key,
+    Place,
+    check_code,
+    check_head_size,
+    integer,
+    number,
+    short,
+    words,
+)
 
 _MULTIPLE = 8
 # Key -> supported values. Training code and forks state them, the published file in "kwargs" or not at all.
@@ -36,10 +47,7 @@ def read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
                 allowed = ", ".join(map(short, supported))
                 raise ValueError(f"{name}: {key} is {short(value)}; supported: {allowed}")
     width, heads = integer(config, "hidden_size", name, 768), integer(config, "num_attention_heads", name, 12)
-    size = config.get("dim_head")
-    if size is not None and size * heads != width:
-        problem = f"dim_head is {short(size)}"
-        raise ValueError(f"{name}: {problem}; supported: hidden_size / num_attention_heads, {width / heads:g}")
+    check_head_size(config, "dim_head", name, width, heads)
     inner = 2 * integer(config, "intermediate_size", name, 3072) // 3
     rate = number(config, "dropout", name, 0.0)
     return {

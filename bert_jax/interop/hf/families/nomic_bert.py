@@ -13,7 +13,17 @@ import numpy as np
 
 from bert_jax.config import ModelConfig
 from bert_jax.interop.hf.families import bert
-from bert_jax.interop.hf.family import Family, Key, Place, check_code, integer, number, short, words
+from bert_jax.interop.hf.family import (
+    Family,
+    Key,
+    Place,
+    check_code,
+    check_head_size,
+    integer,
+    number,
+    short,
+    words,
+)
 from bert_jax.interop.stored import Tensor
 
 _PREFIX, _AUTHORS_PREFIX = "nomic_bert.", "bert."
@@ -53,10 +63,7 @@ def read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     if "n_embd" in config and "hidden_size" not in config:
         return _authors(config, name)
     width, heads = integer(config, "hidden_size", name, 768), integer(config, "num_attention_heads", name, 12)
-    size = config.get("head_dim")
-    if size is not None and size * heads != width:
-        problem = f"head_dim is {short(size)}"
-        raise ValueError(f"{name}: {problem}; supported: hidden_size / num_attention_heads, {width / heads:g}")
+    check_head_size(config, "head_dim", name, width, heads)
     values = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 1000.0)}
     if not isinstance(values, dict) or values.get("rope_type", "default") != "default":
         raise ValueError(
