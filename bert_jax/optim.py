@@ -331,9 +331,9 @@ def make_optimizer(
 def by_part(value: Callable[[str, int], Any], num_layers: int, like: Any) -> Any:
     """Return ``value(part, depth)`` of each parameter as a tree that broadcasts to ``like``.
 
-    The part of a parameter is ``embeddings``, ``layer_N`` or a head. The depth is 0 for heads, 1 for the top layer,
-    one more for each lower layer, and ``num_layers + 1`` for the embeddings. A final LayerNorm belongs to the top
-    layer.
+    The part of a parameter is ``embeddings``, ``layer_N``, ``relative`` (the tables of distances, which all layers
+    read) or a head. The depth is 0 for heads, 1 for the top layer, one more for each lower layer, and one more for
+    embeddings and tables. A final LayerNorm belongs to the top layer. ``num_layers`` counts shared layers once.
     """
     layers = [(f"layer_{i}", num_layers - i) for i in range(num_layers)]
 
@@ -342,10 +342,15 @@ def by_part(value: Callable[[str, int], Any], num_layers: int, like: Any) -> Any
         if STACKED in f"{name}/":
             each = [value(*layer) for layer in layers]
             return jnp.stack(each).reshape(-1, *(1,) * (leaf.ndim - 1))
-        part = name.split("/")[1 if name.startswith("encoder/") else 0]
+        first, *others = name.split("/")
+        part = others[0] if first == "encoder" else first
         if part == "final_layer_norm":
             return value(*layers[-1])
-        return value(part, {**dict(layers), "embeddings": num_layers + 1}.get(part, 0))
+        if part in dict(layers):
+            return value(part, dict(layers)[part])
+        if first == "encoder":
+            return value("relative", num_layers + 1)
+        return value(part, num_layers + 1 if part == "embeddings" else 0)
 
     return jax.tree_util.tree_map_with_path(one, like)
 
@@ -385,7 +390,7 @@ def lr_multipliers(
     unfreeze_steps = _unfreeze_steps(config, steps_per_epoch)
 
     def factor(part: str, depth: int, step: jax.Array) -> jax.Array:
-        layer_frozen = part.startswith("layer_") and "encoder" in config.frozen
+        layer_frozen = part.startswith(("layer_", "relative")) and "encoder" in config.frozen
         if part in config.frozen or layer_frozen:
             return jnp.zeros(())
         value = jnp.full((), config.layer_decay**depth)

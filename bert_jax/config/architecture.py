@@ -242,6 +242,11 @@ class ModelConfig(Section, prefix="model."):
         return self.norm_position != "pre_skip_first" and len(set(self.layer_windows)) == 1
 
     @property
+    def own_layers(self) -> int:
+        """Number of layers with parameters of their own: 1 if the layers share theirs."""
+        return 1 if self.shared_layers else self.num_layers
+
+    @property
     def layer_windows(self) -> tuple[int, ...]:
         """Number of keys on each side that a query sees, for each layer; 0: no limit."""
         pattern = self.attention_windows or (0,)

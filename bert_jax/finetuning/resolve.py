@@ -159,10 +159,11 @@ def with_steps(config: FinetuneConfig, count: int) -> FinetuneConfig:
 def redrawn_layers(config: FinetuneConfig) -> tuple[str, ...]:
     """Return the name prefixes of the parameters that ``regularization.reinit_layers`` randomly initializes: the
     top layers and the pooler. Raises ``ValueError`` if the option exceeds the number of layers of the model."""
-    count, layers = config.regularization.reinit_layers, config.model.num_layers
+    count, layers = config.regularization.reinit_layers, config.model.own_layers
     if count > layers:
         raise ValueError(
-            f"regularization.reinit_layers: {count} is not allowed; allowed: 0 to {layers}, the number of layers"
+            f"regularization.reinit_layers: {count} is not allowed; allowed: 0 to {layers}, the number of layers "
+            "with parameters of their own"
         )
     top = tuple(f"encoder/layer_{layers - 1 - i}/" for i in range(count))
     return (*top, "pooler/") if count else ()

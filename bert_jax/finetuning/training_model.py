@@ -52,7 +52,7 @@ def training_programs(resolved: ResolvedTask, model: BertModel, mesh: Mesh) -> T
     """Return the programs that train ``model`` on ``mesh``."""
     config, model = resolved.config, model.clone(mesh=mesh)
     like = nn.unbox(abstract_params(model))
-    parts = config.model.num_layers, like, resolved.steps_per_epoch
+    parts = config.model.own_layers, like, resolved.steps_per_epoch
     optimizer = config.optimizer
     if config.features.frozen_encoder:  # weight decay and auxiliary losses must not change it either
         optimizer = dataclasses.replace(optimizer, frozen=(*optimizer.frozen, "embeddings", "encoder"))

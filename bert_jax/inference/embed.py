@@ -14,6 +14,7 @@ import numpy as np
 from bert_jax.config import ModelSpec, SentenceConfig, SentenceModule
 from bert_jax.inference.batching import DeviceOutputs, RunOptions
 from bert_jax.inference.engine import Engine, Text, checked_texts
+from bert_jax.model.bert import of_layers
 from bert_jax.model.layers import INTERMEDIATES
 from bert_jax.model.pooling import SentenceHead
 from bert_jax.tasks.task import ModelInput
@@ -153,8 +154,8 @@ def embed_tokens(
     def run(params: Any, batch: dict[str, jax.Array]) -> DeviceOutputs:
         encoder = loaded.model.clone(sentence=None)
         _, state = encoder.apply({"params": params}, batch, mutable=[INTERMEDIATES])
-        seen = state[INTERMEDIATES]["encoder"]
-        hidden_BxSxLxH = jnp.stack([seen[f"layer_{i}"]["hidden_states"][0] for i in chosen], axis=2)
+        seen = of_layers(state[INTERMEDIATES]["encoder"], loaded.spec.model, "hidden_states")
+        hidden_BxSxLxH = jnp.stack([seen[i] for i in chosen], axis=2)
         return {"token": {"hidden": hidden_BxSxLxH.astype(jnp.float32)}}
 
     def featurize(part: list[Text]) -> list[ModelInput]:

@@ -17,6 +17,7 @@ from bert_jax.interop.stored import listed
 from bert_jax.io.files import whole_file
 from bert_jax.io.npz_file import NpzFile
 from bert_jax.model import BertOutput
+from bert_jax.model.bert import of_layers
 from bert_jax.model.layers import INTERMEDIATES
 
 # Field of BertOutput -> name of the output.
@@ -144,12 +145,11 @@ def _run(loaded: Engine, hidden_states: bool, attentions: bool) -> Any:
         output, state = model.apply({"params": params}, features, mutable=[INTERMEDIATES])
         given = _named(output)
         seen = state[INTERMEDIATES]
-        layers = [seen["encoder"][f"layer_{i}"] for i in range(spec.model.num_layers)]
         if hidden_states:
-            stacked = [seen["hidden_states"][0], *(layer["hidden_states"][0] for layer in layers)]
+            stacked = [seen["hidden_states"][0], *of_layers(seen["encoder"], spec.model, "hidden_states")]
             given["hidden_states"] = jnp.stack(stacked).astype(jnp.float32)
         if attentions:
-            given["attentions"] = jnp.stack([layer["attention"]["attentions"][0] for layer in layers])
+            given["attentions"] = jnp.stack(of_layers(seen["encoder"], spec.model, "attention", "attentions"))
         return given
 
     return run

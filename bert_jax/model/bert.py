@@ -107,6 +107,20 @@ class Encoder(Block):
         return Norm(config, dtype, name="relative_layer_norm")(table())
 
 
+def of_layers(encoder: Mapping[str, Any], config: ModelConfig, *path: str) -> list[jax.Array]:
+    """Return the values that each layer sowed under ``path`` in ``encoder``, the ``INTERMEDIATES`` of the encoder.
+
+    Shared layers (``config.shared_layers``) sow all of them in ``layer_0``.
+    """
+    found = []
+    for i in range(config.num_layers):
+        sown = encoder["layer_0" if config.shared_layers else f"layer_{i}"]
+        for name in path:
+            sown = sown[name]
+        found.append(sown[i if config.shared_layers else 0])
+    return found
+
+
 class MlmHead(Block):
     """Masked-LM head: a dense layer, the activation, LayerNorm, the product with the word embeddings, and a bias.
     The input contains only the hidden states of the positions for which logits are needed. E is the width of the
@@ -168,13 +182,25 @@ def gather_positions(x_BxSxH: jax.Array, positions_BxM: jax.Array) -> jax.Array:
     return jnp.take_along_axis(x_BxSxH, positions_BxM[:, :, None], axis=1)
 
 
-def in_question(input_ids_BxS: jax.Array, separator_id: int) -> jax.Array:
-    """Return float32[B, S], 1 for the tokens up to the first ``separator_id`` of a row, except the token in its
-    first place; 0 everywhere in a row without it."""
-    separates = input_ids_BxS == separator_id
-    earlier = jnp.cumsum(separates, axis=1) - separates
-    is_asked = (earlier == 0) & jnp.any(separates, axis=1, keepdims=True)
-    return is_asked.at[:, 0].set(False).astype(jnp.float32)
+def in_question(input_ids_BxS: jax.Array, sequence_ids_BxS: jax.Array, separator_id: int) -> jax.Array:
+    """Return float32[B, S], 1 for the tokens up to the first ``separator_id`` of each sequence of a row, except its
+    first token; 0 everywhere in a sequence without it.
+
+    Padding at the beginning of a row belongs to its first sequence, so that the first column is the exception, as
+    in transformers.
+    """
+    before_BxS = jnp.pad(sequence_ids_BxS, [(0, 0), (1, 0)])[:, :-1]
+    begins_BxS = ((before_BxS > 0) & (sequence_ids_BxS != before_BxS)).at[:, 0].set(True)
+    separates_BxS = (input_ids_BxS == separator_id).astype(jnp.int32)
+    total_BxS = jnp.cumsum(separates_BxS, axis=1)
+    earlier_BxS = total_BxS - separates_BxS
+    # Separators before the sequence of each token, and up to its end.
+    start_BxS = jax.lax.cummax(jnp.where(begins_BxS, earlier_BxS, 0), axis=1)
+    ends_BxS = jnp.pad(begins_BxS, [(0, 0), (0, 1)], constant_values=True)[:, 1:]
+    most = jnp.iinfo(jnp.int32).max
+    end_BxS = jax.lax.cummin(jnp.where(ends_BxS, total_BxS, most), axis=1, reverse=True)
+    is_asked_BxS = (earlier_BxS == start_BxS) & (end_BxS > start_BxS) & ~begins_BxS
+    return is_asked_BxS.astype(jnp.float32)
 
 
 def _at_tokens(key: DropoutKey | None, positions_BxC: jax.Array | None) -> DropoutKey | None:
@@ -314,7 +340,7 @@ class BertModel(nn.Module):
         if not self.config.span_transform:
             return self.span_head(x_BxSxH.astype(jnp.float32))
         x_BxSxH = self.span_transform(x_BxSxH, site_key(dropout_key, 0, Site.TASK_HEAD))
-        asked_BxS = in_question(features["input_ids"], self.config.separator_id)
+        asked_BxS = in_question(features["input_ids"], features["sequence_ids"], self.config.separator_id)
         return self.span_head(x_BxSxH.astype(jnp.float32)) - 1e6 * asked_BxS[:, :, None]
 
     def pooled_logits(

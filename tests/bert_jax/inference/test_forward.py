@@ -1,14 +1,17 @@
 """Arrays of ids through a model: names and shapes of every output, masks, and what is refused."""
 
+import dataclasses
 import zipfile
 
 import jax
 import numpy as np
 import pytest
-from inference_models import make_model
+from inference_models import make_model, make_weights
 
 from bert_jax.config import HeadsConfig, SentenceConfig
+from bert_jax.inference.embed import embed_tokens
 from bert_jax.inference.forward import forward_npz
+from bert_jax.inference.loaded import prepare
 
 BAR = 1e-5
 IDS = np.array([[2, 7, 8, 9, 3], [2, 10, 11, 3, 0]])
@@ -32,6 +35,38 @@ def test_outputs_of_every_head():
     assert all(values.dtype == np.float32 and np.isfinite(values).all() for values in outputs.values())
     np.testing.assert_allclose(outputs["hidden_states"][-1], outputs["last_hidden_state"], atol=BAR)
     np.testing.assert_allclose(outputs["attentions"].sum(-1), 1, atol=BAR)
+
+
+def test_each_use_of_shared_layers_has_its_own_hidden_states_and_attentions():
+    """The layers of ALBERT: the outputs are those of a model whose layers hold copies of the same parameters."""
+    apart = make_weights(layers=3)
+    params = {
+        name: apart.params[
+            f"encoder/layer_0/{name.split('/', 2)[2]}" if name.startswith("encoder/layer_") else name
+        ]
+        for name in apart.params
+    }
+    apart = dataclasses.replace(apart, params=params)
+    model = dataclasses.replace(apart.spec.model, shared_layers=True)
+    once = {
+        name: values
+        for name, values in params.items()
+        if not name.startswith(("encoder/layer_1", "encoder/layer_2"))
+    }
+    shared = dataclasses.replace(apart, spec=dataclasses.replace(apart.spec, model=model), params=once)
+    expected = prepare(apart).forward({"input_ids": IDS}, hidden_states=True, attentions=True)
+    found = prepare(shared).forward({"input_ids": IDS}, hidden_states=True, attentions=True)
+    assert found.keys() == expected.keys() and len(found["hidden_states"]) == 4
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, atol=1e-6, err_msg=name)
+    pairs = zip(
+        embed_tokens(prepare(shared), ["w1 w2"], layers=[0, -1]),
+        embed_tokens(prepare(apart), ["w1 w2"], layers=[0, -1]),
+        strict=True,
+    )
+    for (pieces, ours), (expected_pieces, theirs) in pairs:
+        assert pieces == expected_pieces
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
 def test_absent_heads_give_nothing(model):

@@ -23,7 +23,7 @@ from bert_jax.config import (
 from bert_jax.config.task import TaskConfig
 from bert_jax.model import local_attention as local
 from bert_jax.model.attention import block_scores, dot_product_attention, random_blocks
-from bert_jax.model.bert import BertModel
+from bert_jax.model.bert import BertModel, in_question
 from bert_jax.model.canonical import from_canonical, to_canonical
 from bert_jax.model.dropout import TokenKey
 from bert_jax.model.layers import INTERMEDIATES
@@ -107,6 +107,25 @@ def test_each_query_sees_the_blocks_of_the_paper():
     expected = near.astype(float)
     expected[1:-1, 0] += 1
     assert np.array_equal(times, expected)
+
+
+def test_each_question_of_a_packed_row_is_that_of_its_own_row():
+    """Separators (2) bound the question of each sequence; one without a separator has no question."""
+    texts = [[9, 5, 6, 2, 7, 7, 2], [9, 8, 2, 7, 2], [9, 7, 7], [9, 2, 7]]
+
+    def asked(rows, sequences):
+        size = max(map(len, rows))
+        ids = np.array([row + [0] * (size - len(row)) for row in rows], np.int32)
+        numbers = np.array([row + [0] * (size - len(row)) for row in sequences], np.int32)
+        return np.asarray(in_question(jnp.asarray(ids), jnp.asarray(numbers), 2)).astype(int).tolist()
+
+    alone = [asked([text], [[1] * len(text)])[0] for text in texts]
+    assert alone == [[0, 1, 1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0], [0, 1, 0]]
+    numbers = [1 + i for i, text in enumerate(texts) for _ in text]
+    packed = [token for text in texts for token in text]
+    assert asked([packed], [numbers]) == [[one for row in alone for one in row]]
+    # As in transformers, the first column of the row is the exception, also if it is padding.
+    assert asked([[0, 0, 9, 5, 2, 7, 2]], [[0, 0, 1, 1, 1, 1, 1]]) == [[0, 1, 1, 1, 1, 0, 0]]
 
 
 def test_random_blocks_are_those_of_transformers():

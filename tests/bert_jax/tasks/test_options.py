@@ -55,6 +55,27 @@ def test_layer_decay_of_each_parameter(scan):
         assert values == [expected[part]], name
 
 
+@pytest.mark.parametrize("kind", ["buckets", "disentangled"])
+def test_tables_of_distances_belong_to_the_encoder_below_its_layers(kind):
+    model = dataclasses.replace(MODEL, relative_positions=kind)
+    for options, expected in (({"layer_decay": 0.5}, 0.5**3), ({"frozen": ("encoder",)}, 0)):
+        found = {name: values for name, values in rates(0, model=model, **options).items() if "relative" in name}
+        assert found and all(values == [expected] for values in found.values()), (options, found)
+
+
+def test_layers_that_share_their_parameters_count_once():
+    model = dataclasses.replace(MODEL, shared_layers=True)
+    assert model.own_layers == 1 and MODEL.own_layers == MODEL.num_layers
+    factors = lr_multipliers(FinetuneOptimizerConfig(layer_decay=0.5), 1, params(model=model), steps_per_epoch=10)
+    found = factors(jnp.int32(0))
+    assert {float(x) for x in jax.tree.leaves(found["encoder"])} == {0.5}
+    assert {float(x) for x in jax.tree.leaves(found["embeddings"])} == {0.25}
+    with pytest.raises(
+        ValueError, match=r"'layer_1' is not allowed; allowed: embeddings, encoder, pooler, layer_0$"
+    ):
+        lr_multipliers(FinetuneOptimizerConfig(frozen=("layer_1",)), 1, params(model=model), steps_per_epoch=10)
+
+
 @pytest.mark.parametrize("scan", [False, True])
 def test_frozen_parts(scan):
     for name, values in rates(0, scan, frozen=("embeddings", "layer_0")).items():
