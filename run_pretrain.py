@@ -65,9 +65,10 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     objective = objective_class(config.objective)
     model = objective.make_model(config, None)
 
-    from bert_jax.interop.initialization import initial_model, pretraining_spec
+    from bert_jax.interop.initialization import check_padding, initial_model, pretraining_spec
     from bert_jax.process import hosts
     from bert_jax.tokenization import load_tokenizer
+    from bert_jax.training.checkpoint.restore import saved_steps
     from bert_jax.training.pretrain import PretrainJob
     from bert_jax.training.run import train as run
     from data_pipeline.build.ensure import STOPPED, ensure_data, require_shards
@@ -89,6 +90,8 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     tokenizer = load_tokenizer(vocabulary, lower_case=config.data.lower_case)
     if config.objective.name != "causal_lm" and not config.objective.module:
         tokenizer.require_mask(f"objective.name {config.objective.name}")
+    if not saved_steps(location(options.folder("pretrain"))):
+        check_padding(config.model.position_offset, tokenizer, vocabulary)
     initial = initial_model(start, pretraining_spec(config, model))
     initial = dataclasses.replace(initial, params=dict(objective.placed(config, initial.params)))
     del start  # so that its host arrays can be freed once they are on the devices

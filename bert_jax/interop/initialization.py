@@ -254,6 +254,10 @@ def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> St
         raise ValueError(f"regularization.mixout: {mixout} requires --init_from, {reason}")
     config, content = _vocabulary_file(vocab, given)
     settings = _vocabulary_size(config, content, given)
+    tokenizer = build_tokenizer(config, content, vocab)
+    if any(given.get(f"model.{switch}", (0, ""))[0] for switch in ("global_tokens", "span_transform")):
+        settings += (Setting("data.vocab", "model.separator_id", str(tokenizer.sep_id)),)
+    check_padding(given.get("model.position_offset", (0, ""))[0], tokenizer, vocab)
     return Start(settings=settings, tokenizer_config=config, tokenizer_content=content)
 
 
@@ -281,6 +285,17 @@ def _finetuning_from(options: RunOptions, given: Given) -> Start:
         tokenizer_config=config,
         tokenizer_content=content,
     )
+
+
+def check_padding(position_offset: int, tokenizer: Tokenizer, name: str | Path) -> None:
+    """Raise ``ValueError`` if a model with ``position_offset`` rows before the first position would take another
+    piece than that of ``tokenizer``, which ``name`` names, for padding: it is the last of these rows (RoBERTa)."""
+    if position_offset and tokenizer.pad_id != position_offset - 1:
+        raise ValueError(
+            f"model.position_offset: {position_offset}, but padding has id {tokenizer.pad_id} in {name}; allowed: "
+            f"{tokenizer.pad_id + 1}, the id of padding + 1 (model.max_position_embeddings counts these rows), or "
+            "0 with family bert"
+        )
 
 
 def _vocabulary_size(config: TokenizerConfig, content: bytes, given: Given) -> tuple[Setting, ...]:

@@ -125,10 +125,15 @@ def _outputs(spec: ModelSpec, format: str) -> list[str]:
 
 def _meanings(spec: ModelSpec) -> dict[str, str]:
     """Return a dict from the name of each output of the model in :data:`serving.FIELDS` to its meaning."""
-    heads = spec.heads
+    heads, model = spec.heads, spec.model
+    pooled = {"first": "first token", "last": "last token", "mean": "mean of the tokens"}[model.pooling]
+    if model.pooler_dense:
+        kind = model.head_sequence_activation if heads.sequence_labels else model.pooler_activation
+        pooled = f"{kind}(dense({pooled}))"
+    language = "next token" if model.attention == "causal" else "masked language model"
     texts = {
-        "pooler": {"pooler_output": "pooled output: tanh(dense(first token))"},
-        "mlm": {"prediction_logits": "masked language model: logits over the vocabulary at every position"},
+        "pooler": {"pooler_output": f"pooled output: {pooled}"},
+        "mlm": {"prediction_logits": f"{language}: logits over the vocabulary at every position"},
         "nsp": {
             "seq_relationship_logits": "sentence pair: two logits, 0 = the second text follows the first, 1 = it "
             "does not"

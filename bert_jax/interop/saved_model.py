@@ -171,6 +171,9 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
         raise ValueError(f"{vocabularies[0]}: not the vocabulary of the run; restore the original file")
     name = options.network or next(iter(objective.networks), "")
     architecture, heads, params = objective.network(config, model, stored.arrays, name)
+    if architecture.global_tokens or architecture.span_transform:
+        # Pretraining does not read it; the recipe may state that of another vocabulary.
+        architecture = dataclasses.replace(architecture, separator_id=tokenizer.sep_id)
     if architecture.global_tokens and not (heads.sequence_labels or heads.span or heads.choice):
         # No batch of the run had global tokens, and the others' projections have moved on.
         record = read_record(workdir)

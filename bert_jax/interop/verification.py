@@ -14,7 +14,7 @@ from bert_jax.config import ModelSpec, SentenceConfig
 from bert_jax.config.architecture import function_of, training_values
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.hf.peer import peer_outputs
-from bert_jax.interop.programs.serving import largest_differences, output_names, sample_inputs
+from bert_jax.interop.programs.serving import EXCLUDED, largest_differences, output_names, sample_inputs
 from bert_jax.interop.readers import read_weights
 from bert_jax.process.exits import VERIFICATION_FAILED, Stop
 
@@ -154,6 +154,9 @@ def _check_peer(
     differences = largest_differences(
         bundle.spec, bundle.params, lambda _: next(answers), batches, names=names, compiled=True
     )
-    largest = {name: max(float(np.abs(batch[name]).max()) for batch in outputs) for name in names}
+    largest = {
+        name: max(float(np.abs(batch[name]).max(initial=0, where=batch[name] > EXCLUDED)) for batch in outputs)
+        for name in names
+    }
     values = {name: (value, bar * max(1.0, largest[name])) for name, value in differences.items()}
     return Differences(f"{package} {version}", values, problems)

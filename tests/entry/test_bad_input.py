@@ -129,6 +129,12 @@ def test_another_vocabulary_than_the_shards(refused, trained, tmp_path):
     assert "no such" in refused("--data.vocab", tmp_path / "none.txt")
 
 
+def test_a_position_offset_that_is_not_the_id_of_padding_plus_one(refused, tmp_path):
+    words = ("--model.position_offset", 2, "--model.max_position_embeddings", 34)
+    assert "model.position_offset: 2, but padding has id 0" in (line := refused(*words, workdir=tmp_path / "new"))
+    assert "allowed: 1, the id of padding + 1" in line and not (tmp_path / "new").exists()
+
+
 def test_no_corpus_and_no_shards(refused, tmp_path):
     assert "none.txt" in refused("--data.shards", tmp_path / "s", "--data.corpus", tmp_path / "none.txt")
     assert not (tmp_path / "s" / "train").exists()

@@ -12,7 +12,15 @@ from builders import drawn, tiny_model
 from support import tiny_config, train_synthetic
 from warm_start_source import PIECES, byte_bpe
 
-from bert_jax.config import ExecutionConfig, HeadsConfig, ModelSpec, PretrainConfig, TokenizerConfig, load_config
+from bert_jax.config import (
+    ExecutionConfig,
+    HeadsConfig,
+    ModelConfig,
+    ModelSpec,
+    PretrainConfig,
+    TokenizerConfig,
+    load_config,
+)
 from bert_jax.config.architecture import function_of
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions
@@ -24,6 +32,7 @@ from bert_jax.interop.programs.serving import sample_inputs
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.model import BertModel, from_canonical
+from bert_jax.tokenization import build_tokenizer
 from bert_jax.training.launch import RECORD
 from bert_jax.training.state import initial_params
 from bert_jax.training.workdir import record_text
@@ -136,7 +145,12 @@ def test_a_pretraining_run_is_read_with_copies_of_the_projections_that_it_traine
     words = "--model.attention_windows 4 --model.global_tokens 8 --training.num_steps 1 --optimizer.warmup_steps 0"
     run, name = tmp_path / "run", "encoder/layer_0/attention/value{}/kernel"
     train_synthetic(tiny_config(*words.split(), "--optimizer.learning_rate", "0.1"), run)
-    params = read_weights(run).params
+    bundle = read_weights(run)
+    params = bundle.params
+    # That of the recipe is the default, whatever the vocabulary.
+    assert bundle.spec.tokenizer is not None and bundle.tokenizer_content is not None
+    tokenizer = build_tokenizer(bundle.spec.tokenizer, bundle.tokenizer_content, "run")
+    assert bundle.spec.model.separator_id == tokenizer.sep_id != ModelConfig().separator_id
     np.testing.assert_array_equal(params[name.format("_global")], params[name.format("")])
     (run / RECORD).write_text(record_text("source", {}, {}, trained_global=True))
     stored = read_weights(run).params

@@ -74,6 +74,20 @@ def test_labels_and_their_meaning_stand_in_the_card(tmp_path):
     assert "pipeline_tag: text-classification" in card and "BertForSequenceClassification.from_pretrained" in card
 
 
+def test_outputs_are_those_of_the_network():
+    def outputs(**changes):
+        spec = SPECS["plain"]
+        heads = dataclasses.replace(spec.heads, pooler=True, mlm=True)
+        spec = dataclasses.replace(spec, heads=heads, model=dataclasses.replace(spec.model, **changes))
+        return model_card(ModelBundle(spec=spec, params={}), "npz", "float32", None, []).split("## Outputs")[1]
+
+    assert "pooled output: tanh(dense(first token))" in outputs()
+    assert "masked language model: logits" in outputs()
+    text = outputs(attention="causal", pooling="last", pooler_dense=False)
+    assert "pooled output: last token" in text and "dense" not in text and "next token: logits" in text
+    assert "pooled output: gelu(dense(mean of the tokens))" in outputs(pooling="mean", pooler_activation="gelu")
+
+
 @pytest.mark.parametrize(
     ("family", "name", "extra"),
     [("bert", "BertModel", ", add_pooling_layer=False"), ("distilbert", "DistilBertModel", "")],

@@ -189,6 +189,14 @@ def test_a_wrong_weight_shows_in_the_check(tmp_path):
     assert found["start_logits"] <= BAR < 0.009 < found["end_logits"] < 0.011
 
 
+def test_scores_of_excluded_tokens_do_not_hide_the_others():
+    expected = np.array([[0.5, -1e6 + 0.25, 1.0]], np.float32)
+    rounded = expected + np.float32([0, 0.0625, 0])
+    assert serving._difference(rounded, expected) == 0
+    assert serving._difference(expected + np.float32([0.5, 0, 0]), expected) == 0.5
+    assert serving._difference(np.float32([[0.5, 0.25, 1.0]]), expected) > 9e5
+
+
 def test_not_a_number_is_an_infinite_difference(tmp_path):
     weights = random_weights(PLAIN)
     params = dict(weights.params)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from finetune_cases import PIECES, configured, saved_model
 
-from bert_jax.config import HeadsConfig, ModelSpec
+from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions
 from bert_jax.finetuning.resolve import redrawn_layers
@@ -55,6 +55,21 @@ def test_mixout_needs_weights_to_go_back_to(tmp_path):
     with pytest.raises(ValueError, match=r"^regularization.mixout: 0.1 .*--init_from"):
         plan_start(FinetuneConfig, RunOptions(), tmp_path / "w", words)
     plan_start(FinetuneConfig, RunOptions(), tmp_path / "w", words[:2])
+
+
+def test_ids_of_the_vocabulary_in_a_model_with_random_weights(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    words = ["--data.vocab", str(tmp_path / "vocab.txt")]
+
+    def model(*more):
+        start = plan_start(FinetuneConfig, RunOptions(), tmp_path / "w", [*words, *more])
+        return load_config(FinetuneConfig, [*words, *more], extra_settings=start.settings).model
+
+    global_tokens = ("--model.attention_windows", "4", "--model.global_tokens", "8", "--model.separator_id", "9")
+    assert model(*global_tokens).separator_id == PIECES.index("[SEP]")
+    assert model().separator_id == ModelConfig().separator_id
+    with pytest.raises(ValueError, match=r"^model\.position_offset: 2, but padding has id 0 .* allowed: 1, "):
+        model("--model.position_offset", "2")
 
 
 def test_the_same_model_from_another_working_directory(tmp_path, monkeypatch):
