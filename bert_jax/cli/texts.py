@@ -42,8 +42,10 @@ def embed_command(arguments: argparse.Namespace) -> None:
                 f"--output {arguments.output}: not allowed with --per_token, because texts differ in their number "
                 "of tokens; use a .jsonl file"
             )
-        layers = _whole_numbers("--layers", arguments.layers) if arguments.layers else LAST_FOUR
-        write_json_lines(extract_features(load_model(arguments), texts, layers=layers, **options), arguments.output)
+        layers = _whole_numbers("--layers", arguments.layers) if arguments.layers else None
+        loaded = load_model(arguments)
+        layers = layers or LAST_FOUR[: loaded.config.num_layers]
+        write_json_lines(extract_features(loaded, texts, layers=layers, **options), arguments.output)
         return
     chosen = {name: getattr(arguments, name) for name in _POOLED}
     vectors = embed(load_model(arguments), texts, **chosen, **options)

@@ -46,7 +46,7 @@ class ModelConfig(Section, prefix="model."):
     embedding_size: AtLeast0[int] = 0
     # Rows of the position table.
     max_position_embeddings: Positive[int] = 512
-    # Number of rows of the position table before the row of the first token (RoBERTa: 2).
+    # Number of rows of the position table before the row of the first token: the id of padding + 1 (RoBERTa: 2).
     position_offset: int = 0
     # The word embeddings are multiplied by the square root of their width.
     embedding_scale: bool = False
@@ -116,7 +116,7 @@ class ModelConfig(Section, prefix="model."):
     # and choice heads), otherwise none. 0: no global tokens.
     global_tokens: AtLeast0[int] = 0
     # Id of the separator in the vocabulary, which bounds the global tokens of span and choice heads, and the
-    # question (span_transform).
+    # question (span_transform). A run takes that of its own vocabulary.
     separator_id: AtLeast0[int] = 2
     # Tokens of a block (BigBird): a query sees its block, the blocks before and after it, the first and the last
     # block of the row, and random_blocks more; the tokens of the first and the last block see the whole row. Rows

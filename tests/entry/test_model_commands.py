@@ -139,6 +139,8 @@ def test_embed_by_pooling_prompt_and_token(folder, call):
     features = json.loads(out)["features"]
     assert code == 0 and [token["token"] for token in features] == ["[CLS]", "w1", "[SEP]", "w2", "[SEP]"]
     assert [layer["index"] for layer in features[0]["layers"]] == [-1, 0]
+    code, out, _ = call("embed", "--model", folder / "sentence", "--per_token", "w1")  # the last four, if there are
+    assert code == 0 and [layer["index"] for layer in json.loads(out)["features"][0]["layers"]] == [-1, -2]
 
 
 def test_predict_pairs_from_json_lines(folder, call, tmp_path):
