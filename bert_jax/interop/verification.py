@@ -13,6 +13,7 @@ import numpy as np
 from bert_jax.config import ModelSpec, SentenceConfig
 from bert_jax.config.architecture import function_of, training_values
 from bert_jax.interop.exchange import ModelBundle
+from bert_jax.interop.hf.config_json import CONFIG_FILE, read_config
 from bert_jax.interop.hf.peer import peer_outputs
 from bert_jax.interop.programs.serving import EXCLUDED, largest_differences, output_names, sample_inputs
 from bert_jax.interop.readers import read_weights
@@ -107,7 +108,7 @@ def check_hf(folder: Path, bundle: ModelBundle, peer_python: str | None = None) 
     of the maximum length. If transformers or torch is not installed, returns a string that reports this. Raises
     ``ValueError`` if transformers cannot load the folder or does not return an output of the model.
     """
-    batches = list(sample_inputs(bundle.spec))
+    batches = list(sample_inputs(bundle.spec, padding=read_config(folder / CONFIG_FILE).get("pad_token_id")))
     return _check_peer("transformers", folder, bundle, batches, list(output_names(bundle.spec)), BAR, peer_python)
 
 

@@ -137,19 +137,22 @@ def symbolic_sizes(spec: ModelSpec) -> tuple[Any, ...]:
     return jax.export.symbolic_shape("batch, sequence", constraints=[limit])
 
 
-def sample_inputs(spec: ModelSpec, shapes: tuple[tuple[int, int], ...] = ()) -> Iterator[dict[str, np.ndarray]]:
+def sample_inputs(
+    spec: ModelSpec, shapes: tuple[tuple[int, int], ...] = (), padding: int | None = None
+) -> Iterator[dict[str, np.ndarray]]:
     """Yield batches of int64 inputs for testing a program.
 
     ``shapes`` are pairs (batch, length). Default: a single token, short rows, and rows of the maximum length (at
     most 1,024 without a position table). All rows of a batch except the first may have padding on the right or
     left. Rows whose separators bound global tokens have three of them, as the classes of transformers require.
+    With the pooling last, transformers recognizes padding by its id, ``padding`` (None: that of the family).
     """
     rng = np.random.default_rng(0)
     longest = spec.model.max_length
     if spec.model.position_embeddings != "learned":
         longest = min(longest, 1024)  # no table has a row for the last position, and attention costs length squared
-    # With the pooling last, transformers recognizes padding by its id.
-    padding = FAMILIES[spec.family].write(spec.model).get("pad_token_id", 0)
+    if padding is None:
+        padding = FAMILIES[spec.family].write(spec.model).get("pad_token_id", 0)
     # Two tokens, two separators, and a separator at the end.
     separated = spec.model.global_tokens > 0 and (spec.heads.span or spec.heads.choice)
     least = 5 if separated else 1
@@ -163,7 +166,7 @@ def sample_inputs(spec: ModelSpec, shapes: tuple[tuple[int, int], ...] = ()) -> 
         types = rng.integers(0, max(spec.model.type_vocab_size, 1), (batch, length))
         mask = np.ones((batch, length), np.int64)
         if spec.model.pooling == "last":
-            ids = np.where(ids == padding, 1, ids)
+            ids = np.where(ids == padding, (padding + 1) % spec.model.vocab_size, ids)
         for row in range(1, batch):
             used = int(rng.integers(min(least, length), length + 1))
             hidden = slice(used, None) if row % 2 else slice(None, length - used)

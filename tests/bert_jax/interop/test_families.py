@@ -22,7 +22,7 @@ from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.names import hf_names
 from bert_jax.interop.hf.write import write_hf
 from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx
-from bert_jax.interop.programs.serving import INPUTS, forward
+from bert_jax.interop.programs.serving import INPUTS, forward, sample_inputs
 from bert_jax.interop.programs.stablehlo import check_stablehlo, write_stablehlo
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.stored import stored_array
@@ -453,6 +453,13 @@ class TestGpt:
         for case, name, pad in (("gpt2", "GPT2Model", 39), ("openai-gpt", "OpenAIGPTModel", 0)):
             spec = read(make_folder(tmp_path / case, case, name)).spec
             assert hf_config(spec, "float32")["pad_token_id"] == pad
+
+    def test_samples_for_transformers_have_the_id_of_padding_nowhere_else(self, tmp_path):
+        spec = read(make_folder(tmp_path, "gpt2", "GPT2ForSequenceClassification")).spec
+        for padding in (None, 0, 1, 39):
+            for batch in sample_inputs(spec, padding=padding):
+                is_padding = batch["input_ids"] == (39 if padding is None else padding)
+                assert np.array_equal(is_padding, batch["attention_mask"] == 0)
 
 
 class TestBigBird:
