@@ -304,7 +304,7 @@ def test_damage_is_one_line(kind, published, tmp_path):
         ({"num_attention_heads": 5}, "num_attention_heads"),
         ({"hidden_act": "swish"}, "hidden_act is 'swish'; allowed: gelu, relu"),
         ({"hidden_dropout_prob": 1.5}, "hidden_dropout"),
-        ({"vocab_size": 10**12}, "not a whole number"),
+        ({"vocab_size": 10**12}, "vocab_size is 1000000000000; allowed: -2147483648 to"),
         ({"intermediate_size": 49}, "intermediate_size is 49 in bert_config.json, but 48 in the variables"),
     ],
 )

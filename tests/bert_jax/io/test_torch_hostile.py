@@ -436,7 +436,9 @@ def test_names_that_lead_out(tmp_path, file, refused, name):
 def test_nested_zips(file, tmp_path, refused):
     """A zip file as the pickle, as a storage, and behind other bytes."""
     inner = file.read_bytes()
-    refused(rezip(file, lambda members: [(n, inner if n.endswith("pkl") else c) for n, c in members]), "damaged")
+    # "P" begins a name that ends with the line: it depends on the bytes after it whether there is one.
+    words = "not a torch file of plain tensors"
+    refused(rezip(file, lambda members: [(n, inner if n.endswith("pkl") else c) for n, c in members]), words)
     save_zip(file, *state_of(ARRAYS))
     refused(rezip(file, lambda members: [(n, inner if n.endswith("/0") else c) for n, c in members]), "bytes, not")
     file.write_bytes(b"#!/bin/sh\n" + inner)
