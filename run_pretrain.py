@@ -90,7 +90,7 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     tokenizer = load_tokenizer(vocabulary, lower_case=config.data.lower_case)
     if config.objective.name != "causal_lm" and not config.objective.module:
         tokenizer.require_mask(f"objective.name {config.objective.name} (causal_lm needs none)")
-    if not saved_steps(location(options.folder("pretrain"))):
+    if not (options.init_from or options.continue_from or saved_steps(location(options.folder("pretrain")))):
         check_padding(config.model.position_offset, tokenizer, vocabulary)
     initial = initial_model(start, pretraining_spec(config, model))
     initial = dataclasses.replace(initial, params=dict(objective.placed(config, initial.params)))

@@ -224,7 +224,7 @@ def _difference(given: np.ndarray, expected: np.ndarray) -> float:
     if given.shape != expected.shape:
         return float("inf")
     # Scores that exclude a token (-1e6) are equal up to the rounding of the sum.
-    excluded = (expected < EXCLUDED) & (given < EXCLUDED)
+    excluded = (expected < EXCLUDED) & (np.abs(given - expected) < 1)
     given, expected = (np.where(excluded, 0, values) for values in (given, expected))
     # NaN becomes infinity, because no comparison with NaN is true.
     return float(np.nan_to_num(np.max(np.abs(np.asarray(given, np.float32) - expected)), nan=np.inf, posinf=np.inf))

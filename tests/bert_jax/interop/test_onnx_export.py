@@ -195,6 +195,8 @@ def test_scores_of_excluded_tokens_do_not_hide_the_others():
     assert serving._difference(rounded, expected) == 0
     assert serving._difference(expected + np.float32([0.5, 0, 0]), expected) == 0.5
     assert serving._difference(np.float32([[0.5, 0.25, 1.0]]), expected) > 9e5
+    assert serving._difference(np.float32([[0.5, -2e6, 1.0]]), expected) > 9e5
+    assert serving._difference(np.float32([[0.5, -np.inf, 1.0]]), expected) == np.inf
 
 
 def test_not_a_number_is_an_infinite_difference(tmp_path):
