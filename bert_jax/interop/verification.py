@@ -108,7 +108,9 @@ def check_hf(folder: Path, bundle: ModelBundle, peer_python: str | None = None) 
     of the maximum length. If transformers or torch is not installed, returns a string that reports this. Raises
     ``ValueError`` if transformers cannot load the folder or does not return an output of the model.
     """
-    batches = list(sample_inputs(bundle.spec, padding=read_config(folder / CONFIG_FILE).get("pad_token_id")))
+    stated = read_config(folder / CONFIG_FILE).get("pad_token_id")
+    padding = stated if isinstance(stated, int) and 0 <= stated < bundle.spec.model.vocab_size else None
+    batches = list(sample_inputs(bundle.spec, padding=padding))
     return _check_peer("transformers", folder, bundle, batches, list(output_names(bundle.spec)), BAR, peer_python)
 
 

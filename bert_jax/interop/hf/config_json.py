@@ -202,14 +202,14 @@ def _labels(config: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
             raise ValueError(f"{name}: num_labels is {count}; allowed: 1 to {_MOST_LABELS}")
         return default_labels(count)
     try:
-        by_id = {int(key): str(label) for key, label in table.items()}
+        by_id = {int(key): label for key, label in table.items()}
     except (AttributeError, TypeError, ValueError):
-        by_id = {}
-    if not by_id or any(isinstance(label, list | dict) for label in table.values()):
+        by_id = {0: []}
+    if any(isinstance(label, list | dict) for label in by_id.values()):
         raise ValueError(f"{name}: id2label is {short(table)}, not a map from ids to names")
     if sorted(by_id) != list(range(len(by_id))) or len(by_id) != len(table):
         raise ValueError(f"{name}: the ids of id2label are not 0 to {len(table) - 1}")
-    return tuple(by_id[i] for i in range(len(by_id)))
+    return tuple(str(by_id[i]) for i in range(len(by_id)))
 
 
 def hf_class(spec: ModelSpec) -> str:

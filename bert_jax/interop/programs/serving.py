@@ -20,9 +20,9 @@ from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
 from bert_jax.model import BertModel, BertOutput
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-# Name of an output of a model with several heads -> field of BertOutput.
 # Scores below are those of tokens that a head excludes (-1e6: the question in BigBird's question answering).
 EXCLUDED = -1e5
+# Name of an output of a model with several heads -> field of BertOutput.
 FIELDS = {
     "last_hidden_state": "sequence_output", "pooler_output": "pooled_output", "prediction_logits": "mlm_logits",
     "seq_relationship_logits": "nsp_logits", "rtd_logits": "rtd_logits", "sequence_logits": "sequence_logits",

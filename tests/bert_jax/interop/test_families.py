@@ -158,6 +158,11 @@ def test_a_value_of_the_wrong_type_is_one_line(case):
     assert refused > 50
 
 
+def test_an_encoder_may_state_that_it_has_no_classes():
+    config = recorded("roberta", "RobertaModel")[0]["config"] | {"id2label": {}, "label2id": {}}
+    assert model_parts(config, "config.json").labels == ()
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_keys_of_the_config_class_are_known(name):
     """Each key that a class of a release stores is read, without effect, or refused unless it has its default."""
