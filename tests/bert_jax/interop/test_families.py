@@ -159,7 +159,7 @@ def test_a_value_of_the_wrong_type_is_one_line(case):
 
 
 def test_an_encoder_may_state_that_it_has_no_classes():
-    config = recorded("roberta", "RobertaModel")[0]["config"] | {"id2label": {}, "label2id": {}}
+    config = recorded("mpnet", "MPNetModel")[0]["config"] | {"id2label": {}, "label2id": {}}
     assert model_parts(config, "config.json").labels == ()
 
 
