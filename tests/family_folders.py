@@ -1,0 +1,62 @@
+"""Hugging Face folders of the recorded models of every family, and how tests read, run and compare them."""
+
+import importlib.util
+import json
+from functools import cache
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+from golden.family_cases import values
+from hf_folders import FIXTURES, save
+
+from bert_jax.interop.exchange import ModelBundle, ReadOptions
+from bert_jax.interop.programs.serving import INPUTS, forward
+from bert_jax.interop.readers import read_weights
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def recorded(case, name):
+    told = json.loads((FIXTURES / "families" / f"{case}.json").read_text())[name]
+    with np.load(FIXTURES / "families" / f"{case}.npz") as arrays:
+        return told, {key.partition("/")[2]: arrays[key] for key in arrays if key.startswith(f"{name}/")}
+
+
+def make_folder(folder, case, name, config=None, change=None):
+    told, _ = recorded(case, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    stated = {key: value for key, value in (told["config"] | (config or {})).items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(stated))
+    tensors = {key: values(key, tuple(shape)) for key, shape in told["tensors"].items()}
+    if change is not None:
+        change(tensors)
+    save(folder, tensors)
+    return folder
+
+
+def read(folder, **options) -> ModelBundle:
+    return read_weights(folder, ReadOptions(**options))
+
+
+def run(weights, batch, params=None):
+    zeros = np.zeros_like(batch["input_ids"])
+    arrays = [jnp.asarray(batch.get(key, zeros), jnp.int32) for key in INPUTS]
+    stated = {"global_tokens": batch["global_attention_mask"]} if "global_attention_mask" in batch else None
+    return forward(weights.spec, weights.params if params is None else params, *arrays, more=stated)
+
+
+def close(actual, expected, key):
+    expected = np.asarray(expected)
+    np.testing.assert_allclose(
+        np.asarray(actual).reshape(expected.shape), expected, atol=2e-5 * max(1, np.abs(expected).max()), rtol=0,
+        err_msg=key,
+    )  # fmt: skip
+
+
+@cache
+def benchmark():
+    spec = importlib.util.spec_from_file_location("families", REPOSITORY / "benchmarks" / "families.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
