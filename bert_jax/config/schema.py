@@ -87,7 +87,8 @@ class ExecutionConfig(Section, prefix="execution."):
     dtype: Literal["float32", "bfloat16"] = "float32"
     # One matrix product for query, key and value (stacked in the forward pass; parameters stay separate).
     fused_qkv: bool = False
-    # Attention implementation: xla, pallas (a TPU kernel; interpreted elsewhere) or auto (pallas on TPU, else xla).
+    # Attention implementation: xla, pallas (a kernel for TPUs or GPUs; interpreted on a CPU) or auto (pallas on
+    # TPUs and GPUs where it can run, else xla).
     attention: Literal["auto", "xla", "pallas"] = "auto"
     # Implementation of dropout, residual and LayerNorm at the end of a block: xla, pallas or auto, as for
     # attention.

@@ -1,9 +1,10 @@
-"""Scaled dot-product attention: the implementation with XLA operations, and the interface to the TPU kernel.
+"""Scaled dot-product attention: the implementation with XLA operations, and the interface to the kernels.
 
 Shapes: B rows, S query tokens, T key tokens (= S), A heads, D head size, H = A * D, M blocks of a row between the
 first and the last, R random blocks.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -14,8 +15,15 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.dropout import DropoutKey, dropout_of_probabilities
-from bert_jax.model.kernels import attention_kernel
-from bert_jax.model.kernels.common import on_tpu, shard_mapped, token_key, use_kernel
+from bert_jax.model.kernels import attention_kernel, gpu_attention
+from bert_jax.model.kernels.common import (
+    capability_of,
+    kernels_for,
+    platform_of,
+    shard_mapped,
+    token_key,
+    use_kernel,
+)
 from bert_jax.model.positions import RelativeScores
 from bert_jax.parallel.axes import Axes
 
@@ -202,44 +210,55 @@ def dot_product_attention(
 
 
 def kernel_attention(
-    query_BxSxH: jax.Array,
-    key_BxTxH: jax.Array,
-    value_BxTxH: jax.Array,
+    heads: tuple[jax.Array, ...],
     biases_3xH: jax.Array,
     sequence_ids_BxS: jax.Array,
     *,
-    head_size: int,
-    dropout_rate: float,
+    kernel: str,
+    form: gpu_attention.Form,
     dropout_key: DropoutKey | None,
     mesh: Mesh | None,
 ) -> jax.Array:
-    """Compute :func:`dot_product_attention` with the TPU kernel of ``bert_jax.model.kernels.attention_kernel``.
+    """Compute :func:`dot_product_attention` with ``kernel``: tpu (``bert_jax.model.kernels.attention_kernel``) or
+    gpu (``bert_jax.model.kernels.gpu_attention``).
 
-    The kernel also adds the biases to query, key and value. Its dropout bits are those of
-    :func:`dot_product_attention` if ``dropout_key`` is a ``TokenKey``. Without a TPU, the kernel is interpreted.
-    Returns [batch, queries, hidden size].
+    ``heads`` are query, key and value, each [B, S, H], or, for the kernel gpu, one array [B, S, 3, H].
+    The kernel also adds the biases to them. Its dropout bits are those of
+    :func:`dot_product_attention` if ``dropout_key`` is a ``TokenKey``. On other devices than its own, the kernel is
+    interpreted. Returns [batch, queries, hidden size].
     """
-    rate = 0.0 if dropout_key is None else dropout_rate
-    query_tokens, key_tokens = [sequence_ids_BxS], [sequence_ids_BxS]
-    if dropout_key is not None and rate:
+    rate = 0.0 if dropout_key is None else form.dropout_rate
+    form = dataclasses.replace(form, dropout_rate=rate, capability=capability_of(mesh))
+    interpret = platform_of(mesh) != kernel
+    # Of each token: its sequence id and, with dropout, its two words and its position.
+    tokens = [sequence_ids_BxS]
+    if dropout_key is not None and form.dropout_rate:
         key = token_key(dropout_key, *sequence_ids_BxS.shape)
-        query_tokens += key.words()
-        key_tokens.append(key.positions)
+        tokens += [*key.words(), key.positions]
 
-    def attend(device_index: Callable[[str], jax.Array], query: jax.Array, *others: jax.Array) -> jax.Array:
-        first_head = jnp.asarray(device_index("act_heads") * (query.shape[2] // head_size), jnp.int32)
-        return attention_kernel.attend(query, *others, first_head[None], head_size, rate, not on_tpu(mesh))
+    def attend(device_index: Callable[[str], jax.Array], *operands: jax.Array) -> jax.Array:
+        width = operands[0].shape[-1]
+        first_head = jnp.asarray(device_index("act_heads") * (width // form.head_size), jnp.int32)[None]
+        if kernel == "gpu":
+            own, others = operands[: len(heads)], operands[len(heads) :]
+            return gpu_attention.attend(own, *others, first_head, form, interpret)
+        return attention_kernel.attend(*operands, first_head, form.head_size, form.dropout_rate, interpret)
 
     cut: Axes = ("act_batch", "act_length", "act_heads")
-    of_tokens: tuple[Axes, ...] = ((*cut[:2], None), ("act_batch", None, "act_length"))
-    run = shard_mapped(attend, mesh, (cut, cut, cut, (None, "act_heads"), *of_tokens), cut)
-    return run(
-        query_BxSxH, key_BxTxH, value_BxTxH, biases_3xH, jnp.stack(query_tokens, -1), jnp.stack(key_tokens, 1)
-    )
+    by_row: Axes = ("act_batch", None, "act_length")
+    of_tokens = [(jnp.stack(tokens, 1), by_row)]
+    if kernel == "tpu":
+        of_tokens = [(jnp.stack(tokens[:3], -1), (*cut[:2], None)), (jnp.stack(tokens[::3], 1), by_row)]
+    operands, axes = zip(*of_tokens, strict=True)
+    of_heads: list[Axes] = [(*cut[:2], *(None,) * (x.ndim - 3), cut[2]) for x in heads]
+    run = shard_mapped(attend, mesh, (*of_heads, (None, "act_heads"), *axes), cut)
+    return run(*heads, biases_3xH, *operands)
 
 
-def use_kernel_attention(choice: str, mesh: Mesh | None, model: ModelConfig, length: int) -> bool:
-    """Return True if ``choice``, the value of ``execution.attention``, selects :func:`kernel_attention`. Raises
-    ``ValueError`` for ``pallas`` if the kernel cannot run."""
+def attention_kernel_of(choice: str, mesh: Mesh | None, model: ModelConfig, length: int) -> str:
+    """Return the kernel, tpu or gpu, that ``choice``, the value of ``execution.attention``, selects; "" for none.
+    Raises ``ValueError`` for ``pallas`` if it cannot run."""
     parts = mesh.shape["tensor"] if mesh is not None else 1
-    return use_kernel(choice, "attention", mesh, attention_kernel.unsupported(model, length, parts))
+    name = kernels_for(mesh)
+    kernel = gpu_attention if name == "gpu" else attention_kernel
+    return name if use_kernel(choice, "attention", mesh, kernel.unsupported(model, length, parts)) else ""

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, SentenceConfig, pretraining_heads
 from bert_jax.model.attention import has_blocks, random_features
-from bert_jax.model.dense import Dense, matmul_f32_grad
+from bert_jax.model.dense import Dense, add_bias_of_logits, matmul_f32_grad
 from bert_jax.model.dropout import DropoutKey, Site, TokenKey, dropout, site_key
 from bert_jax.model.embeddings import Embedding, Embeddings
 from bert_jax.model.kernels.common import on_tpu
@@ -149,7 +149,9 @@ class MlmHead(Block):
         logits_BxMxV = logits_BxMxV.swapaxes(0, 1) if swap else logits_BxMxV
         if config.mlm_output_bias:
             zeros = with_logical_axes(nn.initializers.zeros_init(), ("vocab",))
-            logits_BxMxV += self.param("output_bias", zeros, (rows,))
+            logits_BxMxV = add_bias_of_logits(
+                logits_BxMxV, self.param("output_bias", zeros, (rows,)), x_BxMxE.dtype
+            )
         logits_BxMxV = constrain(logits_BxMxV, ("act_batch", "act_predictions", "act_vocab"), self.mesh)
         if rows == config.vocab_size:
             return logits_BxMxV

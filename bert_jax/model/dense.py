@@ -42,10 +42,11 @@ def _backward(
     x, kernel = saved
     rows = x.reshape(-1, x.shape[-1])
     out = [dim for dim in range(kernel.ndim) if dim != axis]
-    incoming = gradient.reshape(len(rows), *(kernel.shape[dim] for dim in out))
+    # Float32 logits of bfloat16 states have a float32 gradient, whose products would be float32 products on a GPU.
+    incoming = gradient.astype(x.dtype).reshape(len(rows), *(kernel.shape[dim] for dim in out))
     places = tuple(range(1, incoming.ndim))
     x_gradient = jax.lax.dot_general(
-        incoming, kernel.astype(x.dtype), ((places, tuple(out)), ((), ())), preferred_element_type=gradient.dtype
+        incoming, kernel.astype(x.dtype), ((places, tuple(out)), ((), ())), preferred_element_type=x.dtype
     )
     kernel_gradient = jax.lax.dot_general(
         incoming, rows, (((0,), (0,)), ((), ())), preferred_element_type=kernel.dtype
@@ -54,6 +55,31 @@ def _backward(
 
 
 matmul_f32_grad.defvjp(_forward, _backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def add_bias_of_logits(logits: jax.Array, bias: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Return ``logits + bias``, float32[..., classes].
+
+    In the backward pass the gradient is rounded to ``dtype``, that of the states from which the logits come, and
+    kept: the sum for the bias and the products for states and weights read the rounded copy, instead of computing
+    it from the float32 logits three times.
+    """
+    return logits + bias
+
+
+def _logits_forward(logits: jax.Array, bias: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, None]:
+    return logits + bias, None
+
+
+def _logits_backward(dtype: jnp.dtype, saved: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    rounded = gradient
+    if gradient.dtype != dtype:
+        rounded = jax.lax.optimization_barrier(gradient.astype(dtype)).astype(gradient.dtype)
+    return rounded, jnp.sum(rounded, axis=tuple(range(rounded.ndim - 1)))
+
+
+add_bias_of_logits.defvjp(_logits_forward, _logits_backward)
 
 
 def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:

@@ -15,6 +15,9 @@ from bert_jax.model.layers import ACT, Norm, compute_dtype
 from bert_jax.model.positions import sinusoidal_positions
 from bert_jax.parallel.axes import Axes, constrain, with_logical_axes
 
+# Largest table whose rows are chosen by comparisons, which fuse with other operations; larger ones by a product.
+_CHOSEN_ROWS = 4
+
 
 class Embedding(nn.Module):
     """An embedding table, float32[rows, width]. Calling the module returns the table."""
@@ -28,6 +31,17 @@ class Embedding(nn.Module):
     def __call__(self) -> jax.Array:
         shape = (self.rows, self.width)
         return self.param("embedding", with_logical_axes(weight_init(self.config), self.axes), shape)
+
+
+def few_rows(ids_BxS: jax.Array, table_TxE: jax.Array) -> jax.Array:
+    """Return the rows ``ids`` of a table of few rows, float32[B, S, E]. Its gradient is no scatter, in which many
+    tokens would wait for each other."""
+    if len(table_TxE) > _CHOSEN_ROWS:
+        return jax.nn.one_hot(ids_BxS, len(table_TxE), dtype=jnp.float32) @ table_TxE
+    rows_BxSxE = jnp.zeros((), table_TxE.dtype)
+    for i, row_E in enumerate(table_TxE):
+        rows_BxSxE = jnp.where((ids_BxS == i)[..., None], row_E, rows_BxSxE)
+    return rows_BxSxE
 
 
 class Embeddings(nn.Module):
@@ -63,9 +77,7 @@ class Embeddings(nn.Module):
         if config.embedding_scale:
             x_BxSxE *= width**0.5
         if types := config.type_vocab_size:
-            # A product with a one-hot row, whose gradient is a matrix product instead of a scatter into few rows.
-            one_hot_BxSxT = jax.nn.one_hot(token_type_ids_BxS, types, dtype=jnp.float32)
-            x_BxSxE += one_hot_BxSxT @ table(types, "segment", "token_type")
+            x_BxSxE += few_rows(token_type_ids_BxS, table(types, "segment", "token_type"))
         if config.position_embeddings == "learned":
             rows = constrain(
                 table(config.max_position_embeddings, "position", "position"), ("position", None), self.mesh

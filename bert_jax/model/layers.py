@@ -18,18 +18,18 @@ from jax.sharding import Mesh
 from bert_jax.config import ExecutionConfig, ModelConfig
 from bert_jax.model import local_attention as local
 from bert_jax.model.attention import (
+    attention_kernel_of,
     attention_probabilities,
     cached_keys,
     dot_product_attention,
     kernel_attention,
-    use_kernel_attention,
     visible_keys,
     without_padding,
 )
 from bert_jax.model.dense import Dense, add_bias, matmul_f32_grad
 from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key, whole_key
-from bert_jax.model.kernels import norm_kernel
-from bert_jax.model.kernels.common import on_tpu, shard_mapped, token_key, use_kernel
+from bert_jax.model.kernels import gpu_attention, gpu_norm, norm_kernel
+from bert_jax.model.kernels.common import kernels_for, platform_of, shard_mapped, token_key, use_kernel
 from bert_jax.model.positions import (
     RelativeScores,
     distance_rows,
@@ -128,7 +128,8 @@ def output_residual_norm(
         # A loop copies the values for its backward pass into stacked arrays; recomputing the activation is cheaper.
         project = jax.checkpoint(project, prevent_cse=False)
     product_BxSxH = project(inner, kernel)
-    reason = norm_kernel.unsupported(config, length)
+    kernel_module = gpu_norm if kernels_for(mesh) == "gpu" else norm_kernel
+    reason = kernel_module.unsupported(config, length)
     if block.is_initializing() or not use_kernel(block.execution.residual_norm, "residual_norm", mesh, reason):
         output_BxSxH = add_bias(product_BxSxH, bias) if dense.use_bias else product_BxSxH
         sum_BxSxH = x_BxSxH + dropout(output_BxSxH, dropout_rate, dropout_key)
@@ -143,9 +144,9 @@ def output_residual_norm(
 
     def add_norm(_: Any, dense: jax.Array, residual: jax.Array, *others: jax.Array) -> Any:
         flat = [y.reshape(-1, y.shape[-1]) for y in (dense, residual, *others[3:])]
-        out = norm_kernel.add_norm(
-            flat[0], flat[1], others[:3], tuple(flat[2:]), config.norm_epsilon, rate, not on_tpu(mesh)
-        )
+        interpret = platform_of(mesh) != kernels_for(mesh)
+        words = tuple(flat[2:])
+        out = kernel_module.add_norm(*flat[:2], others[:3], words, config.norm_epsilon, rate, interpret)
         return out.reshape(dense.shape)
 
     run = shard_mapped(
@@ -178,8 +179,7 @@ class SelfAttention(Block):
         config, dtype = self.config, compute_dtype(self.execution)
         sequence_ids_BxS, mesh, head_size = tokens["sequence_ids"], self.mesh, config.head_size
         batch, length, width = x_BxSxH.shape
-        heads_shape = (batch, length, config.num_attention_heads, head_size)
-        axes = ("act_batch", "act_length", "act_heads", None)
+        of_heads = ("act_batch", "act_length", "act_heads", None)
         inner_BxSxH = x_BxSxH
         if config.norm_position != "post" and not self.skip_norm:
             inner_BxSxH = Norm(config, dtype, name="layer_norm")(x_BxSxH)
@@ -187,7 +187,6 @@ class SelfAttention(Block):
             name: Dense(width, ("embed", "heads"), config, dtype, config.qkv_bias, name=name)
             for name in ("query", "key", "value")
         }
-        products, biases = self._project(inner_BxSxH, list(dense.values()))
         rate, look_inside = config.attention_dropout, self.is_mutable_collection(INTERMEDIATES)
         causal, slots = config.attention == "causal", None
         sees = functools.partial(
@@ -196,10 +195,13 @@ class SelfAttention(Block):
         attend: Callable[..., jax.Array]
         # Parameters are initialized with short rows, which kernels may not support.
         plain = look_inside or self.is_initializing() or "cache_start" in tokens
-        if not plain and use_kernel_attention(self.execution.attention, mesh, config, length):
-            products = [constrain(y, ("act_batch", "act_length", "act_heads"), mesh) for y in products]
-            attend = functools.partial(kernel_attention, head_size=head_size, dropout_rate=rate, mesh=mesh)
-            operands = [*products, jnp.stack(biases), sequence_ids_BxS]
+        kernel = "" if plain else attention_kernel_of(self.execution.attention, mesh, config, length)
+        is_rotary = config.position_embeddings == "rotary"
+        products, biases = self._project(inner_BxSxH, list(dense.values()), kernel == "gpu" and not is_rotary)
+        if kernel:
+            operands = [*self._kernel_operands(products, biases, tokens["position_ids"]), sequence_ids_BxS]
+            form = gpu_attention.Form(head_size, rate, self.window, causal)
+            attend = functools.partial(kernel_attention, kernel=kernel, form=form, mesh=mesh)
         else:
             heads = self._heads(products, biases, tokens["position_ids"])
             if "cache_start" in tokens:
@@ -208,7 +210,7 @@ class SelfAttention(Block):
             attend, scores, slots = local.attention_function(
                 config, self.window, tokens, scores, sees, plain, probabilities_key
             )
-            operands = [*(constrain(y, axes, mesh) for y in heads), sequence_ids_BxS, scores]
+            operands = [*(constrain(y, of_heads, mesh) for y in heads), sequence_ids_BxS, scores]
         if self.execution.remat == "attention":
             attend = jax.checkpoint(attend)
         if look_inside:
@@ -219,21 +221,36 @@ class SelfAttention(Block):
         context = without_padding(context, sequence_ids_BxS, config)
         if config.global_tokens:
             context = self._replace_global(context, inner_BxSxH, tokens, slots, probabilities_key)
-        context_BxSxH = constrain(context.reshape(heads_shape), axes, mesh).reshape(batch, length, width)
+        context = constrain(context.reshape(batch, length, -1, head_size), of_heads, mesh)
+        context_BxSxH = context.reshape(batch, length, width)
         output = Dense(width, ("heads", "embed"), config, dtype, config.attention_output_bias, True, name="output")
         rate = config.dropout_at("attention_output")
         return output_residual_norm(self, (context_BxSxH,), x_BxSxH, output, rate, output_key)
 
-    def _project(self, x_BxSxH: jax.Array, dense: list[Dense]) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Return the queries, keys and values without their biases, each [B, S, H], and the three biases, each
-        [H]."""
+    def _kernel_operands(
+        self, products: list[jax.Array], biases: list[jax.Array], position_ids_BxS: jax.Array
+    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
+        """Return queries, keys and values for a kernel, and the biases, [3, H], that it adds to them."""
+        if self.config.position_embeddings == "rotary":
+            turned = self._heads(products, biases, position_ids_BxS)
+            products = [y.reshape(*y.shape[:2], -1) for y in turned]
+            biases = [jnp.zeros_like(bias) for bias in biases]
+        axes = [("act_batch", "act_length", *(None,) * (y.ndim - 3), "act_heads") for y in products]
+        heads = (constrain(y, of_y, self.mesh) for y, of_y in zip(products, axes, strict=True))
+        return tuple(heads), jnp.stack(biases)
+
+    def _project(
+        self, x_BxSxH: jax.Array, dense: list[Dense], in_one: bool
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Return the queries, keys and values without their biases, each [B, S, H], and the three biases, each [H];
+        with ``in_one``, one array [B, S, 3, H]."""
         pairs = [layer.parameters(x_BxSxH.shape[-1]) for layer in dense]
         biases = [bias for _, bias in pairs]
-        if not self.execution.fused_qkv:
+        if not (self.execution.fused_qkv or in_one):
             return [matmul_f32_grad(x_BxSxH, kernel) for kernel, _ in pairs], biases
         # Stacked on a new axis, which no mesh axis partitions, so that heads stay on their devices.
         fused_BxSx3xH = matmul_f32_grad(x_BxSxH, jnp.stack([kernel for kernel, _ in pairs], axis=1))
-        return [fused_BxSx3xH[:, :, i] for i in range(3)], biases
+        return [fused_BxSx3xH] if in_one else [fused_BxSx3xH[:, :, i] for i in range(3)], biases
 
     def _cached(
         self, heads: list[jax.Array], cache_ids_BxC: jax.Array, start: jax.Array

@@ -165,14 +165,58 @@ def weighted_cross_entropy(name: str, logits: jax.Array, labels: jax.Array, weig
     # A sum instead of a gather, which crashes the compiler on logits sharded over two axes (design/sharding.md).
     is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
     label_logits = jnp.sum(jnp.where(is_label, logits, 0), axis=-1)
-    nll = jax.nn.logsumexp(logits, axis=-1) - label_logits
+    log_sum, largest = log_normalizer(logits)
+    nll = log_sum - label_logits
     # The maximum is already part of the loss; argmax would be one more pass over the logits.
-    correct = (label_logits >= jnp.max(logits, axis=-1)).astype(jnp.float32)
+    correct = (label_logits >= largest).astype(jnp.float32)
     weight = jnp.sum(weights)
     return {
         f"{name}_loss": (jnp.sum(nll * weights), weight),
         f"{name}_accuracy": (jnp.sum(correct * weights), weight),
     }
+
+
+@jax.custom_vjp
+def log_normalizer(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the logarithm of the sum of the exponentials of ``logits``, float32[..., classes], and their maximum,
+    each [...]. The maximum has no gradient."""
+    return _log_normalizer_forward(logits)[0]
+
+
+def _two_passes(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the maximum of ``logits`` and the sum of the exponentials of their differences from it."""
+    largest = jnp.max(logits, axis=-1)
+    return largest, jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1)
+
+
+def _one_pass(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Compute :func:`_two_passes` with a running sum (Milakov and Gimelshein 2018), which reads the logits once."""
+
+    def join(left: tuple[jax.Array, jax.Array], right: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        largest = jnp.maximum(left[0], right[0])
+        return largest, left[1] * jnp.exp(left[0] - largest) + right[1] * jnp.exp(right[0] - largest)
+
+    # Not -inf: the difference of two would be NaN.
+    start = (jnp.float32(jnp.finfo(jnp.float32).min), jnp.float32(0))
+    finite = jnp.maximum(logits, start[0])
+    ones = jnp.where(logits > start[0], jnp.float32(1), jnp.float32(0))
+    largest, total = jax.lax.reduce((finite, ones), start, join, (logits.ndim - 1,))
+    return largest, total
+
+
+def _log_normalizer_forward(logits: jax.Array) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
+    largest, total = jax.lax.platform_dependent(logits, cuda=_one_pass, default=_two_passes)
+    return (largest + jnp.log(total), largest), (logits, largest, total)
+
+
+def _log_normalizer_backward(
+    saved: tuple[jax.Array, ...], gradients: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array]:
+    logits, largest, total = saved
+    return ((gradients[0] / total)[..., None] * jnp.exp(logits - largest[..., None]),)
+
+
+log_normalizer.defvjp(_log_normalizer_forward, _log_normalizer_backward)
 
 
 def z_loss(name: str, coefficient: float, logits: jax.Array, weights: jax.Array) -> Sums:
@@ -183,7 +227,7 @@ def z_loss(name: str, coefficient: float, logits: jax.Array, weights: jax.Array)
     """
     if not coefficient:
         return {}
-    squares = jnp.square(jax.nn.logsumexp(logits, axis=-1))
+    squares = jnp.square(log_normalizer(logits)[0])
     return {f"{name}_z_loss": (coefficient * jnp.sum(squares * weights), jnp.sum(weights))}
 
 

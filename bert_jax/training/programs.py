@@ -23,7 +23,7 @@ from bert_jax.training.step import make_eval_step, make_train_step
 # Sum gradients in several collectives during the backward pass instead of in one collective after it. The compiler
 # does so only if the size of a combined collective is limited (last option, in bytes). Only for v5e: v4 has too
 # little fast memory (docs/design/tpu-performance.md).
-_V5E_OPTIONS = {
+_V5E_OPTIONS: dict[str, str | bool] = {
     "xla_enable_async_all_gather": "true",
     "xla_enable_async_all_reduce": "true",
     "xla_tpu_enable_async_collective_fusion": "true",
@@ -35,12 +35,19 @@ _V5E_OPTIONS = {
 }
 
 
-def compiler_options(mesh: Mesh) -> dict[str, str]:
-    """Return the compiler options of the training step on ``mesh``, except those that ``LIBTPU_INIT_ARGS`` sets."""
-    if mesh.devices.flat[0].device_kind not in ("TPU v5 lite", "TPU v5e"):
-        return {}
-    own = set(re.findall(r"--(\w+)", os.environ.get("LIBTPU_INIT_ARGS", "")))
-    return {name: value for name, value in _V5E_OPTIONS.items() if name not in own}
+# cuBLAS for all products: it adds the gradient of a residual in the product, which Triton's products leave to a
+# pass through memory (docs/design/gpu-performance.md).
+_NVIDIA_OPTIONS: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
+
+
+def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
+    """Return the compiler options of the training step on ``mesh``, except those that ``LIBTPU_INIT_ARGS`` or
+    ``XLA_FLAGS`` sets."""
+    kind = mesh.devices.flat[0].device_kind
+    options = _V5E_OPTIONS if kind in ("TPU v5 lite", "TPU v5e") else _NVIDIA_OPTIONS if "NVIDIA" in kind else {}
+    variable = "XLA_FLAGS" if "NVIDIA" in kind else "LIBTPU_INIT_ARGS"
+    own = set(re.findall(r"--(\w+)", os.environ.get(variable, "")))
+    return {name: value for name, value in options.items() if name not in own}
 
 
 @struct.dataclass

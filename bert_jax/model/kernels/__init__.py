@@ -1,1 +1,2 @@
-"""Pallas kernels for TPUs, and what they share: choice of the kernel, partition over devices, dropout bits."""
+"""Pallas kernels for TPUs and GPUs, and what they share: choice of a kernel, partition over devices, dropout
+bits."""

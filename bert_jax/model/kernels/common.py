@@ -1,4 +1,4 @@
-"""Functions that the TPU kernels share: choice of the kernel, partition over devices, dropout bits.
+"""Functions that the kernels share: choice of the kernel, partition over devices, dropout bits.
 
 The dropout bits are the hash of ``bert_jax.model.dropout``, not the output of the random generator of the chip.
 They do not depend on device, mesh or block size, and the backward pass recomputes them.
@@ -11,26 +11,71 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from bert_jax.config.switches import ANY, SIZES, Supported
 from bert_jax.model.dropout import DropoutKey, ShardKey, TokenKey, drop_threshold, whole_key
 from bert_jax.parallel.axes import RULES, Axes
 
+try:
+    # The GPU kernels are lowered through Triton, which a later jax may do without (docs/design/gpu-performance.md).
+    from jax.experimental.pallas import triton
+except ImportError:
+    triton = None
+
 LANES = 128
+# Compute capability of the first GPUs with bfloat16 matrix units; Triton compiles for no older ones.
+_LEAST_CAPABILITY = 8.0
+# The kernels that a CPU interprets, tpu or gpu.
+INTERPRETED = "tpu"
+# Fields of ``ModelConfig`` without an effect on the attention of heads to each other, after their projection.
+BESIDE_ATTENTION: Supported = SIZES | dict.fromkeys(
+    (
+        "position_offset", "embedding_scale", "embedding_size", "shared_layers", "embedding_dropout",
+        "attention_output_dropout", "feed_forward_dropout", "activation", "feed_forward", "norm", "norm_position",
+        "norm_epsilon", "norm_bias", "embedding_norm", "final_norm", "qkv_bias", "attention_output_bias",
+        "feed_forward_bias", "separator_id", "pooling", "pooler_dense", "pooler_bias", "pooler_activation",
+        "sequence_activation", "pooler_norm", "token_pooler", "span_transform", "sequence_head_bias",
+        "mlm_transform", "mlm_activation", "mlm_transform_bias", "mlm_output_bias", "tied_output",
+        "initialization",
+    ),
+    ANY,
+)  # fmt: skip
+
+
+def platform_of(mesh: Mesh | None) -> str:
+    """Return tpu, gpu or cpu: where the program runs (the mesh may have devices that this host does not have)."""
+    return jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+
+
+def kernels_for(mesh: Mesh | None) -> str:
+    """Return the kernels that run on ``mesh``, tpu or gpu; a CPU interprets those of :data:`INTERPRETED`."""
+    platform = platform_of(mesh)
+    return platform if platform in ("tpu", "gpu") else INTERPRETED
+
+
+def capability_of(mesh: Mesh | None) -> float:
+    """Return the compute capability of the GPUs of ``mesh``; 9 for other devices, which interpret the kernels."""
+    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    return float(getattr(device, "compute_capability", 9.0)) if device.platform == "gpu" else 9.0
 
 
 def on_tpu(mesh: Mesh | None) -> bool:
     """Return True if the program runs on TPUs (the mesh may have TPUs that this host does not have)."""
-    return (jax.default_backend() if mesh is None else mesh.devices.flat[0].platform) == "tpu"
+    return platform_of(mesh) == "tpu"
 
 
 def use_kernel(choice: str, option: str, mesh: Mesh | None, reason: str) -> bool:
     """Return True if ``choice``, the value of ``execution.<option>``, selects the Pallas kernel.
 
-    ``reason`` states why the kernel cannot run; it is empty if it can. ``auto`` selects the kernel on TPU meshes if
-    it can run; ``pallas`` raises ``ValueError`` if it cannot.
+    ``reason`` states why the kernel cannot run; it is empty if it can. ``auto`` selects the kernel on meshes of
+    TPUs and GPUs if it can run; ``pallas`` raises ``ValueError`` if it cannot.
     """
+    if capability_of(mesh) < _LEAST_CAPABILITY:
+        reason = f"the compute capability of the GPU is {capability_of(mesh)}, below {_LEAST_CAPABILITY}"
     if choice == "pallas" and reason:
         raise ValueError(f"execution.{option}: pallas is not possible: {reason}; allowed here: xla, auto")
-    return choice == "pallas" or (choice == "auto" and mesh is not None and on_tpu(mesh) and not reason)
+    return choice == "pallas" or (
+        choice == "auto" and mesh is not None and platform_of(mesh) != "cpu" and not reason
+    )
 
 
 def shard_mapped(
@@ -66,6 +111,12 @@ def shard_mapped(
         axis_names=set(cut),
         check_vma=False,  # the interpreter of kernels does not follow which values vary
     )
+
+
+def stated_cost(operations: float, num_bytes: float) -> dict[str, str]:
+    """Return the metadata of a GPU kernel that ``bert_jax.planner`` reads from the compiled program, which has no
+    other trace of them: multiplications and additions in products of matrices, and bytes read and written."""
+    return {"flops": str(round(operations)), "bytes_accessed": str(round(num_bytes))}
 
 
 def token_key(key: DropoutKey, rows: int, length: int) -> TokenKey:

@@ -1,6 +1,7 @@
-"""TPU kernels, interpreted: equal to the plain implementation, dropout of the right rate, no mesh changes a bit."""
+"""Kernels, interpreted: equal to the plain implementation, dropout of the right rate, no mesh changes a bit."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,9 @@ from support import masked_lm, random_batch, relative_difference, tiny_config
 
 from bert_jax.config import ExecutionConfig, MeshConfig, ModelConfig
 from bert_jax.model import BertForPretraining, to_canonical
-from bert_jax.model.attention import dot_product_attention, kernel_attention, use_kernel_attention
+from bert_jax.model.attention import attention_kernel_of, dot_product_attention, kernel_attention
 from bert_jax.model.dropout import ShardKey, TokenKey, dropout
-from bert_jax.model.kernels import attention_kernel, norm_kernel
+from bert_jax.model.kernels import attention_kernel, gpu_attention, gpu_norm, norm_kernel
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.training.state import initial_params, make_prng_key
 from bert_jax.training.step import loss_and_gradients
@@ -37,12 +38,12 @@ def with_gradients(attend, query, key, value, gradient, **options):
     return out, *back(gradient)
 
 
-def kernel(*x, biases=None, ids=None, mesh=None, **options):
-    options = {"dropout_rate": 0.0, "dropout_key": None, **options}
-    flat = [y.reshape(*y.shape[:2], -1) for y in x]
+def kernel(*x, biases=None, ids=None, mesh=None, which="tpu", dropout_rate=0.0, dropout_key=None):
+    flat = tuple(y.reshape(*y.shape[:2], -1) for y in x)
     biases = jnp.zeros((3, flat[0].shape[-1])) if biases is None else biases
     ids = sequence_ids() if ids is None else ids
-    return kernel_attention(*flat, biases, ids, head_size=SIZE, mesh=mesh, **options).reshape(x[0].shape)
+    options = {"kernel": which, "form": gpu_attention.Form(SIZE, dropout_rate), "dropout_key": dropout_key}
+    return kernel_attention(flat, biases, ids, mesh=mesh, **options).reshape(x[0].shape)
 
 
 def plain(query, key, value, biases):
@@ -110,9 +111,11 @@ def test_attention_gradients_use_the_bits_of_the_forward_pass():
         np.testing.assert_allclose(jnp.vdot(back[i], direction), slope, rtol=2e-3)
 
 
-@pytest.mark.parametrize("sizes", [(4, 1, 1), (2, 1, 2), (1, 2, 2)])
-def test_attention_dropout_is_the_same_on_every_mesh(sizes):
-    options = {"dropout_rate": 0.1, "dropout_key": jax.random.key(5)}
+@pytest.mark.parametrize(
+    ("which", "sizes"), [("tpu", (4, 1, 1)), ("tpu", (2, 1, 2)), ("tpu", (1, 2, 2)), ("gpu", (1, 2, 2))]
+)
+def test_attention_dropout_is_the_same_on_every_mesh(which, sizes):
+    options = {"dropout_rate": 0.1, "dropout_key": jax.random.key(5), "which": which}
     mesh = make_mesh(MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]), jax.devices()[: np.prod(sizes)])
     x = operands(length=128)
     ids = sequence_ids()[:, :128]
@@ -136,12 +139,43 @@ def test_what_the_kernel_cannot_do():
     for length, width, size in ((100, 768, 64), (4096, 768, 64), (128, 320, 64), (128, 480, 96)):
         model = ModelConfig(hidden_size=width, num_attention_heads=width // size)
         with pytest.raises(ValueError, match=r"execution\.attention: pallas"):
-            use_kernel_attention("pallas", None, model, length)
-        assert not use_kernel_attention("auto", None, model, length)
+            attention_kernel_of("pallas", None, model, length)
+        assert not attention_kernel_of("auto", None, model, length)
     base = ModelConfig()
-    assert use_kernel_attention("pallas", None, base, 128)
-    assert not use_kernel_attention("auto", None, base, 128)  # no TPU here
-    assert not use_kernel_attention("xla", None, base, 128)
+    assert attention_kernel_of("pallas", None, base, 128) == "tpu"
+    assert not attention_kernel_of("auto", None, base, 128)  # no accelerator here
+    assert not attention_kernel_of("xla", None, base, 128)
+
+
+def test_what_the_gpu_kernel_cannot_do():
+    reasons = {
+        "is not a multiple of 16": gpu_attention.unsupported(ModelConfig(), 100),
+        "heads of size 96": gpu_attention.unsupported(ModelConfig(num_attention_heads=8), 128),
+        "cannot be divided into 5": gpu_attention.unsupported(ModelConfig(), 128, 5),
+        "model.relative_positions: alibi": gpu_attention.unsupported(ModelConfig(relative_positions="alibi"), 128),
+        "model.attention_block: 64": gpu_attention.unsupported(ModelConfig(attention_block=64), 128),
+        "model.global_tokens: 2": gpu_attention.unsupported(
+            ModelConfig(global_tokens=2, attention_windows=(64,)), 128
+        ),
+    }
+    for expected, found in reasons.items():
+        assert expected in found
+    modern = ModelConfig(position_embeddings="rotary", attention_windows=(0, 64, 64), feed_forward="gated")
+    assert not gpu_attention.unsupported(modern, 8192)
+
+
+def test_an_old_gpu_has_no_kernels(monkeypatch):
+    monkeypatch.setattr("bert_jax.model.kernels.common.capability_of", lambda mesh: 7.5)
+    with pytest.raises(ValueError, match=r"the compute capability of the GPU is 7\.5, below 8\.0"):
+        attention_kernel_of("pallas", None, ModelConfig(), 128)
+    assert not attention_kernel_of("auto", None, ModelConfig(), 128)
+
+
+def test_kernels_of_a_jax_without_triton(monkeypatch):
+    monkeypatch.setattr(gpu_attention, "triton", None)
+    monkeypatch.setattr(gpu_norm, "triton", None)
+    assert "no Triton" in gpu_attention.unsupported(ModelConfig(), 128)
+    assert "no Triton" in gpu_norm.unsupported(ModelConfig(), 128)
 
 
 def test_kernels_refuse_a_switch_that_they_do_not_list():
@@ -149,13 +183,13 @@ def test_kernels_refuse_a_switch_that_they_do_not_list():
     class Extended(ModelConfig):
         new_switch: int = 0
 
-    for kernel in (attention_kernel, norm_kernel):
+    for kernel in (attention_kernel, norm_kernel, gpu_attention, gpu_norm):
         assert not kernel.unsupported(Extended(), 128)
         assert kernel.unsupported(Extended(new_switch=1), 128).startswith("model.new_switch: 1 is not supported")
     assert norm_kernel.unsupported(ModelConfig(norm_position="pre"), 128).startswith("model.norm_position: pre")
     with pytest.raises(ValueError, match=r"model\.new_switch: 1"):
-        use_kernel_attention("pallas", None, Extended(new_switch=1), 128)
-    assert not use_kernel_attention("auto", None, Extended(new_switch=1), 128)
+        attention_kernel_of("pallas", None, Extended(new_switch=1), 128)
+    assert not attention_kernel_of("auto", None, Extended(new_switch=1), 128)
 
 
 def norm_operands(width=512):
@@ -169,32 +203,37 @@ def norm_key(seed=3):
     return TokenKey(jax.random.key(seed), jnp.full((1, 48), 7, jnp.int32), jnp.arange(48, dtype=jnp.int32)[None])
 
 
-def add_norm(product, residual, bias, scale, shift, *, rate=0.0, seed=3, tokens=slice(None)):
+def add_norm(product, residual, bias, scale, shift, *, rate=0.0, seed=3, tokens=slice(None), module=norm_kernel):
     words = jnp.stack(norm_key(seed).words(), axis=-1)[0, tokens]
-    return norm_kernel.add_norm(
-        product, residual, (bias, scale, shift), (words,) if rate else (), 1e-12, rate, True
-    )
+    return module.add_norm(product, residual, (bias, scale, shift), (words,) if rate else (), 1e-12, rate, True)
 
 
-def test_add_norm_and_its_gradients_equal_the_plain_ones():
-    product, residual, gradient, *vectors = norm_operands()
+NORMS = pytest.mark.parametrize("module", [norm_kernel, gpu_norm], ids=["tpu", "gpu"])
+
+
+@NORMS
+@pytest.mark.parametrize("width", [512, 768])
+def test_add_norm_and_its_gradients_equal_the_plain_ones(module, width):
+    product, residual, gradient, *vectors = norm_operands(width)
 
     def plain(product, residual, bias, scale, shift):
         total = residual + product + bias
         centered = total - total.mean(-1, keepdims=True)
         return centered / jnp.sqrt(jnp.square(centered).mean(-1, keepdims=True) + 1e-12) * scale + shift
 
-    ours, our_back = jax.vjp(add_norm, product, residual, *vectors)
+    ours, our_back = jax.vjp(lambda *x: add_norm(*x, module=module), product, residual, *vectors)
     theirs, their_back = jax.vjp(plain, product, residual, *vectors)
     np.testing.assert_allclose(ours, theirs, atol=5e-6)
     for one, other in zip(our_back(gradient), their_back(gradient), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
-def test_add_norm_drops_at_its_rate_and_sends_gradients_through_what_stayed():
+@NORMS
+def test_add_norm_drops_at_its_rate_and_sends_gradients_through_what_stayed(module):
+    run = functools.partial(add_norm, module=module)
     product, residual, gradient, bias, scale, shift = norm_operands()
     rate, threshold = 0.1, round(0.1 * 65536)
-    back = jax.vjp(lambda *x: add_norm(*x, bias, scale, shift, rate=rate), product, residual)[1]
+    back = jax.vjp(lambda *x: run(*x, bias, scale, shift, rate=rate), product, residual)[1]
     for_product, for_residual = back(gradient)
     stayed = for_product != 0
     np.testing.assert_allclose(
@@ -206,17 +245,19 @@ def test_add_norm_drops_at_its_rate_and_sends_gradients_through_what_stayed():
     # What the gradients say was dropped is what the forward pass dropped.
     factor = jnp.where(stayed, 65536 / (65536 - threshold), 0.0)
     np.testing.assert_array_equal(factor, dropout(jnp.ones_like(product)[None], rate, norm_key())[0])
-    expected = add_norm((product + bias) * factor, residual, jnp.zeros_like(bias), scale, shift)
-    np.testing.assert_allclose(add_norm(product, residual, bias, scale, shift, rate=rate), expected, atol=5e-6)
+    expected = run((product + bias) * factor, residual, jnp.zeros_like(bias), scale, shift)
+    np.testing.assert_allclose(run(product, residual, bias, scale, shift, rate=rate), expected, atol=5e-6)
 
 
-def test_add_norm_bits_depend_on_the_place_of_a_token_alone():
+@NORMS
+def test_add_norm_bits_depend_on_the_place_of_a_token_alone(module):
+    run = functools.partial(add_norm, module=module)
     product, residual, _, *vectors = norm_operands()
-    whole = add_norm(product, residual, *vectors, rate=0.1)
+    whole = run(product, residual, *vectors, rate=0.1)
     np.testing.assert_array_equal(
-        add_norm(product[16:32], residual[16:32], *vectors, rate=0.1, tokens=slice(16, 32)), whole[16:32]
+        run(product[16:32], residual[16:32], *vectors, rate=0.1, tokens=slice(16, 32)), whole[16:32]
     )
-    assert (add_norm(product, residual, *vectors, rate=0.1, seed=4) != whole).any()
+    assert (run(product, residual, *vectors, rate=0.1, seed=4) != whole).any()
 
 
 def model_config(dropout):
@@ -255,7 +296,9 @@ def test_a_model_of_kernels_equals_the_plain_model(options):
     assert relative_difference(grads, plain[1]) <= 5e-6
 
 
-def test_a_model_of_kernels_drops_the_values_of_the_plain_model():
+@pytest.mark.parametrize("kernels", ["tpu", "gpu"])
+def test_a_model_of_kernels_drops_the_values_of_the_plain_model(kernels, monkeypatch):
+    monkeypatch.setattr("bert_jax.model.kernels.common.INTERPRETED", kernels)
     config = model_config(dropout=0.1)
     plain = loss_of_model(config)
     loss, grads = loss_of_model(config, **KERNELS)

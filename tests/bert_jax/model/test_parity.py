@@ -176,8 +176,9 @@ def test_blank_rows_change_nothing() -> None:
     assert np.all(np.isfinite(jax.jit(network.apply)({"params": params}, blank).sequence_output))
     with_blank, without = (compiled_gradients(network)(params, b) for b in (blank, plain))
     assert abs(float(with_blank[0] - without[0])) <= 2e-6
-    assert_gradients_agree(
-        to_canonical(with_blank[1], case.model["vocab_size"]),
-        {n: np.asarray(v) for n, v in to_canonical(without[1], case.model["vocab_size"]).items()},
-        1e-4,
-    )
+    gradients = [to_canonical(result[1], case.model["vocab_size"]) for result in (with_blank, without)]
+    found, expected = ({n: np.asarray(v) for n, v in result.items()} for result in gradients)
+    for name in [name for name in expected if name.endswith("key/bias")]:
+        # A bias of the keys adds the same to all scores of a query, so its gradient is 0, but for rounding.
+        assert max(np.linalg.norm(result.pop(name)) for result in (found, expected)) <= 1e-6
+    assert_gradients_agree(found, expected, 1e-5)

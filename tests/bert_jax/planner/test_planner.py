@@ -24,15 +24,14 @@ def test_published_table(model, seq_length, max_predictions, gflop):
 
 @pytest.mark.parametrize(("model", "has_nsp"), [(BASE, True), (LARGE, False)])
 def test_traced_operations_are_those_of_the_formula(model, has_nsp):
-    """The published formula, and the product of one-hot segment ids with their table, which it leaves out."""
+    """The published formula."""
     length, predictions, hidden = 128, 20, model.hidden_size
     found = training_flops(model, seq_length=length, max_predictions=predictions, has_nsp=has_nsp)
     attention = 4 * model.num_layers * hidden * length**2
     products = model.num_layers * length * (8 * hidden**2 + 4 * hidden * model.intermediate_size)
     heads = predictions * (2 * hidden**2 + 2 * hidden * model.vocab_size)
     heads += (2 * hidden**2 + 4 * hidden) * has_nsp
-    segments = 2 * (2 * length * model.type_vocab_size * hidden)  # no gradient of the ids
-    assert found.total() == 3 * (attention + products + heads) + segments
+    assert found.total() == 3 * (attention + products + heads)
     assert sum(n for scope, n in found.items() if "dot_product_attention" in scope) == 3 * attention
 
 

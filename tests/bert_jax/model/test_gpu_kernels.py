@@ -1,0 +1,208 @@
+"""GPU kernels of attention, interpreted: every form equals the plain attention, with the same dropout bits; and
+lowered for a GPU that is not here."""
+
+import contextlib
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.model.attention import dot_product_attention, visible_keys
+from bert_jax.model.dropout import TokenKey
+from bert_jax.model.kernels import attention_kernel, gpu_attention, gpu_attention_bodies, gpu_norm
+from bert_jax.model.kernels.gpu_attention import Form
+from bert_jax.model.kernels.ranges import Ranges
+
+ROWS, LENGTH = 2, 192
+FORMS = {
+    "plain": Form(64),
+    "dropout": Form(64, 0.1),
+    "window": Form(32, 0.0, 10),
+    "causal": Form(32, 0.1, 0, True),
+    "causal window": Form(64, 0.1, 40, True),
+}
+IDS = {
+    "padding": [[1] * 150 + [0] * 42, [1] * 192],
+    "left padding": [[0] * 50 + [1] * 142, [1] * 70 + [0] * 52 + [1] * 70],
+    "packed": [[1] * 70 + [2] * 60 + [3] * 50 + [0] * 12, [1] * 10 + [2] * 182],
+    "blank row": [[0] * 192, [1] * 100 + [2] * 92],
+}
+
+
+def operands(form, heads=3, length=LENGTH, dtype=jnp.float32):
+    keys = jax.random.split(jax.random.key(0), 5)
+    shape = (ROWS, length, heads * form.head_size)
+    query, key, value, gradient = (jax.random.normal(k, shape, dtype) for k in keys[:4])
+    return (query, key, value, jax.random.normal(keys[4], (3, shape[-1]))), gradient
+
+
+def token_key(length=LENGTH):
+    places = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (ROWS, length))
+    return TokenKey(jax.random.key(3), places // 60 + 7 * jnp.arange(ROWS, dtype=jnp.int32)[:, None], places % 60)
+
+
+def tokens_of(form, ids):
+    key = token_key(ids.shape[1])
+    return jnp.stack([ids, *key.words(), key.positions] if form.dropout_rate else [ids], 1)
+
+
+def kernel(form, ids, in_one, query, key, value, biases):
+    heads = (jnp.stack([query, key, value], 2),) if in_one else (query, key, value)
+    return gpu_attention.attend(heads, biases, tokens_of(form, ids), jnp.zeros(1, jnp.int32), form, True)
+
+
+def plain(form, ids, query, key, value, biases):
+    heads = [
+        (x + bias).astype(x.dtype).reshape(*x.shape[:2], -1, form.head_size)
+        for x, bias in zip((query, key, value), biases, strict=True)
+    ]
+    key_of_tokens = token_key(ids.shape[1]) if form.dropout_rate else None
+    options = {"dropout_rate": form.dropout_rate, "dropout_key": key_of_tokens}
+    sees = functools.partial(visible_keys, causal=form.causal, window=form.window)
+    return dot_product_attention(*heads, ids, visible=sees, **options).reshape(query.shape)
+
+
+def with_gradients(function, x, gradient, ids):
+    """The outputs of the tokens, and the gradients of a loss of them alone."""
+    real = (ids > 0)[..., None]
+    out, back = jax.vjp(function, *x)
+    return [jnp.where(real, out, 0), *back(jnp.where(real, gradient, 0))]
+
+
+def difference(one, other):
+    largest = jnp.maximum(1, jnp.abs(other).max())
+    return float(jnp.abs(one.astype(jnp.float32) - other.astype(jnp.float32)).max() / largest)
+
+
+@pytest.mark.parametrize("which", IDS)
+@pytest.mark.parametrize("name", FORMS)
+def test_a_kernel_equals_the_plain_attention(name, which, in_one=True):
+    form, ids = FORMS[name], jnp.asarray(IDS[which], jnp.int32)
+    x, gradient = operands(form)
+    ours = with_gradients(functools.partial(kernel, form, ids, in_one), x, gradient, ids)
+    theirs = with_gradients(functools.partial(plain, form, ids), x, gradient, ids)
+    assert max(map(difference, ours, theirs)) <= 2e-6
+
+
+@pytest.mark.parametrize("name", ["dropout", "window"])
+def test_three_arrays_of_heads_are_as_good_as_one(name):
+    test_a_kernel_equals_the_plain_attention(name, "packed", in_one=False)
+
+
+@pytest.mark.parametrize("in_one", [True, False])
+@pytest.mark.parametrize("name", ["dropout", "causal window"])
+def test_the_kernel_of_short_rows_equals_the_plain_attention(name, in_one, monkeypatch):
+    monkeypatch.setattr(gpu_attention, "holds_row", lambda *_: True)
+    form, ids = FORMS[name], jnp.asarray(IDS["packed"], jnp.int32)[:, :128]
+    x, gradient = operands(form, length=128)
+    ours = with_gradients(functools.partial(kernel, form, ids, in_one), x, gradient, ids)
+    theirs = with_gradients(functools.partial(plain, form, ids), x, gradient, ids)
+    assert max(map(difference, ours, theirs)) <= 2e-6
+
+
+def test_bfloat16_is_as_close_to_float32_as_in_the_kernel_for_tpus():
+    form, ids = FORMS["dropout"], jnp.asarray(IDS["packed"], jnp.int32)[:, :128]
+    x, gradient = operands(form, heads=2, length=128)
+    exact = with_gradients(functools.partial(plain, form, ids), x, gradient, ids)
+    rounded = [*(y.astype(jnp.bfloat16) for y in x[:3]), x[3]]
+    short = gradient.astype(jnp.bfloat16)
+    assert gpu_attention.holds_row(128, form, jnp.bfloat16)
+    ours = with_gradients(functools.partial(kernel, form, ids, True), rounded, short, ids)
+    tokens = tokens_of(form, ids)
+
+    def for_tpus(*heads_and_biases):
+        of_tokens = jnp.moveaxis(tokens[:, :3], 1, 2), tokens[:, ::3], jnp.zeros(1, jnp.int32)
+        return attention_kernel.attend(*heads_and_biases, *of_tokens, form.head_size, form.dropout_rate, True)
+
+    theirs = with_gradients(for_tpus, rounded, short, ids)
+
+    def error(one, true):
+        return float(jnp.sqrt(jnp.mean(jnp.square(one.astype(jnp.float32) - true))))
+
+    # The gradients of queries use sums over the rounded context times its gradient, as in Dao 2023.
+    for one, other, true, bar in zip(ours, theirs, exact, (1.1, 1.6, 1.2, 1.1, 1.6), strict=True):
+        assert error(one, true) <= bar * error(other, true)
+
+
+@pytest.mark.parametrize("blocks", [(32, 16), (16, 64)])
+def test_block_sizes_change_no_dropout_bit(blocks, monkeypatch):
+    form, ids = FORMS["dropout"], jnp.asarray(IDS["packed"], jnp.int32)
+    x, gradient = operands(form)
+    expected = with_gradients(functools.partial(kernel, form, ids, True), x, gradient, ids)
+    monkeypatch.setattr(gpu_attention, "block_sizes", lambda *_: gpu_attention_bodies.Blocks(*blocks))
+    found = with_gradients(functools.partial(kernel, form, ids, True), x, gradient, ids)
+    assert max(map(difference, found, expected)) <= 2e-6
+
+
+@pytest.mark.parametrize("name", ["window", "causal"])
+def test_blocks_that_no_query_sees_are_not_visited(name, monkeypatch):
+    """NaN in a value that is read becomes NaN in the context, even of queries that do not see it."""
+    form = FORMS[name]
+    monkeypatch.setattr(gpu_attention, "block_sizes", lambda *_: gpu_attention_bodies.Blocks(32, 32))
+    ids = jnp.ones((ROWS, LENGTH), jnp.int32)
+    (query, key, value, biases), _ = operands(form)
+    out = kernel(form, ids, True, query, key, value.at[:, 128:160].set(jnp.nan), biases)
+    spoiled = np.isnan(np.asarray(out)).any(axis=(0, 2)).reshape(-1, 32).any(axis=1)
+    assert spoiled.tolist() == [False] * (3 if form.window else 4) + [True] * (3 if form.window else 2)
+
+
+@pytest.mark.parametrize("which", IDS)
+@pytest.mark.parametrize(("window", "causal"), [(0, False), (10, False), (0, True), (40, True)])
+def test_ranges_hold_every_visible_key_and_begin_and_end_with_one(which, window, causal):
+    ids = jnp.asarray(IDS[which], jnp.int32)
+    visible = np.asarray(visible_keys(ids, causal=causal, window=window))[:, 0]
+    queries, keys = 32, 64
+    ranges = Ranges(ids, window, causal)
+    for seen, bounds, own, others in (
+        (visible, ranges.of_queries(queries, keys), queries, keys),
+        (visible.swapaxes(1, 2), ranges.of_keys(queries, keys), keys, queries),
+    ):
+        tiles = seen.reshape(ROWS, LENGTH // own, own, LENGTH // others, others).any(axis=(2, 4))
+        for row, of_row in zip(tiles.reshape(-1, tiles.shape[-1]), np.asarray(bounds).reshape(-1, 2), strict=True):
+            places = np.flatnonzero(row)
+            assert of_row.tolist() == ([places[0], places[-1] + 1] if len(places) else [0, 0])
+
+
+def lowered_for_gpu(function, *shapes):
+    """The program for an H100, which no plugin has to know: Pallas lowers the kernels itself."""
+    context = contextlib.nullcontext()
+    if jax.__version__ >= "0.11":  # the device is not a constant of Pallas any more
+        device = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", None, "gpu")
+        context = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device))
+    with context:
+        return jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def shape(*sizes, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+@pytest.mark.parametrize("length", [128, 512])
+@pytest.mark.parametrize("name", FORMS)
+def test_the_kernels_are_lowered_for_a_gpu(name, length):
+    form = FORMS[name]
+    width = 4 * form.head_size
+
+    def loss(heads, biases, tokens):
+        out = gpu_attention.attend((heads,), biases, tokens, jnp.zeros(1, jnp.int32), form, False)
+        return jnp.sum(out.astype(jnp.float32))
+
+    tokens = shape(2, 4 if form.dropout_rate else 1, length, dtype=jnp.int32)
+    shapes = shape(2, length, 3, width), shape(3, width, dtype=jnp.float32), tokens
+    text = lowered_for_gpu(jax.grad(loss, (0, 1)), *shapes)
+    assert text.count("gpu.triton") >= (2 if length == 128 else 3)
+    assert "bytes_accessed" in text
+
+
+def test_the_norm_is_lowered_for_a_gpu():
+    def loss(product, residual, vectors, words):
+        out = gpu_norm.add_norm(product, residual, vectors, (words,), 1e-12, 0.1, False)
+        return jnp.sum(out.astype(jnp.float32))
+
+    vectors = (shape(768, dtype=jnp.float32),) * 3
+    text = lowered_for_gpu(
+        jax.grad(loss, (0, 1, 2)), shape(256, 768), shape(256, 768), vectors, shape(256, 2, dtype=jnp.int32)
+    )
+    assert text.count("gpu.triton") >= 2
