@@ -38,8 +38,8 @@ def submission_command(arguments: argparse.Namespace) -> None:
 
 
 def plan_command(arguments: argparse.Namespace) -> None:
-    """Predict memory, step time, MFU, duration and cost of a pretraining recipe on a TPU slice, by compiling its
-    training step ahead of time (extra: tpu), or on GPUs, by arithmetic. No accelerator is needed."""
+    """Predict memory, step time, MFU, duration and cost of a pretraining recipe on a TPU slice or on GPUs, by
+    compiling its training step ahead of time (extra: tpu or gpu). No accelerator is needed."""
     from bert_jax.planner.topology import prepare_environment
 
     prepare_environment()  # before JAX is imported

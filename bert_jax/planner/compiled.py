@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation of the real training step for a TPU slice that need not be attached."""
+"""Ahead-of-time compilation of the real training step for TPUs or GPUs that need not be attached."""
 
 import contextlib
 import re
@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bert_jax.config import PretrainConfig
-from bert_jax.planner.topology import Topology, prepare_environment, tpu_devices
+from bert_jax.planner.arithmetic import program_memory
+from bert_jax.planner.topology import Topology, prepare_environment, topology_devices
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
     """Lower and compile the training step of ``config`` for ``topology``. If the step needs too much
     memory, ``fits`` of the result is False.
 
-    Raises ``ValueError`` if the mesh or batch does not fit the slice, or if libtpu is not installed.
+    Raises ``ValueError`` if the mesh or batch does not fit the slice, or if the compiler is not installed.
     """
     prepare_environment()
     import jax
@@ -50,14 +51,16 @@ def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
     from bert_jax.training.memory import device_bytes
     from bert_jax.training.programs import pretraining_batch, train_programs
 
-    mesh = make_mesh(config.mesh, tpu_devices(topology))
+    mesh = make_mesh(config.mesh, topology_devices(topology))
     objective = objective_class(config.objective)(config, mesh)
     programs = train_programs(objective)
     batch = pretraining_batch(objective, config.training.global_batch_size)
     arguments = device_bytes((programs.abstract, batch))
-    hbm = topology.chip.device_program_bytes
+    hbm = program_memory(topology)
     began = time.perf_counter()
-    lowered = programs.lower(batch)
+    # The kernels of GPUs are lowered for the device that the current mesh names.
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if not topology.is_tpu else contextlib.nullcontext():
+        lowered = programs.lower(batch)
     try:
         with _no_cache():
             compiled = lowered.compile()
@@ -75,9 +78,10 @@ def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
         memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
         + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
     )  # fmt: skip
+    hlo = text if topology.is_tpu or peak <= hbm else ""
     return CompiledStep(
         memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes, peak, hbm,
-        time.perf_counter() - began, text, dict(mesh.shape),
+        time.perf_counter() - began, hlo, dict(mesh.shape),
     )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
-"""Estimated time of a compiled TPU step, from the cycle estimates of the compiler.
+"""Estimated time of a compiled step: on a TPU from the cycle estimates of the compiler, on a GPU the least time of
+each kernel (``bert_jax.planner.gpu_kernels``).
 
-The compiler annotates nearly every instruction of the scheduled program with a cycle estimate. ``step_cost`` adds
-the estimates in the order of the schedule, counts those in a loop once per iteration, and models the instructions
-without an estimate:
+The compiler for TPUs annotates nearly every instruction of the scheduled program with a cycle estimate.
+``step_cost`` adds the estimates in the order of the schedule, counts those in a loop once per iteration, and models
+the instructions without an estimate:
 
 * collectives: bytes / bandwidth of the links along the torus axes that the group of devices spans;
 * asynchronous copies and collectives run during the instructions between their start and their end, at most one
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 
 from bert_jax.parallel.hardware import Chip
 from bert_jax.planner import hlo
+from bert_jax.planner.gpu_kernels import kernel_cost
 
 PARTS = ("attention", "mlm_head", "dropout", "optimizer", "communication", "rest")
 # The first pattern that matches the scopes of an instruction determines its part.
@@ -58,6 +60,7 @@ class StepCost:
     and additions in the matrix products. ``unestimated`` lists the instructions without a cycle estimate, as
     (opcode and number of instructions, fraction of ``operations``), and ``unestimated_seconds`` is their time.
     ``unknown_loops`` names the loops whose number of iterations is unknown; they are counted as one iteration.
+    ``moved_bytes``: what the kernels of a GPU read and write; 0 on a TPU.
     """
 
     seconds: float
@@ -67,6 +70,7 @@ class StepCost:
     unestimated: list[tuple[str, float]]
     unestimated_seconds: float
     unknown_loops: list[str]
+    moved_bytes: float = 0.0
 
 
 def step_cost(hlo_text: str, chip: Chip, mesh_shape: Mapping[str, int], grid: Sequence[int] = ()) -> StepCost:
@@ -74,15 +78,13 @@ def step_cost(hlo_text: str, chip: Chip, mesh_shape: Mapping[str, int], grid: Se
 
     Args:
         hlo_text: the scheduled program of one device.
-        chip: a chip with a known clock rate (a TPU).
+        chip: a GPU, or a TPU with a known clock rate.
         mesh_shape: sizes of the mesh axes; their product is the number of devices.
         grid: chips along each axis of the slice, as in the name of the topology (``(4, 4)`` for v5e:4x4); empty:
             the most even grid.
 
-    Raises ``ValueError`` for a chip without a known clock rate and for text that is not a compiled program.
+    Raises ``ValueError`` for text that is not a compiled program.
     """
-    if not chip.clock_ghz:
-        raise ValueError(f"{chip.name}: no cycle estimates for this chip; use a TPU")
     devices = math.prod(mesh_shape.values())
     grid = tuple(grid) or even_grid(max(devices // chip.devices_per_chip, 1), chip.link_axes)
     return _Model(hlo.parse(hlo_text), chip, devices, tuple(grid)).cost()
@@ -132,11 +134,12 @@ class _Model:
         self.unestimated: Counter[str] = Counter()
         self.unestimated_operations: dict[str, float] = defaultdict(float)
         self.unknown_loops: list[str] = []
+        self.operations = self.moved_bytes = 0.0
 
     def cost(self) -> StepCost:
         """Follow the schedule once and return the cost."""
         self._run(self.module.entry, 1.0)
-        operations = self.module.operations(self.module.entry)
+        operations = self.operations or self.module.operations(self.module.entry)
         total = sum(self.seconds.values())
         without = [
             (f"{what} ({count})", self.unestimated_operations[what] / operations if operations else 0.0)
@@ -150,6 +153,7 @@ class _Model:
             unestimated=sorted(without, key=lambda item: -item[1]),
             unestimated_seconds=self.unestimated_seconds,
             unknown_loops=self.unknown_loops,
+            moved_bytes=self.moved_bytes,
         )
 
     def _run(self, computation: str, times: float) -> float:
@@ -234,10 +238,12 @@ class _Model:
         return seconds
 
     def _instruction(self, line: hlo.Instruction, timeline: _Timeline) -> float:
-        if line.estimated_cycles is not None:
+        if line.estimated_cycles is not None and self.chip.clock_ghz:
             return line.estimated_cycles / (self.chip.clock_ghz * 1e9)
         if line.opcode in _FREE or line.target in _FREE_TARGETS:
             return 0.0
+        if not self.chip.link_axes:
+            return self._gpu_kernel(line, timeline)
         what = f"{line.opcode} {line.target}".strip()
         lines = self.module.computations[timeline.computation].instructions
         operations = self.module.instruction_operations(line, timeline.computation)
@@ -251,6 +257,16 @@ class _Model:
             moved / self.chip.device_memory_bandwidth,
         )
         self.unestimated_seconds += seconds * timeline.times
+        return seconds
+
+    def _gpu_kernel(self, line: hlo.Instruction, timeline: _Timeline) -> float:
+        seconds, operations, moved = kernel_cost(line, timeline.computation, self.module, self.chip)
+        self.operations += operations * timeline.times
+        self.moved_bytes += moved * timeline.times
+        if line.target:
+            self.unestimated[line.target] += round(timeline.times)
+            self.unestimated_operations[line.target] += operations * timeline.times
+            self.unestimated_seconds += seconds * timeline.times
         return seconds
 
     def _copy_seconds(self, line: hlo.Instruction, lines: Mapping[str, hlo.Instruction]) -> float:

@@ -3,7 +3,7 @@ recomputation, and scanned or unrolled layers.
 
 Candidates keep the global batch size of the recipe, so that training is unchanged, and vary the number of
 microbatches; ``batches`` sets other global batch sizes. Arithmetic estimates drop the candidates that cannot fit
-and order the others; for a TPU, the first few are compiled.
+and order the others; the first few are compiled.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from bert_jax.config import MeshConfig, PretrainConfig
 from bert_jax.planner.compiled import compile_step
+from bert_jax.planner.gpu_devices import can_compile
 from bert_jax.planner.plan import Asked, Plan, arithmetic_plan, plan_compiled
 from bert_jax.planner.topology import Topology
 
@@ -37,7 +38,7 @@ def search(
     fits).
 
     Args:
-        tries: maximum number of layouts to compile (TPU slices only).
+        tries: maximum number of layouts to compile.
         batches: numbers of sequences per device to try, in one microbatch; the resulting global batch sizes replace
             that of the recipe.
         progress: called with a line of text before and after each compilation.
@@ -49,7 +50,7 @@ def search(
             f"{topology.num_devices} devices; set --batches or another training.global_batch_size"
         )
     progress(f"estimated {len(ordered)} layouts by arithmetic")
-    if not topology.is_tpu:
+    if not topology.is_tpu and not can_compile():
         return _sorted(ordered), _best(ordered)
     tried: list[Candidate] = []
     chosen = _spread(ordered, tries - 1 if tries > 1 else 1)

@@ -13,10 +13,12 @@ from bert_jax.parallel.mesh import check_batches, mesh_sizes
 from bert_jax.planner.arithmetic import program_memory, rows_per_device, step_seconds, step_temporary_bytes
 from bert_jax.planner.compiled import CompiledStep, compile_step
 from bert_jax.planner.cycles import step_cost
+from bert_jax.planner.gpu_devices import can_compile
 from bert_jax.planner.sharding_table import abstract_mesh, abstract_train_state, batch_bytes
 from bert_jax.planner.topology import Topology
 from bert_jax.training.memory import device_bytes
 
+_GPU_COMPILER = "with pip install 'bert_jax[gpu]', a plan compiles the step instead; no GPU is needed"
 # Fractions of the step time above which a plan warns about communication and about the random bits of dropout.
 _MUCH_COMMUNICATION, _MUCH_DROPOUT = 0.3, 0.05
 
@@ -60,6 +62,8 @@ class Plan:
     unestimated_share: float = 0.0
     unestimated_time_share: float = 0.0
     unestimated: dict[str, float] = field(default_factory=dict)
+    # What the kernels of a GPU read and write; 0: unknown.
+    moved_bytes: float = 0.0
     compile_seconds: float = 0.0
     warnings: tuple[str, ...] = ()
 
@@ -77,8 +81,9 @@ def make_plan(config: PretrainConfig, topology: Topology, asked: Asked) -> Plan:
     """Return the plan of ``config`` on ``topology``. Raises ``ValueError`` for a batch or mesh that does not fit
     the slice."""
     check_batches(config.training, mesh_sizes(config.mesh, topology.num_devices))
-    if not topology.is_tpu:
-        return arithmetic_plan(config, topology, asked)
+    if not topology.is_tpu and not can_compile():
+        plan = arithmetic_plan(config, topology, asked)
+        return dataclasses.replace(plan, warnings=(*plan.warnings, _GPU_COMPILER))
     return plan_compiled(config, topology, asked, compile_step(config, topology))
 
 
@@ -95,6 +100,7 @@ def plan_compiled(config: PretrainConfig, topology: Topology, asked: Asked, step
         config, topology, asked, step.mesh_shape, cost.parts,
         unestimated_share=sum(share for _, share in cost.unestimated),
         unestimated_time_share=cost.unestimated_seconds / cost.seconds, unestimated=dict(cost.unestimated),
+        moved_bytes=cost.moved_bytes,
         warnings=(f"loops of unknown length, counted once: {', '.join(loops)}",) if loops else (), **measured,
     )  # fmt: skip
 

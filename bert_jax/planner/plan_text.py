@@ -17,6 +17,10 @@ _METHODS = {
     "compiled": "An estimate, nothing was run: the training step was compiled for this slice; its time is the sum "
     "of the cycle estimates of the compiler over all iterations of loops, with collectives at link bandwidth. "
     "Input, evaluation, checkpoints and start-up are not included.",
+    "kernels": "A lower bound, nothing was run: the training step was compiled for these boards; its time is the "
+    "sum over its kernels of the bytes that they move at full bandwidth or of their products at full speed, "
+    "whichever takes longer, with collectives at link bandwidth. Launches, vector operations, input, evaluation, "
+    "checkpoints and start-up are not included.",
     "arithmetic": "An estimate by arithmetic alone, nothing was compiled or run: operations at 65% of the peak, "
     "bytes at memory bandwidth, gradients at link bandwidth. Input, evaluation, checkpoints and start-up are not "
     "included. The error may be about a third.",
@@ -46,7 +50,10 @@ def plan_lines(plan: Plan, advice: str) -> list[str]:
             f"{money}",
             f"time in   {', '.join(f'{_PART_NAMES[part]} {share:.0%}' for part, share in parts)}",
         ]
-    if plan.unestimated:
+    if plan.moved_bytes:
+        called = f"; called programs: {', '.join(plan.unestimated)}" if plan.unestimated else ""
+        lines.append(f"moves     {plan.moved_bytes / 1e9:,.1f} GB of memory per device{called}")
+    elif plan.unestimated:
         lines.append(
             f"no cycle estimate for {plan.unestimated_share:.1%} of the operations, estimated from bytes and peak: "
             f"{plan.unestimated_time_share:.1%} of the time"
@@ -55,7 +62,7 @@ def plan_lines(plan: Plan, advice: str) -> list[str]:
         layout = "scanned layers" if plan.scan_layers else "unrolled layers"
         lines.append(f"compiled  with {layout}, in {plan.compile_seconds:.0f} s")
     lines += [f"note      {line}" for line in plan.warnings]
-    return [*lines, _METHODS[plan.method]]
+    return [*lines, _METHODS["kernels" if plan.moved_bytes else plan.method]]
 
 
 def sharding_lines(rows: Sequence[Row], topology: Topology | None, mesh: dict[str, int]) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 from bert_jax.io.errors import one_line
 from bert_jax.parallel.hardware import GPUS, TPUS, Chip
 from bert_jax.planner.cycles import even_grid
+from bert_jax.planner.gpu_devices import gpu_devices
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,15 @@ def tpu_devices(topology: Topology) -> list[Any]:
     devices = list(described.devices)
     assert len(devices) == topology.num_devices, (topology, len(devices))
     return devices
+
+
+def topology_devices(topology: Topology) -> list[Any]:
+    """Return JAX devices that describe ``topology``. Raises ``ValueError`` if the compiler for them is not
+    installed."""
+    if topology.is_tpu:
+        return tpu_devices(topology)
+    prepare_environment()
+    return gpu_devices(topology.chip, topology.num_chips)
 
 
 @contextlib.contextmanager

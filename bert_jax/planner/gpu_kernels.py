@@ -1,0 +1,102 @@
+"""Least time of the kernels of a compiled GPU program: each at the full bandwidth of the memory, or at the full
+speed of the matrix units, whichever takes longer.
+
+The compiler estimates nothing, so the bytes and operations of each kernel are counted from the text of the program.
+Vector operations, launches, and tiles that do not fill the board cost nothing here: a run is slower.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+
+from bert_jax.parallel.hardware import Chip
+from bert_jax.planner import hlo
+
+# Instructions that read only the elements that they select from their first operand.
+_SELECTING = ("dynamic-slice", "slice", "gather")
+# Share of the bf16 peak that float32 products reach: they run as TF32.
+_FLOAT32_SHARE = 0.5
+_TRITON, _CUBLAS = "__gpu$xla.gpu.triton", "__cublas$"
+
+
+def kernel_cost(
+    line: hlo.Instruction, computation: str, module: hlo.Module, chip: Chip
+) -> tuple[float, float, float]:
+    """Return the least seconds of ``line``, an instruction of ``computation``, its operations in products of
+    matrices, and the bytes that it reads and writes."""
+    lines = module.computations[computation].instructions
+    if line.target == _TRITON and (stated := _stated(line)):
+        operations, moved = stated
+    elif line.target.startswith(_CUBLAS):
+        operations, moved = _library_product(line, lines)
+    else:
+        operations = module.instruction_operations(line, computation)
+        moved = _moved_bytes(line, lines, module)
+    seconds = max(
+        operations / (chip.device_peak_flops * _speed(line, lines, module)), moved / chip.device_memory_bandwidth
+    )
+    return seconds, operations, moved
+
+
+def _stated(line: hlo.Instruction) -> tuple[float, float] | None:
+    """Return the operations and bytes that a kernel of this project states
+    (``bert_jax.model.kernels.common.stated_cost``); None if it states none."""
+    text = hlo.first_group(r'serialized_metadata = "\{([^}]*)\}"', line.attributes)
+    numbers = {name: float(value) for name, value in re.findall(r"\\22(\w+)\\22: \\22(\d+)\\22", text)}
+    return (numbers["flops"], numbers["bytes_accessed"]) if {"flops", "bytes_accessed"} <= numbers.keys() else None
+
+
+def _library_product(line: hlo.Instruction, lines: Mapping[str, hlo.Instruction]) -> tuple[float, float]:
+    """Return the operations and bytes of a product of matrices by cuBLAS, without its workspace."""
+    left = lines[line.operands[0]].arrays[0]
+    dims = re.findall(r'"(\d+)"', hlo.first_group(r'"lhs_contracting_dimensions":\[([^\]]*)\]', line.attributes))
+    contracted = math.prod(left.shape[int(dim)] for dim in dims)
+    out = line.arrays[0]
+    moved = out.num_bytes + sum(lines[name].num_bytes for name in line.operands if name in lines)
+    return 2.0 * math.prod(out.shape) * contracted, float(moved)
+
+
+def _speed(line: hlo.Instruction, lines: Mapping[str, hlo.Instruction], module: hlo.Module) -> float:
+    """Return the share of the bf16 peak at which the products of ``line`` can run."""
+    if line.target.startswith(_CUBLAS):
+        dtypes = {lines[name].arrays[0].dtype for name in line.operands[:2]}
+    else:
+        dtypes = set()
+        for name in line.called:
+            inner = module.computations[name].instructions
+            dots = [each for each in inner.values() if each.opcode == "dot"]
+            dtypes |= {inner[name].arrays[0].dtype for each in dots for name in each.operands[:2]}
+    return _FLOAT32_SHARE if dtypes == {"f32"} else 1.0
+
+
+def _moved_bytes(line: hlo.Instruction, lines: Mapping[str, hlo.Instruction], module: hlo.Module) -> float:
+    """Return the bytes that ``line`` reads and writes: of an operand from which it only selects, those selected; of
+    an array that it updates in place, those updated."""
+    if line.opcode == "dynamic-update-slice":
+        return 2.0 * lines[line.operands[1]].num_bytes
+    if line.opcode in _SELECTING:
+        return 2.0 * line.num_bytes
+    inner = module.computations[line.called[0]] if line.opcode == "fusion" and line.called else None
+    total = float(line.num_bytes)
+    if inner is not None and inner.root.opcode == "dynamic-update-slice":
+        total = float(inner.instructions[inner.root.operands[1]].num_bytes)
+    for index, name in enumerate(line.operands):
+        if name in lines:
+            total += lines[name].num_bytes if inner is None else _read_bytes(inner, index, lines[name].num_bytes)
+    return total
+
+
+def _read_bytes(inner: hlo.Computation, index: int, num_bytes: int) -> float:
+    """Return the bytes that a fusion reads of its operand ``index``, which has ``num_bytes``."""
+    parameter = next(
+        (i.name for i in inner.instructions.values() if i.opcode == "parameter" and int(i.argument) == index), ""
+    )
+    users = [i for i in inner.instructions.values() if parameter in i.operands]
+    if not users or not all(_selects(user, parameter) for user in users):
+        return float(num_bytes)
+    selected = sum(0 if user.opcode == "dynamic-update-slice" else user.num_bytes for user in users)
+    return float(min(selected, num_bytes))
+
+
+def _selects(user: hlo.Instruction, parameter: str) -> bool:
+    return user.opcode in (*_SELECTING, "dynamic-update-slice") and user.operands[0] == parameter
