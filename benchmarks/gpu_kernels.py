@@ -113,6 +113,7 @@ def compile_case(board: str, case: dict[str, Any]) -> None:
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     from bert_jax.model.kernels import gpu_attention, gpu_norm
+    from bert_jax.model.kernels.add_norm import add_norm
     from bert_jax.planner.topology import parse_topology, topology_devices
 
     mesh = Mesh(np.array(topology_devices(parse_topology(f"{board}:1"))), ("data",))
@@ -128,7 +129,7 @@ def compile_case(board: str, case: dict[str, Any]) -> None:
         words = (shape(4096, 2, dtype="int32"),) if rate else ()
 
         def loss(*x: Any) -> jax.Array:
-            return jnp.sum(gpu_norm.add_norm(*x, 1e-12, rate, False).astype(jnp.float32))
+            return jnp.sum(add_norm(*x, 1e-12, rate, gpu_norm, False).astype(jnp.float32))
 
         shapes: tuple[Any, ...] = (shape(4096, width), shape(4096, width), vectors, words)
         gradient = jax.value_and_grad(loss, (0, 1, 2))

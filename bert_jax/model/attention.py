@@ -24,6 +24,7 @@ from bert_jax.model.kernels.common import (
     token_key,
     use_kernel,
 )
+from bert_jax.model.kernels.ranges import visible_keys
 from bert_jax.model.positions import RelativeScores
 from bert_jax.parallel.axes import Axes
 
@@ -31,28 +32,6 @@ from bert_jax.parallel.axes import Axes
 PUBLISHED_LENGTHS, PUBLISHED_REACH = (1024, 3072, 4096), 1024
 # Finite, so a row without any visible key (a blank row) gives a uniform softmax instead of NaN.
 MASKED_SCORE = -1e9
-
-
-def visible_keys(
-    sequence_ids_BxS: jax.Array, causal: bool = False, window: int = 0, is_global_BxS: jax.Array | None = None
-) -> jax.Array:
-    """Return a bool mask [batch, 1, queries, keys] that is True where a query sees a key.
-
-    A query sees the keys with the same sequence id. A padding query, which has the id 0, sees the keys with the id
-    1 instead, as in google-research/bert, where padding queries attend like all others (no loss uses their output).
-    No query sees a padding key. With ``causal``, no query sees a later key (Radford et al. 2018). With ``window``,
-    no query sees a key that is more than ``window`` tokens away (Beltagy et al. 2020, section 3.1); 0: no limit.
-    All queries see the keys where ``is_global`` is True.
-    """
-    query_BxS = jnp.maximum(sequence_ids_BxS, 1)
-    visible_BxSxT = query_BxS[:, :, None] == sequence_ids_BxS[:, None, :]
-    place_S = jnp.arange(sequence_ids_BxS.shape[1])
-    if causal:
-        visible_BxSxT &= place_S[:, None] >= place_S
-    if window:
-        near = jnp.abs(place_S[:, None] - place_S) <= window
-        visible_BxSxT &= near if is_global_BxS is None else near | is_global_BxS[:, None]
-    return visible_BxSxT[:, None]
 
 
 def cached_keys(

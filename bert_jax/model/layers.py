@@ -7,7 +7,6 @@ Parameters are float32 and carry their logical axes; ``dtype`` is the dtype of t
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +22,13 @@ from bert_jax.model.attention import (
     cached_keys,
     dot_product_attention,
     kernel_attention,
-    visible_keys,
     without_padding,
 )
 from bert_jax.model.dense import Dense, add_bias, matmul_f32_grad
 from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key, whole_key
-from bert_jax.model.kernels import gpu_attention, gpu_norm, norm_kernel
-from bert_jax.model.kernels.common import kernels_for, platform_of, shard_mapped, token_key, use_kernel
+from bert_jax.model.kernels.add_norm import kernel_add_norm, norm_kernels_of
+from bert_jax.model.kernels.gpu_attention_bodies import Form
+from bert_jax.model.kernels.ranges import visible_keys
 from bert_jax.model.positions import (
     RelativeScores,
     distance_rows,
@@ -128,32 +127,19 @@ def output_residual_norm(
         # A loop copies the values for its backward pass into stacked arrays; recomputing the activation is cheaper.
         project = jax.checkpoint(project, prevent_cse=False)
     product_BxSxH = project(inner, kernel)
-    kernel_module = gpu_norm if kernels_for(mesh) == "gpu" else norm_kernel
-    reason = kernel_module.unsupported(config, length)
-    if block.is_initializing() or not use_kernel(block.execution.residual_norm, "residual_norm", mesh, reason):
+    kernels = None
+    if not block.is_initializing():
+        kernels = norm_kernels_of(block.execution.residual_norm, mesh, config, length)
+    if kernels is None:
         output_BxSxH = add_bias(product_BxSxH, bias) if dense.use_bias else product_BxSxH
         sum_BxSxH = x_BxSxH + dropout(output_BxSxH, dropout_rate, dropout_key)
         is_post = config.norm_position == "post"
         return Norm(config, dtype, name="layer_norm")(sum_BxSxH) if is_post else sum_BxSxH
     vectors = (bias, *Norm(config, dtype, name="layer_norm").parameters(width))
-    rate = 0.0 if dropout_key is None else dropout_rate
-
-    tokens = []  # the words of the dropout bits of each token
-    if dropout_key is not None and rate:
-        tokens.append(jnp.stack(token_key(dropout_key, *x_BxSxH.shape[:2]).words(), axis=-1))
-
-    def add_norm(_: Any, dense: jax.Array, residual: jax.Array, *others: jax.Array) -> Any:
-        flat = [y.reshape(-1, y.shape[-1]) for y in (dense, residual, *others[3:])]
-        interpret = platform_of(mesh) != kernels_for(mesh)
-        words = tuple(flat[2:])
-        out = kernel_module.add_norm(*flat[:2], others[:3], words, config.norm_epsilon, rate, interpret)
-        return out.reshape(dense.shape)
-
-    run = shard_mapped(
-        add_norm, mesh, (ACT, ACT, (None,), (None,), (None,), *[(*ACT[:2], None)] * len(tokens)), ACT
-    )
+    product_BxSxH = constrain(product_BxSxH, ACT, mesh)
+    options = {"dropout_rate": dropout_rate, "dropout_key": dropout_key, "kernels": kernels, "mesh": mesh}
     with jax.named_scope("add_norm"):
-        return run(constrain(product_BxSxH, ACT, mesh), x_BxSxH, *vectors, *tokens)
+        return kernel_add_norm(product_BxSxH, x_BxSxH, vectors, epsilon=config.norm_epsilon, **options)
 
 
 class SelfAttention(Block):
@@ -200,7 +186,7 @@ class SelfAttention(Block):
         products, biases = self._project(inner_BxSxH, list(dense.values()), kernel == "gpu" and not is_rotary)
         if kernel:
             operands = [*self._kernel_operands(products, biases, tokens["position_ids"]), sequence_ids_BxS]
-            form = gpu_attention.Form(head_size, rate, self.window, causal)
+            form = Form(head_size, rate, self.window, causal)
             attend = functools.partial(kernel_attention, kernel=kernel, form=form, mesh=mesh)
         else:
             heads = self._heads(products, biases, tokens["position_ids"])

@@ -75,7 +75,7 @@ def attend(
 
     Args:
         query_tokens_BxSxI: int32: the sequence id of each token, which determines the keys that the token sees
-            (``bert_jax.model.attention.visible_keys``); with dropout, also its two words of
+            (``bert_jax.model.kernels.ranges.visible_keys``); with dropout, also its two words of
             ``bert_jax.model.dropout.TokenKey``.
         key_tokens_BxJxS: int32: the sequence id of each token; with dropout, also its position in its sequence.
         first_head_1: int32: the index of the first head of ``query``; even if a block has several heads.

@@ -76,7 +76,7 @@ def attend(
         heads: query, key and value, each [batch, tokens, hidden size], or one array [batch, tokens, 3, hidden
         size].
         tokens_BxIxS: int32: the sequence id of each token, which determines the keys that the token sees
-            (``bert_jax.model.attention.visible_keys``); with dropout, also its two words of
+            (``bert_jax.model.kernels.ranges.visible_keys``); with dropout, also its two words of
             ``bert_jax.model.dropout.TokenKey`` and its position in its sequence.
         first_head_1: int32: the index of the first head of the query.
     """

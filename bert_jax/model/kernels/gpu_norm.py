@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 
 from bert_jax.config.architecture import ModelConfig
@@ -36,46 +35,25 @@ def unsupported(model: ModelConfig, length: int) -> str:
     return norm_kernel.unsupported(model, length)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
-def add_norm(
-    product_NxH: jax.Array,
-    residual_NxH: jax.Array,
-    vectors: tuple[jax.Array, ...],
-    tokens: tuple[jax.Array, ...],
-    epsilon: float,
-    dropout_rate: float,
-    interpret: bool,
-) -> jax.Array:
-    """Compute ``LayerNorm(residual + dropout(product + bias))``; see
-    :func:`bert_jax.model.kernels.norm_kernel.add_norm`, whose arguments these are."""
-    return _forward(product_NxH, residual_NxH, vectors, tokens, epsilon, dropout_rate, interpret)[0]
+def forward(
+    arrays: tuple[jax.Array, ...], vectors: tuple[jax.Array, ...], tokens: tuple[jax.Array, ...], epsilon: float,
+    rate: float, interpret: bool,
+) -> jax.Array:  # fmt: skip
+    """Compute ``forward`` of :class:`bert_jax.model.kernels.add_norm.Kernels`."""
+    kernel = functools.partial(_forward_kernel, epsilon=epsilon, dropout_rate=rate)
+    (out,) = _call(kernel, vectors, tokens, arrays, _TOKENS, 1, interpret)
+    return out
 
 
-def _forward(
-    product: jax.Array, residual: jax.Array, vectors: tuple[jax.Array, ...], tokens: tuple[jax.Array, ...],
-    epsilon: float, dropout_rate: float, interpret: bool,
-) -> tuple[jax.Array, tuple[Any, ...]]:  # fmt: skip
-    kernel = functools.partial(_forward_kernel, epsilon=epsilon, dropout_rate=dropout_rate)
-    (out,) = _call(kernel, vectors, tokens, (product, residual), _TOKENS, 1, interpret)
-    return out, (product, residual, vectors, tokens)
-
-
-def _backward(
-    epsilon: float, dropout_rate: float, interpret: bool, saved: tuple[Any, ...], gradient: jax.Array
-) -> tuple[Any, ...]:
-    product, residual, vectors, tokens = saved
-    kernel = functools.partial(_backward_kernel, epsilon=epsilon, dropout_rate=dropout_rate)
-    summed = math.gcd(len(product), _SUMMED_TOKENS)
-    arrays = (product, residual, gradient)
+def backward(
+    arrays: tuple[jax.Array, ...], vectors: tuple[jax.Array, ...], tokens: tuple[jax.Array, ...], epsilon: float,
+    rate: float, interpret: bool,
+) -> tuple[jax.Array, ...]:  # fmt: skip
+    """Compute ``backward`` of :class:`bert_jax.model.kernels.add_norm.Kernels`."""
+    kernel = functools.partial(_backward_kernel, epsilon=epsilon, dropout_rate=rate)
+    summed = math.gcd(len(arrays[0]), _SUMMED_TOKENS)
     for_product, for_residual, sums = _call(kernel, vectors, tokens, arrays, summed, 2, interpret)
-    for_vectors = tuple(
-        jnp.sum(x, axis=0).astype(v.dtype) for x, v in zip(sums.swapaxes(0, 1), vectors, strict=True)
-    )
-    # Gradients of integers have the dtype float0.
-    return for_product, for_residual, for_vectors, tuple(np.zeros(x.shape, jax.dtypes.float0) for x in tokens)
-
-
-add_norm.defvjp(_forward, _backward)
+    return for_product, for_residual, sums.swapaxes(0, 1)
 
 
 def _call(

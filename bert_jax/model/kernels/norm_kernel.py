@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -45,49 +44,24 @@ def unsupported(model: ModelConfig, length: int) -> str:
     return f"length {length} is not a multiple of 8" if length % 8 else ""
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
-def add_norm(
-    product_NxH: jax.Array,
-    residual_NxH: jax.Array,
-    vectors: tuple[jax.Array, ...],
-    tokens: tuple[jax.Array, ...],
-    epsilon: float,
-    dropout_rate: float,
-    interpret: bool,
-) -> jax.Array:
-    """Compute ``LayerNorm(residual + dropout(product + bias))`` over N tokens in float32. Returns [N, H] in the
-    dtype of the residual.
-
-    ``vectors`` contains the bias, and the scale and the bias of LayerNorm, each [H]. ``tokens`` contains the words
-    of ``bert_jax.model.dropout.TokenKey`` for each token, int32[N, 2]; it is empty if ``dropout_rate`` is 0.
-    ``interpret`` runs the kernel on any device.
-    """
-    return _forward(product_NxH, residual_NxH, vectors, tokens, epsilon, dropout_rate, interpret)[0]
+def forward(
+    arrays: tuple[jax.Array, ...], vectors: tuple[jax.Array, ...], tokens: tuple[jax.Array, ...], epsilon: float,
+    rate: float, interpret: bool,
+) -> jax.Array:  # fmt: skip
+    """Compute ``forward`` of :class:`bert_jax.model.kernels.add_norm.Kernels`."""
+    kernel = functools.partial(_forward_kernel, epsilon=epsilon, dropout_rate=rate)
+    (out,) = _call(kernel, vectors, tokens, arrays, 1, 0, interpret)
+    return out
 
 
-def _forward(
-    product: jax.Array, residual: jax.Array, vectors: tuple[jax.Array, ...], tokens: tuple[jax.Array, ...],
-    epsilon: float, dropout_rate: float, interpret: bool,
-) -> tuple[jax.Array, tuple[Any, ...]]:  # fmt: skip
-    kernel = functools.partial(_forward_kernel, epsilon=epsilon, dropout_rate=dropout_rate)
-    out = _call(kernel, vectors, tokens, (product, residual), 1, 0, interpret)
-    return out[0], (product, residual, vectors, tokens)
-
-
-def _backward(
-    epsilon: float, dropout_rate: float, interpret: bool, saved: tuple[Any, ...], gradient: jax.Array
-) -> tuple[Any, ...]:
-    product, residual, vectors, tokens = saved
-    kernel = functools.partial(_backward_kernel, epsilon=epsilon, dropout_rate=dropout_rate)
-    for_product, for_residual, sums = _call(kernel, vectors, tokens, (product, residual, gradient), 2, 1, interpret)
-    for_vectors = tuple(
-        jnp.sum(sums[8 * i : 8 * i + 8], axis=0).astype(vector.dtype) for i, vector in enumerate(vectors)
-    )
-    # Gradients of integers have the dtype float0.
-    return for_product, for_residual, for_vectors, tuple(np.zeros(x.shape, jax.dtypes.float0) for x in tokens)
-
-
-add_norm.defvjp(_forward, _backward)
+def backward(
+    arrays: tuple[jax.Array, ...], vectors: tuple[jax.Array, ...], tokens: tuple[jax.Array, ...], epsilon: float,
+    rate: float, interpret: bool,
+) -> tuple[jax.Array, ...]:  # fmt: skip
+    """Compute ``backward`` of :class:`bert_jax.model.kernels.add_norm.Kernels`."""
+    kernel = functools.partial(_backward_kernel, epsilon=epsilon, dropout_rate=rate)
+    for_product, for_residual, sums = _call(kernel, vectors, tokens, arrays, 2, 1, interpret)
+    return for_product, for_residual, sums.reshape(3, 8, -1)
 
 
 def _call(

@@ -4,7 +4,6 @@ UPDATE_GOLDEN=1 python -m pytest -n 0 tests/bert_jax/interop/test_family_matrix.
 """
 
 import dataclasses
-import importlib.util
 import os
 from functools import cache
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from command import REPOSITORY
 from exported import VOCABULARY
+from family_folders import benchmark
 
 from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, TokenizerConfig
 from bert_jax.interop import export
@@ -32,14 +32,6 @@ HEADS = {
     "sentence": {},
 }  # fmt: skip
 PROGRAMS = {"onnx": 1e-4, "stablehlo": 1e-5}
-
-
-@cache
-def benchmark():
-    spec = importlib.util.spec_from_file_location("families", REPOSITORY / "benchmarks" / "families.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @cache

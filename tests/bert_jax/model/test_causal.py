@@ -9,8 +9,8 @@ import pytest
 from support import random_batch, tiny_config
 
 from bert_jax.model import BertForPretraining
-from bert_jax.model.attention import visible_keys
 from bert_jax.model.kernels import attention_kernel
+from bert_jax.model.kernels.ranges import visible_keys
 from bert_jax.training.state import initial_params
 
 

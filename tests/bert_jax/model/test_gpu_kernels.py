@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.model.attention import dot_product_attention, visible_keys
+from bert_jax.model.attention import dot_product_attention
 from bert_jax.model.dropout import TokenKey
 from bert_jax.model.kernels import attention_kernel, gpu_attention, gpu_attention_bodies, gpu_norm
+from bert_jax.model.kernels.add_norm import add_norm
 from bert_jax.model.kernels.gpu_attention import Form
-from bert_jax.model.kernels.ranges import Ranges
+from bert_jax.model.kernels.ranges import Ranges, visible_keys
 
 ROWS, LENGTH = 2, 192
 FORMS = {
@@ -198,11 +199,15 @@ def test_the_kernels_are_lowered_for_a_gpu(name, length):
 
 def test_the_norm_is_lowered_for_a_gpu():
     def loss(product, residual, vectors, words):
-        out = gpu_norm.add_norm(product, residual, vectors, (words,), 1e-12, 0.1, False)
+        out = add_norm(product, residual, vectors, (words,), 1e-12, 0.1, gpu_norm, False)
         return jnp.sum(out.astype(jnp.float32))
 
     vectors = (shape(768, dtype=jnp.float32),) * 3
     text = lowered_for_gpu(
-        jax.grad(loss, (0, 1, 2)), shape(256, 768), shape(256, 768), vectors, shape(256, 2, dtype=jnp.int32)
+        jax.value_and_grad(loss, (0, 1, 2)),
+        shape(256, 768),
+        shape(256, 768),
+        vectors,
+        shape(256, 2, dtype=jnp.int32),
     )
     assert text.count("gpu.triton") >= 2

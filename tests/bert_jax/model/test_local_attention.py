@@ -11,9 +11,10 @@ import pytest
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig
 from bert_jax.model import local_attention as local
-from bert_jax.model.attention import dot_product_attention, visible_keys
+from bert_jax.model.attention import dot_product_attention
 from bert_jax.model.bert import BertModel
 from bert_jax.model.dropout import TokenKey
+from bert_jax.model.kernels.ranges import visible_keys
 
 HEADS, SIZE = 3, 8
 

@@ -1,0 +1,107 @@
+"""Bias, dropout, residual and LayerNorm after a matrix product, with the kernels for TPUs or those for GPUs."""
+
+import functools
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.config.architecture import ModelConfig
+from bert_jax.model.dropout import DropoutKey
+from bert_jax.model.kernels import gpu_norm, norm_kernel
+from bert_jax.model.kernels.common import kernels_for, platform_of, shard_mapped, token_key, use_kernel
+from bert_jax.parallel.axes import Axes
+
+
+class Kernels(Protocol):
+    """Functions of ``norm_kernel`` and ``gpu_norm``. ``vectors``, ``tokens`` and the rest: see :func:`add_norm`."""
+
+    def forward(self, arrays: Any, vectors: Any, tokens: Any, epsilon: float, rate: float, interpret: bool) -> Any:
+        """Return the normalized sums of ``arrays``, the product and the residual."""
+        ...
+
+    def backward(self, arrays: Any, vectors: Any, tokens: Any, epsilon: float, rate: float, interpret: bool) -> Any:
+        """Return the gradients of the product and the residual, and of each vector some sums, float32[3, n, H];
+        ``arrays`` are the product, the residual and the gradient of the result."""
+        ...
+
+
+def norm_kernels_of(choice: str, mesh: Mesh | None, model: ModelConfig, length: int) -> Kernels | None:
+    """Return the kernels that ``choice``, the value of ``execution.residual_norm``, selects; None for none. Raises
+    ``ValueError`` for ``pallas`` if they cannot run."""
+    kernels = gpu_norm if kernels_for(mesh) == "gpu" else norm_kernel
+    return kernels if use_kernel(choice, "residual_norm", mesh, kernels.unsupported(model, length)) else None
+
+
+def kernel_add_norm(
+    product_BxSxH: jax.Array,
+    residual_BxSxH: jax.Array,
+    vectors: tuple[jax.Array, ...],
+    *,
+    epsilon: float,
+    dropout_rate: float,
+    dropout_key: DropoutKey | None,
+    kernels: Kernels,
+    mesh: Mesh | None,
+) -> jax.Array:
+    """Compute :func:`add_norm` of the tokens that each device of ``mesh`` holds. Returns [B, S, H]."""
+    rate = 0.0 if dropout_key is None else dropout_rate
+    tokens = []  # the words of the dropout bits of each token
+    if dropout_key is not None and rate:
+        tokens.append(jnp.stack(token_key(dropout_key, *product_BxSxH.shape[:2]).words(), axis=-1))
+
+    def run(_: Any, product: jax.Array, residual: jax.Array, *others: jax.Array) -> jax.Array:
+        flat = [y.reshape(-1, y.shape[-1]) for y in (product, residual, *others[3:])]
+        interpret = platform_of(mesh) != kernels_for(mesh)
+        out = add_norm(*flat[:2], others[:3], tuple(flat[2:]), epsilon, rate, kernels, interpret)
+        return out.reshape(product.shape)
+
+    cut: Axes = ("act_batch", "act_length", "act_embed")
+    axes = (cut, cut, (None,), (None,), (None,), *[(*cut[:2], None)] * len(tokens))
+    return shard_mapped(run, mesh, axes, cut)(product_BxSxH, residual_BxSxH, *vectors, *tokens)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
+def add_norm(
+    product_NxH: jax.Array,
+    residual_NxH: jax.Array,
+    vectors: tuple[jax.Array, ...],
+    tokens: tuple[jax.Array, ...],
+    epsilon: float,
+    dropout_rate: float,
+    kernels: Kernels,
+    interpret: bool,
+) -> jax.Array:
+    """Compute ``LayerNorm(residual + dropout(product + bias))`` over N tokens in float32. Returns [N, H] in the
+    dtype of the residual.
+
+    ``vectors`` contains the bias, and the scale and the bias of LayerNorm, each [H]. ``tokens`` contains the words
+    of ``bert_jax.model.dropout.TokenKey`` for each token, int32[N, 2]; it is empty if ``dropout_rate`` is 0.
+    ``interpret`` runs the kernels on any device.
+    """
+    return kernels.forward((product_NxH, residual_NxH), vectors, tokens, epsilon, dropout_rate, interpret)
+
+
+def _forward(
+    product: jax.Array, residual: jax.Array, vectors: tuple[jax.Array, ...], tokens: tuple[jax.Array, ...],
+    epsilon: float, dropout_rate: float, kernels: Kernels, interpret: bool,
+) -> tuple[jax.Array, tuple[Any, ...]]:  # fmt: skip
+    out = add_norm(product, residual, vectors, tokens, epsilon, dropout_rate, kernels, interpret)
+    return out, (product, residual, vectors, tokens)
+
+
+def _backward(
+    epsilon: float, dropout_rate: float, kernels: Kernels, interpret: bool, saved: tuple[Any, ...],
+    gradient: jax.Array,
+) -> tuple[Any, ...]:  # fmt: skip
+    product, residual, vectors, tokens = saved
+    arrays = (product, residual, gradient)
+    *gradients, sums = kernels.backward(arrays, vectors, tokens, epsilon, dropout_rate, interpret)
+    for_vectors = tuple(jnp.sum(x, axis=0).astype(v.dtype) for x, v in zip(sums, vectors, strict=True))
+    # Gradients of integers have the dtype float0.
+    return *gradients, for_vectors, tuple(np.zeros(x.shape, jax.dtypes.float0) for x in tokens)
+
+
+add_norm.defvjp(_forward, _backward)
