@@ -42,7 +42,7 @@ def plan_command(arguments: argparse.Namespace) -> None:
     compiling its training step ahead of time (extra: tpu or gpu). No accelerator is needed."""
     from bert_jax.planner.topology import prepare_environment
 
-    prepare_environment()  # before JAX is imported
+    prepare_environment()  # before JAX starts
     from bert_jax.planner.command import PlanOptions, plan
 
     options = {name: value for name, value in vars(arguments).items() if name not in ("command", "run", "config")}

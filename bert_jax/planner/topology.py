@@ -18,6 +18,7 @@ from bert_jax.io.errors import one_line
 from bert_jax.parallel.hardware import GPUS, TPUS, Chip
 from bert_jax.planner.cycles import even_grid
 from bert_jax.planner.gpu_devices import gpu_devices
+from bert_jax.process.accelerators import keep_to_cpu
 
 
 @dataclass(frozen=True)
@@ -165,8 +166,7 @@ def prepare_environment() -> None:
     # No device is used, so several plans can run simultaneously.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    if "jax" not in sys.modules:
-        os.environ["JAX_PLATFORMS"] = "cpu"
+    keep_to_cpu()
 
 
 def tpu_devices(topology: Topology) -> list[Any]:

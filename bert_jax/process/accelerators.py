@@ -17,11 +17,16 @@ def keep_to_cpu_without_accelerator() -> None:
     environment variable indicates an accelerator.
     """
     is_chosen = any(name in os.environ for name in ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_WORKER_HOSTNAMES"))
-    if is_chosen or importlib.util.find_spec("libtpu") is None:
+    jax = sys.modules.get("jax")
+    if is_chosen or importlib.util.find_spec("libtpu") is None or (jax and jax.config.jax_platforms):
         return
     if not any(any(Path("/").glob(pattern)) for pattern in DEVICE_FILES):
-        jax = sys.modules.get("jax")
-        if jax is None:
-            os.environ["JAX_PLATFORMS"] = "cpu"
-        elif not jax.config.jax_platforms:  # JAX reads the variable only when it is imported
-            jax.config.update("jax_platforms", "cpu")
+        keep_to_cpu()
+
+
+def keep_to_cpu() -> None:
+    """Restrict JAX to the CPU. Must be called before JAX starts its backends; afterwards it has no effect."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    jax = sys.modules.get("jax")
+    if jax is not None:  # it reads the variable only when it is imported
+        jax.config.update("jax_platforms", "cpu")

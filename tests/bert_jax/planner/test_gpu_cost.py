@@ -1,6 +1,9 @@
 """Least time of compiled GPU programs: bytes and operations counted from the text, collectives over the links."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -116,3 +119,14 @@ def test_a_step_is_compiled_for_boards_that_are_not_here():
     assert plan.method == "compiled" and plan.fits and plan.moved_bytes > 1e8
     assert "gpu.triton" in " ".join(plan.unestimated)
     assert any(line.startswith("A lower bound") for line in plan_lines(plan, ""))
+
+
+def test_a_plan_keeps_jax_to_the_cpu_even_after_its_import():
+    """JAX gives its CUDA compiler up when it looks for a GPU first and finds none."""
+    program = (
+        "import jax\nfrom bert_jax.planner.topology import prepare_environment\nprepare_environment()\n"
+        "import os\nprint(jax.config.jax_platforms, os.environ['JAX_PLATFORMS'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert (done.stdout, done.stderr) == ("cpu cpu\n", "")
