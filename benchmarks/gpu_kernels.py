@@ -114,6 +114,7 @@ def compile_case(board: str, case: dict[str, Any]) -> None:
 
     from bert_jax.model.kernels import gpu_attention, gpu_norm
     from bert_jax.model.kernels.add_norm import add_norm
+    from bert_jax.model.kernels.tiles import Form
     from bert_jax.planner.topology import parse_topology, topology_devices
 
     mesh = Mesh(np.array(topology_devices(parse_topology(f"{board}:1"))), ("data",))
@@ -136,7 +137,7 @@ def compile_case(board: str, case: dict[str, Any]) -> None:
     else:
         length, form = (
             case["length"],
-            gpu_attention.Form(
+            Form(
                 case["size"], rate, case.get("window", 0), capability=float(mesh.devices.flat[0].compute_capability)
             ),
         )

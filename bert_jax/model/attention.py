@@ -15,9 +15,10 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.dropout import DropoutKey, dropout_of_probabilities
-from bert_jax.model.kernels import attention_kernel, gpu_attention
+from bert_jax.model.kernels import gpu_attention, tpu_attention
 from bert_jax.model.kernels.common import (
     capability_of,
+    fast_memory_of,
     kernels_for,
     platform_of,
     shard_mapped,
@@ -25,6 +26,7 @@ from bert_jax.model.kernels.common import (
     use_kernel,
 )
 from bert_jax.model.kernels.ranges import visible_keys
+from bert_jax.model.kernels.tiles import Form
 from bert_jax.model.positions import RelativeScores
 from bert_jax.parallel.axes import Axes
 
@@ -194,11 +196,11 @@ def kernel_attention(
     sequence_ids_BxS: jax.Array,
     *,
     kernel: str,
-    form: gpu_attention.Form,
+    form: Form,
     dropout_key: DropoutKey | None,
     mesh: Mesh | None,
 ) -> jax.Array:
-    """Compute :func:`dot_product_attention` with ``kernel``: tpu (``bert_jax.model.kernels.attention_kernel``) or
+    """Compute :func:`dot_product_attention` with ``kernel``: tpu (``bert_jax.model.kernels.tpu_attention``) or
     gpu (``bert_jax.model.kernels.gpu_attention``).
 
     ``heads`` are query, key and value, each [B, S, H], or, for the kernel gpu, one array [B, S, 3, H].
@@ -221,13 +223,13 @@ def kernel_attention(
         if kernel == "gpu":
             own, others = operands[: len(heads)], operands[len(heads) :]
             return gpu_attention.attend(own, *others, first_head, form, interpret)
-        return attention_kernel.attend(*operands, first_head, form.head_size, form.dropout_rate, interpret)
+        return tpu_attention.attend(*operands, first_head, form, interpret)
 
     cut: Axes = ("act_batch", "act_length", "act_heads")
     by_row: Axes = ("act_batch", None, "act_length")
     of_tokens = [(jnp.stack(tokens, 1), by_row)]
     if kernel == "tpu":
-        of_tokens = [(jnp.stack(tokens[:3], -1), (*cut[:2], None)), (jnp.stack(tokens[::3], 1), by_row)]
+        of_tokens = [(jnp.stack(tokens[:3], 1), by_row), (jnp.stack(tokens[::3], -1), (*cut[:2], None))]
     operands, axes = zip(*of_tokens, strict=True)
     of_heads: list[Axes] = [(*cut[:2], *(None,) * (x.ndim - 3), cut[2]) for x in heads]
     run = shard_mapped(attend, mesh, (*of_heads, (None, "act_heads"), *axes), cut)
@@ -239,5 +241,8 @@ def attention_kernel_of(choice: str, mesh: Mesh | None, model: ModelConfig, leng
     Raises ``ValueError`` for ``pallas`` if it cannot run."""
     parts = mesh.shape["tensor"] if mesh is not None else 1
     name = kernels_for(mesh)
-    kernel = gpu_attention if name == "gpu" else attention_kernel
-    return name if use_kernel(choice, "attention", mesh, kernel.unsupported(model, length, parts)) else ""
+    if name == "gpu":
+        reason = gpu_attention.unsupported(model, length, parts)
+    else:
+        reason = tpu_attention.unsupported(model, length, parts, fast_memory_of(mesh))
+    return name if use_kernel(choice, "attention", mesh, reason) else ""

@@ -27,8 +27,8 @@ from bert_jax.model.attention import (
 from bert_jax.model.dense import Dense, add_bias, matmul_f32_grad
 from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key, whole_key
 from bert_jax.model.kernels.add_norm import kernel_add_norm, norm_kernels_of
-from bert_jax.model.kernels.gpu_attention_bodies import Form
 from bert_jax.model.kernels.ranges import visible_keys
+from bert_jax.model.kernels.tiles import Form
 from bert_jax.model.positions import (
     RelativeScores,
     distance_rows,

@@ -3,7 +3,8 @@
 All values are per chip (TPU) or per board (GPU). Sources for peak, memory, memory bandwidth and hosts: the public
 data sheets of the vendors (Cloud TPU's page for each generation; NVIDIA's data sheet for each board). ``clock_ghz``
 of a TPU is its bf16 peak divided by the operations of its matrix units per cycle (v5e: 4 units of 128 x 128); it
-equals the published clock where Google publishes one. ``program_memory_gib`` is the memory that libtpu 0.0.42
+equals the published clock where Google publishes one. ``fast_memory_mib`` is that of
+``jax.experimental.pallas.tpu.get_tpu_info``. ``program_memory_gib`` is the memory that libtpu 0.0.42
 leaves to a program, according to its out-of-memory message. TPU links: 90% of the figure in the data sheet per link
 and direction, which "How to Scale Your Model" (jax-ml.github.io/scaling-book) reports as achievable; v2 and v3:
 from "A Domain Specific Supercomputer for Training Deep Neural Networks" (2020). ``jax.devices()[0].device_kind``
@@ -36,6 +37,8 @@ class Chip:
     program_memory_gib: float = 0.0
     # Number of JAX devices of one chip.
     devices_per_chip: int = 1
+    # MiB of vector memory of one core, which Pallas calls VMEM (TPU).
+    fast_memory_mib: int = 16
     # Network bandwidth from a board to other hosts, GB/s (GPU).
     network_gb_per_s: float = 0.0
     # 32-bit integer operations, 10^12 per second (GPU; for random bits).
@@ -76,10 +79,10 @@ TPUS: dict[str, Chip] = {
         Chip("TPU v2", 46, 16, 700, 62, 2, 0.7, 7.48, devices_per_chip=2),
         Chip("TPU v3", 123, 32, 900, 82, 2, 0.94, 15.48, devices_per_chip=2),
         Chip("TPU v4", 275, 32, 1228, 45, 3, 1.05, 30.75),
-        Chip("TPU v5e", 197, 16, 819, 45, 2, 1.5, 15.75),
-        Chip("TPU v5p", 459, 95, 2765, 90, 3, 1.75, 95.74),
-        Chip("TPU v6e", 918, 32, 1640, 90, 2, 1.75, 31.25),
-        Chip("TPU7x", 2307, 192, 7380, 90, 3, 2.2, 94.75, devices_per_chip=2),
+        Chip("TPU v5e", 197, 16, 819, 45, 2, 1.5, 15.75, fast_memory_mib=128),
+        Chip("TPU v5p", 459, 95, 2765, 90, 3, 1.75, 95.74, fast_memory_mib=64),
+        Chip("TPU v6e", 918, 32, 1640, 90, 2, 1.75, 31.25, fast_memory_mib=128),
+        Chip("TPU7x", 2307, 192, 7380, 90, 3, 2.2, 94.75, 2, fast_memory_mib=64),
     )
 }
 TPUS |= {"TPU v5 lite": TPUS["TPU v5e"], "TPU v5": TPUS["TPU v5p"], "TPU v6 lite": TPUS["TPU v6e"]}

@@ -20,7 +20,7 @@ from bert_jax.config import ExecutionConfig, PretrainConfig
 from bert_jax.model import BertForPretraining
 from bert_jax.model.canonical import canonical_shapes
 from bert_jax.model.flops import training_flops
-from bert_jax.model.kernels import attention_kernel, gpu_attention
+from bert_jax.model.kernels import gpu_attention, tpu_attention
 from bert_jax.planner.cycles import PARTS, collective_seconds
 from bert_jax.planner.topology import Topology
 
@@ -52,7 +52,7 @@ def step_temporary_bytes(config: PretrainConfig, topology: Topology, mesh_shape:
 
 def _keeps_scores(config: PretrainConfig, topology: Topology, mesh_shape: Mapping[str, int]) -> bool:
     """Return True if attention probabilities are stored; the kernels do not store them."""
-    kernel = attention_kernel if topology.is_tpu else gpu_attention
+    kernel = tpu_attention if topology.is_tpu else gpu_attention
     can = not kernel.unsupported(config.model, config.data.seq_length, mesh_shape["tensor"])
     return config.execution.attention == "xla" or not can
 

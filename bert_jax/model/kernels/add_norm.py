@@ -10,13 +10,13 @@ from jax.sharding import Mesh
 
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.model.dropout import DropoutKey
-from bert_jax.model.kernels import gpu_norm, norm_kernel
+from bert_jax.model.kernels import gpu_norm, tpu_norm
 from bert_jax.model.kernels.common import kernels_for, platform_of, shard_mapped, token_key, use_kernel
 from bert_jax.parallel.axes import Axes
 
 
 class Kernels(Protocol):
-    """Functions of ``norm_kernel`` and ``gpu_norm``. ``vectors``, ``tokens`` and the rest: see :func:`add_norm`."""
+    """Functions of ``tpu_norm`` and ``gpu_norm``. ``vectors``, ``tokens`` and the rest: see :func:`add_norm`."""
 
     def forward(self, arrays: Any, vectors: Any, tokens: Any, epsilon: float, rate: float, interpret: bool) -> Any:
         """Return the normalized sums of ``arrays``, the product and the residual."""
@@ -31,7 +31,7 @@ class Kernels(Protocol):
 def norm_kernels_of(choice: str, mesh: Mesh | None, model: ModelConfig, length: int) -> Kernels | None:
     """Return the kernels that ``choice``, the value of ``execution.residual_norm``, selects; None for none. Raises
     ``ValueError`` for ``pallas`` if they cannot run."""
-    kernels = gpu_norm if kernels_for(mesh) == "gpu" else norm_kernel
+    kernels = gpu_norm if kernels_for(mesh) == "gpu" else tpu_norm
     return kernels if use_kernel(choice, "residual_norm", mesh, kernels.unsupported(model, length)) else None
 
 

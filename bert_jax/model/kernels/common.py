@@ -14,6 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from bert_jax.config.switches import ANY, SIZES, Supported
 from bert_jax.model.dropout import DropoutKey, ShardKey, TokenKey, drop_threshold, whole_key
 from bert_jax.parallel.axes import RULES, Axes
+from bert_jax.parallel.hardware import TPUS, find_chip
 
 try:
     # The GPU kernels are lowered through Triton, which a later jax may do without (docs/design/gpu-performance.md).
@@ -56,6 +57,14 @@ def capability_of(mesh: Mesh | None) -> float:
     """Return the compute capability of the GPUs of ``mesh``; 9 for other devices, which interpret the kernels."""
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     return float(getattr(device, "compute_capability", 9.0)) if device.platform == "gpu" else 9.0
+
+
+def fast_memory_of(mesh: Mesh | None) -> int:
+    """Return the bytes of vector memory of the TPUs of ``mesh``; of other devices, which interpret the kernels, the
+    most that a TPU has."""
+    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    chip = find_chip(device.device_kind) if device.platform == "tpu" else TPUS["TPU v5e"]
+    return chip.fast_memory_mib * 2**20 if chip else 2**24
 
 
 def on_tpu(mesh: Mesh | None) -> bool:

@@ -21,7 +21,6 @@ from bert_jax.config.switches import ANY, Supported, unsupported_fields
 from bert_jax.model.kernels.common import BESIDE_ATTENTION, stated_cost, triton
 from bert_jax.model.kernels.gpu_attention_bodies import (
     Blocks,
-    Form,
     block_sizes,
     for_keys_in_one_kernel,
     for_keys_kernel,
@@ -31,6 +30,7 @@ from bert_jax.model.kernels.gpu_attention_bodies import (
     holds_row,
 )
 from bert_jax.model.kernels.ranges import Ranges
+from bert_jax.model.kernels.tiles import Form
 
 # Head sizes for which the kernels have block sizes, and the least block of tokens that a matrix unit multiplies.
 _HEAD_SIZES = (16, 32, 64, 128)

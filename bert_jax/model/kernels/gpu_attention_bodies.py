@@ -16,24 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from bert_jax.model.dropout import drop_threshold, probability_words
-
-_MASKED_SCORE = -1e9
-_LOG2_E = math.log2(math.e)
-# Instead of 0, for queries of a block that see no key.
-_LEAST_SUM = 1e-30
-
-
-@dataclass(frozen=True)
-class Form:
-    """Static properties of the attention: size of a head, dropout rate, and which keys a query of the same sequence
-    sees: those at most ``window`` tokens away (0: no limit), with ``causal`` no later ones. ``capability``: compute
-    capability of the GPU."""
-
-    head_size: int
-    dropout_rate: float = 0.0
-    window: int = 0
-    causal: bool = False
-    capability: float = 9.0
+from bert_jax.model.kernels.tiles import LOG2_E, MASKED_SCORE, Form, biased, dot, seeing
 
 
 @dataclass(frozen=True)
@@ -111,21 +94,9 @@ class _Tile:
         return bits >= drop_threshold(self.form.dropout_rate)
 
 
-def _scale_of(form: Form) -> float:
-    """Return the factor of kept probabilities."""
-    return 65536 / (65536 - drop_threshold(form.dropout_rate)) if form.dropout_rate else 1.0
-
-
-def _dot(left: jax.Array, right: jax.Array, left_dim: int = 1, right_dim: int = 0) -> jax.Array:
-    """Return the float32 product of two matrices, summed over one dimension of each."""
-    dims = (((left_dim,), (right_dim,)), ((), ()))
-    return jax.lax.dot_general(left, right, dims, preferred_element_type=jnp.float32)
-
-
 def _biased(ref: Any, tokens: Any, biases: Any, index: int) -> jax.Array:
     """Return the tokens of query, key or value (``index`` 0 to 2) with the bias."""
-    x = ref[tokens, :]
-    return (x.astype(jnp.float32) + biases[index, :][None, :]).astype(x.dtype)
+    return biased(ref[tokens, :], biases[index, :][None, :])
 
 
 def _query(ref: Any, tokens: Any, biases: Any, form: Form) -> jax.Array:
@@ -145,22 +116,22 @@ def forward_kernel(
         most, total, context = carry
         at = j * blocks.keys
         keys, values = (_biased(ref, pl.ds(at, blocks.keys), biases, i) for i, ref in ((1, key), (2, value)))
-        scores = jnp.where(tile.visible(begin, at), _dot(queries, keys, 1, 1) * _LOG2_E, _MASKED_SCORE)
+        scores = jnp.where(tile.visible(begin, at), dot(queries, keys, 1, 1) * LOG2_E, MASKED_SCORE)
         highest = jnp.maximum(most, jnp.max(scores, axis=1))
         shrink = jnp.exp2(most - highest)
         probabilities = jnp.exp2(scores - highest[:, None])
         total = total * shrink + jnp.sum(probabilities, axis=1)
         if form.dropout_rate:
             probabilities = jnp.where(tile.kept(begin, at), probabilities, 0.0)
-        context = context * shrink[:, None] + _dot(probabilities.astype(values.dtype), values)
+        context = context * shrink[:, None] + dot(probabilities.astype(values.dtype), values)
         return highest, total, context
 
     rows = (blocks.queries,)
-    start = (jnp.full(rows, _MASKED_SCORE), jnp.zeros(rows), jnp.zeros((*rows, form.head_size)))
+    start = (jnp.full(rows, MASKED_SCORE), jnp.zeros(rows), jnp.zeros((*rows, form.head_size)))
     most, total, context = jax.lax.fori_loop(bounds[0], bounds[1], step, start)
-    total = jnp.maximum(total, _LEAST_SUM)
-    out[:, :] = (context * (_scale_of(form) / total)[:, None]).astype(out.dtype)
-    log_sums[pl.ds(begin, blocks.queries)] = most + jnp.log2(total)
+    inverse, log_sum = seeing(most, total, jnp.log2)
+    out[:, :] = (context * (form.scale_of_kept * inverse)[:, None]).astype(out.dtype)
+    log_sums[pl.ds(begin, blocks.queries)] = log_sum
 
 
 def for_rows_kernel(
@@ -186,10 +157,10 @@ def for_rows_kernel(
         part = pl.ds(at, blocks.keys)
         keys, values = (_biased(ref, part, biases, i) for i, ref in ((1, key), (2, value)))
         for_scores, dropped = _for_scores(tile, (0, at), (queries, incoming, log_sum, delta), keys, values)
-        for_keys, for_values = _dot(for_scores, queries, 0, 0), _dot(dropped, incoming, 0, 0)
+        for_keys, for_values = dot(for_scores, queries, 0, 0), dot(dropped, incoming, 0, 0)
         write(1, part, for_keys)
         write(2, part, for_values)
-        for_queries += _dot(for_scores, keys)
+        for_queries += dot(for_scores, keys)
         return for_queries, total_keys + jnp.sum(for_keys, axis=0), total_values + jnp.sum(for_values, axis=0)
 
     # Every block of keys needs a gradient. The compiler does not know this end, so it does not unroll the loop.
@@ -211,13 +182,13 @@ def _for_scores(
     queries, incoming, log_sum, delta = of_queries
 
     def product(of_queries: jax.Array, of_keys: jax.Array) -> jax.Array:
-        return _dot(of_queries, of_keys, 1, 1) if tile.axis == 0 else _dot(of_keys, of_queries, 1, 1)
+        return dot(of_queries, of_keys, 1, 1) if tile.axis == 0 else dot(of_keys, of_queries, 1, 1)
 
-    scores = jnp.where(tile.visible(*place), product(queries, keys) * _LOG2_E, _MASKED_SCORE)
+    scores = jnp.where(tile.visible(*place), product(queries, keys) * LOG2_E, MASKED_SCORE)
     probabilities = jnp.exp2(scores - tile.spread(log_sum, tile.axis))
     for_probabilities, dropped = product(incoming, values), probabilities
     if tile.form.dropout_rate:
-        kept, scale = tile.kept(*place), _scale_of(tile.form)
+        kept, scale = tile.kept(*place), tile.form.scale_of_kept
         for_probabilities = jnp.where(kept, for_probabilities * scale, 0.0)
         dropped = jnp.where(kept, probabilities * scale, 0.0)
     for_scores = probabilities * (for_probabilities - tile.spread(delta, tile.axis))
@@ -239,7 +210,7 @@ def for_queries_kernel(
         at = j * blocks.keys
         keys, values = (_biased(ref, pl.ds(at, blocks.keys), biases, i) for i, ref in ((1, key), (2, value)))
         for_scores, _ = _for_scores(tile, (begin, at), (queries, incoming, log_sum, delta), keys, values)
-        return total + _dot(for_scores, keys)
+        return total + dot(for_scores, keys)
 
     start = jnp.zeros((blocks.queries, form.head_size))
     total = jax.lax.fori_loop(bounds[0], bounds[1], step, start) * form.head_size**-0.5
@@ -280,8 +251,8 @@ def _for_keys(
         queries, incoming = _query(query, part, biases, form), gradient[part, :]
         of_queries = (queries, incoming, log_sums[part], deltas[part])
         for_scores, dropped = _for_scores(tile, (at, begin), of_queries, keys, values)
-        for_values += _dot(dropped, incoming)
-        for_keys += _dot(for_scores, queries)
+        for_values += dot(dropped, incoming)
+        for_keys += dot(for_scores, queries)
         return for_keys, for_values
 
     zeros = jnp.zeros((blocks.keys, form.head_size))

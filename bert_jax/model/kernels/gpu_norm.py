@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.model.dropout import mix
-from bert_jax.model.kernels import norm_kernel
+from bert_jax.model.kernels import tpu_norm
 from bert_jax.model.kernels.common import scale_or_drop, stated_cost, triton
 
 # Tokens that a program holds at a time, and most tokens of which a program of the backward pass sums the gradients.
@@ -32,7 +32,7 @@ def unsupported(model: ModelConfig, length: int) -> str:
     can."""
     if triton is None:
         return "this version of jax has no Triton kernels"
-    return norm_kernel.unsupported(model, length)
+    return tpu_norm.unsupported(model, length)
 
 
 def forward(

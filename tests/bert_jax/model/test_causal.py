@@ -1,7 +1,5 @@
 """Causal attention: what a query sees, and who refuses it."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,6 @@ import pytest
 from support import random_batch, tiny_config
 
 from bert_jax.model import BertForPretraining
-from bert_jax.model.kernels import attention_kernel
 from bert_jax.model.kernels.ranges import visible_keys
 from bert_jax.training.state import initial_params
 
@@ -43,8 +40,3 @@ def test_packed_sequences_see_themselves_up_to_the_query():
     ids = jnp.array([[1, 1, 2, 2, 2, 0]])
     visible = np.asarray(visible_keys(ids, causal=True))[0, 0]
     assert [np.flatnonzero(row).tolist() for row in visible] == [[0], [0, 1], [2], [2, 3], [2, 3, 4], [0, 1]]
-
-
-def test_the_kernel_refuses_it_by_name():
-    model = dataclasses.replace(tiny_config().model, attention="causal")
-    assert "model.attention" in str(attention_kernel.unsupported(model, 128))

@@ -1,0 +1,275 @@
+"""Bodies of the TPU kernels of attention, and their tiles.
+
+Operands, in this order: index of the first head [1], bounds of the tiles of keys of each tile of queries [2 *
+tiles], biases of query, key and value [3, 128], of each query its sequence id and two words of dropout bits [rows,
+3, S], of each key its sequence id and position [rows, S, 2] (words and positions only with dropout), query, key and
+value [rows, S, 128] and those that the kernels name.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from bert_jax.model.dropout import drop_threshold, probability_words
+from bert_jax.model.kernels.common import LANES, iota
+from bert_jax.model.kernels.tiles import MASKED_SCORE, Form, biased, dot, seeing
+
+# Most keys of the only tile of a row; queries and keys of a tile, where they divide the row.
+_ROW_KEYS = 512
+_TILE = 256
+# Queries of a tile in a window: fewer see fewer keys that most of them mask.
+_WINDOW_QUERIES = 128
+# Keys of a window begin at a multiple of the rows of a bfloat16 register.
+_SUBLANES = 16
+
+
+class Tiles:
+    """Tiles of scores of a row of ``length`` tokens: ``queries`` and ``keys`` of a tile. A query sees the keys of
+    one tile, which has a part of the row (``is_window``) or all keys (``is_row``), or of tiles that follow each
+    other (``is_loop``)."""
+
+    def __init__(self, length: int, form: Form) -> None:
+        self.length, self.reach = length, -(-form.window // _SUBLANES) * _SUBLANES
+        self.is_window = form.window > 0 and _WINDOW_QUERIES + 2 * self.reach < length
+        self.is_loop = not self.is_window and length > _ROW_KEYS
+        self.is_row = not (self.is_window or self.is_loop)
+        self.queries = _WINDOW_QUERIES if self.is_window else math.gcd(length, _TILE)
+        self.keys = length
+        if self.is_window:
+            self.keys = self.queries + 2 * self.reach
+        elif self.is_loop:
+            self.keys = self.queries
+
+    def first_key(self, query: Any) -> Any:
+        """Return the first key of the tile of the queries from ``query`` on, if it is the only one."""
+        if not self.is_window:
+            return 0
+        return pl.multiple_of(jnp.clip(query - self.reach, 0, self.length - self.keys), _SUBLANES)
+
+    def for_queries(self, body: Any) -> None:
+        """Call ``body`` with the first query of each tile."""
+        tiles = self.length // self.queries
+        if tiles == 1:
+            body(0)
+        else:
+
+            def step(i: Any, _: Any) -> None:
+                body(pl.multiple_of(i * self.queries, self.queries))
+
+            jax.lax.fori_loop(0, tiles, step, None)
+
+
+class _Row:
+    """Operands of row ``r`` of a block, and the tiles of its scores, [keys, queries]. ``place``: the index of the
+    first head of the block, and of the first tile of its first row."""
+
+    def __init__(
+        self, r: Any, place: tuple[Any, Any], bounds: Any, query_tokens: Any, key_tokens: Any, form: Form
+    ) -> None:
+        self.r, self.form, self.query_tokens, self.key_tokens = r, form, query_tokens, key_tokens
+        self.tiles, self.bounds = Tiles(query_tokens.shape[2], form), bounds
+        self.heads, self.first_head = LANES // form.head_size, place[0]
+        self.first_tile = place[1] + r * (self.tiles.length // self.tiles.queries)
+
+    def part(self, query: Any) -> Any:
+        return pl.ds(query, self.tiles.queries)
+
+    def visit(self, query: Any, step: Any, start: Any) -> tuple[Any, ...]:
+        """Call ``step(first key, carry)`` for each tile of keys that the queries from ``query`` on see, and return
+        the last carry, which has a value per head and begins as ``start``."""
+        tiles, carry = self.tiles, (start,) * self.heads
+        if not tiles.is_loop:
+            return step(tiles.first_key(query), carry)
+        tile = 2 * (self.first_tile + query // tiles.queries)
+        span = self.bounds[tile], self.bounds[tile + 1]
+        return jax.lax.fori_loop(*span, lambda j, c: step(pl.multiple_of(j * tiles.keys, tiles.keys), c), carry)
+
+    def visible(self, query: Any, key: Any) -> jax.Array:
+        """Return which keys the queries see; both are the first tokens of their tile."""
+        tiles, form = self.tiles, self.form
+        of_keys = self.key_tokens[self.r, pl.ds(key, tiles.keys), 0:1]
+        visible = of_keys == jnp.maximum(self.query_tokens[self.r, 0:1, self.part(query)], 1)
+        if form.window or form.causal:
+            sizes = (tiles.keys, tiles.queries)
+            ahead = iota(sizes, 0) - iota(sizes, 1) + (key - query)
+            if form.window:
+                visible &= jnp.abs(ahead) <= form.window
+            if form.causal:
+                visible &= ahead <= 0
+        return visible
+
+    def kept(self, query: Any, key: Any) -> list[jax.Array]:
+        """Return which probabilities of each head dropout keeps."""
+        part, words, found = self.part(query), jnp.zeros(()), []
+        for head in range(self.heads):
+            number = self.first_head + head
+            if head % 2 == 0:  # the word of a pair of heads is computed once
+                first, second = (self.query_tokens[self.r, i : i + 1, part] for i in (1, 2))
+                positions = self.key_tokens[self.r, pl.ds(key, self.tiles.keys), 1:2]
+                words = probability_words(first, second, positions, number // 2)
+            shift = jnp.full(words.shape, 16 * (number % 2 if self.heads == 1 else head % 2), jnp.int32)
+            bits = jax.lax.shift_right_logical(words, shift) & 0xFFFF
+            found.append(bits >= drop_threshold(self.form.dropout_rate))
+        return found
+
+
+def _place(first: Any, query: Any, form: Form) -> tuple[Any, Any]:
+    """Return the index of the first head of the program, and of the first tile of its first row."""
+    rows, length, _ = query.shape
+    first_row = pl.program_id(0) * rows
+    first_head = first[0] + pl.program_id(1) * (LANES // form.head_size)
+    return first_head, first_row * (length // Tiles(length, form).queries)
+
+
+def _query(query: jax.Array, biases: Any, form: Form) -> jax.Array:
+    return biased(query, biases[0:1]) * jnp.asarray(form.head_size**-0.5, query.dtype)
+
+
+def _head(block: jax.Array, head: int, form: Form) -> jax.Array:
+    """Return ``block`` [tokens, 128 lanes] with zeros in the lanes of all heads except ``head``."""
+    lane = iota(block.shape, 1) // form.head_size
+    return jnp.where(lane == head, block, jnp.zeros((), block.dtype)) if form.head_size < LANES else block
+
+
+def _rows_of(head: int, form: Form) -> slice:
+    """Return the rows of ``head`` in a transposed block."""
+    return slice(head * form.head_size, (head + 1) * form.head_size)
+
+
+def forward_kernel(
+    first: Any, bounds: Any, biases: Any, query_tokens: Any, key_tokens: Any, query: Any, key: Any, value: Any,
+    out: Any, log_sums: Any, *, form: Form,
+) -> None:  # fmt: skip
+    place = _place(first, query, form)
+
+    def row(r: Any, _: Any) -> None:
+        operands = _Row(r, place, bounds, query_tokens, key_tokens, form)
+        _forward_row(operands, biases, (query, key, value), out, log_sums)
+
+    jax.lax.fori_loop(0, query.shape[0], row, None)
+
+
+def _forward_row(operands: _Row, biases: Any, heads: tuple[Any, ...], out: Any, log_sums: Any) -> None:
+    query, key, value = heads
+    r, form, tiles = operands.r, operands.form, operands.tiles
+
+    def of_keys(span: Any) -> tuple[jax.Array, jax.Array]:
+        return biased(key[r, span], biases[1:2]), biased(value[r, span], biases[2:3]).T
+
+    once = of_keys(slice(None)) if tiles.is_row else None
+
+    def tile(begin: Any) -> None:
+        part = operands.part(begin)
+        queries = _query(query[r, part], biases, form)
+
+        def step(at: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            keys, values = once or of_keys(pl.ds(at, tiles.keys))
+            visible = operands.visible(begin, at)
+            kept = operands.kept(begin, at) if form.dropout_rate else []
+            after = []
+            for head, (most, total, context) in enumerate(carry):
+                scores = dot(keys, _head(queries, head, form), 1, 1)
+                scores = jnp.where(visible, scores, MASKED_SCORE)
+                highest = jnp.max(scores, axis=0, keepdims=True)
+                if tiles.is_loop:
+                    highest = jnp.maximum(most, highest)
+                probabilities = jnp.exp(scores - highest)
+                sums = jnp.sum(probabilities, axis=0, keepdims=True)
+                if form.dropout_rate:
+                    probabilities = jnp.where(kept[head], probabilities, 0.0)
+                product = dot(values[_rows_of(head, form)], probabilities.astype(values.dtype))
+                if tiles.is_loop:
+                    shrink = jnp.exp(most - highest)
+                    sums, product = total * shrink + sums, context * shrink + product
+                after.append((highest, sums, product))
+            return tuple(after)
+
+        line = jnp.full((1, tiles.queries), MASKED_SCORE)
+        start = (line, jnp.zeros_like(line), jnp.zeros((form.head_size, tiles.queries)))
+        found = operands.visit(begin, step, start)
+        contexts = []
+        for head, (most, total, context) in enumerate(found):
+            inverse, log_sums[r, head : head + 1, part] = seeing(most, total, jnp.log)
+            contexts.append(context * (form.scale_of_kept * inverse))
+        out[r, part] = jnp.concatenate(contexts, 0).T.astype(out.dtype)
+
+    tiles.for_queries(tile)
+
+
+def backward_kernel(
+    first: Any, bounds: Any, biases: Any, query_tokens: Any, key_tokens: Any, query: Any, key: Any, value: Any,
+    out: Any, gradient: Any, log_sums: Any, query_gradient: Any, key_gradient: Any, value_gradient: Any, sums: Any,
+    total_keys: Any, total_values: Any, *, form: Form,
+) -> None:  # fmt: skip
+    place = _place(first, query, form)
+    sums[...] = jnp.zeros(sums.shape, jnp.float32)
+    inputs = query, key, value, out, gradient, log_sums
+    outputs = query_gradient, key_gradient, value_gradient, sums, total_keys, total_values
+
+    def row(r: Any, _: Any) -> None:
+        of_row = _Row(r, place, bounds, query_tokens, key_tokens, form)
+        _backward_row(of_row, biases, inputs, outputs)
+
+    jax.lax.fori_loop(0, query.shape[0], row, None)
+
+
+def _backward_row(operands: _Row, biases: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    query, key, value, out, gradient, log_sums = inputs
+    query_gradient, key_gradient, value_gradient, sums, total_keys, total_values = outputs
+    r, form, tiles, dtype = operands.r, operands.form, operands.tiles, query.dtype
+
+    def add(index: int, values: jax.Array) -> None:
+        # Eight partial sums of each, so that whole registers are added without sums over their rows.
+        sums[0, 8 * index : 8 * index + 8] += jnp.sum(values.reshape(-1, 8, LANES), axis=0)
+
+    is_whole = tiles.keys == tiles.queries == tiles.length
+
+    def of_keys(span: Any) -> tuple[jax.Array, ...]:
+        keys = biased(key[r, span], biases[1:2])
+        return keys, biased(value[r, span], biases[2:3]), keys.T
+
+    once = of_keys(slice(None)) if tiles.is_row else None
+    if not is_whole:
+        total_keys[...] = total_values[...] = jnp.zeros(total_keys.shape, jnp.float32)
+
+    def tile(begin: Any) -> None:
+        part = operands.part(begin)
+        queries, incoming = _query(query[r, part], biases, form), gradient[r, part]
+        products = (out[r, part].astype(jnp.float32) * incoming.astype(jnp.float32)).T
+        deltas = [jnp.sum(products[_rows_of(i, form)], 0, keepdims=True) for i in range(operands.heads)]
+
+        def step(at: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            span = pl.ds(at, tiles.keys)
+            keys, values, turned = once or of_keys(span)
+            visible = operands.visible(begin, at)
+            kept = operands.kept(begin, at) if form.dropout_rate else []
+            for_keys, for_values, after = 0.0, 0.0, []
+            for head, for_queries in enumerate(carry):
+                one_query, one_gradient = _head(queries, head, form), _head(incoming, head, form)
+                scores = jnp.where(visible, dot(keys, one_query, 1, 1), MASKED_SCORE)
+                probabilities = jnp.exp(scores - log_sums[r, head : head + 1, part])
+                for_probabilities, dropped = dot(values, one_gradient, 1, 1), probabilities
+                if kept:
+                    for_probabilities, dropped = (
+                        jnp.where(kept[head], x * form.scale_of_kept, 0.0) for x in (for_probabilities, dropped)
+                    )
+                for_values += dot(dropped.astype(dtype), one_gradient)
+                for_scores = (probabilities * (for_probabilities - deltas[head])).astype(dtype)
+                for_keys += dot(for_scores, one_query)
+                after.append(for_queries + dot(turned[_rows_of(head, form)], for_scores))
+            for total, more in ((total_keys, for_keys), (total_values, for_values)):
+                total[span] = more if is_whole else total[span] + more
+            return tuple(after)
+
+        found = operands.visit(begin, step, jnp.zeros((form.head_size, tiles.queries)))
+        for_queries = jnp.concatenate(found, 0).T * form.head_size**-0.5
+        add(0, for_queries)
+        query_gradient[r, part] = for_queries.astype(dtype)
+
+    tiles.for_queries(tile)
+    for index, total, result in ((1, total_keys, key_gradient), (2, total_values, value_gradient)):
+        add(index, total[...])
+        result[r] = total[...].astype(dtype)
