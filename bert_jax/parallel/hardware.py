@@ -3,13 +3,13 @@
 All values are per chip (TPU) or per board (GPU). Sources for peak, memory, memory bandwidth and hosts: the public
 data sheets of the vendors (Cloud TPU's page for each generation; NVIDIA's data sheet for each board). ``clock_ghz``
 of a TPU is its bf16 peak divided by the operations of its matrix units per cycle (v5e: 4 units of 128 x 128); it
-equals the published clock where Google publishes one. ``fast_memory_mib`` is that of
-``jax.experimental.pallas.tpu.get_tpu_info``. ``program_memory_gib`` is the memory that libtpu 0.0.42
-leaves to a program, according to its out-of-memory message. TPU links: 90% of the figure in the data sheet per link
-and direction, which "How to Scale Your Model" (jax-ml.github.io/scaling-book) reports as achievable; v2 and v3:
-from "A Domain Specific Supercomputer for Training Deep Neural Networks" (2020). ``jax.devices()[0].device_kind``
-names the hardware. Each chip of TPU v2, v3 and TPU7x appears as two JAX devices, each with half of the speed and
-memory of the chip.
+equals the published clock where Google publishes one. ``vector_width``: 1,024 lanes, 4 operations per cycle (v2,
+v3: 2; Jouppi et al. 2020). ``fast_memory_mib`` is that of ``jax.experimental.pallas.tpu.get_tpu_info``.
+``program_memory_gib`` is the memory that libtpu 0.0.42 leaves to a program, according to its out-of-memory message.
+TPU links: 90% of the figure in the data sheet per link and direction, which "How to Scale Your Model" (jax-
+ml.github.io/scaling-book) reports as achievable; v2 and v3: from "A Domain Specific Supercomputer for Training Deep
+Neural Networks" (2020). ``jax.devices()[0].device_kind`` names the hardware. Each chip of TPU v2, v3 and TPU7x
+appears as two JAX devices, each with half of the speed and memory of the chip.
 """
 
 import functools
@@ -37,6 +37,8 @@ class Chip:
     program_memory_gib: float = 0.0
     # Number of JAX devices of one chip.
     devices_per_chip: int = 1
+    # Elements on which the vector units of one core operate per cycle (TPU).
+    vector_width: int = 4096
     # MiB of vector memory of one core, which Pallas calls VMEM (TPU).
     fast_memory_mib: int = 16
     # Network bandwidth from a board to other hosts, GB/s (GPU).
@@ -50,6 +52,11 @@ class Chip:
     def device_peak_flops(self) -> float:
         """Peak bf16 FLOP/s of one JAX device."""
         return self.peak_tflops * 1e12 / self.devices_per_chip
+
+    @property
+    def vector_operations_per_second(self) -> float:
+        """Operations of the vector units of one JAX device (TPU), each on one 32-bit element."""
+        return self.vector_width * self.clock_ghz * 1e9
 
     @property
     def device_memory_bytes(self) -> int:
@@ -76,8 +83,8 @@ class Chip:
 TPUS: dict[str, Chip] = {
     chip.name: chip
     for chip in (
-        Chip("TPU v2", 46, 16, 700, 62, 2, 0.7, 7.48, devices_per_chip=2),
-        Chip("TPU v3", 123, 32, 900, 82, 2, 0.94, 15.48, devices_per_chip=2),
+        Chip("TPU v2", 46, 16, 700, 62, 2, 0.7, 7.48, 2, 2048),
+        Chip("TPU v3", 123, 32, 900, 82, 2, 0.94, 15.48, 2, 2048),
         Chip("TPU v4", 275, 32, 1228, 45, 3, 1.05, 30.75),
         Chip("TPU v5e", 197, 16, 819, 45, 2, 1.5, 15.75, fast_memory_mib=128),
         Chip("TPU v5p", 459, 95, 2765, 90, 3, 1.75, 95.74, fast_memory_mib=64),

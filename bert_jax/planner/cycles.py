@@ -1,5 +1,5 @@
 """Estimated time of a compiled step: on a TPU from the cycle estimates of the compiler, on a GPU the least time of
-each kernel (``bert_jax.planner.gpu_kernels``).
+each kernel (``bert_jax.planner.kernels``).
 
 The compiler for TPUs annotates nearly every instruction of the scheduled program with a cycle estimate.
 ``step_cost`` adds the estimates in the order of the schedule, counts those in a loop once per iteration, and models
@@ -10,7 +10,7 @@ the instructions without an estimate:
   copy and one collective at a time; the instruction at their end waits until they are done;
 * a collective that the compiler runs inside a chain of fusions advances only while these fusions run, so the two
   together take at least the longer of both times;
-* custom calls (Pallas kernels): the larger of operations / (half of the peak) and bytes / memory bandwidth;
+* Pallas kernels: the operations of their blocks (``bert_jax.planner.kernels``);
 * all other instructions (such as random bits): bytes / memory bandwidth.
 
 The estimate assumes that nothing else uses the chip and that the chip never waits for the host.
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from bert_jax.parallel.hardware import Chip
 from bert_jax.planner import hlo
-from bert_jax.planner.gpu_kernels import kernel_cost
+from bert_jax.planner.kernels import kernel_cost, pallas_seconds, stated_numbers
 
 PARTS = ("attention", "mlm_head", "dropout", "optimizer", "communication", "rest")
 # The first pattern that matches the scopes of an instruction determines its part.
@@ -48,7 +48,6 @@ _FREE_TARGETS = {
 }  # fmt: skip
 # Minimum time of a message over one link.
 _HOP_SECONDS = 1e-6
-_CUSTOM_CALL_SHARE_OF_PEAK = 0.5
 
 
 @dataclass(frozen=True)
@@ -246,16 +245,14 @@ class _Model:
             return self._gpu_kernel(line, timeline)
         what = f"{line.opcode} {line.target}".strip()
         lines = self.module.computations[timeline.computation].instructions
-        operations = self.module.instruction_operations(line, timeline.computation)
-        moved = float(_touched_bytes(line, lines))
-        if estimate := _own_estimate(line):
-            operations, moved = estimate
+        if stated := stated_numbers(line):
+            operations, seconds = stated["flops"], pallas_seconds(stated, self.chip)
+        else:
+            operations = self.module.instruction_operations(line, timeline.computation)
+            moved = _touched_bytes(line, lines)
+            seconds = max(operations / self.chip.device_peak_flops, moved / self.chip.device_memory_bandwidth)
         self.unestimated[what] += round(timeline.times)
         self.unestimated_operations[what] += operations * timeline.times
-        seconds = max(
-            operations / (_CUSTOM_CALL_SHARE_OF_PEAK * self.chip.device_peak_flops),
-            moved / self.chip.device_memory_bandwidth,
-        )
         self.unestimated_seconds += seconds * timeline.times
         return seconds
 
@@ -384,10 +381,3 @@ def _touched_bytes(line: hlo.Instruction, lines: Mapping[str, hlo.Instruction]) 
     if line.opcode in ("dynamic-slice", "slice", "gather"):
         return 2 * line.num_bytes
     return line.num_bytes + sum(lines[name].num_bytes for name in line.operands if name in lines)
-
-
-def _own_estimate(line: hlo.Instruction) -> tuple[float, float] | None:
-    """Return (operations, bytes) from the cost estimate of a custom call; None if the call has no estimate."""
-    stated = hlo.first_group(r'\\?"cost_estimate\\?":\s*\{([^}]*)\}', line.attributes)
-    numbers = {name: float(value) for name, value in re.findall(r'\\?"(\w+)\\?":\s*\\?"?([\d.e+]+)', stated)}
-    return (numbers.get("flops", 0.0), numbers.get("bytes_accessed", 0.0)) if stated else None

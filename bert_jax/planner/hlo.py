@@ -215,6 +215,8 @@ def _unknown(index: int) -> int:
 def parse(text: str) -> Module:
     """Parse the program in ``text``. Raises ``ValueError`` with the number of the first line that cannot be
     parsed."""
+    # The metadata of a kernel have one line per entry.
+    text = re.sub(r"kernel_metadata=\{[^}]*\}", lambda match: match[0].replace("\n", ""), text)
     computations: dict[str, Computation] = {}
     entry, current, in_table = "", None, False
     for number, line in enumerate(text.splitlines(), 1):

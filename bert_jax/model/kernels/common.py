@@ -122,10 +122,22 @@ def shard_mapped(
     )
 
 
-def stated_cost(operations: float, num_bytes: float) -> dict[str, str]:
-    """Return the metadata of a GPU kernel that ``bert_jax.planner`` reads from the compiled program, which has no
-    other trace of them: multiplications and additions in products of matrices, and bytes read and written."""
-    return {"flops": str(round(operations)), "bytes_accessed": str(round(num_bytes))}
+def stated_cost(
+    operations: float, num_bytes: float, vector_operations: float = 0.0, steps: float = 0.0, overlap: float = 0.0
+) -> dict[str, str]:
+    """Return the metadata of a kernel that ``bert_jax.planner`` reads from the compiled program, which has no other
+    trace of them.
+
+    Args:
+        operations: multiplications and additions of the matrix units, in lanes of zeros too.
+        num_bytes: bytes read from and written to the memory of the device.
+        vector_operations: operations of the vector units, one per element (TPU).
+        steps: tiles that follow each other, each of which waits once for the results of the units (TPU).
+        overlap: fraction of the shorter of both times during which matrix and vector units run together (TPU).
+    """
+    counts = (operations, num_bytes, vector_operations, steps, 100 * overlap)
+    names = ("flops", "bytes_accessed", "vector_operations", "steps", "overlap_percent")
+    return {name: str(round(count)) for name, count in zip(names, counts, strict=True)}
 
 
 def token_key(key: DropoutKey, rows: int, length: int) -> TokenKey:

@@ -24,10 +24,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.config.switches import ANY, Supported, unsupported_fields
-from bert_jax.model.kernels.common import BESIDE_ATTENTION, LANES
+from bert_jax.model.kernels.common import BESIDE_ATTENTION, LANES, stated_cost
 from bert_jax.model.kernels.ranges import Ranges
 from bert_jax.model.kernels.tiles import Form
-from bert_jax.model.kernels.tpu_attention_bodies import Tiles, backward_kernel, forward_kernel
+from bert_jax.model.kernels.tpu_attention_bodies import Tiles, Work, backward_kernel, forward_kernel
 
 # Most tokens of a row, and what the backward pass keeps of a token (float32) and of a tile in the fast memory.
 MAX_LENGTH = 8192
@@ -174,12 +174,21 @@ class _Call:
                 dimension_semantics=("parallel", "parallel"),
                 vmem_limit_bytes=_memory_of(length) if length > _BLOCK_TOKENS else None,
             ),
-            cost_estimate=self._cost(tiles, arrays, len(results)),
+            cost_estimate=self._estimate(tiles, arrays, len(results)),
+            metadata=self._cost(tiles, arrays, len(results)),
             interpret=self.interpret,
             name="attention_" + kernel.__name__.removesuffix("_kernel"),
         )(self.first_head, bounds.reshape(-1), *operands)
 
-    def _cost(self, tiles: Tiles, arrays: tuple[jax.Array, ...], results: int) -> pl.CostEstimate:
+    def _cost(self, tiles: Tiles, arrays: tuple[jax.Array, ...], results: int) -> dict[str, str]:
+        """Return the cost of a kernel with ``results`` outputs, by the units of the chip."""
+        blocks = self.batch * self.width // LANES
+        work = Work(tiles, self.form, is_backward=results > 1)
+        num_bytes = self._estimate(tiles, arrays, results).bytes_accessed
+        steps = blocks * work.steps + blocks / self.rows
+        return stated_cost(blocks * work.matrix, num_bytes, blocks * work.vector, steps, work.overlap)
+
+    def _estimate(self, tiles: Tiles, arrays: tuple[jax.Array, ...], results: int) -> pl.CostEstimate:
         """Return the operations and bytes of a kernel with ``results`` outputs of the shape of the first array."""
         seen = tiles.keys if tiles.is_window else self.length
         scores = self.batch * self.length * seen * self.width

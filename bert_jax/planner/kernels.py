@@ -1,8 +1,13 @@
-"""Least time of the kernels of a compiled GPU program: each at the full bandwidth of the memory, or at the full
-speed of the matrix units, whichever takes longer.
+"""Time of the kernels of a compiled program that the compiler does not estimate.
 
-The compiler estimates nothing, so the bytes and operations of each kernel are counted from the text of the program.
-Vector operations, launches, and tiles that do not fill the board cost nothing here: a run is slower.
+On a GPU, this is the least time of each kernel: at the full bandwidth of the memory, or at the full speed of the
+matrix units, whichever takes longer. The bytes and operations are counted from the text of the program. Vector
+operations, launches, and tiles that do not fill the board cost nothing here: a run is slower.
+
+On a TPU, the Pallas kernels of this project state the operations of their blocks on the matrix and vector units
+(``bert_jax.model.kernels.common.stated_cost``). Both follow each other, except for the part that the kernel states
+to overlap, and each step waits once for the latency of the units. ``benchmarks/tpu_kernels.py`` compares these
+cycles with the instructions that the compiler schedules.
 """
 
 import math
@@ -17,6 +22,8 @@ _SELECTING = ("dynamic-slice", "slice", "gather")
 # Share of the bf16 peak that float32 products reach: they run as TF32.
 _FLOAT32_SHARE = 0.5
 _TRITON, _CUBLAS = "__gpu$xla.gpu.triton", "__cublas$"
+# Cycles from a product of matrices through an exponential to the next product.
+_STEP_CYCLES = 160
 
 
 def kernel_cost(
@@ -25,8 +32,8 @@ def kernel_cost(
     """Return the least seconds of ``line``, an instruction of ``computation``, its operations in products of
     matrices, and the bytes that it reads and writes."""
     lines = module.computations[computation].instructions
-    if line.target == _TRITON and (stated := _stated(line)):
-        operations, moved = stated
+    if line.target == _TRITON and (stated := stated_numbers(line)):
+        operations, moved = stated["flops"], stated["bytes_accessed"]
     elif line.target.startswith(_CUBLAS):
         operations, moved = _library_product(line, lines)
     else:
@@ -38,12 +45,23 @@ def kernel_cost(
     return seconds, operations, moved
 
 
-def _stated(line: hlo.Instruction) -> tuple[float, float] | None:
-    """Return the operations and bytes that a kernel of this project states
-    (``bert_jax.model.kernels.common.stated_cost``); None if it states none."""
-    text = hlo.first_group(r'serialized_metadata = "\{([^}]*)\}"', line.attributes)
-    numbers = {name: float(value) for name, value in re.findall(r"\\22(\w+)\\22: \\22(\d+)\\22", text)}
-    return (numbers["flops"], numbers["bytes_accessed"]) if {"flops", "bytes_accessed"} <= numbers.keys() else None
+def stated_numbers(line: hlo.Instruction) -> dict[str, float]:
+    """Return the numbers that a kernel of this project states (``bert_jax.model.kernels.common.stated_cost``);
+    empty if it states none."""
+    text = hlo.first_group(r'(?:serialized_metadata = "|kernel_metadata=)\{([^}]*)\}', line.attributes)
+    # A string of the program of a GPU writes a quote as \22.
+    pairs = re.findall(r'"(\w+)": ?"(\d+)"', text.replace(r"\22", '"'))
+    return {name: float(value) for name, value in pairs}
+
+
+def pallas_seconds(stated: Mapping[str, float], chip: Chip) -> float:
+    """Return the seconds of a Pallas kernel on one device of a TPU ``chip``, from the numbers that it states
+    (:func:`stated_numbers`)."""
+    matrix = stated["flops"] / chip.device_peak_flops
+    vector = stated["vector_operations"] / chip.vector_operations_per_second
+    together = min(matrix, vector) * stated["overlap_percent"] / 100
+    computed = matrix + vector - together + stated["steps"] * _STEP_CYCLES / (chip.clock_ghz * 1e9)
+    return max(computed, stated["bytes_accessed"] / chip.device_memory_bandwidth)
 
 
 def _library_product(line: hlo.Instruction, lines: Mapping[str, hlo.Instruction]) -> tuple[float, float]:
