@@ -25,6 +25,7 @@ from bert_jax.config.sweep import Cell, FinetuneRunOptions, plan_cells
 from bert_jax.io.storage import location
 from bert_jax.process import exits
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
+from bert_jax.process.allocator import keep_freed_memory
 from bert_jax.process.exits import run_command
 from bert_jax.training.launch import Launch
 
@@ -105,6 +106,8 @@ def configure(options: FinetuneRunOptions, arguments: list[str]) -> "tuple[Finet
 def train(options: FinetuneRunOptions, arguments: list[str], started: float = STARTED) -> None:
     """Read the records, then fine-tune. ``started``: start time of the run, a value of ``time.perf_counter``."""
     config, start = configure(options, arguments)
+    if options.keep_memory:
+        keep_freed_memory(config.model)
 
     from bert_jax.finetuning.finetune import finetune
     from data_pipeline.tasks import read_splits, split_names

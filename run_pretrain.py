@@ -22,6 +22,7 @@ from bert_jax.config.loader import RunOptions, take_options
 from bert_jax.io.storage import location
 from bert_jax.objectives.registry import check_name, objective_class
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
+from bert_jax.process.allocator import keep_freed_memory
 from bert_jax.process.exits import run_command
 from bert_jax.training.launch import Launch
 
@@ -61,6 +62,8 @@ def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfi
 def train(options: RunOptions, arguments: list[str]) -> None:
     """Prepare the data, then pretrain."""
     config, start = configure(options, arguments)
+    if options.keep_memory:
+        keep_freed_memory(config.model)
     # Created first, so that an invalid file or conflicting options are reported before the data are prepared.
     objective = objective_class(config.objective)
     model = objective.make_model(config, None)

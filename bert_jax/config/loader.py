@@ -72,6 +72,8 @@ class RunOptions(Section):
     host_timeout: Positive[int] = 300
     # Seconds without a heartbeat after which a process is considered dead and the others exit.
     heartbeat_timeout: Positive[int] = 100
+    # Keep the memory that training on a CPU frees, for its next step, if the model is small and 4 GiB are free.
+    keep_memory: bool = True
 
     def folder(self, kind: str) -> str:
         """Return ``workdir``, or a folder under ``runs`` with the name of the last recipe or, if none, ``kind``."""
@@ -83,18 +85,16 @@ def take_options(options_type: type[C], argv: Sequence[str]) -> tuple[C, list[st
     A flag without a value means true, or its value in ``options_type.VALUE_WITHOUT_ARGUMENT``. Raises
     ``ValueError`` with a one-line message if a value is invalid."""
     types, bare = field_types(options_type), getattr(options_type, "VALUE_WITHOUT_ARGUMENT", {})
-    settings: list[Setting] = []
-    rest: list[str] = []
+    settings, rest = list[Setting](), list[str]()
     files, flags = split_arguments(argv)
     for file in files:
         rest += ["--config", file]
     for source, key, value in flags:
         if key not in types:
             rest += [f"--{key}", *([value] if isinstance(value, str) else value)]
-            continue
-        if value == []:
-            value = "true" if types[key] is bool else bare.get(key, [])
-        settings.append(Setting(source, key, value))
+        else:
+            given = value if value != [] else "true" if types[key] is bool else bare.get(key, [])
+            settings.append(Setting(source, key, given))
     if files and "config" in types:
         settings.append(Setting("command line", "config", files))
     return build_config(options_type, settings), rest + [word for word in argv if word in HELP]

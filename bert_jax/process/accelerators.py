@@ -20,8 +20,13 @@ def keep_to_cpu_without_accelerator() -> None:
     jax = sys.modules.get("jax")
     if is_chosen or importlib.util.find_spec("libtpu") is None or (jax and jax.config.jax_platforms):
         return
-    if not any(any(Path("/").glob(pattern)) for pattern in DEVICE_FILES):
+    if not has_accelerator():
         keep_to_cpu()
+
+
+def has_accelerator() -> bool:
+    """Return whether the machine has the device file of an accelerator."""
+    return any(any(Path("/").glob(pattern)) for pattern in DEVICE_FILES)
 
 
 def keep_to_cpu() -> None:

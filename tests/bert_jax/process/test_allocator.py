@@ -1,0 +1,75 @@
+"""Memory that runs on a CPU keep between their steps."""
+
+import ctypes
+import os
+import resource
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from bert_jax.config.architecture import ModelConfig
+from bert_jax.process import allocator
+
+SMALL = ModelConfig(vocab_size=1000, hidden_size=64, num_layers=2, num_attention_heads=2, intermediate_size=128)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Calls of mallopt on a machine with free memory and without an accelerator."""
+    found: dict[int, int] = {}
+    library = SimpleNamespace(mallopt=lambda name, value: found.update({name: value}) or 1)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(allocator, "has_accelerator", lambda: False)
+    monkeypatch.setattr(allocator, "_free_memory", lambda: 8 * 2**30)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    return found
+
+
+def test_freed_memory_of_small_models_is_kept(calls):
+    assert allocator.keep_freed_memory(SMALL)
+    # M_MMAP_MAX, M_TRIM_THRESHOLD and M_ARENA_MAX of malloc.h
+    assert calls == {-4: 0, -1: 2**31 - 1, -8: 1}
+
+
+@pytest.mark.parametrize("reason", ["base", "accelerator", "memory"])
+def test_freed_memory_is_returned_where_keeping_it_gains_nothing(calls, monkeypatch, reason):
+    if reason == "accelerator":
+        monkeypatch.setattr(allocator, "has_accelerator", lambda: True)
+    if reason == "memory":
+        monkeypatch.setattr(allocator, "_free_memory", lambda: 2**30)
+    assert not allocator.keep_freed_memory(ModelConfig() if reason == "base" else SMALL)
+    assert not calls
+
+
+def test_a_process_that_keeps_its_memory_has_fewer_page_faults():
+    program = """
+import resource, sys
+from bert_jax.config.architecture import ModelConfig
+from bert_jax.process import allocator
+allocator._free_memory = lambda: 8 * 2**30
+kept = "keep" in sys.argv and allocator.keep_freed_memory(ModelConfig(num_layers=1))
+import ctypes
+c = ctypes.CDLL(None)
+c.malloc.restype = ctypes.c_void_p
+c.malloc.argtypes = [ctypes.c_size_t]
+c.free.argtypes = [ctypes.c_void_p]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    block = c.malloc(2**26)
+    ctypes.memset(block, 1, 2**26)
+    c.free(block)
+print(int(kept), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    found = {}
+    for word in ("keep", "return"):
+        words = [sys.executable, "-c", program, word]
+        environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+        done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+        kept, faults = done.stdout.split()
+        found[word] = int(faults)
+        assert kept == str(int(word == "keep"))
+    pages = 2**26 // resource.getpagesize()
+    assert found["keep"] < 2 * pages
+    assert found["return"] > 4 * pages
