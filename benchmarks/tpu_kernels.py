@@ -3,7 +3,7 @@
     python benchmarks/tpu_kernels.py [--output JSONL]
 
 Compiles the attention kernels (rows of 128 to 8,192 tokens, with and without dropout, a window, heads of 32, 64 and
-128) and the kernels of dropout, residual and LayerNorm for one chip of a v5e, a process each of about 4 s, and has
+128, rotary positions) and the kernels of dropout, residual and LayerNorm for one chip of a v5e, a process each of about 4 s, and has
 libtpu write the final instructions of each kernel. An instruction (a bundle) takes a cycle, as often as the loops
 around it run. Prints a JSON line per kernel: these cycles, those of ``bert_jax.planner.kernels.pallas_seconds``
 without the transfer of its bytes, and the ratio. Exit code 3 if a ratio is not within 0.85 and 1.2. Needs the extra
@@ -39,6 +39,8 @@ def cases() -> Iterator[dict[str, Any]]:
     for length, rate in ((1024, 0.0), (1024, 0.1), (8192, 0.0)):
         yield {"length": length, "rate": rate, "size": 64, "window": 64}
     yield {"length": 8192, "rate": 0.0, "size": 64, "window": 0}
+    for length, window in ((512, 0), (1024, 0), (1024, 64), (8192, 64)):
+        yield {"length": length, "rate": 0.0, "size": 64, "window": window, "rotary": True}
     for width, rate in itertools.product((768, 1024), (0.0, 0.1)):
         yield {"width": width, "rate": rate}
 
@@ -143,7 +145,8 @@ def attention_case(case: dict[str, Any], shape: Callable[..., Any]) -> tuple[Any
     from bert_jax.model.kernels.tiles import Form
     from bert_jax.model.kernels.tpu_attention_bodies import Tiles
 
-    length, width, form = case["length"], 768, Form(case["size"], case["rate"], case["window"])
+    length, width, rotary = case["length"], 768, case.get("rotary", False)
+    form = Form(case["size"], case["rate"], case["window"], rotary=rotary)
     batch, dropped = TOKENS // length, bool(case["rate"])
     tiles, rows = Tiles(length, form), max(1024 // length, 1)
     loops = [rows, length // tiles.queries, length // tiles.keys if tiles.is_loop else 1]
@@ -153,13 +156,14 @@ def attention_case(case: dict[str, Any], shape: Callable[..., Any]) -> tuple[Any
 
     def program(query: Any, key: Any, value: Any, biases: Any, gradient: Any, *rest: Any) -> Any:
         def attend(*operands: Any) -> Any:
-            return tpu_attention.attend(*operands, *rest, form, False)
+            return tpu_attention.attend(*operands, *rest[:2], rest[3:], rest[2], form, False)
 
         out, backward = jax.vjp(attend, query, key, value, biases)
         return out, backward(gradient)
 
     arrays = [shape((batch, length, width))] * 3
-    operands = (*arrays, shape((3, width), "float32"), arrays[0], *integers)
+    turns = [shape((batch, length, 128), "float32")] * 2 * rotary
+    operands = (*arrays, shape((3, width), "float32"), arrays[0], *integers, *turns)
     return program, operands, [batch // rows * width // 128, *(count for count in loops if count > 1)]
 
 

@@ -199,17 +199,19 @@ def kernel_attention(
     form: Form,
     dropout_key: DropoutKey | None,
     mesh: Mesh | None,
+    turns: tuple[jax.Array, ...] = (),
 ) -> jax.Array:
     """Compute :func:`dot_product_attention` with ``kernel``: tpu (``bert_jax.model.kernels.tpu_attention``) or
     gpu (``bert_jax.model.kernels.gpu_attention``).
 
     ``heads`` are query, key and value, each [B, S, H], or, for the kernel gpu, one array [B, S, 3, H].
-    The kernel also adds the biases to them. Its dropout bits are those of
+    The kernel also adds the biases to them and, with ``turns`` (``tpu_attention.rotary_turns``), rotates
+    queries and keys. Its dropout bits are those of
     :func:`dot_product_attention` if ``dropout_key`` is a ``TokenKey``. On other devices than its own, the kernel is
     interpreted. Returns [batch, queries, hidden size].
     """
     rate = 0.0 if dropout_key is None else form.dropout_rate
-    form = dataclasses.replace(form, dropout_rate=rate, capability=capability_of(mesh))
+    form = dataclasses.replace(form, dropout_rate=rate, rotary=bool(turns), capability=capability_of(mesh))
     interpret = platform_of(mesh) != kernel
     # Of each token: its sequence id and, with dropout, its two words and its position.
     tokens = [sequence_ids_BxS]
@@ -223,16 +225,18 @@ def kernel_attention(
         if kernel == "gpu":
             own, others = operands[: len(heads)], operands[len(heads) :]
             return gpu_attention.attend(own, *others, first_head, form, interpret)
-        return tpu_attention.attend(*operands, first_head, form, interpret)
+        of_heads, tokens, turns = operands[:4], operands[4:6], operands[6:]
+        return tpu_attention.attend(*of_heads, *tokens, turns, first_head, form, interpret)
 
     cut: Axes = ("act_batch", "act_length", "act_heads")
     by_row: Axes = ("act_batch", None, "act_length")
     of_tokens = [(jnp.stack(tokens, 1), by_row)]
     if kernel == "tpu":
-        of_tokens = [(jnp.stack(tokens[:3], 1), by_row), (jnp.stack(tokens[::3], -1), (*cut[:2], None))]
+        whole = (*cut[:2], None)
+        of_tokens = [(jnp.stack(tokens[:3], 1), by_row), *((x, whole) for x in (jnp.stack(tokens[::3], -1), *turns))]
     operands, axes = zip(*of_tokens, strict=True)
-    of_heads: list[Axes] = [(*cut[:2], *(None,) * (x.ndim - 3), cut[2]) for x in heads]
-    run = shard_mapped(attend, mesh, (*of_heads, (None, "act_heads"), *axes), cut)
+    axes_of_heads: list[Axes] = [(*cut[:2], *(None,) * (x.ndim - 3), cut[2]) for x in heads]
+    run = shard_mapped(attend, mesh, (*axes_of_heads, (None, "act_heads"), *axes), cut)
     return run(*heads, biases_3xH, *operands)
 
 

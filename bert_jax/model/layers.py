@@ -29,6 +29,7 @@ from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key, whole_ke
 from bert_jax.model.kernels.add_norm import kernel_add_norm, norm_kernels_of
 from bert_jax.model.kernels.ranges import visible_keys
 from bert_jax.model.kernels.tiles import Form
+from bert_jax.model.kernels.tpu_attention import rotary_turns
 from bert_jax.model.positions import (
     RelativeScores,
     distance_rows,
@@ -165,7 +166,7 @@ class SelfAttention(Block):
         config, dtype = self.config, compute_dtype(self.execution)
         sequence_ids_BxS, mesh, head_size = tokens["sequence_ids"], self.mesh, config.head_size
         batch, length, width = x_BxSxH.shape
-        of_heads = ("act_batch", "act_length", "act_heads", None)
+        axes_of_heads = ("act_batch", "act_length", "act_heads", None)
         inner_BxSxH = x_BxSxH
         if config.norm_position != "post" and not self.skip_norm:
             inner_BxSxH = Norm(config, dtype, name="layer_norm")(x_BxSxH)
@@ -185,9 +186,10 @@ class SelfAttention(Block):
         is_rotary = config.position_embeddings == "rotary"
         products, biases = self._project(inner_BxSxH, list(dense.values()), kernel == "gpu" and not is_rotary)
         if kernel:
-            operands = [*self._kernel_operands(products, biases, tokens["position_ids"]), sequence_ids_BxS]
+            of_heads, bias, turns = self._kernel_operands(products, biases, tokens["position_ids"], kernel)
+            operands = [of_heads, bias, sequence_ids_BxS]
             form = Form(head_size, rate, self.window, causal)
-            attend = functools.partial(kernel_attention, kernel=kernel, form=form, mesh=mesh)
+            attend = functools.partial(kernel_attention, kernel=kernel, form=form, mesh=mesh, turns=turns)
         else:
             heads = self._heads(products, biases, tokens["position_ids"])
             if "cache_start" in tokens:
@@ -196,7 +198,7 @@ class SelfAttention(Block):
             attend, scores, slots = local.attention_function(
                 config, self.window, tokens, scores, sees, plain, probabilities_key
             )
-            operands = [*(constrain(y, of_heads, mesh) for y in heads), sequence_ids_BxS, scores]
+            operands = [*(constrain(y, axes_of_heads, mesh) for y in heads), sequence_ids_BxS, scores]
         if self.execution.remat == "attention":
             attend = jax.checkpoint(attend)
         if look_inside:
@@ -207,23 +209,27 @@ class SelfAttention(Block):
         context = without_padding(context, sequence_ids_BxS, config)
         if config.global_tokens:
             context = self._replace_global(context, inner_BxSxH, tokens, slots, probabilities_key)
-        context = constrain(context.reshape(batch, length, -1, head_size), of_heads, mesh)
+        context = constrain(context.reshape(batch, length, -1, head_size), axes_of_heads, mesh)
         context_BxSxH = context.reshape(batch, length, width)
         output = Dense(width, ("heads", "embed"), config, dtype, config.attention_output_bias, True, name="output")
         rate = config.dropout_at("attention_output")
         return output_residual_norm(self, (context_BxSxH,), x_BxSxH, output, rate, output_key)
 
     def _kernel_operands(
-        self, products: list[jax.Array], biases: list[jax.Array], position_ids_BxS: jax.Array
-    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
-        """Return queries, keys and values for a kernel, and the biases, [3, H], that it adds to them."""
-        if self.config.position_embeddings == "rotary":
+        self, products: list[jax.Array], biases: list[jax.Array], position_ids_BxS: jax.Array, kernel: str
+    ) -> tuple[tuple[jax.Array, ...], jax.Array, tuple[jax.Array, ...]]:
+        """Return queries, keys and values for ``kernel``, the biases, [3, H], that it adds to them, and the turns by
+        which that for TPUs rotates queries and keys."""
+        turns: tuple[jax.Array, ...] = ()
+        if self.config.position_embeddings == "rotary" and kernel == "tpu":
+            turns = rotary_turns(*self._angles(position_ids_BxS))
+        elif self.config.position_embeddings == "rotary":
             turned = self._heads(products, biases, position_ids_BxS)
             products = [y.reshape(*y.shape[:2], -1) for y in turned]
             biases = [jnp.zeros_like(bias) for bias in biases]
         axes = [("act_batch", "act_length", *(None,) * (y.ndim - 3), "act_heads") for y in products]
         heads = (constrain(y, of_y, self.mesh) for y, of_y in zip(products, axes, strict=True))
-        return tuple(heads), jnp.stack(biases)
+        return tuple(heads), jnp.stack(biases), turns
 
     def _project(
         self, x_BxSxH: jax.Array, dense: list[Dense], in_one: bool
@@ -260,11 +266,15 @@ class SelfAttention(Block):
             heads = [add_bias(y, bias) for y, bias in zip(heads, biases, strict=True)]
         heads = [y.reshape(*y.shape[:2], config.num_attention_heads, config.head_size) for y in heads]
         if config.position_embeddings == "rotary":
-            base = config.rotary_base_of(self.window)
-            tables = rotary_tables(config.max_position_embeddings, config.head_size, base)
-            turns = [jnp.take(x, position_ids_BxS, axis=0, mode="clip")[:, :, None] for x in tables]
+            turns = [x[:, :, None] for x in self._angles(position_ids_BxS)]
             heads[:2] = [rotate(y, *turns) for y in heads[:2]]
         return heads
+
+    def _angles(self, position_ids_BxS: jax.Array) -> list[jax.Array]:
+        """Return the cosines and the sines of the rotary positions, each float32[B, S, D / 2]."""
+        base = self.config.rotary_base_of(self.window)
+        tables = rotary_tables(self.config.max_position_embeddings, self.config.head_size, base)
+        return [jnp.take(x, position_ids_BxS, axis=0, mode="clip") for x in tables]
 
     def _replace_global(
         self,

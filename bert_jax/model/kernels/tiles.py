@@ -17,13 +17,14 @@ MASKED_SCORE = -1e9
 @dataclass(frozen=True)
 class Form:
     """Static properties of the attention: size of a head, dropout rate, and which keys a query of the same sequence
-    sees: those at most ``window`` tokens away (0: no limit), with ``causal`` no later ones. ``capability``: compute
-    capability of the GPU."""
+    sees: those at most ``window`` tokens away (0: no limit), with ``causal`` no later ones. ``rotary``: the kernel
+    applies rotary positions to query and key (TPU). ``capability``: compute capability of the GPU."""
 
     head_size: int
     dropout_rate: float = 0.0
     window: int = 0
     causal: bool = False
+    rotary: bool = False
     capability: float = 9.0
 
     @property

@@ -32,6 +32,8 @@ from bert_jax.model.kernels.tpu_attention_bodies import Tiles, Work, backward_ke
 # Most tokens of a row, and what the backward pass keeps of a token (float32) and of a tile in the fast memory.
 MAX_LENGTH = 8192
 _TOKEN_BYTES = 2 * (8 * 4 * LANES + 4 * LANES) + 2 * 4 * LANES
+# What rotary positions add: two factors, read while those of the block before are used, and the rotated key.
+_ROTARY_BYTES = 2 * (2 * 4 * LANES) + 4 * LANES
 _TILE_BYTES = 4 * 2**20
 _HEAD_SIZES = (16, 32, 64, 128)
 # Tokens of one block.
@@ -51,19 +53,19 @@ def unsupported(model: ModelConfig, length: int, parts: int = 1, fast_memory: in
         return line
     if length % LANES or length > MAX_LENGTH:
         return f"length {length} is not a multiple of {LANES} up to {MAX_LENGTH}"
-    if length > _BLOCK_TOKENS and _memory_of(length) > fast_memory:
+    if length > _BLOCK_TOKENS and _memory_of(length, model.position_embeddings == "rotary") > fast_memory:
         return f"length {length} does not fit into {fast_memory // 2**20} MiB of vector memory"
     if head_size not in _HEAD_SIZES or width % LANES:
         return f"width {width} with heads of size {head_size} does not fill blocks of {LANES}"
     return ""
 
 
-def _memory_of(length: int) -> int:
+def _memory_of(length: int, is_rotary: bool) -> int:
     """Return the bytes of fast memory that rows of ``length`` tokens need."""
-    return length * _TOKEN_BYTES + _TILE_BYTES
+    return length * (_TOKEN_BYTES + is_rotary * _ROTARY_BYTES) + _TILE_BYTES
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(7, 8))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(8, 9))
 def attend(
     query_BxSxH: jax.Array,
     key_BxSxH: jax.Array,
@@ -71,6 +73,7 @@ def attend(
     biases_3xH: jax.Array,
     query_tokens_BxIxS: jax.Array,
     key_tokens_BxSxJ: jax.Array,
+    turns: tuple[jax.Array, ...],
     first_head_1: jax.Array,
     form: Form,
     interpret: bool,
@@ -85,30 +88,40 @@ def attend(
             (``bert_jax.model.kernels.ranges.visible_keys``); with dropout, also its two words of
             ``bert_jax.model.dropout.TokenKey``.
         key_tokens_BxSxJ: int32: the sequence id of each token; with dropout, also its position in its sequence.
+        turns: with ``form.rotary``, what :func:`rotary_turns` returns for the tokens; else empty.
         first_head_1: int32: the index of the first head of ``query``; even if a block has several heads.
     """
-    operands = (query_BxSxH, key_BxSxH, value_BxSxH, biases_3xH, query_tokens_BxIxS, key_tokens_BxSxJ, first_head_1)
-    return _forward(*operands, form, interpret)[0]
+    heads, tokens = (query_BxSxH, key_BxSxH, value_BxSxH), (query_tokens_BxIxS, key_tokens_BxSxJ)
+    return _forward(*heads, biases_3xH, *tokens, turns, first_head_1, form, interpret)[0]
+
+
+def rotary_turns(cos_BxSxE: jax.Array, sin_BxSxE: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the factors of each lane and of its pair, each float32[B, S, 128], for the angles of
+    ``bert_jax.model.positions.rotary_tables`` at each token."""
+    heads = LANES // (2 * cos_BxSxE.shape[-1])
+    pair = jnp.concatenate([-sin_BxSxE, sin_BxSxE], axis=-1)
+    return jnp.tile(cos_BxSxE, 2 * heads), jnp.tile(pair, heads)
 
 
 def _forward(
     query: jax.Array, key: jax.Array, value: jax.Array, biases: jax.Array, query_tokens: jax.Array,
-    key_tokens: jax.Array, first_head: jax.Array, form: Form, interpret: bool,
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:  # fmt: skip
-    common = (biases, query_tokens, key_tokens, first_head)
+    key_tokens: jax.Array, turns: tuple[jax.Array, ...], first_head: jax.Array, form: Form, interpret: bool,
+) -> tuple[jax.Array, tuple[Any, ...]]:  # fmt: skip
+    common = (biases, query_tokens, key_tokens, turns, first_head)
     out, log_sums = _Call(query, *common, form, interpret).run(forward_kernel, (query, key, value), (query,))
     return out, (query, key, value, *common, out, log_sums)
 
 
-def _backward(form: Form, interpret: bool, saved: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[Any, ...]:
+def _backward(form: Form, interpret: bool, saved: tuple[Any, ...], gradient: jax.Array) -> tuple[Any, ...]:
     query, key, value, *common, out, log_sums = saved
+    turns = common[3]
     call = _Call(query, *common, form, interpret)
     arrays = (query, key, value, out, gradient)
     *gradients, sums = call.run(backward_kernel, arrays, (query, key, value), log_sums)
     for_biases = jnp.sum(sums.reshape(-1, 3, 8, sums.shape[-1]), axis=(0, 2))
     # Gradients of integers have the dtype float0.
-    zeros = [np.zeros(x.shape, jax.dtypes.float0) for x in common[1:]]
-    return (*gradients, for_biases, *zeros)
+    zeros = [np.zeros(x.shape, jax.dtypes.float0) for x in (*common[1:3], common[4])]
+    return (*gradients, for_biases, *zeros[:2], tuple(jnp.zeros_like(x) for x in turns), zeros[2])
 
 
 attend.defvjp(_forward, _backward)
@@ -119,10 +132,10 @@ class _Call:
 
     def __init__(
         self, like: jax.Array, biases: jax.Array, query_tokens: jax.Array, key_tokens: jax.Array,
-        first_head: jax.Array, form: Form, interpret: bool,
+        turns: tuple[jax.Array, ...], first_head: jax.Array, form: Form, interpret: bool,
     ) -> None:  # fmt: skip
         self.batch, self.length, self.width = like.shape
-        self.biases, self.tokens, self.first_head = biases, (query_tokens, key_tokens), first_head
+        self.biases, self.tokens, self.first_head = biases, (query_tokens, key_tokens, *turns), first_head
         self.form, self.interpret, self.kind = form, interpret, jax.typeof(like).manual_axis_type
         self.rows = next(r for r in range(max(_BLOCK_TOKENS // self.length, 1), 0, -1) if self.batch % r == 0)
 
@@ -157,6 +170,8 @@ class _Call:
             out_shape.append(self._shape((self.batch // rows, 24, self.width)))
             out_specs.append(pl.BlockSpec((1, 24, LANES), lambda i, j, *_: (i, 0, j)))
             scratch = [pltpu.VMEM((length, LANES), jnp.float32)] * 2
+        if self.form.rotary:
+            scratch.append(pltpu.VMEM((length, LANES), arrays[0].dtype))
         bounds = jnp.zeros((1, 1, 2), jnp.int32)
         if tiles.is_loop:
             bounds = Ranges(self.tokens[0][:, 0], 0, self.form.causal).of_queries(tiles.queries, tiles.keys)
@@ -172,7 +187,7 @@ class _Call:
             ),
             compiler_params=pltpu.CompilerParams(
                 dimension_semantics=("parallel", "parallel"),
-                vmem_limit_bytes=_memory_of(length) if length > _BLOCK_TOKENS else None,
+                vmem_limit_bytes=_memory_of(length, self.form.rotary) if length > _BLOCK_TOKENS else None,
             ),
             cost_estimate=self._estimate(tiles, arrays, len(results)),
             metadata=self._cost(tiles, arrays, len(results)),
@@ -195,7 +210,8 @@ class _Call:
         return pl.CostEstimate(
             flops=2 * (2 if results == 1 else 5) * scores,
             transcendentals=scores // self.form.head_size,
-            bytes_accessed=(len(arrays) + results) * arrays[0].size * arrays[0].dtype.itemsize,
+            bytes_accessed=(len(arrays) + results) * arrays[0].size * arrays[0].dtype.itemsize
+            + sum(x.size * x.dtype.itemsize for x in self.tokens),
         )
 
     def _shape(self, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:

@@ -2,8 +2,9 @@
 
 Operands, in this order: index of the first head [1], bounds of the tiles of keys of each tile of queries [2 *
 tiles], biases of query, key and value [3, 128], of each query its sequence id and two words of dropout bits [rows,
-3, S], of each key its sequence id and position [rows, S, 2] (words and positions only with dropout), query, key and
-value [rows, S, 128] and those that the kernels name.
+3, S], of each key its sequence id and position [rows, S, 2] (words and positions only with dropout), with rotary
+positions the cosines and the sines of each lane [rows, S, 128], query, key and value [rows, S, 128] and those that
+the kernels name. The last one, with rotary positions, is memory for the rotated keys of a row [S, 128].
 """
 
 import math
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.model.dropout import drop_threshold, probability_words
 from bert_jax.model.kernels.common import LANES, iota
@@ -24,6 +26,8 @@ _TILE = 256
 _WINDOW_QUERIES = 128
 # Keys of a window begin at a multiple of the rows of a bfloat16 register.
 _SUBLANES = 16
+# Vector operations per rotated value, in the forward pass and in the backward pass, which also rotates the gradient.
+_OF_ROTATED, _OF_ROTATED_BACKWARD = 17, 40
 
 
 class Tiles:
@@ -84,24 +88,70 @@ class Work:
             of_score += of_kept
             of_pair += 9 * -(-heads // 2)
         self.vector = float(pairs * (heads * of_score + of_pair) + LANES * of_value * arrays * (length + tokens))
+        if form.rotary:
+            self.vector += LANES * 2 * length * (_OF_ROTATED_BACKWARD if is_backward else _OF_ROTATED)
         # The forward pass waits for the greatest score. In tiles of few queries nothing fills such waits.
         self.overlap = 0.65 if is_backward and tiles.queries > _WINDOW_QUERIES else 0.0
 
 
 class _Row:
     """Operands of row ``r`` of a block, and the tiles of its scores, [keys, queries]. ``place``: the index of the
-    first head of the block, and of the first tile of its first row."""
+    first head of the block, and of the first tile of its first row. ``turned``: memory for the rotated keys."""
 
     def __init__(
-        self, r: Any, place: tuple[Any, Any], bounds: Any, query_tokens: Any, key_tokens: Any, form: Form
-    ) -> None:
+        self, r: Any, place: tuple[Any, Any], bounds: Any, biases: Any, query_tokens: Any, key_tokens: Any,
+        turns: tuple[Any, ...], turned: Any, form: Form,
+    ) -> None:  # fmt: skip
         self.r, self.form, self.query_tokens, self.key_tokens = r, form, query_tokens, key_tokens
+        self.biases, self.turns, self.memory = biases, turns, turned
         self.tiles, self.bounds = Tiles(query_tokens.shape[2], form), bounds
         self.heads, self.first_head = LANES // form.head_size, place[0]
         self.first_tile = place[1] + r * (self.tiles.length // self.tiles.queries)
 
     def part(self, query: Any) -> Any:
         return pl.ds(query, self.tiles.queries)
+
+    def queries_of(self, query: Any, part: Any) -> jax.Array:
+        """Return the scaled queries of ``part`` with their biases and rotary positions."""
+        queries = biased(query[self.r, part], self.biases[0:1])
+        if self.form.rotary:
+            queries = self.rotated(queries, part).astype(queries.dtype)
+        return queries * jnp.asarray(self.form.head_size**-0.5, queries.dtype)
+
+    def keys_of(self, key: Any, part: Any) -> jax.Array:
+        """Return the keys of ``part`` with their biases and rotary positions."""
+        if self.form.rotary and not self.tiles.is_row:
+            return self.memory[part]
+        keys = biased(key[self.r, part], self.biases[1:2])
+        return self.rotated(keys, part).astype(keys.dtype) if self.form.rotary else keys
+
+    def values_of(self, value: Any, part: Any) -> jax.Array:
+        """Return the values of ``part`` with their biases."""
+        return biased(value[self.r, part], self.biases[2:3])
+
+    def rotate_keys(self, key: Any) -> None:
+        """Write the keys of a row of several tiles with their rotary positions to the memory for them."""
+        if not self.form.rotary or self.tiles.is_row:
+            return
+
+        def rotate(begin: Any) -> None:
+            part = self.part(begin)
+            keys = biased(key[self.r, part], self.biases[1:2])
+            self.memory[part] = self.rotated(keys, part).astype(keys.dtype)
+
+        self.tiles.for_queries(rotate)
+
+    def rotated(self, values: jax.Array, part: Any, direction: int = 1) -> jax.Array:
+        """Return ``values`` [tokens, 128], rotated as in ``bert_jax.model.positions.rotate``, in float32;
+        ``direction`` -1: rotated back."""
+        cosines, sines = (turns[self.r, part] for turns in self.turns)
+        values, half = values.astype(jnp.float32), self.form.head_size // 2
+        # The other value of each pair is ``half`` lanes away.
+        others = pltpu.roll(values, half, 1)
+        if self.form.head_size < LANES:
+            is_second = iota(values.shape, 1) % self.form.head_size >= half
+            others = jnp.where(is_second, others, pltpu.roll(values, LANES - half, 1))
+        return values * cosines + others * (sines * direction)
 
     def visit(self, query: Any, step: Any, start: Any) -> tuple[Any, ...]:
         """Call ``step(first key, carry)`` for each tile of keys that the queries from ``query`` on see, and return
@@ -150,10 +200,6 @@ def _place(first: Any, query: Any, form: Form) -> tuple[Any, Any]:
     return first_head, first_row * (length // Tiles(length, form).queries)
 
 
-def _query(query: jax.Array, biases: Any, form: Form) -> jax.Array:
-    return biased(query, biases[0:1]) * jnp.asarray(form.head_size**-0.5, query.dtype)
-
-
 def _head(block: jax.Array, head: int, form: Form) -> jax.Array:
     """Return ``block`` [tokens, 128 lanes] with zeros in the lanes of all heads except ``head``."""
     lane = iota(block.shape, 1) // form.head_size
@@ -166,30 +212,31 @@ def _rows_of(head: int, form: Form) -> slice:
 
 
 def forward_kernel(
-    first: Any, bounds: Any, biases: Any, query_tokens: Any, key_tokens: Any, query: Any, key: Any, value: Any,
-    out: Any, log_sums: Any, *, form: Form,
-) -> None:  # fmt: skip
+    first: Any, bounds: Any, biases: Any, query_tokens: Any, key_tokens: Any, *others: Any, form: Form
+) -> None:
+    turns, (query, key, value, out, log_sums, *turned) = others[: 2 * form.rotary], others[2 * form.rotary :]
     place = _place(first, query, form)
 
     def row(r: Any, _: Any) -> None:
-        operands = _Row(r, place, bounds, query_tokens, key_tokens, form)
-        _forward_row(operands, biases, (query, key, value), out, log_sums)
+        operands = _Row(r, place, bounds, biases, query_tokens, key_tokens, turns, *turned or (None,), form)
+        _forward_row(operands, (query, key, value), out, log_sums)
 
     jax.lax.fori_loop(0, query.shape[0], row, None)
 
 
-def _forward_row(operands: _Row, biases: Any, heads: tuple[Any, ...], out: Any, log_sums: Any) -> None:
+def _forward_row(operands: _Row, heads: tuple[Any, ...], out: Any, log_sums: Any) -> None:
     query, key, value = heads
     r, form, tiles = operands.r, operands.form, operands.tiles
+    operands.rotate_keys(key)
 
     def of_keys(span: Any) -> tuple[jax.Array, jax.Array]:
-        return biased(key[r, span], biases[1:2]), biased(value[r, span], biases[2:3]).T
+        return operands.keys_of(key, span), operands.values_of(value, span).T
 
     once = of_keys(slice(None)) if tiles.is_row else None
 
     def tile(begin: Any) -> None:
         part = operands.part(begin)
-        queries = _query(query[r, part], biases, form)
+        queries = operands.queries_of(query, part)
 
         def step(at: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
             keys, values = once or of_keys(pl.ds(at, tiles.keys))
@@ -226,23 +273,24 @@ def _forward_row(operands: _Row, biases: Any, heads: tuple[Any, ...], out: Any, 
 
 
 def backward_kernel(
-    first: Any, bounds: Any, biases: Any, query_tokens: Any, key_tokens: Any, query: Any, key: Any, value: Any,
-    out: Any, gradient: Any, log_sums: Any, query_gradient: Any, key_gradient: Any, value_gradient: Any, sums: Any,
-    total_keys: Any, total_values: Any, *, form: Form,
-) -> None:  # fmt: skip
-    place = _place(first, query, form)
+    first: Any, bounds: Any, biases: Any, query_tokens: Any, key_tokens: Any, *others: Any, form: Form
+) -> None:
+    turns, others = others[: 2 * form.rotary], others[2 * form.rotary :]
+    # Query, key, value, context, its gradient, logarithms of the sums; gradients of query, key and value, sums of
+    # the gradients of the biases, and memory for the gradients of keys and values.
+    inputs, outputs, turned = others[:6], others[6:12], others[12:]
+    place = _place(first, inputs[0], form)
+    sums = outputs[3]
     sums[...] = jnp.zeros(sums.shape, jnp.float32)
-    inputs = query, key, value, out, gradient, log_sums
-    outputs = query_gradient, key_gradient, value_gradient, sums, total_keys, total_values
 
     def row(r: Any, _: Any) -> None:
-        of_row = _Row(r, place, bounds, query_tokens, key_tokens, form)
-        _backward_row(of_row, biases, inputs, outputs)
+        of_row = _Row(r, place, bounds, biases, query_tokens, key_tokens, turns, *turned or (None,), form)
+        _backward_row(of_row, inputs, outputs)
 
-    jax.lax.fori_loop(0, query.shape[0], row, None)
+    jax.lax.fori_loop(0, inputs[0].shape[0], row, None)
 
 
-def _backward_row(operands: _Row, biases: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+def _backward_row(operands: _Row, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
     query, key, value, out, gradient, log_sums = inputs
     query_gradient, key_gradient, value_gradient, sums, total_keys, total_values = outputs
     r, form, tiles, dtype = operands.r, operands.form, operands.tiles, query.dtype
@@ -252,10 +300,11 @@ def _backward_row(operands: _Row, biases: Any, inputs: tuple[Any, ...], outputs:
         sums[0, 8 * index : 8 * index + 8] += jnp.sum(values.reshape(-1, 8, LANES), axis=0)
 
     is_whole = tiles.keys == tiles.queries == tiles.length
+    operands.rotate_keys(key)
 
     def of_keys(span: Any) -> tuple[jax.Array, ...]:
-        keys = biased(key[r, span], biases[1:2])
-        return keys, biased(value[r, span], biases[2:3]), keys.T
+        keys = operands.keys_of(key, span)
+        return keys, operands.values_of(value, span), keys.T
 
     once = of_keys(slice(None)) if tiles.is_row else None
     if not is_whole:
@@ -263,7 +312,7 @@ def _backward_row(operands: _Row, biases: Any, inputs: tuple[Any, ...], outputs:
 
     def tile(begin: Any) -> None:
         part = operands.part(begin)
-        queries, incoming = _query(query[r, part], biases, form), gradient[r, part]
+        queries, incoming = operands.queries_of(query, part), gradient[r, part]
         products = (out[r, part].astype(jnp.float32) * incoming.astype(jnp.float32)).T
         deltas = [jnp.sum(products[_rows_of(i, form)], 0, keepdims=True) for i in range(operands.heads)]
 
@@ -292,10 +341,20 @@ def _backward_row(operands: _Row, biases: Any, inputs: tuple[Any, ...], outputs:
 
         found = operands.visit(begin, step, jnp.zeros((form.head_size, tiles.queries)))
         for_queries = jnp.concatenate(found, 0).T * form.head_size**-0.5
+        if form.rotary:
+            for_queries = operands.rotated(for_queries, part, -1)
         add(0, for_queries)
         query_gradient[r, part] = for_queries.astype(dtype)
 
     tiles.for_queries(tile)
-    for index, total, result in ((1, total_keys, key_gradient), (2, total_values, value_gradient)):
-        add(index, total[...])
-        result[r] = total[...].astype(dtype)
+
+    def finish(begin: Any) -> None:
+        part = operands.part(begin)
+        for_keys, for_values = total_keys[part], total_values[part]
+        if form.rotary:
+            for_keys = operands.rotated(for_keys, part, -1)
+        for index, total, result in ((1, for_keys, key_gradient), (2, for_values, value_gradient)):
+            add(index, total)
+            result[r, part] = total.astype(dtype)
+
+    tiles.for_queries(finish)

@@ -15,6 +15,7 @@ from bert_jax.model.kernels import gpu_attention, gpu_attention_bodies, gpu_norm
 from bert_jax.model.kernels.add_norm import add_norm
 from bert_jax.model.kernels.ranges import Ranges, visible_keys
 from bert_jax.model.kernels.tiles import Form
+from bert_jax.model.positions import rotary_tables, rotate
 
 ROWS, LENGTH = 2, 192
 FORMS = {
@@ -54,11 +55,27 @@ def kernel(form, ids, in_one, query, key, value, biases):
     return gpu_attention.attend(heads, biases, tokens_of(form, ids), jnp.zeros(1, jnp.int32), form, True)
 
 
+def for_tpus(form, ids, *heads_and_biases):
+    """The kernel for TPUs, which rotates queries and keys itself if the form is rotary."""
+    tokens, turns = tokens_of(form, ids), ()
+    if form.rotary:
+        turns = tpu_attention.rotary_turns(*angles(form, ids.shape[1]))
+    of_tokens = tokens[:, :3], jnp.moveaxis(tokens[:, ::3], 1, 2), turns, jnp.zeros(1, jnp.int32)
+    return tpu_attention.attend(*heads_and_biases, *of_tokens, form, True)
+
+
+def angles(form, length):
+    positions = token_key(length).positions
+    return [jnp.take(x, positions, axis=0) for x in rotary_tables(length, form.head_size, 100.0)]
+
+
 def plain(form, ids, query, key, value, biases):
     heads = [
         (x + bias).astype(x.dtype).reshape(*x.shape[:2], -1, form.head_size)
         for x, bias in zip((query, key, value), biases, strict=True)
     ]
+    if form.rotary:
+        heads[:2] = [rotate(y, *(x[:, :, None] for x in angles(form, ids.shape[1]))) for y in heads[:2]]
     key_of_tokens = token_key(ids.shape[1]) if form.dropout_rate else None
     options = {"dropout_rate": form.dropout_rate, "dropout_key": key_of_tokens}
     sees = functools.partial(visible_keys, causal=form.causal, window=form.window)
@@ -97,19 +114,16 @@ def test_a_kernel_equals_the_plain_attention(name, which, in_one=True):
         (Form(128, 0.1, 300), 384, 2),
         (Form(64, 0.1), 640, 2),
         (Form(32, 0.0, 0, True), 768, 4),
+        (Form(64, 0.1, rotary=True), 384, 2),
+        (Form(32, 0.0, 60, rotary=True), 384, 4),
+        (Form(128, 0.1, 0, True, rotary=True), 640, 1),
     ],
 )
 def test_the_kernel_for_tpus_equals_the_plain_attention(form, length, heads, which):
-    """Rows of one tile of keys, windows, and rows of several tiles, of which some are skipped."""
+    """Rows of one tile of keys, windows, and rows of several tiles, of which some are skipped; and rotary ones."""
     ids = jnp.asarray(np.repeat(IDS[which], -(-length // LENGTH), axis=1)[:, :length], jnp.int32)
     x, gradient = operands(form, heads, length)
-    tokens = tokens_of(form, ids)
-
-    def for_tpus(*heads_and_biases):
-        of_tokens = tokens[:, :3], jnp.moveaxis(tokens[:, ::3], 1, 2), jnp.zeros(1, jnp.int32)
-        return tpu_attention.attend(*heads_and_biases, *of_tokens, form, True)
-
-    ours = with_gradients(for_tpus, x, gradient, ids)
+    ours = with_gradients(functools.partial(for_tpus, form, ids), x, gradient, ids)
     theirs = with_gradients(functools.partial(plain, form, ids), x, gradient, ids)
     assert difference(ours[0], theirs[0]) <= 2e-6
     # The logarithms of sums are rounded: the query gradient is up to 2.4e-6 from float64 (plain: 1.4e-6).
@@ -140,13 +154,7 @@ def test_bfloat16_is_as_close_to_float32_as_in_the_kernel_for_tpus():
     short = gradient.astype(jnp.bfloat16)
     assert gpu_attention.holds_row(128, form, jnp.bfloat16)
     ours = with_gradients(functools.partial(kernel, form, ids, True), rounded, short, ids)
-    tokens = tokens_of(form, ids)
-
-    def for_tpus(*heads_and_biases):
-        of_tokens = tokens[:, :3], jnp.moveaxis(tokens[:, ::3], 1, 2), jnp.zeros(1, jnp.int32)
-        return tpu_attention.attend(*heads_and_biases, *of_tokens, form, True)
-
-    theirs = with_gradients(for_tpus, rounded, short, ids)
+    theirs = with_gradients(functools.partial(for_tpus, form, ids), rounded, short, ids)
 
     def error(one, true):
         return float(jnp.sqrt(jnp.mean(jnp.square(one.astype(jnp.float32) - true))))
