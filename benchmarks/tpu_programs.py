@@ -43,7 +43,9 @@ PROGRAMS = {
     "base_128": Program(f"{_BASE} {_128}", 0.0),
     "large_128": Program(f"{_BASE} {_LARGE} {_128}", 0.0),
     "base_512": Program(f"{_BASE} {_512}", 0.0),
-    "base_512_packed": Program(f"{_BASE} {_512} --input.packing best_fit", 0.0),
+    "base_512_packed": Program(
+        f"{_BASE} {_512} --data.packing best_fit --data.sequences_per_row 20 --training.batch_unit rows", 0.0
+    ),
     "modernbert_1024": Program(f"{_MODERN} --training.global_batch_size 32", 0.4),
     "modernbert_8192": Program(
         f"{_MODERN} --training.global_batch_size 4 --data.seq_length 8192 --data.max_predictions 2458 "

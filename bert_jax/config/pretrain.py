@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from bert_jax.batch import RowShape
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.config.lengths import Parsed, with_steps
 from bert_jax.config.options import options_of
@@ -279,6 +280,15 @@ class PretrainConfig:
         """True if the shards determine the number of rows of a batch, because batch sizes count packed
         sequences."""
         return self.data.packing != "none" and self.training.batch_unit == "sequences"
+
+    @property
+    def row_shape(self) -> RowShape:
+        """Shape of the rows, as far as it is known without shards: packed rows if batch sizes count rows and
+        ``data.sequences_per_row`` is set, else rows of one sequence."""
+        data, counts_rows = self.data, self.training.batch_unit == "rows"
+        most = data.sequences_per_row if counts_rows else 0
+        predictions = data.most_predictions(most) if most else data.max_predictions
+        return RowShape(data.seq_length, predictions, most or 1, counts_rows=counts_rows)
 
     @property
     def parameter_layout(self) -> dict[str, object]:

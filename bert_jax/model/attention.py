@@ -233,7 +233,10 @@ def kernel_attention(
     of_tokens = [(jnp.stack(tokens, 1), by_row)]
     if kernel == "tpu":
         whole = (*cut[:2], None)
-        of_tokens = [(jnp.stack(tokens[:3], 1), by_row), *((x, whole) for x in (jnp.stack(tokens[::3], -1), *turns))]
+        of_tokens = [
+            (jnp.stack(tokens[:3], 1), by_row),
+            *((x, whole) for x in (jnp.stack(tokens[::3], -1), *turns)),
+        ]
     operands, axes = zip(*of_tokens, strict=True)
     axes_of_heads: list[Axes] = [(*cut[:2], *(None,) * (x.ndim - 3), cut[2]) for x in heads]
     run = shard_mapped(attend, mesh, (*axes_of_heads, (None, "act_heads"), *axes), cut)

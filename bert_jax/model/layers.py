@@ -218,8 +218,8 @@ class SelfAttention(Block):
     def _kernel_operands(
         self, products: list[jax.Array], biases: list[jax.Array], position_ids_BxS: jax.Array, kernel: str
     ) -> tuple[tuple[jax.Array, ...], jax.Array, tuple[jax.Array, ...]]:
-        """Return queries, keys and values for ``kernel``, the biases, [3, H], that it adds to them, and the turns by
-        which that for TPUs rotates queries and keys."""
+        """Return queries, keys and values for ``kernel``, the biases, [3, H], that it adds to them, and the factors
+        with which the kernel for TPUs rotates queries and keys."""
         turns: tuple[jax.Array, ...] = ()
         if self.config.position_embeddings == "rotary" and kernel == "tpu":
             turns = rotary_turns(*self._angles(position_ids_BxS))

@@ -10,7 +10,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from bert_jax.batch import PRETRAIN_FEATURES, PretrainSource, RowShape
+from bert_jax.batch import PRETRAIN_FEATURES, PretrainSource
 from bert_jax.config import HeadsConfig, ModelConfig, PretrainConfig, RunConfig
 from bert_jax.model.dropout import TOKEN_FEATURES
 from bert_jax.objectives.display import Display
@@ -79,7 +79,7 @@ class PretrainObjective(Objective):
     def __init__(self, config: PretrainConfig, mesh: Mesh | None) -> None:
         super().__init__(config, self.make_model(config, mesh))
         # With packed rows, replaced after the constructor by the shape of the data.
-        self.row_shape = RowShape(config.data.seq_length, config.data.max_predictions)
+        self.row_shape = config.row_shape
         self.features = tuple(dict.fromkeys((*self.features, *TOKEN_FEATURES)))
 
     @staticmethod

@@ -147,7 +147,7 @@ def _plan(
     training, length = config.training, config.data.seq_length
     batch = training.global_batch_size
     flops = batch * training_flops_per_sequence(
-        config.model, seq_length=length, max_predictions=config.data.max_predictions, has_nsp=config.has_nsp
+        config.model, seq_length=length, max_predictions=config.row_shape.max_predictions, has_nsp=config.has_nsp
     )
     seconds = sum(parts.values()) if parts else None
     shares = {part: each / seconds for part, each in parts.items()} if parts and seconds else None
@@ -204,10 +204,10 @@ def _warnings(config: PretrainConfig, topology: Topology, shares: Mapping[str, f
     dropout, communication = shares.get("dropout", 0.0), shares.get("communication", 0.0)
     if topology.is_tpu and execution.prng == "threefry" and dropout > _MUCH_DROPOUT:
         lines.append(f"dropout takes {dropout:.0%} of the step; execution.prng hash needs fewer operations")
-    if config.has_unknown_rows:
+    if config.data.packing != "none" and config.row_shape.sequences_per_row == 1:
         lines.append(
-            "data.packing: the plan computes unpacked rows, so its sequences are rows; set "
-            "training.global_batch_size to the number of rows in a batch"
+            "data.packing: the plan computes rows of one sequence; set training.batch_unit rows, "
+            "training.global_batch_size to the number of rows in a batch, and data.sequences_per_row"
         )
     if execution.dtype == "float32":
         lines.append("execution.dtype bfloat16 runs the matrix products at least twice as fast")

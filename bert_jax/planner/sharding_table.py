@@ -11,7 +11,6 @@ import jax
 from flax import linen as nn
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from bert_jax.batch import feature_shapes
 from bert_jax.config import PretrainConfig
 from bert_jax.model import BertForPretraining
 from bert_jax.model.canonical import STACKED, VOCABULARY_ROWS, path_name
@@ -60,9 +59,8 @@ def abstract_train_state(config: PretrainConfig, mesh: Any) -> TrainState:
 
 def batch_bytes(config: PretrainConfig, mesh: Any) -> int:
     """Return the number of bytes of a global batch that one device stores."""
-    size, data = config.training.global_batch_size, config.data
     sharding = batch_sharding(mesh)
-    shapes = feature_shapes(size, data.seq_length, data.max_predictions).values()
+    shapes = config.row_shape.features(config.training.global_batch_size).values()
     return sum(math.prod(sharding.shard_shape(shape)) * 4 for shape, _ in shapes)
 
 

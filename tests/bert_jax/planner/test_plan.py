@@ -7,7 +7,9 @@ import pytest
 
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.config.architecture import ModelConfig
+from bert_jax.config.pretrain import DataConfig
 from bert_jax.config.schema import ExecutionConfig, MeshConfig, TrainingConfig
+from bert_jax.objectives.registry import objective_class
 from bert_jax.parallel.hardware import TPUS
 from bert_jax.parallel.mesh import mesh_sizes
 from bert_jax.planner import layout_search as search_module
@@ -271,6 +273,17 @@ def test_plan_of_a_compiled_step():
     drawn = dataclasses.replace(compiled(0.02), hlo=compiled(0.02).hlo.replace("optimizer/neg", "random_bits"))
     plan = plan_compiled(config, parse_topology("v5e:2x2"), Asked(), drawn)
     assert any("dropout takes 100% of the step; execution.prng hash" in line for line in plan.warnings)
+
+    data = DataConfig(packing="best_fit", sequences_per_row=20)
+    for unit, told in (("sequences", True), ("rows", False)):
+        training = TrainingConfig(num_steps=3600, global_batch_size=64, batch_unit=unit)
+        packed = dataclasses.replace(config, data=data, training=training)
+        plan = plan_compiled(packed, parse_topology("v5e:2x2"), Asked(), compiled(0.02))
+        assert any("data.packing: the plan computes rows of one sequence" in line for line in plan.warnings) == told
+        shapes = objective_class(packed.objective)(packed, None).batch_shapes(64)
+        sequences, predictions = (1, 20) if told else (20, data.most_predictions(20))
+        assert shapes["cls_positions"].shape == (64, sequences)
+        assert shapes["mlm_positions"].shape == (64, predictions)
 
     too_large = plan_compiled(config, parse_topology("v5e:2x2"), Asked(), compiled(0.02, peak=2**35))
     assert not too_large.fits
