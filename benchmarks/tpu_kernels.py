@@ -5,9 +5,9 @@
 Compiles the attention kernels (rows of 128 to 8,192 tokens, with and without dropout, a window, heads of 32, 64 and
 128, rotary positions) and the kernels of dropout, residual and LayerNorm for one chip of a v5e, a process each of
 about 4 s, and has libtpu write the final instructions of each kernel. An instruction (a bundle) takes a cycle, as
-often as the loops around it run. Prints a JSON line per kernel: these cycles, those of ``bert_jax.planner.kernels.pallas_seconds``
-without the transfer of its bytes, and the ratio. Exit code 3 if a ratio is not within 0.85 and 1.2. Needs the extra
-``tpu``; no TPU is used.
+often as the loops around it run. Prints a JSON line per kernel: these cycles, those of
+``bert_jax.planner.kernels.pallas_seconds`` without the transfer of its bytes, and the ratio. Exit code 3 if a ratio
+is not within 0.85 and 1.2. Needs the extra ``tpu``; no TPU is used.
 """
 
 import argparse

@@ -26,7 +26,7 @@ _TILE = 256
 _WINDOW_QUERIES = 128
 # Keys of a window begin at a multiple of the rows of a bfloat16 register.
 _SUBLANES = 16
-# Vector operations per rotated value in the forward pass, and in the backward pass, which also rotates the gradient.
+# Vector operations per rotated value; the backward pass also rotates the gradients back.
 _OF_ROTATED, _OF_ROTATED_BACKWARD = 17, 40
 
 
