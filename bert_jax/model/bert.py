@@ -140,7 +140,7 @@ class MlmHead(Block):
         if not config.tied_output:
             shape = table_VxE.shape
             table_VxE = Embedding(*shape, ("vocab", "embed"), config, name="output_embeddings")()
-        swap = on_tpu(self.mesh)
+        swap = not self.is_initializing() and on_tpu(self.mesh)
         if swap:
             # Positions first: [M, B] becomes one dimension without a copy, because 8 (the rows of a tile) divides B
             # but not M.

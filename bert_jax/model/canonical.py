@@ -54,8 +54,9 @@ def abstract_params(model: nn.Module) -> Any:
     """Return the parameter tree of a ``BertModel``; its leaves are ``jax.ShapeDtypeStruct``, boxed in
     ``nn.Partitioned``."""
     length = min(8, model.config.max_position_embeddings)
-    batch = {n: jnp.zeros(s, d) for n, (s, d) in feature_shapes(1, length, 1).items()}
-    return jax.eval_shape(lambda: model.init(jax.random.key(0), batch)["params"])
+    # Not arrays, which would start the devices.
+    batch = {n: jax.ShapeDtypeStruct(s, d) for n, (s, d) in feature_shapes(1, length, 1).items()}
+    return jax.eval_shape(lambda batch: model.init(jax.random.key(0), batch)["params"], batch)
 
 
 @functools.cache

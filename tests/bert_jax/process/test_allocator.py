@@ -73,3 +73,17 @@ print(int(kept), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     pages = 2**26 // resource.getpagesize()
     assert found["keep"] < 2 * pages
     assert found["return"] > 4 * pages
+
+
+def test_a_model_is_read_before_devices_start():
+    """Threads of devices that start before the call keep their own memory."""
+    program = """
+from jax._src import xla_bridge
+from bert_jax.config import ExecutionConfig, ModelConfig
+from bert_jax.model import BertForPretraining
+from bert_jax.model.canonical import canonical_shapes
+shapes = canonical_shapes(BertForPretraining(ModelConfig(num_layers=1), ExecutionConfig(), has_nsp=True))
+print(len(shapes) > 20, xla_bridge.backends_are_initialized())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]
