@@ -40,9 +40,9 @@ class Program:
 
 
 PROGRAMS = {
-    "base_128": Program(f"{_BASE} {_128}", 0.0),
-    "large_128": Program(f"{_BASE} {_LARGE} {_128}", 0.0),
-    "base_512": Program(f"{_BASE} {_512}", 0.0),
+    "base_128": Program(f"{_BASE} {_128}", 0.5217),
+    "large_128": Program(f"{_BASE} {_LARGE} {_128}", 0.6496),
+    "base_512": Program(f"{_BASE} {_512}", 0.5091),
     "base_512_packed": Program(
         f"{_BASE} {_512} --data.packing best_fit --data.sequences_per_row 20 --training.batch_unit rows", 0.0
     ),

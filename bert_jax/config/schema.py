@@ -90,8 +90,8 @@ class ExecutionConfig(Section, prefix="execution."):
     # Attention implementation: xla, pallas (a kernel for TPUs or GPUs; interpreted on a CPU) or auto (pallas on
     # TPUs and GPUs where it can run, else xla).
     attention: Literal["auto", "xla", "pallas"] = "auto"
-    # Implementation of dropout, residual and LayerNorm at the end of a block: xla, pallas or auto, as for
-    # attention.
+    # Implementation of dropout, residual and LayerNorm at the end of a block, and of LayerNorm before a block
+    # (TPU): xla, pallas or auto, as for attention.
     residual_norm: Literal["auto", "xla", "pallas"] = "auto"
     # Random bits of dropout. hash: a hash of step, layer, sequence and position; the bits are the same on every
     # mesh, in every kernel and for every split into microbatches. threefry: the generator of JAX, the same bits on

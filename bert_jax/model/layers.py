@@ -26,7 +26,7 @@ from bert_jax.model.attention import (
 )
 from bert_jax.model.dense import Dense, add_bias, matmul_f32_grad
 from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key, whole_key
-from bert_jax.model.kernels.add_norm import kernel_add_norm, norm_kernels_of
+from bert_jax.model.kernels.add_norm import kernel_add_norm, kernel_norm, norm_kernels_of
 from bert_jax.model.kernels.ranges import visible_keys
 from bert_jax.model.kernels.tiles import Form
 from bert_jax.model.kernels.tpu_attention import rotary_turns
@@ -105,6 +105,22 @@ class Block(nn.Module):
     mesh: Mesh | None = None
 
 
+def norm_before(block: Block, x_BxSxH: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the input of a block, normalized if ``norm_position`` is not post, and the residual that bypasses the
+    block, both [B, S, H]."""
+    config, mesh = block.config, block.mesh
+    if config.norm_position == "post":
+        return x_BxSxH, x_BxSxH
+    norm, kernels = Norm(config, compute_dtype(block.execution), name="layer_norm"), None
+    if not block.is_initializing():
+        kernels = norm_kernels_of(block.execution.residual_norm, mesh, config, x_BxSxH.shape[1])
+    if kernels is None:
+        return norm(x_BxSxH), x_BxSxH
+    x_BxSxH = constrain(x_BxSxH, ACT, mesh)
+    with jax.named_scope("add_norm"):
+        return kernel_norm(x_BxSxH, norm.parameters(x_BxSxH.shape[-1]), epsilon=config.norm_epsilon, mesh=mesh)
+
+
 def output_residual_norm(
     block: Block,
     inner: tuple[jax.Array, ...],
@@ -128,13 +144,12 @@ def output_residual_norm(
         # A loop copies the values for its backward pass into stacked arrays; recomputing the activation is cheaper.
         project = jax.checkpoint(project, prevent_cse=False)
     product_BxSxH = project(inner, kernel)
-    kernels = None
-    if not block.is_initializing():
+    kernels, is_post = None, config.norm_position == "post"
+    if is_post and not block.is_initializing():
         kernels = norm_kernels_of(block.execution.residual_norm, mesh, config, length)
     if kernels is None:
         output_BxSxH = add_bias(product_BxSxH, bias) if dense.use_bias else product_BxSxH
         sum_BxSxH = x_BxSxH + dropout(output_BxSxH, dropout_rate, dropout_key)
-        is_post = config.norm_position == "post"
         return Norm(config, dtype, name="layer_norm")(sum_BxSxH) if is_post else sum_BxSxH
     vectors = (bias, *Norm(config, dtype, name="layer_norm").parameters(width))
     product_BxSxH = constrain(product_BxSxH, ACT, mesh)
@@ -167,9 +182,7 @@ class SelfAttention(Block):
         sequence_ids_BxS, mesh, head_size = tokens["sequence_ids"], self.mesh, config.head_size
         batch, length, width = x_BxSxH.shape
         axes_of_heads = ("act_batch", "act_length", "act_heads", None)
-        inner_BxSxH = x_BxSxH
-        if config.norm_position != "post" and not self.skip_norm:
-            inner_BxSxH = Norm(config, dtype, name="layer_norm")(x_BxSxH)
+        inner_BxSxH, x_BxSxH = (x_BxSxH, x_BxSxH) if self.skip_norm else norm_before(self, x_BxSxH)
         dense = {
             name: Dense(width, ("embed", "heads"), config, dtype, config.qkv_bias, name=name)
             for name in ("query", "key", "value")
@@ -335,9 +348,7 @@ class FeedForward(Block):
     def __call__(self, x_BxSxH: jax.Array, output_key: DropoutKey | None) -> jax.Array:
         config, dtype = self.config, compute_dtype(self.execution)
         bias = config.feed_forward_bias
-        inner_BxSxH = x_BxSxH
-        if config.norm_position != "post":
-            inner_BxSxH = Norm(config, dtype, name="layer_norm")(x_BxSxH)
+        inner_BxSxH, x_BxSxH = norm_before(self, x_BxSxH)
         is_gated = config.feed_forward == "gated"
         hidden = []
         for name in ("gate", "intermediate") if is_gated else ("intermediate",):

@@ -32,6 +32,8 @@ def unsupported(model: ModelConfig, length: int) -> str:
     can."""
     if triton is None:
         return "this version of jax has no Triton kernels"
+    if model.norm_position != "post":
+        return f"model.norm_position: {model.norm_position} is not supported by the residual_norm kernel for GPUs"
     return tpu_norm.unsupported(model, length)
 
 

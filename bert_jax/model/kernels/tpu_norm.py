@@ -1,7 +1,9 @@
-"""Bias, dropout, residual and LayerNorm after a matrix product as one TPU kernel (Pallas), forward and backward.
+"""Bias, dropout, residual and LayerNorm after a matrix product as one TPU kernel (Pallas), forward and backward;
+and LayerNorm before a block.
 
 XLA computes these operations in about six passes through memory in each direction; the kernel reads and writes
-every array once. The backward pass recomputes the sum and its statistics from the product and the residual.
+every array once. The backward pass recomputes the sum and its statistics from the product and the residual. The
+backward pass of LayerNorm before a block also adds the gradient of the residual, which bypasses the block.
 """
 
 import functools
@@ -14,23 +16,21 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.config.architecture import ModelConfig
-from bert_jax.config.switches import ANY, SIZES, Supported, unsupported_fields
+from bert_jax.config.switches import ANY, Supported, unsupported_fields
 from bert_jax.model.dropout import value_words
-from bert_jax.model.kernels.common import LANES, scale_or_drop, stated_cost
+from bert_jax.model.kernels.common import BESIDE_ATTENTION, LANES, scale_or_drop, stated_cost
 
 # Tokens of one block that fit into the fast memory.
 _BLOCK_TOKENS = 256
 
 
-_SUPPORTED: Supported = SIZES | {
-    "position_offset": ANY,
-    "activation": ANY,
-    "norm_position": ("post",),
-    "norm_epsilon": ANY,
-    "position_embeddings": ANY,
-    "rotary_base": ANY,
-    "attention": ANY,
-}
+_SUPPORTED: Supported = (
+    BESIDE_ATTENTION
+    | dict.fromkeys(
+        ("position_embeddings", "rotary_base", "rotary_window_base", "attention", "attention_windows"), ANY
+    )
+    | {"norm": ("layer_norm",)}
+)
 
 
 def unsupported(model: ModelConfig, length: int) -> str:
@@ -49,7 +49,7 @@ def forward(
     rate: float, interpret: bool,
 ) -> jax.Array:  # fmt: skip
     """Compute ``forward`` of :class:`bert_jax.model.kernels.add_norm.Kernels`."""
-    kernel = functools.partial(_forward_kernel, epsilon=epsilon, dropout_rate=rate)
+    kernel = functools.partial(_add_norm_forward_kernel, epsilon=epsilon, dropout_rate=rate)
     (out,) = _call(kernel, vectors, tokens, arrays, 1, 0, interpret)
     return out
 
@@ -59,9 +59,26 @@ def backward(
     rate: float, interpret: bool,
 ) -> tuple[jax.Array, ...]:  # fmt: skip
     """Compute ``backward`` of :class:`bert_jax.model.kernels.add_norm.Kernels`."""
-    kernel = functools.partial(_backward_kernel, epsilon=epsilon, dropout_rate=rate)
+    kernel = functools.partial(_add_norm_backward_kernel, epsilon=epsilon, dropout_rate=rate)
     for_product, for_residual, sums = _call(kernel, vectors, tokens, arrays, 2, 1, interpret)
     return for_product, for_residual, sums.reshape(3, 8, -1)
+
+
+def norm_forward(x: jax.Array, vectors: tuple[jax.Array, ...], epsilon: float, interpret: bool) -> jax.Array:
+    """Return LayerNorm of ``x`` [N, H]; ``vectors`` are its scale and bias, each [H]."""
+    kernel = functools.partial(_norm_forward_kernel, epsilon=epsilon)
+    (out,) = _call(kernel, (*vectors, vectors[1]), (), (x,), 1, 0, interpret)
+    return out
+
+
+def norm_backward(
+    arrays: tuple[jax.Array, ...], vectors: tuple[jax.Array, ...], epsilon: float, interpret: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Return the gradient of ``x`` and sums of those of scale and bias, float32[2, 8, H]. ``arrays`` are ``x``, the
+    gradient of LayerNorm, and the gradient of ``x`` that does not come from LayerNorm."""
+    kernel = functools.partial(_norm_backward_kernel, epsilon=epsilon)
+    for_x, sums = _call(kernel, (*vectors, vectors[1]), (), arrays, 1, 1, interpret)
+    return for_x, sums.reshape(3, 8, -1)[:2]
 
 
 def _call(
@@ -77,6 +94,8 @@ def _call(
     # Vector operations per value, counted in the programs that libtpu 0.0.42 compiles for v5e. The backward pass
     # has 24, but waits for the fast memory as long as for 34.
     vector = (34 if sums else 13) + 10 * len(words)
+    if kernel.func in (_norm_forward_kernel, _norm_backward_kernel):
+        vector = 31 if sums else 10
     kind = jax.typeof(arrays[0]).manual_axis_type
     like = jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype, manual_axis_type=kind)
     total = jax.ShapeDtypeStruct((24, width), jnp.float32, manual_axis_type=kind)
@@ -95,45 +114,70 @@ def _call(
         cost_estimate=pl.CostEstimate(flops=0, transcendentals=tokens, bytes_accessed=moved),
         metadata=stated_cost(0, moved, vector * arrays[0].size, tokens // rows),
         interpret=interpret,
-        name="add_norm" + kernel.func.__name__.removesuffix("_kernel"),
+        name=kernel.func.__name__.removeprefix("_").removesuffix("_kernel"),
     )(jnp.stack(vectors).astype(jnp.float32), *arrays, *words)
 
 
-def _forward_kernel(
+def _add_norm_forward_kernel(
     vectors: Any, product: Any, residual: Any, *others: Any, epsilon: float, dropout_rate: float
 ) -> None:
     *words, out = others
-    normal, _, _ = _normal(vectors, product, residual, words, epsilon, dropout_rate)
+    total, _ = _total(vectors, product, residual, words, dropout_rate)
+    normal, _ = _normal(total, epsilon)
     out[...] = (normal * vectors[1:2] + vectors[2:3]).astype(out.dtype)
 
 
-def _backward_kernel(
+def _add_norm_backward_kernel(
     vectors: Any, product: Any, residual: Any, gradient: Any, *others: Any, epsilon: float, dropout_rate: float
 ) -> None:
     *words, for_product, for_residual, sums = others
-    normal, inverse, factor = _normal(vectors, product, residual, words, epsilon, dropout_rate)
+    total, factor = _total(vectors, product, residual, words, dropout_rate)
+    normal, inverse = _normal(total, epsilon)
     incoming = gradient[...].astype(jnp.float32)
-    scaled = incoming * vectors[1:2]
-    mean = jnp.mean(scaled, axis=-1, keepdims=True)
-    along = jnp.mean(scaled * normal, axis=-1, keepdims=True)
-    for_sum = inverse * (scaled - mean - normal * along)
+    for_sum = _for_total(incoming * vectors[1:2], normal, inverse)
     for_residual[...] = for_sum.astype(for_residual.dtype)
     dropped = for_sum if factor is None else for_sum * factor
     for_product[...] = dropped.astype(for_product.dtype)
+    _add(sums, dropped, incoming * normal, incoming)
+
+
+def _norm_forward_kernel(vectors: Any, x: Any, out: Any, *, epsilon: float) -> None:
+    normal, _ = _normal(x[...].astype(jnp.float32), epsilon)
+    out[...] = (normal * vectors[0:1] + vectors[1:2]).astype(out.dtype)
+
+
+def _norm_backward_kernel(
+    vectors: Any, x: Any, gradient: Any, beside: Any, for_x: Any, sums: Any, *, epsilon: float
+) -> None:
+    normal, inverse = _normal(x[...].astype(jnp.float32), epsilon)
+    incoming = gradient[...].astype(jnp.float32)
+    for_sum = _for_total(incoming * vectors[0:1], normal, inverse)
+    for_x[...] = (for_sum + beside[...].astype(jnp.float32)).astype(for_x.dtype)
+    _add(sums, incoming * normal, incoming)
+
+
+def _for_total(scaled: jax.Array, normal: jax.Array, inverse: jax.Array) -> jax.Array:
+    """Return the gradient of the values that were normalized, for the gradient ``scaled`` of ``normal``."""
+    mean = jnp.mean(scaled, axis=-1, keepdims=True)
+    along = jnp.mean(scaled * normal, axis=-1, keepdims=True)
+    return inverse * (scaled - mean - normal * along)
+
+
+def _add(sums: Any, *arrays: jax.Array) -> None:
+    """Add eight partial sums of each array, so that whole registers are added without sums over their rows."""
 
     @pl.when(pl.program_id(0) == 0)
     def _() -> None:
         sums[...] = jnp.zeros(sums.shape, jnp.float32)
 
-    for i, values in enumerate((dropped, incoming * normal, incoming)):
-        # Eight partial sums of each, so that whole registers are added without sums over their rows.
+    for i, values in enumerate(arrays):
         sums[8 * i : 8 * i + 8] += jnp.sum(values.reshape(-1, 8, values.shape[-1]), axis=0)
 
 
-def _normal(
-    vectors: Any, product: Any, residual: Any, words: Sequence[Any], epsilon: float, dropout_rate: float
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Return the normalized sum, its inverse standard deviation, and the dropout factor of each value (0 or the
+def _total(
+    vectors: Any, product: Any, residual: Any, words: Sequence[Any], dropout_rate: float
+) -> tuple[jax.Array, jax.Array | None]:
+    """Return the sum of the residual and the dropped product, and the dropout factor of each value (0 or the
     scale)."""
     dropped = product[...].astype(jnp.float32) + vectors[0:1]
     factor = None
@@ -143,7 +187,11 @@ def _normal(
         halves = [hashed & 0xFFFF, jax.lax.shift_right_logical(hashed, 16)]
         factor = scale_or_drop(jnp.concatenate(halves, axis=1), dropout_rate)
         dropped = dropped * factor
-    total = residual[...].astype(jnp.float32) + dropped
+    return residual[...].astype(jnp.float32) + dropped, factor
+
+
+def _normal(total: jax.Array, epsilon: float) -> tuple[jax.Array, jax.Array]:
+    """Return the normalized values and their inverse standard deviation."""
     centered = total - jnp.mean(total, axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + epsilon)
-    return centered * inverse, inverse, factor
+    return centered * inverse, inverse

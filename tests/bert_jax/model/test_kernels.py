@@ -15,6 +15,7 @@ from bert_jax.model.attention import attention_kernel_of, dot_product_attention,
 from bert_jax.model.dropout import ShardKey, TokenKey, dropout
 from bert_jax.model.kernels import gpu_attention, gpu_norm, tpu_attention, tpu_attention_bodies, tpu_norm
 from bert_jax.model.kernels.add_norm import add_norm as fused
+from bert_jax.model.kernels.add_norm import norm_beside
 from bert_jax.model.kernels.tiles import Form
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.training.state import initial_params, make_prng_key
@@ -192,7 +193,8 @@ def test_kernels_refuse_a_switch_that_they_do_not_list():
     for kernel in (tpu_attention, tpu_norm, gpu_attention, gpu_norm):
         assert not kernel.unsupported(Extended(), 128)
         assert kernel.unsupported(Extended(new_switch=1), 128).startswith("model.new_switch: 1 is not supported")
-    assert tpu_norm.unsupported(ModelConfig(norm_position="pre"), 128).startswith("model.norm_position: pre")
+    assert tpu_norm.unsupported(ModelConfig(norm="rms_norm"), 128).startswith("model.norm: rms_norm")
+    assert gpu_norm.unsupported(ModelConfig(norm_position="pre"), 128).startswith("model.norm_position: pre")
     with pytest.raises(ValueError, match=r"model\.new_switch: 1"):
         attention_kernel_of("pallas", None, Extended(new_switch=1), 128)
     assert not attention_kernel_of("auto", None, Extended(new_switch=1), 128)
@@ -267,13 +269,28 @@ def test_add_norm_bits_depend_on_the_place_of_a_token_alone(module):
     assert (run(product, residual, *vectors, rate=0.1, seed=4) != whole).any()
 
 
-def model_config(dropout):
+def test_norm_before_a_block_adds_the_gradient_of_the_residual():
+    x, gradient, beside, scale, shift, _ = norm_operands(256)
+
+    def plain(x, scale, shift):
+        centered = x - x.mean(-1, keepdims=True)
+        return centered / jnp.sqrt(jnp.square(centered).mean(-1, keepdims=True) + 1e-5) * scale + shift, x
+
+    ours, our_back = jax.vjp(lambda x, *vectors: norm_beside(x, vectors, 1e-5, True), x, scale, shift)
+    theirs, their_back = jax.vjp(plain, x, scale, shift)
+    gradients = [back((gradient, beside)) for back in (our_back, their_back)]
+    for one, other in zip((*ours, *gradients[0]), (*theirs, *gradients[1]), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+    np.testing.assert_array_equal(ours[1], x)
+
+
+def model_config(dropout, **switches):
     config = tiny_config("--model.num_layers 2")
     sizes = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 256, "max_position_embeddings": 128}
     rates = {"hidden_dropout": dropout, "attention_dropout": dropout}
     return dataclasses.replace(
         config,
-        model=dataclasses.replace(config.model, **sizes, **rates),
+        model=dataclasses.replace(config.model, **sizes, **rates, **switches),
         data=dataclasses.replace(config.data, seq_length=128),
     )
 
@@ -299,6 +316,25 @@ def test_a_model_of_kernels_equals_the_plain_model(options):
     config = model_config(dropout=0.0)
     plain = loss_of_model(config)
     loss, grads = loss_of_model(config, **KERNELS, **options)
+    assert abs(loss - plain[0]) <= 1e-6 * abs(plain[0])
+    assert relative_difference(grads, plain[1]) <= 5e-6
+
+
+MODERN = {
+    "norm_position": "pre_skip_first", "norm_bias": False, "qkv_bias": False, "feed_forward_bias": False,
+    "feed_forward": "gated", "position_embeddings": "rotary", "attention_windows": (0, 10),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mesh", [None, (2, 1, 2)])
+def test_a_modern_model_of_kernels_equals_the_plain_model(mesh):
+    """Rotary positions, windows and LayerNorm before the blocks."""
+    config = model_config(dropout=0.1, **MODERN)
+    if mesh is not None:
+        sizes = MeshConfig(data=mesh[0], fsdp=mesh[1], tensor=mesh[2])
+        mesh = make_mesh(sizes, jax.devices()[: np.prod(mesh)])
+    plain = loss_of_model(config)
+    loss, grads = loss_of_model(config, mesh, **KERNELS)
     assert abs(loss - plain[0]) <= 1e-6 * abs(plain[0])
     assert relative_difference(grads, plain[1]) <= 5e-6
 
