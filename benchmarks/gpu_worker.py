@@ -151,7 +151,7 @@ def attention_comparison(form: str, ids: str, length: int, dtype: str) -> Compar
         return gpu_attention.attend(one, biases, tokens, jnp.zeros(1, jnp.int32), shape, interpret)
 
     def tpu_context(*inputs: Any) -> Any:
-        of_tokens = tokens[:, :3], jnp.moveaxis(tokens[:, ::3], 1, 2), jnp.zeros(1, jnp.int32)
+        of_tokens = tokens[:, :3], jnp.moveaxis(tokens[:, ::3], 1, 2), (), jnp.zeros(1, jnp.int32)
         return tpu_attention.attend(*inputs, *of_tokens, shape, True)
 
     def plain_context(*inputs: Any) -> Any:
