@@ -122,4 +122,6 @@ class Dense(nn.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel, bias = self.parameters(x.shape[-1])
-        return add_bias(matmul_f32_grad(x, kernel), bias)
+        # In the shape of the product, [rows, out], because of the stacked arrays of loops over layers.
+        rows = matmul_f32_grad(x, kernel).reshape(-1, self.features)
+        return add_bias(rows, bias).reshape(*x.shape[:-1], self.features)

@@ -113,7 +113,7 @@ def output_residual_norm(
     dropout_key: DropoutKey | None,
     activate: Callable[..., jax.Array] = lambda x: x,
 ) -> jax.Array:
-    """Apply the last operations of an attention or feed-forward block to ``inner``, arrays [B, S, ...]:
+    """Apply the last operations of an attention or feed-forward block to ``inner``, arrays [B, S, ...] or [N, ...]:
     ``activate``, the output projection ``dense``, dropout, the addition of the residual ``x`` and, if
     ``norm_position`` is post, LayerNorm."""
     config, dtype, mesh = block.config, compute_dtype(block.execution), block.mesh
@@ -126,7 +126,7 @@ def output_residual_norm(
     if block.execution.scan_layers:
         # A loop copies the values for its backward pass into stacked arrays; recomputing the activation is cheaper.
         project = jax.checkpoint(project, prevent_cse=False)
-    product_BxSxH = project(inner, kernel)
+    product_BxSxH = project(inner, kernel).reshape(x_BxSxH.shape)
     kernels = None
     if not block.is_initializing():
         kernels = norm_kernels_of(block.execution.residual_norm, mesh, config, length)
@@ -338,6 +338,9 @@ class FeedForward(Block):
             activated = activation(config.activation, first)
             return activated * second[0] if second else activated
 
+        if self.execution.scan_layers:
+            # The shape in which the products write them to the stacked arrays of the loop.
+            hidden = [y.reshape(-1, y.shape[-1]) for y in hidden]
         output = Dense(x_BxSxH.shape[-1], ("mlp", "embed"), config, dtype, bias, True, name="output")
         rate = config.dropout_at("feed_forward")
         return output_residual_norm(self, tuple(hidden), x_BxSxH, output, rate, output_key, activate)
