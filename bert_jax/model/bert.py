@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, SentenceConfig, pretraining_heads
 from bert_jax.model.attention import has_blocks, random_features
-from bert_jax.model.dense import Dense, add_bias_of_logits, matmul_f32_grad
+from bert_jax.model.dense import Dense, activation, add_bias_of_logits, matmul_f32_grad
 from bert_jax.model.dropout import DropoutKey, Site, TokenKey, dropout, site_key
 from bert_jax.model.embeddings import Embedding, Embeddings
 from bert_jax.model.kernels.common import on_tpu
@@ -26,7 +26,6 @@ from bert_jax.model.layers import (
     EncoderLayer,
     FeedForward,
     Norm,
-    activation,
     compute_dtype,
 )
 from bert_jax.model.local_attention import global_features

@@ -5,12 +5,10 @@ Parameters are float32 and carry their logical axes; ``dtype`` is the dtype of t
 """
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
@@ -24,7 +22,7 @@ from bert_jax.model.attention import (
     kernel_attention,
     without_padding,
 )
-from bert_jax.model.dense import Dense, add_bias, matmul_f32_grad
+from bert_jax.model.dense import Dense, activation, add_bias, matmul_f32_grad
 from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key, whole_key
 from bert_jax.model.kernels.add_norm import kernel_add_norm, kernel_norm, norm_kernels_of
 from bert_jax.model.kernels.ranges import visible_keys
@@ -33,7 +31,7 @@ from bert_jax.model.kernels.tpu_attention import rotary_turns
 from bert_jax.model.positions import (
     RelativeScores,
     distance_rows,
-    rotary_tables,
+    rotary_angles,
     rotate,
 )
 from bert_jax.parallel.axes import constrain, with_logical_axes
@@ -50,25 +48,6 @@ CACHE_FEATURES = ("cache_ids", "cache_start")
 def compute_dtype(execution: ExecutionConfig) -> jnp.dtype:
     """Return the dtype of matrix products and activations."""
     return jnp.dtype(execution.dtype)
-
-
-def activation(kind: str, x: jax.Array) -> jax.Array:
-    """Apply the activation function ``kind``, a name that ``ModelConfig`` allows, to ``x``."""
-    match kind:
-        case "gelu":
-            # With erf instead of the erfc of jax.nn.gelu: the same function, cheaper on CPU.
-            return x * (0.5 * jax.lax.erf(x * np.asarray(math.sqrt(0.5), x.dtype)) + 0.5)
-        case "gelu_tanh":
-            return jax.nn.gelu(x, approximate=True)
-        case "gelu_sigmoid":
-            return x * jax.nn.sigmoid(1.702 * x)
-        case "relu":
-            return jax.nn.relu(x)
-        case "silu":
-            return jax.nn.silu(x)
-        case "tanh":
-            return jnp.tanh(x)
-    raise AssertionError(kind)
 
 
 class Norm(nn.Module):
@@ -130,7 +109,7 @@ def output_residual_norm(
     dropout_key: DropoutKey | None,
     activate: Callable[..., jax.Array] = lambda x: x,
 ) -> jax.Array:
-    """Apply the last operations of an attention or feed-forward block to ``inner``, arrays [B, S, ...]:
+    """Apply the last operations of an attention or feed-forward block to ``inner``, arrays [B, S, ...] or [N, ...]:
     ``activate``, the output projection ``dense``, dropout, the addition of the residual ``x`` and, if
     ``norm_position`` is post, LayerNorm."""
     config, dtype, mesh = block.config, compute_dtype(block.execution), block.mesh
@@ -143,7 +122,7 @@ def output_residual_norm(
     if block.execution.scan_layers:
         # A loop copies the values for its backward pass into stacked arrays; recomputing the activation is cheaper.
         project = jax.checkpoint(project, prevent_cse=False)
-    product_BxSxH = project(inner, kernel)
+    product_BxSxH = project(inner, kernel).reshape(x_BxSxH.shape)
     kernels, is_post = None, config.norm_position == "post"
     if is_post and not block.is_initializing():
         kernels = norm_kernels_of(block.execution.residual_norm, mesh, config, length)
@@ -235,7 +214,7 @@ class SelfAttention(Block):
         with which the kernel for TPUs rotates queries and keys."""
         turns: tuple[jax.Array, ...] = ()
         if self.config.position_embeddings == "rotary" and kernel == "tpu":
-            turns = rotary_turns(*self._angles(position_ids_BxS))
+            turns = rotary_turns(*rotary_angles(self.config, self.window, position_ids_BxS))
         elif self.config.position_embeddings == "rotary":
             turned = self._heads(products, biases, position_ids_BxS)
             products = [y.reshape(*y.shape[:2], -1) for y in turned]
@@ -279,15 +258,9 @@ class SelfAttention(Block):
             heads = [add_bias(y, bias) for y, bias in zip(heads, biases, strict=True)]
         heads = [y.reshape(*y.shape[:2], config.num_attention_heads, config.head_size) for y in heads]
         if config.position_embeddings == "rotary":
-            turns = [x[:, :, None] for x in self._angles(position_ids_BxS)]
+            turns = [x[:, :, None] for x in rotary_angles(config, self.window, position_ids_BxS)]
             heads[:2] = [rotate(y, *turns) for y in heads[:2]]
         return heads
-
-    def _angles(self, position_ids_BxS: jax.Array) -> list[jax.Array]:
-        """Return the cosines and the sines of the rotary positions, each float32[B, S, D / 2]."""
-        base = self.config.rotary_base_of(self.window)
-        tables = rotary_tables(self.config.max_position_embeddings, self.config.head_size, base)
-        return [jnp.take(x, position_ids_BxS, axis=0, mode="clip") for x in tables]
 
     def _replace_global(
         self,
@@ -359,6 +332,9 @@ class FeedForward(Block):
             activated = activation(config.activation, first)
             return activated * second[0] if second else activated
 
+        if self.execution.scan_layers:
+            # The shape in which the products write them to the stacked arrays of the loop.
+            hidden = [y.reshape(-1, y.shape[-1]) for y in hidden]
         output = Dense(x_BxSxH.shape[-1], ("mlp", "embed"), config, dtype, bias, True, name="output")
         rate = config.dropout_at("feed_forward")
         return output_residual_norm(self, tuple(hidden), x_BxSxH, output, rate, output_key, activate)

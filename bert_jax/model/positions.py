@@ -29,6 +29,14 @@ def rotary_tables(length: int, head_size: int, base: float) -> tuple[np.ndarray,
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
+def rotary_angles(config: ModelConfig, window: int, position_ids_BxS: jax.Array) -> list[jax.Array]:
+    """Return the cosines and the sines of :func:`rotary_tables` at each token, each float32[B, S, D / 2], for a
+    layer with ``window`` (0: no limit)."""
+    base = config.rotary_base_of(window)
+    tables = rotary_tables(config.max_position_embeddings, config.head_size, base)
+    return [jnp.take(x, position_ids_BxS, axis=0, mode="clip") for x in tables]
+
+
 def rotate(x_BxSxAxD: jax.Array, cos_BxSx1xE: jax.Array, sin_BxSx1xE: jax.Array) -> jax.Array:
     """Apply rotary position embeddings to the queries or keys ``x`` in float32: in each head of size D, the
     dimensions i and i + D / 2 are rotated by angle i of the position.

@@ -9,8 +9,7 @@ from flax import linen as nn
 
 from bert_jax.config import HeadsConfig, ModelConfig
 from bert_jax.config.spec import Features
-from bert_jax.model.dense import Dense
-from bert_jax.model.layers import activation
+from bert_jax.model.dense import Dense, activation
 from bert_jax.parallel.axes import with_logical_axes
 
 # Hidden states (0: embeddings, then the layers) of each kind of features.

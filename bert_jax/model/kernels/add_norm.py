@@ -54,10 +54,9 @@ def kernel_add_norm(
         tokens.append(jnp.stack(token_key(dropout_key, *product_BxSxH.shape[:2]).words(), axis=-1))
 
     def run(_: Any, product: jax.Array, residual: jax.Array, *others: jax.Array) -> jax.Array:
-        flat = [y.reshape(-1, y.shape[-1]) for y in (product, residual, *others[3:])]
+        words = tuple(y.reshape(-1, y.shape[-1]) for y in others[3:])
         interpret = platform_of(mesh) != kernels_for(mesh)
-        out = add_norm(*flat[:2], others[:3], tuple(flat[2:]), epsilon, rate, kernels, interpret)
-        return out.reshape(product.shape)
+        return add_norm(product, residual, others[:3], words, epsilon, rate, kernels, interpret)
 
     cut: Axes = ("act_batch", "act_length", "act_embed")
     axes = (cut, cut, (None,), (None,), (None,), *[(*cut[:2], None)] * len(tokens))
@@ -66,8 +65,8 @@ def kernel_add_norm(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
 def add_norm(
-    product_NxH: jax.Array,
-    residual_NxH: jax.Array,
+    product_BxSxH: jax.Array,
+    residual_BxSxH: jax.Array,
     vectors: tuple[jax.Array, ...],
     tokens: tuple[jax.Array, ...],
     epsilon: float,
@@ -75,14 +74,20 @@ def add_norm(
     kernels: Kernels,
     interpret: bool,
 ) -> jax.Array:
-    """Compute ``LayerNorm(residual + dropout(product + bias))`` over N tokens in float32. Returns [N, H] in the
-    dtype of the residual.
+    """Compute ``LayerNorm(residual + dropout(product + bias))`` over the N tokens of all rows in float32.
+    Returns [B, S, H] in the dtype of the residual.
 
     ``vectors`` contains the bias, and the scale and the bias of LayerNorm, each [H]. ``tokens`` contains the words
     of ``bert_jax.model.dropout.TokenKey`` for each token, int32[N, 2]; it is empty if ``dropout_rate`` is 0.
     ``interpret`` runs the kernels on any device.
     """
-    return kernels.forward((product_NxH, residual_NxH), vectors, tokens, epsilon, dropout_rate, interpret)
+    arrays = _rows(product_BxSxH), _rows(residual_BxSxH)
+    out = kernels.forward(arrays, vectors, tokens, epsilon, dropout_rate, interpret)
+    return out.reshape(residual_BxSxH.shape)
+
+
+def _rows(x: jax.Array) -> jax.Array:
+    return x.reshape(-1, x.shape[-1])
 
 
 def _forward(
@@ -90,7 +95,9 @@ def _forward(
     epsilon: float, dropout_rate: float, kernels: Kernels, interpret: bool,
 ) -> tuple[jax.Array, tuple[Any, ...]]:  # fmt: skip
     out = add_norm(product, residual, vectors, tokens, epsilon, dropout_rate, kernels, interpret)
-    return out, (product, residual, vectors, tokens)
+    # In a loop over layers both are kept in stacked arrays: the product in the shape in which it is written there,
+    # the residual in the shape in which it is kept for the products that read it, so that it is kept once.
+    return out, (_rows(product), residual, vectors, tokens)
 
 
 def _backward(
@@ -98,10 +105,11 @@ def _backward(
     gradient: jax.Array,
 ) -> tuple[Any, ...]:  # fmt: skip
     product, residual, vectors, tokens = saved
-    arrays = (product, residual, gradient)
+    arrays = (product, _rows(residual), _rows(gradient))
     *gradients, sums = kernels.backward(arrays, vectors, tokens, epsilon, dropout_rate, interpret)
     for_vectors = tuple(jnp.sum(x, axis=0).astype(v.dtype) for x, v in zip(sums, vectors, strict=True))
     # Gradients of integers have the dtype float0.
+    gradients = [x.reshape(residual.shape) for x in gradients]
     return *gradients, for_vectors, tuple(np.zeros(x.shape, jax.dtypes.float0) for x in tokens)
 
 

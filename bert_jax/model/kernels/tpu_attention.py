@@ -109,15 +109,17 @@ def _forward(
 ) -> tuple[jax.Array, tuple[Any, ...]]:  # fmt: skip
     common = (biases, query_tokens, key_tokens, turns, first_head)
     out, log_sums = _Call(query, *common, form, interpret).run(forward_kernel, (query, key, value), (query,))
-    return out, (query, key, value, *common, out, log_sums)
+    # A loop over layers keeps them in stacked arrays, where products of matrices write in their own shape, [N, H].
+    rows = (x.reshape(-1, x.shape[-1]) for x in (query, key, value))
+    return out, (*rows, *common, out, log_sums)
 
 
 def _backward(form: Form, interpret: bool, saved: tuple[Any, ...], gradient: jax.Array) -> tuple[Any, ...]:
     query, key, value, *common, out, log_sums = saved
     turns = common[3]
-    call = _Call(query, *common, form, interpret)
-    arrays = (query, key, value, out, gradient)
-    *gradients, sums = call.run(backward_kernel, arrays, (query, key, value), log_sums)
+    call = _Call(out, *common, form, interpret)
+    arrays = (*(x.reshape(out.shape) for x in (query, key, value)), out, gradient)
+    *gradients, sums = call.run(backward_kernel, arrays, arrays[:3], log_sums)
     for_biases = jnp.sum(sums.reshape(-1, 3, 8, sums.shape[-1]), axis=(0, 2))
     # Gradients of integers have the dtype float0.
     zeros = [np.zeros(x.shape, jax.dtypes.float0) for x in (*common[1:3], common[4])]

@@ -326,17 +326,33 @@ MODERN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mesh", [None, (2, 1, 2)])
-def test_a_modern_model_of_kernels_equals_the_plain_model(mesh):
+@pytest.mark.parametrize("on_mesh", [False, True])
+def test_a_modern_model_of_kernels_equals_the_plain_model(on_mesh):
     """Rotary positions, windows and LayerNorm before the blocks."""
     config = model_config(dropout=0.1, **MODERN)
-    if mesh is not None:
-        sizes = MeshConfig(data=mesh[0], fsdp=mesh[1], tensor=mesh[2])
-        mesh = make_mesh(sizes, jax.devices()[: np.prod(mesh)])
+    mesh = make_mesh(MeshConfig(data=2, fsdp=1, tensor=2), jax.devices()[:4]) if on_mesh else None
     plain = loss_of_model(config)
     loss, grads = loss_of_model(config, mesh, **KERNELS)
     assert abs(loss - plain[0]) <= 1e-6 * abs(plain[0])
     assert relative_difference(grads, plain[1]) <= 5e-6
+
+
+def test_a_loop_over_layers_stacks_each_value_once_in_the_shape_of_its_product():
+    """Stacked arrays of the loop, per layer [B, S, H] if a kernel wrote the value, [N, H] if a product wrote it."""
+    config = model_config(dropout=0.1)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, intermediate_size=512))
+    execution = ExecutionConfig(scan_layers=True, **KERNELS)
+    model, batch, sizes = BertForPretraining(config.model, execution, True), random_batch(config), config.model
+    layers, width, wide = sizes.num_layers, sizes.hidden_size, sizes.intermediate_size
+    params, key = initial_params(model, 3), make_prng_key(execution, 1)
+    trace = jax.make_jaxpr(lambda p: loss_and_gradients(masked_lm(model), p, batch, key, 1))(params)
+    forward = next(e for e in trace.eqns if e.primitive.name == "scan" and e.params["length"] == layers)
+    shapes = [x.aval.shape[1:] for x in forward.outvars[forward.params["num_carry"] :]]
+    rows, length = batch["input_ids"].shape
+    # Input, input of the feed-forward block, context (twice in one shape, which the compiler merges); query, key,
+    # value and two outputs; before the activation.
+    expected = [(rows, length, width)] * 4 + [(rows * length, width)] * 5 + [(rows * length, wide)]
+    assert sorted(x for x in shapes if x[-1] in (width, wide) and x[0] > 3) == sorted(expected)
 
 
 @pytest.mark.parametrize("kernels", ["tpu", "gpu"])
