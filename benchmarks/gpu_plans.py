@@ -146,7 +146,8 @@ def of_collectives(step: Any, topology: Any, plan: Any) -> dict[str, Any]:
     once = once and all("f32" in name for name in reduced)
     cut = plan.argument_bytes <= MARGIN * (3 * whole / (data * fsdp)) + 2**24
     # Layers gather their parameters in bfloat16 over fsdp, forward and backward.
-    exchanges = [("reduce-scatter", whole, fsdp), ("reduce-scatter", whole // fsdp, data)]
+    reduce = "all-reduce" if topology.is_tpu else "reduce-scatter"  # the compiler for TPUs has no reduce-scatter
+    exchanges = [(reduce, whole, fsdp), (reduce, whole // fsdp, data)]
     exchanges += [("all-gather", whole // (data * fsdp), data)] + 2 * [("all-gather", whole // 2 // fsdp, fsdp)]
     of_plan = sum(cycles.collective_seconds(*each, topology.chip, topology.shape) for each in exchanges)
     return {
