@@ -16,14 +16,15 @@ from jax.sharding import Mesh
 from bert_jax.objectives.objective import Objective, PretrainObjective
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import batch_sharding, check_batches
+from bert_jax.parallel.hardware import TPUS
 from bert_jax.training.memory import device_bytes, explain_memory, gib, step_advice
 from bert_jax.training.state import TrainState, abstract_state, compute_shardings, parameter_count
 from bert_jax.training.step import make_eval_step, make_train_step
 
 # Sum gradients in several collectives during the backward pass instead of in one collective after it. The compiler
-# does so only if the size of a combined collective is limited (last option, in bytes). Only for v5e: v4 has too
-# little fast memory (docs/design/tpu-performance.md).
-_V5E_OPTIONS: dict[str, str | bool] = {
+# does so only if the size of a combined collective is limited (last option, in bytes). Only for v5e, v5p and v6e:
+# v4 has too little fast memory, and TPU7x has the same program without them (docs/design/tpu-performance.md).
+_COLLECTIVE_OPTIONS: dict[str, str | bool] = {
     "xla_enable_async_all_gather": "true",
     "xla_enable_async_all_reduce": "true",
     "xla_tpu_enable_async_collective_fusion": "true",
@@ -33,7 +34,8 @@ _V5E_OPTIONS: dict[str, str | bool] = {
     "xla_tpu_overlap_compute_collective_tc": "true",
     "xla_jf_crs_combiner_threshold_in_bytes": "1000000",
 }
-
+# Chips, as in bert_jax.parallel.hardware, that are compiled with them.
+_WITH_COLLECTIVE_OPTIONS = ("TPU v5e", "TPU v5p", "TPU v6e")
 
 # cuBLAS for all products: it adds the gradient of a residual in the product, which Triton's products leave to a
 # pass through memory (docs/design/gpu-performance.md).
@@ -44,7 +46,8 @@ def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
     """Return the compiler options of the training step on ``mesh``, except those that ``LIBTPU_INIT_ARGS`` or
     ``XLA_FLAGS`` sets."""
     kind = mesh.devices.flat[0].device_kind
-    options = _V5E_OPTIONS if kind in ("TPU v5 lite", "TPU v5e") else _NVIDIA_OPTIONS if "NVIDIA" in kind else {}
+    is_listed = any(TPUS.get(kind) == TPUS[name] for name in _WITH_COLLECTIVE_OPTIONS)
+    options = _COLLECTIVE_OPTIONS if is_listed else _NVIDIA_OPTIONS if "NVIDIA" in kind else {}
     variable = "XLA_FLAGS" if "NVIDIA" in kind else "LIBTPU_INIT_ARGS"
     own = set(re.findall(r"--(\w+)", os.environ.get(variable, "")))
     return {name: value for name, value in options.items() if name not in own}

@@ -146,4 +146,14 @@ def test_sums_run_beside_the_backward_pass_and_the_users_options_win(monkeypatch
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_enable_async_all_reduce=false")
     assert compiler_options(mesh) == {k: v for k, v in options.items() if k != "xla_enable_async_all_reduce"}
     assert len(compiler_options(mesh)) == len(options) - 1
-    assert compiler_options(make_mesh(tiny_config(MODEL).mesh, tpu_devices(parse_topology("v4:2x2x4")))) == {}
+
+
+@pytest.mark.parametrize(
+    ("slice_name", "is_listed"),
+    [("v5e:2x2", True), ("v5p:2x2x1", True), ("v6e:2x2", True), ("v4:2x2x1", False), ("tpu7x:2x2x1", False)],
+)
+def test_collectives_overlap_on_the_chips_whose_compiler_can_do_so(slice_name, is_listed):
+    mesh = make_mesh(tiny_config(MODEL).mesh, tpu_devices(parse_topology(slice_name)))
+    options = compiler_options(mesh)
+    assert (options.get("xla_jf_crs_combiner_threshold_in_bytes") == "1000000") == is_listed
+    assert bool(options) == is_listed
