@@ -159,9 +159,8 @@ def test_bfloat16_is_as_close_to_float32_as_in_the_kernel_for_tpus():
     def error(one, true):
         return float(jnp.sqrt(jnp.mean(jnp.square(one.astype(jnp.float32) - true))))
 
-    # The gradients of queries use sums over the rounded context times its gradient, as in Dao 2023.
-    for one, other, true, bar in zip(ours, theirs, exact, (1.1, 1.6, 1.2, 1.1, 1.6), strict=True):
-        assert error(one, true) <= bar * error(other, true)
+    for one, other, true in zip(ours, theirs, exact, strict=True):
+        assert error(one, true) <= 1.1 * error(other, true)
 
 
 @pytest.mark.parametrize("blocks", [(32, 16), (16, 64)])
