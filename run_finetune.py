@@ -107,7 +107,8 @@ def train(options: FinetuneRunOptions, arguments: list[str], started: float = ST
     """Read the records, then fine-tune. ``started``: start time of the run, a value of ``time.perf_counter``."""
     config, start = configure(options, arguments)
     if options.keep_memory:
-        keep_freed_memory(config.model)
+        rows = config.training.global_batch_size // config.training.accumulation_steps
+        keep_freed_memory(config.model, rows * config.task.max_length, config.task.max_length)
 
     from bert_jax.finetuning.finetune import finetune
     from data_pipeline.tasks import read_splits, split_names

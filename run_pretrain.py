@@ -63,7 +63,8 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     """Prepare the data, then pretrain."""
     config, start = configure(options, arguments)
     if options.keep_memory:
-        keep_freed_memory(config.model)
+        rows = config.training.global_batch_size // config.training.accumulation_steps
+        keep_freed_memory(config.model, rows * config.data.seq_length, config.data.seq_length)
     # Created first, so that an invalid file or conflicting options are reported before the data are prepared.
     objective = objective_class(config.objective)
     model = objective.make_model(config, None)

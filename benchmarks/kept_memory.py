@@ -7,9 +7,10 @@ Starts the same run with ``--keep_memory true`` and ``false`` in turns: ``quicks
 finished shards, ``finetune`` is configs/finetune/sst2.yaml from MiniLM (FOLDER, a Hugging Face folder), ``base`` is
 BERT-base with 8 x 128 tokens, for which the memory is always returned. Prints a JSON line per run: seconds of the
 processor (user, system) and of the clock, page faults, largest resident memory; then the ratio of the sums of the
-seconds of the processor, and of the memory. Exit code 3 if ``quickstart`` or ``finetune`` takes less than 1.2 times
-fewer seconds, or if the memory is more than 1.5 times (``quickstart``, ``finetune``) or 1.05 times (``base``) that
-of a run that returns it. About 10 minutes on two idle cores.
+seconds of the processor, and of the memory. Exit code 3 if the seconds of runs that return the memory are less
+than 1.2 times (``quickstart``, ``finetune``) or 0.95 times (``base``) those of runs that keep it, or if the memory
+of runs that keep it is more than 1.5 times (1.05 times) that of the others. Needs 7 GiB of free memory, without
+which nothing is kept. About 15 minutes on two idle cores.
 """
 
 import argparse

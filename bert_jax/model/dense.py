@@ -142,6 +142,6 @@ class Dense(nn.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel, bias = self.parameters(x.shape[-1])
-        # In the shape of the product, [rows, out], because of the stacked arrays of loops over layers.
-        rows = matmul_f32_grad(x, kernel).reshape(-1, self.features)
-        return add_bias(rows, bias).reshape(*x.shape[:-1], self.features)
+        # In the shape of the product, [tokens, out], because of the stacked arrays of loops over layers.
+        flat = matmul_f32_grad(x, kernel).reshape(-1, self.features)
+        return add_bias(flat, bias).reshape(*x.shape[:-1], self.features)

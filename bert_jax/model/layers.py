@@ -31,7 +31,7 @@ from bert_jax.model.kernels.tpu_attention import rotary_turns
 from bert_jax.model.positions import (
     RelativeScores,
     distance_rows,
-    rotary_angles,
+    rotary_factors,
     rotate,
 )
 from bert_jax.parallel.axes import constrain, with_logical_axes
@@ -214,7 +214,7 @@ class SelfAttention(Block):
         with which the kernel for TPUs rotates queries and keys."""
         turns: tuple[jax.Array, ...] = ()
         if self.config.position_embeddings == "rotary" and kernel == "tpu":
-            turns = rotary_turns(*rotary_angles(self.config, self.window, position_ids_BxS))
+            turns = rotary_turns(*rotary_factors(self.config, self.window, position_ids_BxS))
         elif self.config.position_embeddings == "rotary":
             turned = self._heads(products, biases, position_ids_BxS)
             products = [y.reshape(*y.shape[:2], -1) for y in turned]
@@ -258,7 +258,7 @@ class SelfAttention(Block):
             heads = [add_bias(y, bias) for y, bias in zip(heads, biases, strict=True)]
         heads = [y.reshape(*y.shape[:2], config.num_attention_heads, config.head_size) for y in heads]
         if config.position_embeddings == "rotary":
-            turns = [x[:, :, None] for x in rotary_angles(config, self.window, position_ids_BxS)]
+            turns = [x[:, :, None] for x in rotary_factors(config, self.window, position_ids_BxS)]
             heads[:2] = [rotate(y, *turns) for y in heads[:2]]
         return heads
 

@@ -29,7 +29,7 @@ def rotary_tables(length: int, head_size: int, base: float) -> tuple[np.ndarray,
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
-def rotary_angles(config: ModelConfig, window: int, position_ids_BxS: jax.Array) -> list[jax.Array]:
+def rotary_factors(config: ModelConfig, window: int, position_ids_BxS: jax.Array) -> list[jax.Array]:
     """Return the cosines and the sines of :func:`rotary_tables` at each token, each float32[B, S, D / 2], for a
     layer with ``window`` (0: no limit)."""
     base = config.rotary_base_of(window)

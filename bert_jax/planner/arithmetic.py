@@ -1,8 +1,8 @@
 """Arithmetic estimates of the memory and time of a training step, without a compiler.
 
-Plans for GPUs use these estimates. For TPUs, a search uses them to order its candidates and to drop those that
-cannot fit, before it compiles any. Memory is a number of bytes; time is a number of bytes or operations divided by
-a published rate:
+Plans for GPUs use these estimates where the extra gpu is missing. A search uses them to order its candidates and to
+drop those that cannot fit, before it compiles any. Memory is a number of bytes; time is a number of bytes or
+operations divided by a published rate:
 
 * state: exact, from the shardings of parameters and optimizer state;
 * activations kept for the backward pass: Korthikanti et al. 2022 (arXiv 2205.05198, section 4), per layer
@@ -72,7 +72,7 @@ def temporary_bytes(config: PretrainConfig, mesh_shape: Mapping[str, int], *, ke
     # All activations of one layer exist while its backward pass runs, with or without recomputation.
     scores = model.num_attention_heads * length * 5 / tensor * keeps_scores
     working = rows * length * (hidden * 34 + scores) * item / 2
-    logits = rows * config.data.max_predictions * model.vocab_size / tensor * (item + 2 * 4)
+    logits = rows * config.row_shape.max_predictions * model.vocab_size / tensor * (item + 2 * 4)
     gradients = 4 * parameter_count(config) / (mesh_shape["fsdp"] * tensor)
     gathered = gradients if config.mesh.shard_optimizer and mesh_shape["data"] > 1 else 0
     if config.training.accumulation_steps > 1:
@@ -103,7 +103,8 @@ def step_seconds(config: PretrainConfig, topology: Topology, mesh_shape: Mapping
     rate = chip.device_peak_flops * _PRODUCTS * (1 if item == 2 else _FLOAT32_PRODUCTS)
     memory = chip.device_memory_bandwidth
 
-    flops = training_flops(model, seq_length=length, max_predictions=data.max_predictions, has_nsp=config.has_nsp)
+    predictions = config.row_shape.max_predictions
+    flops = training_flops(model, seq_length=length, max_predictions=predictions, has_nsp=config.has_nsp)
     attention, head = (
         sum(count for scope, count in flops.items() if name in scope)
         for name in ("dot_product_attention", "mlm_head")
@@ -112,7 +113,7 @@ def step_seconds(config: PretrainConfig, topology: Topology, mesh_shape: Mapping
     again = {"none": (1, 1), "attention": (1, 4 / 3), "full": (4 / 3, 4 / 3)}[execution.remat]
     probabilities = model.num_layers * model.num_attention_heads * length**2
     elementwise = _ELEMENTWISE * item / 2 * model.num_layers * hidden * length / memory
-    logits = data.max_predictions * model.vocab_size * (item + 4 * 4) / memory
+    logits = predictions * model.vocab_size * (item + 4 * 4) / memory
     scores = _PROBABILITY * item / 2 * probabilities / memory / tensor * _keeps_scores(config, topology, mesh_shape)
     bits: float = length * hidden * (2 * model.num_layers + 1) * (model.hidden_dropout > 0)
     bits += probabilities / tensor * (model.attention_dropout > 0)

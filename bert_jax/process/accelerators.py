@@ -16,17 +16,19 @@ def keep_to_cpu_without_accelerator() -> None:
     JAX starts its backends. Does nothing if JAX_PLATFORMS or ``jax_platforms`` is set, or if a device file or an
     environment variable indicates an accelerator.
     """
-    is_chosen = any(name in os.environ for name in ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_WORKER_HOSTNAMES"))
     jax = sys.modules.get("jax")
-    if is_chosen or importlib.util.find_spec("libtpu") is None or (jax and jax.config.jax_platforms):
-        return
-    if not has_accelerator():
+    is_chosen = "JAX_PLATFORMS" in os.environ or (jax and jax.config.jax_platforms)
+    if not is_chosen and importlib.util.find_spec("libtpu") is not None and not may_have_accelerator():
         keep_to_cpu()
 
 
-def has_accelerator() -> bool:
-    """Return whether the machine has the device file of an accelerator."""
-    return any(any(Path("/").glob(pattern)) for pattern in DEVICE_FILES)
+def may_have_accelerator() -> bool:
+    """Return True if JAX may use an accelerator: the platforms that JAX_PLATFORMS lists, or else a device file or
+    an environment variable, indicate one."""
+    if platforms := os.environ.get("JAX_PLATFORMS"):
+        return platforms != "cpu"
+    is_forced = any(name in os.environ for name in ("JAX_FORCE_TPU_INIT", "TPU_WORKER_HOSTNAMES"))
+    return is_forced or any(any(Path("/").glob(pattern)) for pattern in DEVICE_FILES)
 
 
 def keep_to_cpu() -> None:

@@ -75,18 +75,19 @@ def add_norm(
     interpret: bool,
 ) -> jax.Array:
     """Compute ``LayerNorm(residual + dropout(product + bias))`` over the N tokens of all rows in float32.
-    Returns [B, S, H] in the dtype of the residual.
+    Returns [B, S, H] (or [N, H], as the inputs) in the dtype of the residual.
 
     ``vectors`` contains the bias, and the scale and the bias of LayerNorm, each [H]. ``tokens`` contains the words
     of ``bert_jax.model.dropout.TokenKey`` for each token, int32[N, 2]; it is empty if ``dropout_rate`` is 0.
     ``interpret`` runs the kernels on any device.
     """
-    arrays = _rows(product_BxSxH), _rows(residual_BxSxH)
+    arrays = _flat(product_BxSxH), _flat(residual_BxSxH)
     out = kernels.forward(arrays, vectors, tokens, epsilon, dropout_rate, interpret)
     return out.reshape(residual_BxSxH.shape)
 
 
-def _rows(x: jax.Array) -> jax.Array:
+def _flat(x: jax.Array) -> jax.Array:
+    """Return the tokens of all rows, [N, H]."""
     return x.reshape(-1, x.shape[-1])
 
 
@@ -97,7 +98,7 @@ def _forward(
     out = add_norm(product, residual, vectors, tokens, epsilon, dropout_rate, kernels, interpret)
     # In a loop over layers both are kept in stacked arrays: the product in the shape in which it is written there,
     # the residual in the shape in which it is kept for the products that read it, so that it is kept once.
-    return out, (_rows(product), residual, vectors, tokens)
+    return out, (_flat(product), residual, vectors, tokens)
 
 
 def _backward(
@@ -105,7 +106,7 @@ def _backward(
     gradient: jax.Array,
 ) -> tuple[Any, ...]:  # fmt: skip
     product, residual, vectors, tokens = saved
-    arrays = (product, _rows(residual), _rows(gradient))
+    arrays = (product, _flat(residual), _flat(gradient))
     *gradients, sums = kernels.backward(arrays, vectors, tokens, epsilon, dropout_rate, interpret)
     for_vectors = tuple(jnp.sum(x, axis=0).astype(v.dtype) for x, v in zip(sums, vectors, strict=True))
     # Gradients of integers have the dtype float0.

@@ -27,7 +27,8 @@ LANES = 128
 _LEAST_CAPABILITY = 8.0
 # The kernels that a CPU interprets, tpu or gpu.
 INTERPRETED = "tpu"
-# Fields of ``ModelConfig`` without an effect on the attention of heads to each other, after their projection.
+# Fields of ``ModelConfig`` without an effect on the attention of heads to each other, after their projection, nor,
+# except for ``norm``, on dropout, residual and LayerNorm.
 BESIDE_ATTENTION: Supported = SIZES | dict.fromkeys(
     (
         "position_offset", "embedding_scale", "embedding_size", "shared_layers", "embedding_dropout",

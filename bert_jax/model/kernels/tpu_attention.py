@@ -96,8 +96,8 @@ def attend(
 
 
 def rotary_turns(cos_BxSxE: jax.Array, sin_BxSxE: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the factors of each lane and of its pair, each float32[B, S, 128], for the angles of
-    ``bert_jax.model.positions.rotary_tables`` at each token."""
+    """Return the factors of each lane and of its pair, each float32[B, S, 128], for those of
+    ``bert_jax.model.positions.rotary_factors``."""
     heads = LANES // (2 * cos_BxSxE.shape[-1])
     pair = jnp.concatenate([-sin_BxSxE, sin_BxSxE], axis=-1)
     return jnp.tile(cos_BxSxE, 2 * heads), jnp.tile(pair, heads)
@@ -110,8 +110,8 @@ def _forward(
     common = (biases, query_tokens, key_tokens, turns, first_head)
     out, log_sums = _Call(query, *common, form, interpret).run(forward_kernel, (query, key, value), (query,))
     # A loop over layers keeps them in stacked arrays, where products of matrices write in their own shape, [N, H].
-    rows = (x.reshape(-1, x.shape[-1]) for x in (query, key, value))
-    return out, (*rows, *common, out, log_sums)
+    flat = (x.reshape(-1, x.shape[-1]) for x in (query, key, value))
+    return out, (*flat, *common, out, log_sums)
 
 
 def _backward(form: Form, interpret: bool, saved: tuple[Any, ...], gradient: jax.Array) -> tuple[Any, ...]:
@@ -172,7 +172,7 @@ class _Call:
             out_shape.append(self._shape((self.batch // rows, 24, self.width)))
             out_specs.append(pl.BlockSpec((1, 24, LANES), lambda i, j, *_: (i, 0, j)))
             scratch = [pltpu.VMEM((length, LANES), jnp.float32)] * 2
-        if self.form.rotary:
+        if self.form.rotary and not tiles.is_row:
             scratch.append(pltpu.VMEM((length, LANES), arrays[0].dtype))
         bounds = jnp.zeros((1, 1, 2), jnp.int32)
         if tiles.is_loop:

@@ -4,7 +4,8 @@ Operands, in this order: index of the first head [1], bounds of the tiles of key
 tiles], biases of query, key and value [3, 128], of each query its sequence id and two words of dropout bits [rows,
 3, S], of each key its sequence id and position [rows, S, 2] (words and positions only with dropout), with rotary
 positions the cosines and the sines of each lane [rows, S, 128], query, key and value [rows, S, 128] and those that
-the kernels name. The last one, with rotary positions, is memory for the rotated keys of a row [S, 128].
+the kernels name. The last one, with rotary positions in rows of several tiles, is memory for the rotated keys of a
+row [S, 128].
 """
 
 import math
@@ -96,14 +97,15 @@ class Work:
 
 class _Row:
     """Operands of row ``r`` of a block, and the tiles of its scores, [keys, queries]. ``place``: the index of the
-    first head of the block, and of the first tile of its first row. ``turned``: memory for the rotated keys."""
+    first head of the block, and of the first tile of its first row. ``memory``: that of the rotated keys; None if
+    there is none."""
 
     def __init__(
         self, r: Any, place: tuple[Any, Any], bounds: Any, biases: Any, query_tokens: Any, key_tokens: Any,
-        turns: tuple[Any, ...], turned: Any, form: Form,
+        turns: tuple[Any, ...], memory: Any, form: Form,
     ) -> None:  # fmt: skip
         self.r, self.form, self.query_tokens, self.key_tokens = r, form, query_tokens, key_tokens
-        self.biases, self.turns, self.memory = biases, turns, turned
+        self.biases, self.turns, self.memory = biases, turns, memory
         self.tiles, self.bounds = Tiles(query_tokens.shape[2], form), bounds
         self.heads, self.first_head = LANES // form.head_size, place[0]
         self.first_tile = place[1] + r * (self.tiles.length // self.tiles.queries)
@@ -214,11 +216,11 @@ def _rows_of(head: int, form: Form) -> slice:
 def forward_kernel(
     first: Any, bounds: Any, biases: Any, query_tokens: Any, key_tokens: Any, *others: Any, form: Form
 ) -> None:
-    turns, (query, key, value, out, log_sums, *turned) = others[: 2 * form.rotary], others[2 * form.rotary :]
+    turns, (query, key, value, out, log_sums, *memory) = others[: 2 * form.rotary], others[2 * form.rotary :]
     place = _place(first, query, form)
 
     def row(r: Any, _: Any) -> None:
-        operands = _Row(r, place, bounds, biases, query_tokens, key_tokens, turns, *turned or (None,), form)
+        operands = _Row(r, place, bounds, biases, query_tokens, key_tokens, turns, *memory or (None,), form)
         _forward_row(operands, (query, key, value), out, log_sums)
 
     jax.lax.fori_loop(0, query.shape[0], row, None)
@@ -278,13 +280,13 @@ def backward_kernel(
     turns, others = others[: 2 * form.rotary], others[2 * form.rotary :]
     # Query, key, value, context, its gradient, logarithms of the sums; gradients of query, key and value, sums of
     # the gradients of the biases, and memory for the gradients of keys and values.
-    inputs, outputs, turned = others[:6], others[6:12], others[12:]
+    inputs, outputs, memory = others[:6], others[6:12], others[12:]
     place = _place(first, inputs[0], form)
     sums = outputs[3]
     sums[...] = jnp.zeros(sums.shape, jnp.float32)
 
     def row(r: Any, _: Any) -> None:
-        of_row = _Row(r, place, bounds, biases, query_tokens, key_tokens, turns, *turned or (None,), form)
+        of_row = _Row(r, place, bounds, biases, query_tokens, key_tokens, turns, *memory or (None,), form)
         _backward_row(of_row, inputs, outputs)
 
     jax.lax.fori_loop(0, inputs[0].shape[0], row, None)

@@ -50,7 +50,7 @@ def forward(
 ) -> jax.Array:  # fmt: skip
     """Compute ``forward`` of :class:`bert_jax.model.kernels.add_norm.Kernels`."""
     kernel = functools.partial(_add_norm_forward_kernel, epsilon=epsilon, dropout_rate=rate)
-    (out,) = _call(kernel, vectors, tokens, arrays, 1, 0, interpret)
+    (out,) = _call(kernel, vectors, tokens, arrays, 1, 0, interpret, 13 + 10 * len(tokens))
     return out
 
 
@@ -60,14 +60,16 @@ def backward(
 ) -> tuple[jax.Array, ...]:  # fmt: skip
     """Compute ``backward`` of :class:`bert_jax.model.kernels.add_norm.Kernels`."""
     kernel = functools.partial(_add_norm_backward_kernel, epsilon=epsilon, dropout_rate=rate)
-    for_product, for_residual, sums = _call(kernel, vectors, tokens, arrays, 2, 1, interpret)
+    # 24 operations, but the pass waits for the fast memory as long as for 34.
+    operations = 34 + 10 * len(tokens)
+    for_product, for_residual, sums = _call(kernel, vectors, tokens, arrays, 2, 1, interpret, operations)
     return for_product, for_residual, sums.reshape(3, 8, -1)
 
 
 def norm_forward(x: jax.Array, vectors: tuple[jax.Array, ...], epsilon: float, interpret: bool) -> jax.Array:
     """Return LayerNorm of ``x`` [N, H]; ``vectors`` are its scale and bias, each [H]."""
     kernel = functools.partial(_norm_forward_kernel, epsilon=epsilon)
-    (out,) = _call(kernel, (*vectors, vectors[1]), (), (x,), 1, 0, interpret)
+    (out,) = _call(kernel, vectors, (), (x,), 1, 0, interpret, 10)
     return out
 
 
@@ -77,42 +79,39 @@ def norm_backward(
     """Return the gradient of ``x`` and sums of those of scale and bias, float32[2, 8, H]. ``arrays`` are ``x``, the
     gradient of LayerNorm, and the gradient of ``x`` that does not come from LayerNorm."""
     kernel = functools.partial(_norm_backward_kernel, epsilon=epsilon)
-    for_x, sums = _call(kernel, (*vectors, vectors[1]), (), arrays, 1, 1, interpret)
-    return for_x, sums.reshape(3, 8, -1)[:2]
+    for_x, sums = _call(kernel, vectors, (), arrays, 1, 1, interpret, 31)
+    return for_x, sums.reshape(2, 8, -1)
 
 
 def _call(
     kernel: Any, vectors: tuple[jax.Array, ...], words: tuple[jax.Array, ...], arrays: tuple[jax.Array, ...],
-    outputs: int, sums: int, interpret: bool,
+    outputs: int, sums: int, interpret: bool, operations: int,
 ) -> Any:  # fmt: skip
     """Run ``kernel`` on blocks of tokens. Return ``outputs`` arrays with the shape and dtype of ``arrays[0]``,
-    followed by ``sums`` arrays float32[24, H]."""
+    followed by ``sums`` arrays float32[8 * vectors, H]. ``operations``: of the vector units per value, counted in
+    the programs that libtpu 0.0.42 compiles for v5e."""
     tokens, width = arrays[0].shape
     rows = next(n for n in range(min(_BLOCK_TOKENS, tokens), 0, -8) if tokens % n == 0)
     block = pl.BlockSpec((rows, width), lambda i: (i, 0))
     moved = (len(arrays) + outputs) * arrays[0].size * arrays[0].dtype.itemsize
-    # Vector operations per value, counted in the programs that libtpu 0.0.42 compiles for v5e. The backward pass
-    # has 24, but waits for the fast memory as long as for 34.
-    vector = (34 if sums else 13) + 10 * len(words)
-    if kernel.func in (_norm_forward_kernel, _norm_backward_kernel):
-        vector = 31 if sums else 10
+    count = len(vectors)
     kind = jax.typeof(arrays[0]).manual_axis_type
     like = jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype, manual_axis_type=kind)
-    total = jax.ShapeDtypeStruct((24, width), jnp.float32, manual_axis_type=kind)
+    total = jax.ShapeDtypeStruct((8 * count, width), jnp.float32, manual_axis_type=kind)
     return pl.pallas_call(
         kernel,
         out_shape=[like] * outputs + [total] * sums,
         grid=(tokens // rows,),
         in_specs=[
-            pl.BlockSpec((3, width), lambda i: (0, 0)),
+            pl.BlockSpec((count, width), lambda i: (0, 0)),
             *[block] * len(arrays),
             *[pl.BlockSpec((rows, 2), lambda i: (i, 0))] * len(words),
         ],
-        out_specs=[block] * outputs + [pl.BlockSpec((24, width), lambda i: (0, 0))] * sums,
+        out_specs=[block] * outputs + [pl.BlockSpec((8 * count, width), lambda i: (0, 0))] * sums,
         # Sequential blocks, because they add to the same sums.
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
         cost_estimate=pl.CostEstimate(flops=0, transcendentals=tokens, bytes_accessed=moved),
-        metadata=stated_cost(0, moved, vector * arrays[0].size, tokens // rows),
+        metadata=stated_cost(0, moved, operations * arrays[0].size, tokens // rows),
         interpret=interpret,
         name=kernel.func.__name__.removeprefix("_").removesuffix("_kernel"),
     )(jnp.stack(vectors).astype(jnp.float32), *arrays, *words)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from bert_jax.config.architecture import ModelConfig
-from bert_jax.process import allocator
+from bert_jax.process import accelerators, allocator
 
 SMALL = ModelConfig(vocab_size=1000, hidden_size=64, num_layers=2, num_attention_heads=2, intermediate_size=128)
 
@@ -21,26 +21,56 @@ def calls(monkeypatch):
     found: dict[int, int] = {}
     library = SimpleNamespace(mallopt=lambda name, value: found.update({name: value}) or 1)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    monkeypatch.setattr(allocator, "has_accelerator", lambda: False)
+    monkeypatch.setattr(allocator, "may_have_accelerator", lambda: False)
     monkeypatch.setattr(allocator, "_free_memory", lambda: 8 * 2**30)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     return found
 
 
 def test_freed_memory_of_small_models_is_kept(calls):
-    assert allocator.keep_freed_memory(SMALL)
+    assert allocator.keep_freed_memory(SMALL, 4096, 64)
     # M_MMAP_MAX, M_TRIM_THRESHOLD and M_ARENA_MAX of malloc.h
     assert calls == {-4: 0, -1: 2**31 - 1, -8: 1}
 
 
-@pytest.mark.parametrize("reason", ["base", "accelerator", "memory"])
-def test_freed_memory_is_returned_where_keeping_it_gains_nothing(calls, monkeypatch, reason):
+@pytest.mark.parametrize("reason", ["base", "accelerator", "memory", "large batch", "container"])
+def test_freed_memory_is_returned_where_keeping_it_gains_nothing(calls, monkeypatch, reason, tmp_path):
     if reason == "accelerator":
-        monkeypatch.setattr(allocator, "has_accelerator", lambda: True)
+        monkeypatch.setattr(allocator, "may_have_accelerator", lambda: True)
     if reason == "memory":
         monkeypatch.setattr(allocator, "_free_memory", lambda: 2**30)
-    assert not allocator.keep_freed_memory(ModelConfig() if reason == "base" else SMALL)
+    if reason == "container":
+        monkeypatch.undo()
+        assert allocator._free_memory() > 0
+        files = tmp_path / "limit", tmp_path / "used"
+        for file, text in zip(files, (f"{3 * 2**30}\n", f"{2**30}\n"), strict=True):
+            file.write_text(text)
+        monkeypatch.setattr(allocator, "_LIMITS", (tuple(map(str, files)),))
+        assert allocator._free_memory() <= 2 * 2**30
+        files[0].write_text("max\n")
+        assert allocator._free_memory() > 0
+        return
+    tokens = 2**20 if reason == "large batch" else 4096
+    assert not allocator.keep_freed_memory(ModelConfig() if reason == "base" else SMALL, tokens, 512)
     assert not calls
+
+
+@pytest.mark.parametrize(
+    ("environment", "may"),
+    [
+        ({"JAX_PLATFORMS": "cpu"}, False),
+        ({"JAX_PLATFORMS": "tpu"}, True),
+        ({"TPU_WORKER_HOSTNAMES": "a"}, True),
+        ({}, False),
+    ],
+)
+def test_variables_of_the_environment_indicate_an_accelerator(monkeypatch, environment, may):
+    monkeypatch.setattr(accelerators, "DEVICE_FILES", ())
+    for name in ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_WORKER_HOSTNAMES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in environment.items():
+        monkeypatch.setenv(name, text)
+    assert accelerators.may_have_accelerator() is may
 
 
 def test_a_process_that_keeps_its_memory_has_fewer_page_faults():
@@ -49,7 +79,7 @@ import resource, sys
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.process import allocator
 allocator._free_memory = lambda: 8 * 2**30
-kept = "keep" in sys.argv and allocator.keep_freed_memory(ModelConfig(num_layers=1))
+kept = "keep" in sys.argv and allocator.keep_freed_memory(ModelConfig(num_layers=1), 1024, 128)
 import ctypes
 c = ctypes.CDLL(None)
 c.malloc.restype = ctypes.c_void_p
