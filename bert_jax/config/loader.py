@@ -72,8 +72,7 @@ class RunOptions(Section):
     host_timeout: Positive[int] = 300
     # Seconds without a heartbeat after which a process is considered dead and the others exit.
     heartbeat_timeout: Positive[int] = 100
-    # Keep the memory that training on a Linux CPU frees for the next step: faster, up to 1.8 times the memory. Only
-    # with at most 50 million parameters and enough free memory.
+    # On a Linux CPU, keep freed memory for the next step (at most 50 million parameters, and enough free memory).
     keep_memory: bool = True
 
     def folder(self, kind: str) -> str:

@@ -297,10 +297,6 @@ def _backward_row(operands: _Row, inputs: tuple[Any, ...], outputs: tuple[Any, .
     query_gradient, key_gradient, value_gradient, sums, total_keys, total_values = outputs
     r, form, tiles, dtype = operands.r, operands.form, operands.tiles, query.dtype
 
-    def add(index: int, values: jax.Array) -> None:
-        # Eight partial sums of each, so that whole registers are added without sums over their rows.
-        sums[0, 8 * index : 8 * index + 8] += jnp.sum(values.reshape(-1, 8, LANES), axis=0)
-
     is_whole = tiles.keys == tiles.queries == tiles.length
     operands.rotate_keys(key)
 
@@ -345,18 +341,29 @@ def _backward_row(operands: _Row, inputs: tuple[Any, ...], outputs: tuple[Any, .
         for_queries = jnp.concatenate(found, 0).T * form.head_size**-0.5
         if form.rotary:
             for_queries = operands.rotated(for_queries, part, -1)
-        add(0, for_queries)
+        _add(sums, 0, for_queries)
         query_gradient[r, part] = for_queries.astype(dtype)
 
     tiles.for_queries(tile)
+    _write_keys(operands, sums, (total_keys, total_values), (key_gradient, value_gradient))
 
-    def finish(begin: Any) -> None:
+
+def _write_keys(operands: _Row, sums: Any, totals: tuple[Any, Any], results: tuple[Any, Any]) -> None:
+    """Write the gradients of the keys and values of a row, from their float32 sums."""
+
+    def write(begin: Any) -> None:
         part = operands.part(begin)
-        for_keys, for_values = total_keys[part], total_values[part]
-        if form.rotary:
+        for_keys, for_values = (total[part] for total in totals)
+        if operands.form.rotary:
             for_keys = operands.rotated(for_keys, part, -1)
-        for index, total, result in ((1, for_keys, key_gradient), (2, for_values, value_gradient)):
-            add(index, total)
-            result[r, part] = total.astype(dtype)
+        for index, values, result in ((1, for_keys, results[0]), (2, for_values, results[1])):
+            _add(sums, index, values)
+            result[operands.r, part] = values.astype(result.dtype)
 
-    tiles.for_queries(finish)
+    operands.tiles.for_queries(write)
+
+
+def _add(sums: Any, index: int, values: jax.Array) -> None:
+    """Add eight partial sums of the gradient of a bias, so that whole registers are added without sums over their
+    rows."""
+    sums[0, 8 * index : 8 * index + 8] += jnp.sum(values.reshape(-1, 8, LANES), axis=0)
