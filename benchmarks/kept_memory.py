@@ -30,7 +30,7 @@ BARS = {"quickstart": (1.2, 1.5), "finetune": (1.2, 1.5), "base": (0.95, 1.05)}
 STEPS = {"quickstart": 600, "finetune": 150, "base": 12}
 BASE = (
     "--model.hidden_size 768 --model.num_layers 12 --model.num_attention_heads 12 --model.intermediate_size 3072 "
-    "--data.seq_length 128 --data.max_predictions 20 --training.global_batch_size 8"
+    "--data.seq_length 128 --data.max_predictions 20 --training.global_batch_size 8 --optimizer.name adamw"
 )
 
 
