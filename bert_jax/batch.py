@@ -115,6 +115,10 @@ class PretrainSource(Protocol):
         """Return an iterator over at most ``max_batches`` held-out batches (0: all), in which each record occurs
         once; return ``None`` if there are no held-out data."""
 
+    def training_pass(self) -> Iterator[dict[str, np.ndarray]]:
+        """Return an iterator over all training records, in batches of any size, each record once. The features are
+        those of :meth:`held_out`."""
+
     def unigram_cross_entropy(self) -> float | None:
         """Return the cross-entropy, in nats per held-out target, of the unigram distribution of the training
         targets (add-one smoothing); return ``None`` if there are no held-out data."""

@@ -1,5 +1,4 @@
-"""Learning-rate schedules, the weight-decay mask, and the update rules AdamW, BERT's Adam, LAMB, Muon and
-StableAdamW.
+"""Learning-rate schedules, the weight-decay mask, and the update rules of ``optimizer.name``.
 
 The optimizer returns the direction of the step, and the training step multiplies it by the learning rate. The
 learning rate depends only on ``TrainState.step``, because the counter of an optimizer does not count skipped steps.
@@ -28,7 +27,7 @@ TRIANGLE_BASE, TRIANGLE_FALL = 0.25, 0.25
 Schedule = Callable[[jax.Array | int], jax.Array]
 
 # Parameters without weight decay, as in google-research/bert; embeddings have weight decay.
-NO_DECAY = re.compile(r"layer_norm|bias")
+NO_DECAY = re.compile(r"layer_norm|bias|character_ids")
 
 # Muon (Jordan 2024, github.com/KellerJordan/Muon): momentum, and the coefficients of the quintic, steep at 0.
 MUON_MOMENTUM = 0.95
@@ -234,7 +233,7 @@ def orthogonalize(matrices: jax.Array) -> jax.Array:
     a, b, c = NEWTON_SCHULZ
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if is_tall else matrices  # the products below cost the square of the shorter side
-    # 1e-15 is far below any gradient, so it does not affect gradients, and its square does not underflow to 0.
+    # 1e-15 is far below any gradient, and its square does not underflow to 0.
     x = x / (jnp.sqrt(jnp.sum(jnp.square(x), (-2, -1), keepdims=True)) + 1e-15)
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
@@ -314,7 +313,9 @@ def make_optimizer(
         unfreeze_at = jax.tree_util.tree_map_with_path(
             lambda path, step: optax.MaskedNode() if is_muon_matrix(path) else step, unfreeze_at
         )
-    if config.name == "bert_adam":
+    if config.name in ("sgd", "adagrad"):  # the sums of squares start at 1, as in the programs of GloVe and ELMo
+        moments = optax.identity() if config.name == "sgd" else optax.scale_by_rss(1.0, config.epsilon)
+    elif config.name == "bert_adam":
         moments = scale_by_bert_adam(config.beta1, config.beta2, config.epsilon)
     elif unfreeze_at is None:
         moments = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)

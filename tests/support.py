@@ -208,6 +208,9 @@ class SyntheticSource:
         count = max_batches or 3
         return ({n: v[rows] for n, v in random_batch(self.config, i, batch_size).items()} for i in range(count))
 
+    def training_pass(self) -> Iterator[dict[str, np.ndarray]]:
+        return (random_batch(self.config, seed=1000 + i) for i in range(4))
+
     def unigram_cross_entropy(self) -> float | None:
         return float(np.log(self.config.model.vocab_size))
 

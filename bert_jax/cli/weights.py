@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bert_jax.cli.options import READABLE, Command, names_of, option, read_options, reading
 
-_FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz")
+_FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz", "word2vec", "allennlp")
 
 
 def import_command(arguments: argparse.Namespace) -> None:

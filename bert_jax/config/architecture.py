@@ -8,12 +8,16 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from bert_jax.config.schema import AtLeast0, Positive, Probability, Range, Section
+from bert_jax.config.schema import AtLeast0, Positive, Probability, Range, Section, only
 
 # A probability, or -1: another option applies.
 Inherited = Annotated[float, Range("-1 or a number from 0 to below 1", lambda value: value == -1 or 0 <= value < 1)]
 # Whether a part exists; auto: the rule in the comment of the option decides.
 Presence = Literal["auto", "yes", "no"]
+
+# Conditions of options that a Transformer does not have.
+OF_LSTM = {"model.encoder": ("lstm", "bidirectional_lstm")}
+OF_OTHERS = {"model.encoder": ("nnlm", "lstm", "bidirectional_lstm")}
 
 # Families of encoders that Hugging Face folders can hold.
 FamilyName = Literal[
@@ -24,7 +28,15 @@ FamilyName = Literal[
 # Fields without an effect on the outputs of a trained model.
 TRAINING_ONLY = (
     "hidden_dropout", "attention_dropout", "embedding_dropout", "attention_output_dropout", "feed_forward_dropout",
-    "initializer_range", "initialization", "family",
+    "lstm_weight_dropout", "word_dropout", "initializer_range", "initialization", "family",
+)  # fmt: skip
+
+
+# Fields that only the Transformer reads.
+TRANSFORMER_ONLY = (
+    "num_attention_heads", "intermediate_size", "activation", "feed_forward", "norm_position",
+    "final_norm", "qkv_bias", "attention_output_bias", "feed_forward_bias", "rotary_base", "rotary_window_base",
+    "relative_buckets", "relative_max_distance", "attention", "separator_id", "random_blocks",
 )  # fmt: skip
 
 
@@ -34,10 +46,37 @@ class ModelConfig(Section, prefix="model."):
 
     # Size of the vocabulary, special tokens included.
     vocab_size: Positive[int] = 30522
-    # Width of the encoder.
+    # Width of the encoder; that of both directions together with encoder bidirectional_lstm.
     hidden_size: Positive[int] = 768
-    # Number of encoder layers.
-    num_layers: Positive[int] = 12
+    # Number of encoder layers: 0 with encoder none, 1 with nnlm.
+    num_layers: AtLeast0[int] = 12
+    # Encoder: transformer; none (the output of a token is its embedding: word2vec, GloVe); nnlm (one tanh layer
+    # over the embeddings of a token and those before it; Bengio et al. 2003); lstm (left to right; AWD-LSTM of
+    # Merity et al. 2018); bidirectional_lstm (two LSTMs, whose outputs are concatenated; ELMo of Peters et al.
+    # 2018).
+    encoder: Literal["transformer", "none", "nnlm", "lstm", "bidirectional_lstm"] = "transformer"
+    # Tokens that the layer of encoder nnlm reads: the last one and those before it (the paper's n - 1).
+    context_size: Positive[int] = only(4, {"model.encoder": ("nnlm",)})
+    # Cells of an LSTM layer; 0: as many as it has outputs. With encoder bidirectional_lstm, a projection reduces
+    # them to the outputs (Sak et al. 2014); with lstm, every layer but the last has this width.
+    lstm_cells: AtLeast0[int] = only(0, OF_LSTM)
+    # Largest absolute value of the cells of an LSTM (ELMo: 3); 0: no limit.
+    lstm_cell_clip: AtLeast0[float] = only(0.0, OF_LSTM)
+    # Largest absolute value of the projected outputs of an LSTM (ELMo: 3); 0: no limit.
+    lstm_projection_clip: AtLeast0[float] = only(0.0, OF_LSTM)
+    # The output of each LSTM layer but the first is added to its input (ELMo).
+    lstm_skip: bool = only(False, OF_LSTM)
+    # Widths of the character convolutions from which the embedding of a token is computed, each followed by its
+    # number of filters, as 1 32 2 32 3 64 (ELMo); empty: a table of embeddings.
+    character_filters: tuple[int, ...] = only((), OF_OTHERS)
+    # Width of the embedding of a character.
+    character_size: Positive[int] = only(16, OF_OTHERS)
+    # Most bytes of a token, its begin and end included.
+    max_characters: Positive[int] = only(50, OF_OTHERS)
+    # Highway layers (Srivastava et al. 2015) after the convolutions.
+    highway_layers: AtLeast0[int] = only(2, OF_OTHERS)
+    # Activation of the convolutions.
+    character_activation: Literal["relu", "tanh"] = only("relu", OF_OTHERS)
     # Attention heads per layer; must divide hidden_size.
     num_attention_heads: Positive[int] = 12
     # Width of the feed-forward layer.
@@ -65,6 +104,10 @@ class ModelConfig(Section, prefix="model."):
     attention_output_dropout: Inherited = -1.0
     # Dropout after the feed-forward output; -1: hidden_dropout.
     feed_forward_dropout: Inherited = -1.0
+    # Dropout of the weights between the states of an LSTM (Merity et al. 2018, section 2).
+    lstm_weight_dropout: Probability = only(0.0, OF_LSTM)
+    # Dropout of words: their embeddings are 0 in the whole batch (Merity et al. 2018, section 4.3).
+    word_dropout: Probability = only(0.0, OF_OTHERS)
     # Feed-forward and MLM-head activation: gelu (erf), gelu_tanh, gelu_sigmoid (x * sigmoid(1.702 x)), relu or silu
     # (x * sigmoid(x)).
     activation: Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"] = "gelu"
@@ -169,8 +212,14 @@ class ModelConfig(Section, prefix="model."):
         rows, width = self.max_position_embeddings, self.hidden_size
         allowed = f"0 to below model.max_position_embeddings ({rows})"
         self._require("position_offset", 0 <= self.position_offset < rows, allowed)
-        allowed = f"a divisor of model.hidden_size ({width})"
-        self._require("num_attention_heads", width % self.num_attention_heads == 0, allowed)
+        layers = {"none": (0, "0 with encoder none"), "nnlm": (1, "1 with encoder nnlm")}
+        wanted, allowed = layers.get(self.encoder, (max(self.num_layers, 1), "1 or more"))
+        self._require("num_layers", self.num_layers == wanted, allowed)
+        if self.encoder == "transformer":
+            allowed = f"a divisor of model.hidden_size ({width})"
+            self._require("num_attention_heads", width % self.num_attention_heads == 0, allowed)
+        else:
+            self._check_other_encoder()
         if self.position_embeddings in ("sinusoidal", "rotary"):
             allowed = f"an even number with {self.position_embeddings} positions"
             self._require("hidden_size", width % 2 == 0, allowed)
@@ -188,6 +237,33 @@ class ModelConfig(Section, prefix="model."):
         self._require("global_tokens", not self.global_tokens or windowed, allowed)
         allowed = "0 unless attention is bidirectional, without attention_windows, no position relative"
         self._require("attention_block", not self.attention_block or (plain and not any(windows)), allowed)
+
+    def _check_other_encoder(self) -> None:
+        """Check the options of an encoder without attention."""
+        what = f"with encoder {self.encoder}"
+        allowed = f"learned, sinusoidal or none {what}, which has no attention"
+        self._require("position_embeddings", self.position_embeddings != "rotary", allowed)
+        self._require("relative_positions", self.relative_positions == "none", f"none {what}")
+        for name in ("attention_windows", "global_tokens", "attention_block", "shared_layers"):
+            value = getattr(self, name)
+            self._require(name, not value, f"{type(value)()!r} {what}")
+        sizes = {"none": self.hidden_size, "bidirectional_lstm": self.hidden_size / 2}
+        wanted = sizes.get(self.encoder, self.embedding_width)
+        self._require("embedding_size", self.embedding_width == wanted, f"{wanted:g} (of the encoder) {what}")
+        is_tied = self.tied_output and self.encoder in ("nnlm", "lstm") and self.embedding_width != self.hidden_size
+        self._require("tied_output", not is_tied, f"false {what} and embeddings of another width")
+        filters = self.character_filters
+        self._require("character_filters", len(filters) % 2 == 0 and all(n > 0 for n in filters), "pairs above 0")
+
+    @property
+    def directions(self) -> int:
+        """Number of encoders, each of which reads the embeddings, and whose outputs are concatenated."""
+        return 2 if self.encoder == "bidirectional_lstm" else 1
+
+    @property
+    def is_causal(self) -> bool:
+        """True if the output of a token depends on this token and the tokens before it only."""
+        return self.encoder in ("nnlm", "lstm") or (self.encoder == "transformer" and self.attention == "causal")
 
     @property
     def family_name(self) -> FamilyName:
@@ -291,7 +367,19 @@ def function_of(model: ModelConfig) -> dict[str, Any]:
         values["random_blocks"] = 0
     if model.relative_positions not in ("buckets", "disentangled"):
         values |= {"relative_buckets": 0, "relative_max_distance": 0}
-    return {field: value for field, value in values.items() if field not in TRAINING_ONLY}
+    unread = set(TRAINING_ONLY)
+    if model.encoder != "transformer":
+        unread |= set(TRANSFORMER_ONLY) | (
+            {"max_position_embeddings"} if model.position_embeddings == "none" else set()
+        )
+        unread |= {"norm", "norm_epsilon", "norm_bias"} if not model.has_embedding_norm else set()
+    if model.encoder not in ("lstm", "bidirectional_lstm"):
+        unread |= {"lstm_cells", "lstm_cell_clip", "lstm_projection_clip", "lstm_skip"}
+    if model.encoder != "nnlm":
+        unread |= {"context_size"}
+    if not model.character_filters:
+        unread |= {"character_size", "max_characters", "highway_layers", "character_activation"}
+    return {field: value for field, value in values.items() if field not in unread}
 
 
 def training_values(model: ModelConfig) -> dict[str, Any]:

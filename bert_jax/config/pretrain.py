@@ -42,8 +42,9 @@ class DataConfig(Section, prefix="data."):
     # Vocabulary: vocab.txt (WordPiece), a SentencePiece .model or RoBERTa's tokenizer.json; empty: a vocabulary is
     # trained on the corpus and stored in the folder of shards.
     vocab: str = ""
-    # Tokenizer that is trained if data.vocab is empty.
-    tokenizer: Literal["wordpiece", "unigram", "bpe"] = "wordpiece"
+    # Tokenizer that is trained if data.vocab is empty: wordpiece; words (the most frequent words; all others are
+    # unknown); unigram or bpe (SentencePiece).
+    tokenizer: Literal["wordpiece", "words", "unigram", "bpe"] = "wordpiece"
     # Lower-case the text and strip accents (BERT's uncased models).
     lower_case: bool = True
     # Folder of shards, local or gs://: train/ and eval/ written by bert-data, or TFRecords of other origin that
@@ -212,9 +213,13 @@ class ObjectiveConfig(Section, prefix="objective."):
 
     # masked_lm: masked tokens, and sentence pairs unless data.next_sentence is none (Devlin et al. 2018).
     # masked_lm_classes: masked_lm, and the class of each labeled document (data.label_field).
-    # causal_lm: every next token, with model.attention causal and data.next_sentence none (Radford et al. 2018).
+    # causal_lm: every next token, with model.attention causal or model.encoder lstm or nnlm, and data.next_sentence
+    # none (Radford et al. 2018; Bengio et al. 2003).
     # replaced_tokens: the model detects which tokens a generator replaced, with data.next_sentence none (ELECTRA:
     # Clark et al. 2020).
+    # bidirectional_lm: every next and every previous token, with model.encoder bidirectional_lstm (ELMo).
+    # skip_gram, cbow (word2vec: Mikolov et al. 2013), glove (Pennington et al. 2014): vectors of tokens, with
+    # model.encoder none.
     name: str = "masked_lm"
     # Python file that defines a class Objective (bert_jax.objectives.objective.PretrainObjective), used instead of
     # objective.name; empty: none.
@@ -224,6 +229,18 @@ class ObjectiveConfig(Section, prefix="objective."):
     z_loss: AtLeast0[float] = only(
         0.0, {"objective.name": ("masked_lm", "masked_lm_classes", "causal_lm", "replaced_tokens")}
     )
+    # Largest distance between a word and its context. word2vec draws a smaller one for each word.
+    window: Positive[int] = only(5, {"objective.name": ("skip_gram", "cbow", "glove")})
+    # Negatives of a pair (Mikolov et al. 2013b: 5 to 20 for small texts).
+    negatives: Positive[int] = only(5, {"objective.name": ("skip_gram", "cbow")})
+    # Words more frequent than this share of the text are dropped in part; 0: none is.
+    subsample: AtLeast0[float] = only(1e-3, {"objective.name": ("skip_gram", "cbow")})
+    # Negatives are drawn in proportion to this power of the counts.
+    noise_power: float = only(0.75, {"objective.name": ("skip_gram", "cbow")})
+    # Counts from this one on have the weight 1 in the loss of GloVe.
+    largest_count: Positive[float] = only(100.0, {"objective.name": ("glove",)})
+    # Exponent of the weight (x / objective.largest_count) ** objective.count_power of smaller counts x.
+    count_power: Positive[float] = only(0.75, {"objective.name": ("glove",)})
     # Weight of the mean loss of the classes of labeled documents; that of the masked tokens is 1.
     class_weight: Positive[float] = only(1.0, {"objective.name": ("masked_lm_classes",)})
     # Weight of the loss of the discriminator; that of the generator is 1 (ELECTRA: 50; DeBERTa-v3: 10).

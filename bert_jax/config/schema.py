@@ -108,8 +108,10 @@ class OptimizerConfig(Section, prefix="optimizer."):
 
     # adamw (bias-corrected), bert_adam (google-research/bert: no bias correction), lamb (You et al. 2019), muon
     # (Jordan 2024: orthogonalized momentum for the encoder's matrices, adamw at the same rate for all others),
-    # stable_adamw (Wortsman et al. 2023: adamw with shorter steps where gradients grow; usually with clip_norm 0).
-    name: Literal["adamw", "bert_adam", "lamb", "muon", "stable_adamw"] = "adamw"
+    # stable_adamw (Wortsman et al. 2023: adamw with shorter steps where gradients grow; usually with clip_norm 0),
+    # sgd (the gradient itself: word2vec, AWD-LSTM), adagrad (Duchi et al. 2011, with sums of squares that start at
+    # 1: GloVe, ELMo).
+    name: Literal["adamw", "bert_adam", "lamb", "muon", "stable_adamw", "sgd", "adagrad"] = "adamw"
     # Peak learning rate.
     learning_rate: AtLeast0[float] = 1e-4
     # Number of steps of linear warmup from 0.

@@ -145,6 +145,8 @@ def embed_tokens(
     ``extract_features.py`` of google-research/bert. Raises ``ValueError`` for a layer that does not exist.
     """
     count = loaded.spec.model.num_layers
+    if not count:
+        raise ValueError(f"{loaded.name}: word vectors have no layers; compute one vector per text")
     wrong = [str(layer) for layer in layers if not -count <= layer < count]
     if wrong or not layers:
         raise ValueError(f"layers: {', '.join(wrong) or 'none'} is not allowed; allowed: {-count} to {count - 1}")
@@ -154,7 +156,7 @@ def embed_tokens(
     def run(params: Any, batch: dict[str, jax.Array]) -> DeviceOutputs:
         encoder = loaded.model.clone(sentence=None)
         _, state = encoder.apply({"params": params}, batch, mutable=[INTERMEDIATES])
-        seen = of_layers(state[INTERMEDIATES]["encoder"], loaded.spec.model, "hidden_states")
+        seen = of_layers(state[INTERMEDIATES].get("encoder", {}), loaded.spec.model, "hidden_states")
         hidden_BxSxLxH = jnp.stack([seen[i] for i in chosen], axis=2)
         return {"token": {"hidden": hidden_BxSxLxH.astype(jnp.float32)}}
 

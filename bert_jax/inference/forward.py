@@ -67,8 +67,11 @@ def forward(
         hidden_states: add hidden_states [L + 1, B, S, H], the embeddings first.
         attentions: add attentions [L, B, A, S, S], the probabilities.
 
-    Raises ``ValueError`` for invalid ids, shapes or dtypes.
+    Raises ``ValueError`` for invalid ids, shapes or dtypes, and for the attentions of an encoder without attention.
     """
+    encoder = loaded.spec.model.encoder
+    if attentions and encoder != "transformer":
+        raise ValueError(f"{loaded.name}: the encoder ({encoder}) has no attention; omit attentions")
     arrays, choices = _checked(loaded, inputs)
     run = loaded.program(("forward", hidden_states, attentions), _run(loaded, hidden_states, attentions))
     rows, length = arrays["input_ids"].shape
@@ -146,7 +149,7 @@ def _run(loaded: Engine, hidden_states: bool, attentions: bool) -> Any:
         given = _named(output)
         seen = state[INTERMEDIATES]
         if hidden_states:
-            stacked = [seen["hidden_states"][0], *of_layers(seen["encoder"], spec.model, "hidden_states")]
+            stacked = [seen["hidden_states"][0], *of_layers(seen.get("encoder", {}), spec.model, "hidden_states")]
             given["hidden_states"] = jnp.stack(stacked).astype(jnp.float32)
         if attentions:
             given["attentions"] = jnp.stack(of_layers(seen["encoder"], spec.model, "attention", "attentions"))

@@ -156,7 +156,7 @@ def language_model(loaded: Engine) -> BertModel:
     layer (``objective.name causal_lm``). Raises ``ValueError`` for a model that is not a causal language model, or
     whose keys cannot be cached."""
     model, heads = loaded.spec.model, loaded.spec.heads
-    if model.attention != "causal":
+    if not model.is_causal:
         raise ValueError(
             f"{loaded.name}: a bidirectional model cannot generate text (model.attention {model.attention}); use a "
             "causal language model, or bert-jax fill-mask"

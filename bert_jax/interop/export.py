@@ -10,14 +10,14 @@ from typing import Protocol
 
 import numpy as np
 
+from bert_jax.interop.ancestors import write_allennlp, write_word2vec
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype
-from bert_jax.interop.export_table import DTYPES, FORMATS, fit, keep_heads
+from bert_jax.interop.export_table import DTYPES, FORMATS, OTHER_FORMATS, fit, keep_heads
 from bert_jax.interop.hf.sentence_transformers import write_sentence_transformers
 from bert_jax.interop.hf.write import write_hf
 from bert_jax.interop.model_card import READ_BACK, architecture, model_card
 from bert_jax.interop.npz import check_npz, write_npz
-from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx
-from bert_jax.interop.programs.stablehlo import check_stablehlo, write_stablehlo
+from bert_jax.interop.programs import check_onnx, check_stablehlo, write_onnx, write_stablehlo
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.tf1.checkpoint import check_tf1, write_tf1
 from bert_jax.interop.verification import (
@@ -53,6 +53,8 @@ WRITERS: dict[str, Writer] = {
     "onnx": write_onnx,
     "stablehlo": write_stablehlo,
     "npz": write_npz,
+    "word2vec": write_word2vec,
+    "allennlp": write_allennlp,
 }
 
 
@@ -85,8 +87,9 @@ def export_model(
     replaced. Raises ``exits.Stop`` with VERIFICATION_FAILED if the written files differ from the model. If an
     exception is raised, ``target`` is unchanged.
     """
-    if format not in FORMATS:
-        raise ValueError(f"--format: {format!r} is not allowed; allowed: {', '.join(FORMATS)}")
+    if format not in (*FORMATS, *OTHER_FORMATS):
+        allowed = ", ".join((*FORMATS, *OTHER_FORMATS))
+        raise ValueError(f"--format: {format!r} is not allowed; allowed: {allowed}")
     if dtype not in DTYPES:
         raise ValueError(f"--dtype: {dtype!r} is not allowed; allowed: {', '.join(DTYPES)}")
     target = target.resolve()
@@ -148,6 +151,8 @@ def _consumer_differences(
         return check_hf(folder, bundle, peer_python)
     if format == "sentence-transformers":
         return check_sentence_transformers(folder, bundle, peer_python)
+    if format not in _CHECKS:
+        return f"no other library is run for {format}"
     consumer, allowed, check = _CHECKS[format]
     values = check(folder, bundle)
     if values is None:

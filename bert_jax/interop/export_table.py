@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
 from bert_jax.config.switches import EVERY_FIELD, unsupported_fields
+from bert_jax.interop.ancestors import allennlp, word2vec
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf import config_json
 from bert_jax.interop.hf.config_json import heads_of_class, hf_class
@@ -13,6 +14,8 @@ from bert_jax.interop.programs import onnx_layers
 from bert_jax.interop.tf1 import names as tf1_names
 
 FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz")
+# Formats of encoders that are no Transformers; they hold an encoder alone.
+OTHER_FORMATS = ("word2vec", "allennlp")
 DTYPES = ("float32", "bfloat16")
 Verdict = Literal["yes", "encoder only", "refused"]
 
@@ -73,6 +76,8 @@ UNSUPPORTED: dict[str, Callable[[ModelSpec], list[str]]] = {
     "onnx": lambda spec: unsupported_fields(spec.model, onnx_layers.SUPPORTED, "onnx"),
     "stablehlo": lambda spec: unsupported_fields(spec.model, EVERY_FIELD, "stablehlo"),
     "npz": lambda spec: unsupported_fields(spec.model, EVERY_FIELD, "npz"),
+    "word2vec": lambda spec: unsupported_fields(spec.model, word2vec.SUPPORTED, "word2vec"),
+    "allennlp": lambda spec: unsupported_fields(spec.model, allennlp.SUPPORTED, "allennlp"),
 }
 
 
@@ -81,10 +86,17 @@ def _cells(row: str) -> tuple[Verdict, ...]:
         return tuple(_VERDICTS[letter] for letter in _TABLE[row][1])
     model = dataclasses.replace(ModelConfig(), **dict([_FIELD_ROWS[row]]))
     spec = ModelSpec(model=model, heads=HeadsConfig())
-    return tuple("refused" if lines(spec) else "yes" for lines in UNSUPPORTED.values())
+    return tuple("refused" if UNSUPPORTED[format](spec) else "yes" for format in FORMATS)
 
 
 TABLE: dict[str, dict[str, Verdict]] = {row: dict(zip(FORMATS, _cells(row), strict=True)) for row in ROWS}
+
+
+def verdict(row: str, format: str) -> Verdict:
+    """Return what ``format`` does with the property ``row`` of a model."""
+    if format in FORMATS:
+        return TABLE[row][format]
+    return "yes" if row == "no head" else "encoder only" if row in (*_FIELDS_OF, "sentence") else "refused"
 
 
 def rows_of(spec: ModelSpec, dtype: str = "float32") -> Iterator[str]:
@@ -125,7 +137,8 @@ def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[Mode
     """
     rows = list(rows_of(weights.spec, dtype))
     fields = UNSUPPORTED[format](weights.spec)
-    refused = [row for row in rows if TABLE[row][format] == "refused" and row not in _FIELD_ROWS]
+    tested = (*_FIELD_ROWS, "several heads") if format in OTHER_FORMATS else _FIELD_ROWS
+    refused = [row for row in rows if verdict(row, format) == "refused" and row not in tested]
     if "several heads" in refused:
         heads = ", ".join(weights.spec.heads.present())
         remedy = "select some of them with --heads, or use another format"
@@ -133,8 +146,9 @@ def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[Mode
     if refused or fields:
         others = [
             other
-            for other in FORMATS
-            if all(TABLE[row][other] != "refused" for row in rows) and not UNSUPPORTED[other](weights.spec)
+            for other in (*FORMATS, *OTHER_FORMATS)
+            if all(verdict(row, other) != "refused" or row in _FIELD_ROWS for row in rows)
+            and not UNSUPPORTED[other](weights.spec)
         ]
         problems = "; ".join([*fields, *(f"{ROWS[row]}: not supported" for row in refused)])
         raise ValueError(f"{format}: {problems}; formats that support this model: {', '.join(others) or 'none'}")
@@ -143,7 +157,7 @@ def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[Mode
         notes.append(f"{format} cannot state that the logits of both orders of a pair are to be added")
         heads = dataclasses.replace(weights.spec.heads, both_orders=False)
         weights = dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, heads=heads))
-    dropped = [row for row in rows if TABLE[row][format] == "encoder only" and row != "several heads"]
+    dropped = [row for row in rows if verdict(row, format) == "encoder only" and row != "several heads"]
     if dropped:
         kept = [name for name in _parts(weights.spec) if name not in dropped]
         named = ", ".join(f"{row} ({ROWS[row]})" for row in dropped)

@@ -80,6 +80,12 @@ def _front_matter(spec: ModelSpec, format: str) -> str:
     return "\n".join(["---", *lines, f"pipeline_tag: {tag}", "tags:", f"- {spec.family}", "---"])
 
 
+_KINDS = {
+    "none": "Word vectors", "nnlm": "A neural language model (NNLM)", "lstm": "An LSTM",
+    "bidirectional_lstm": "A bidirectional LSTM (ELMo)",
+}  # fmt: skip
+
+
 def _one_line(value: Any) -> str:
     return " ".join(str(value).split())[:200]
 
@@ -88,18 +94,25 @@ def _summary(spec: ModelSpec, dtype: str) -> str:
     model = spec.model
     count = sum(map(math.prod, parameter_shapes(spec).values()))
     heads = ", ".join([*spec.heads.present(), *(["sentence"] if spec.sentence is not None else [])])
-    return (
-        f"A {FAMILIES[spec.family].title} encoder of {model.num_layers} layers, "
+    kind = _KINDS.get(model.encoder, f"A {FAMILIES[spec.family].title} encoder")
+    return (f"{kind} of {model.num_layers} layers, " if model.num_layers else f"{kind}, ") + (
         f"width {model.hidden_size}, {count:,} parameters ({dtype}); heads: {heads or 'none'}."
     )
 
 
 def _facts(spec: ModelSpec, dtype: str) -> list[tuple[str, str]]:
     model, tokenizer = spec.model, spec.tokenizer
-    facts = [
+    sizes = [
         ("layers", f"{model.num_layers}"),
         ("width, feed-forward width", f"{model.hidden_size}, {model.intermediate_size}"),
         ("attention heads", f"{model.num_attention_heads}"),
+    ]
+    facts = [
+        *(
+            sizes
+            if model.encoder == "transformer"
+            else [("layers", f"{model.num_layers}"), ("width", f"{model.hidden_size}")]
+        ),
         ("vocabulary", f"{model.vocab_size}"),
         ("longest input", f"{spec.max_length} tokens, including special tokens"),
         ("activation", f"`{model.activation}`: {_ACTIVATIONS[model.activation]}"),
@@ -235,8 +248,16 @@ def _loading(spec: ModelSpec, format: str, architecture: str | None) -> str:
 
 
 # Formats that this library reads back with bitwise equal parameters.
-READ_BACK = ("hf", "sentence-transformers", "tf1", "npz")
+READ_BACK = ("hf", "sentence-transformers", "tf1", "npz", "word2vec", "allennlp")
 _SNIPPETS = {
+    "word2vec": (
+        "from gensim.models import KeyedVectors\n\n"
+        'vectors = KeyedVectors.load_word2vec_format("DIR/vectors.bin", binary=True)'
+    ),
+    "allennlp": (
+        "from allennlp.modules.elmo import Elmo\n\n"
+        'elmo = Elmo("DIR/options.json", "DIR/weights.hdf5", num_output_representations=1)'
+    ),
     "sentence-transformers": (
         "from sentence_transformers import SentenceTransformer\n\n"
         'embeddings = SentenceTransformer("DIR").encode(["a text", "another"])'

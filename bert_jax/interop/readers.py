@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bert_jax.interop.ancestors import is_allennlp, is_word2vec, read_allennlp, read_word2vec
 from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.hf.read import is_hf, read_hf
 from bert_jax.interop.hf.sentence_transformers import is_sentence_transformers, read_sentence_transformers
@@ -16,8 +17,9 @@ from bert_jax.interop.tf1.checkpoint import is_tf1, read_tf1
 
 SUPPORTED = (
     "a saved model or workdir of this library, a Hugging Face folder (config.json), a sentence-transformers "
-    "folder (modules.json), a TF1 checkpoint prefix (.../bert_model.ckpt with bert_config.json) or an npz export "
-    "(weights.npz)"
+    "folder (modules.json), a TF1 checkpoint prefix (.../bert_model.ckpt with bert_config.json), an npz export "
+    "(weights.npz), a file of word vectors (word2vec: .txt, .vec, .bin; GloVe: .txt) or a folder of ELMo "
+    "(options.json, one .hdf5)"
 )
 # Name of the program file of an export -> description for the message. Programs cannot be read.
 _PROGRAMS = {
@@ -34,6 +36,8 @@ _READERS: tuple[tuple[Callable[[Path], bool], Reader], ...] = (
     (is_sentence_transformers, read_sentence_transformers),
     (is_hf, read_hf),
     (is_tf1, read_tf1),
+    (is_allennlp, read_allennlp),
+    (is_word2vec, read_word2vec),
 )
 
 

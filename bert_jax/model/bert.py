@@ -13,11 +13,11 @@ from flax import struct
 from jax.sharding import Mesh
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, SentenceConfig, pretraining_heads
+from bert_jax.model.ancestors import ENCODERS
 from bert_jax.model.attention import has_blocks, random_features
-from bert_jax.model.dense import Dense, activation, add_bias_of_logits, matmul_f32_grad
+from bert_jax.model.dense import Dense, activation
 from bert_jax.model.dropout import DropoutKey, Site, TokenKey, dropout, site_key
 from bert_jax.model.embeddings import Embedding, Embeddings
-from bert_jax.model.kernels.common import on_tpu
 from bert_jax.model.layers import (
     CACHE,
     CACHE_FEATURES,
@@ -31,8 +31,7 @@ from bert_jax.model.layers import (
 from bert_jax.model.local_attention import global_features
 from bert_jax.model.pooling import SentenceHead, pool
 from bert_jax.model.positions import relative_bias
-from bert_jax.model.task_layers import BiLstm, Crf, PairHead, RtdHead, ScalarMix, pair_features
-from bert_jax.parallel.axes import constrain, with_logical_axes
+from bert_jax.model.task_layers import BiLstm, Crf, MlmHead, PairHead, RtdHead, ScalarMix, pair_features
 
 
 def padded_vocab_size(config: ModelConfig, execution: ExecutionConfig) -> int:
@@ -120,43 +119,6 @@ def of_layers(encoder: Mapping[str, Any], config: ModelConfig, *path: str) -> li
     return found
 
 
-class MlmHead(Block):
-    """Masked-LM head: a dense layer, the activation, LayerNorm, the product with the word embeddings, and a bias.
-    The input contains only the hidden states of the positions for which logits are needed. E is the width of the
-    embeddings."""
-
-    @nn.compact
-    def __call__(self, x_BxMxH: jax.Array, table_VxE: jax.Array) -> jax.Array:
-        """Return the logits, float32[B, M, V]; those of the padding rows of the vocabulary are -inf."""
-        config, dtype = self.config, compute_dtype(self.execution)
-        if config.mlm_transform:
-            width, has_bias = config.embedding_width, config.mlm_transform_bias
-            x_BxMxE = Dense(width, ("embed", "pooled"), config, dtype, has_bias, name="transform")(x_BxMxH)
-            x_BxMxE = Norm(config, dtype, name="layer_norm")(activation(config.head_activation, x_BxMxE))
-        else:
-            x_BxMxE = x_BxMxH
-        rows = len(table_VxE)
-        if not config.tied_output:
-            shape = table_VxE.shape
-            table_VxE = Embedding(*shape, ("vocab", "embed"), config, name="output_embeddings")()
-        swap = not self.is_initializing() and on_tpu(self.mesh)
-        if swap:
-            # Positions first: [M, B] becomes one dimension without a copy, because 8 (the rows of a tile) divides B
-            # but not M.
-            x_BxMxE = x_BxMxE.swapaxes(0, 1)
-        logits_BxMxV = matmul_f32_grad(x_BxMxE, table_VxE, 1, jnp.dtype("float32"))
-        logits_BxMxV = logits_BxMxV.swapaxes(0, 1) if swap else logits_BxMxV
-        if config.mlm_output_bias:
-            zeros = with_logical_axes(nn.initializers.zeros_init(), ("vocab",))
-            logits_BxMxV = add_bias_of_logits(
-                logits_BxMxV, self.param("output_bias", zeros, (rows,)), x_BxMxE.dtype
-            )
-        logits_BxMxV = constrain(logits_BxMxV, ("act_batch", "act_predictions", "act_vocab"), self.mesh)
-        if rows == config.vocab_size:
-            return logits_BxMxV
-        return jnp.where(jnp.arange(rows) < config.vocab_size, logits_BxMxV, -jnp.inf)
-
-
 @struct.dataclass
 class BertOutput:
     """Outputs of :class:`BertModel`; a field is None if the model lacks its head. Logits are float32."""
@@ -181,6 +143,15 @@ class BertOutput:
 def gather_positions(x_BxSxH: jax.Array, positions_BxM: jax.Array) -> jax.Array:
     """Return the vectors of ``x`` [B, S, H] at ``positions`` [B, M], as an array [B, M, H]."""
     return jnp.take_along_axis(x_BxSxH, positions_BxM[:, :, None], axis=1)
+
+
+def beside(x_BxSxH: jax.Array) -> jax.Array:
+    """Return the sum of the states of the forward direction one token before, and of the backward direction one
+    token after each token, [B, S, H / 2]: all that the two directions of ``x`` say about the token without having
+    read it."""
+    forward, backward = jnp.split(x_BxSxH, 2, axis=-1)
+    none = ((0, 0), (1, 1), (0, 0))
+    return jnp.pad(forward, none)[:, :-2] + jnp.pad(backward, none)[:, 2:]
 
 
 def in_question(input_ids_BxS: jax.Array, sequence_ids_BxS: jax.Array, separator_id: int) -> jax.Array:
@@ -236,7 +207,8 @@ class BertModel(nn.Module):
         rows = padded_vocab_size(config, self.execution)
         self.embeddings = Embeddings(config, self.execution, rows, self.mesh)
         collect = self.all_layers or heads.features != "last"
-        self.encoder = Encoder(config, self.execution, self.mesh, collect)
+        encoder = ENCODERS.get(config.encoder, Encoder)
+        self.encoder = encoder(config, self.execution, self.mesh, collect)
         if heads.features != "last":
             self.feature_mix = ScalarMix(heads.features)
         if heads.bilstm:
@@ -270,9 +242,9 @@ class BertModel(nn.Module):
         x_BxSxH, table_VxH = self.embeddings(
             features["input_ids"], features["token_type_ids"], features["position_ids"], encoder_key
         )
-        first_BxSxH = x_BxSxH
+        first_BxSxH = jnp.concatenate([x_BxSxH] * self.config.directions, axis=-1)
         if self.is_mutable_collection(INTERMEDIATES):
-            self.sow(INTERMEDIATES, "hidden_states", x_BxSxH)
+            self.sow(INTERMEDIATES, "hidden_states", first_BxSxH)
         tokens = {name: features[name] for name in ("sequence_ids", "position_ids")}
         tokens |= {name: features[name] for name in CACHE_FEATURES if name in features}
         tokens |= global_features(self.config, heads, features)
@@ -284,8 +256,7 @@ class BertModel(nn.Module):
         if self.frozen_encoder:
             x_BxSxH, all_LxBxSxH = jax.lax.stop_gradient((x_BxSxH, all_LxBxSxH))
         if heads.mlm:
-            positions = features.get("mlm_positions")
-            inputs = x_BxSxH if positions is None else gather_positions(x_BxSxH, positions)
+            inputs = self._mlm_inputs(x_BxSxH, features.get("mlm_positions"))
             outputs["mlm_logits"] = self.mlm_head(inputs, table_VxH)
         if heads.rtd:
             outputs["rtd_logits"] = self.rtd_head(x_BxSxH)
@@ -323,6 +294,11 @@ class BertModel(nn.Module):
                 u, v = (embeddings_BxCxE[:, k::2][:, : len(slots_C) // 2] for k in (0, 1))
                 outputs["pair_logits"] = self.pair_head(pair_features(u, v))
         return BertOutput(**outputs)
+
+    def _mlm_inputs(self, x_BxSxH: jax.Array, positions_BxM: jax.Array | None) -> jax.Array:
+        """Return the states from which the tokens at ``positions`` (None: at all) are predicted."""
+        states = beside(x_BxSxH) if self.config.directions == 2 else x_BxSxH
+        return states if positions_BxM is None else gather_positions(states, positions_BxM)
 
     def _check_rows(self, features: Mapping[str, jax.Array]) -> None:
         """Raise ``ValueError`` for rows of several sequences that attention would divide into blocks."""

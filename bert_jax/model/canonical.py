@@ -18,7 +18,10 @@ from flax import linen as nn
 from bert_jax.batch import feature_shapes
 
 STACKED = "encoder/layers/"
-VOCABULARY_ROWS = ("word_embeddings/embedding", "mlm_head/output_embeddings/embedding", "mlm_head/output_bias")
+VOCABULARY_ROWS = (
+    "word_embeddings/embedding", "mlm_head/output_embeddings/embedding", "mlm_head/output_bias",
+    "context_embeddings/embedding", "vocabulary_bias", "characters/character_ids",
+)  # fmt: skip
 
 
 def path_name(path: tuple[Any, ...]) -> str:

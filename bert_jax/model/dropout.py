@@ -97,6 +97,8 @@ class Site(IntEnum):
     FEED_FORWARD_OUTPUT = 3
     TASK_HEAD = 4
     RELATIVE_POSITIONS = 5
+    RECURRENT_WEIGHTS = 6
+    WORDS = 7
 
 
 def site_key(key: DropoutKey | None, layer: int | jax.Array, site: Site) -> DropoutKey | None:
@@ -226,6 +228,18 @@ def dropout(x: jax.Array, rate: float, key: DropoutKey | None) -> jax.Array:
     with jax.named_scope("dropout"):
         bits = _hashed_values(key, x.shape) if isinstance(key, TokenKey) else random_uint16(key, x.shape)
         return _dropped(x, bits, rate)
+
+
+def locked_dropout(x_BxSxH: jax.Array, rate: float, key: DropoutKey | None) -> jax.Array:
+    """Apply dropout, as :func:`dropout` does, to the same columns at all tokens of a sequence (variational dropout;
+    Gal and Ghahramani 2016). Without a :class:`TokenKey`, the columns are those of a row."""
+    if key is None or rate == 0.0:
+        return x_BxSxH
+    if isinstance(key, TokenKey):
+        kept = dropout(jnp.ones_like(x_BxSxH), rate, key.replace(positions=jnp.zeros_like(key.positions)))
+    else:
+        kept = dropout(jnp.ones_like(x_BxSxH[:, :1]), rate, key)
+    return x_BxSxH * kept
 
 
 def dropout_of_probabilities(probabilities_BxAxSxT: jax.Array, rate: float, key: DropoutKey | None) -> jax.Array:

@@ -9,8 +9,9 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax.config import ExecutionConfig, ModelConfig
+from bert_jax.model.ancestors.characters import CharacterEmbeddings
 from bert_jax.model.dense import Dense, weight_init
-from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key
+from bert_jax.model.dropout import DropoutKey, Site, dropout, locked_dropout, site_key, whole_key
 from bert_jax.model.layers import ACT, Norm, compute_dtype
 from bert_jax.model.positions import sinusoidal_positions
 from bert_jax.parallel.axes import Axes, constrain, with_logical_axes
@@ -46,8 +47,8 @@ def few_rows(ids_BxS: jax.Array, table_TxE: jax.Array) -> jax.Array:
 
 class Embeddings(nn.Module):
     """Sum of token, segment and position embeddings, then LayerNorm, dropout (Devlin et al. 2018, section 3.2) and,
-    if the embeddings are narrower than the encoder, a dense layer (Lan et al. 2020, section 3.1). Returns the
-    embeddings [B, S, H] and the table of the word embeddings [V, E]."""
+    if the embeddings are narrower than the Transformer, a dense layer (Lan et al. 2020, section 3.1). Returns the
+    embeddings [B, S, H] (of other encoders: [B, S, E]) and the table of the word embeddings [V, E]."""
 
     config: ModelConfig
     execution: ExecutionConfig
@@ -68,12 +69,19 @@ class Embeddings(nn.Module):
         def table(rows: int, axis: str, name: str) -> jax.Array:
             return Embedding(rows, width, (axis, "embed"), config, name=f"{name}_embeddings")()
 
-        words_VxE = table(self.padded_vocab_size, "vocab", "word")
+        if config.character_filters:
+            words_VxE = CharacterEmbeddings(config, self.padded_vocab_size, name="characters")()
+        else:
+            words_VxE = table(self.padded_vocab_size, "vocab", "word")
         # Lookups need whole rows, and whole tables if a second mesh axis partitions the tokens: otherwise the
         # compiler aborts (design/sharding.md).
         is_cut_twice = self.mesh is not None and min(self.mesh.shape["fsdp"], self.mesh.shape["tensor"]) > 1
         rows_VxE = constrain(words_VxE, (None if is_cut_twice else "vocab", None), self.mesh)
         x_BxSxE = jnp.take(rows_VxE, input_ids_BxS, axis=0)
+        words_key = site_key(dropout_key, 0, Site.WORDS)
+        if config.word_dropout and words_key is not None:
+            kept_Vx1 = dropout(jnp.ones((len(words_VxE), 1)), config.word_dropout, whole_key(words_key))
+            x_BxSxE *= jnp.take(kept_Vx1, input_ids_BxS, axis=0)
         if config.embedding_scale:
             x_BxSxE *= width**0.5
         if types := config.type_vocab_size:
@@ -89,7 +97,8 @@ class Embeddings(nn.Module):
         if config.has_embedding_norm:
             x_BxSxE = Norm(config, dtype, name="layer_norm")(x_BxSxE)
         rate, key = config.dropout_at("embedding"), site_key(dropout_key, 0, Site.EMBEDDINGS)
-        x_BxSxH = dropout(x_BxSxE.astype(dtype), rate, key)
-        if config.embedding_size:
+        is_transformer = config.encoder == "transformer"
+        x_BxSxH = (dropout if is_transformer else locked_dropout)(x_BxSxE.astype(dtype), rate, key)
+        if config.embedding_size and is_transformer:
             x_BxSxH = Dense(config.hidden_size, ("embed", "pooled"), config, dtype, name="projection")(x_BxSxH)
         return constrain(x_BxSxH, ACT, self.mesh), words_VxE

@@ -1,6 +1,7 @@
 """Layers between the encoder and the output layer of a task, and output layers that are not dense layers.
 
-Shapes: B rows, S tokens, H width of the encoder, F width of the features, U inputs per row, E embedding width.
+Shapes: B rows, S tokens, M masked positions, V vocabulary (padded in memory), H width of the encoder, F width of
+the features, U inputs per row, E embedding width.
 """
 
 import jax
@@ -9,8 +10,11 @@ from flax import linen as nn
 
 from bert_jax.config import HeadsConfig, ModelConfig
 from bert_jax.config.spec import Features
-from bert_jax.model.dense import Dense, activation
-from bert_jax.parallel.axes import with_logical_axes
+from bert_jax.model.dense import Dense, activation, add_bias_of_logits, matmul_f32_grad
+from bert_jax.model.embeddings import Embedding
+from bert_jax.model.kernels.common import on_tpu
+from bert_jax.model.layers import Block, Norm, compute_dtype
+from bert_jax.parallel.axes import constrain, with_logical_axes
 
 # Hidden states (0: embeddings, then the layers) of each kind of features.
 _PARTS = {
@@ -41,6 +45,43 @@ class ScalarMix(nn.Module):
         weights = self.param("weights", with_logical_axes(nn.initializers.zeros_init(), (None,)), (parts.shape[0],))
         gamma = self.param("gamma", with_logical_axes(nn.initializers.ones_init(), (None,)), (1,))
         return gamma * jnp.einsum("n,nbsh->bsh", jax.nn.softmax(weights), parts)
+
+
+class MlmHead(Block):
+    """Masked-LM head: a dense layer, the activation, LayerNorm, the product with the word embeddings, and a bias.
+    The input contains only the hidden states of the positions for which logits are needed. E is the width of the
+    embeddings."""
+
+    @nn.compact
+    def __call__(self, x_BxMxH: jax.Array, table_VxE: jax.Array) -> jax.Array:
+        """Return the logits, float32[B, M, V]; those of the padding rows of the vocabulary are -inf."""
+        config, dtype = self.config, compute_dtype(self.execution)
+        if config.mlm_transform:
+            width, has_bias = config.embedding_width, config.mlm_transform_bias
+            x_BxMxE = Dense(width, ("embed", "pooled"), config, dtype, has_bias, name="transform")(x_BxMxH)
+            x_BxMxE = Norm(config, dtype, name="layer_norm")(activation(config.head_activation, x_BxMxE))
+        else:
+            x_BxMxE = x_BxMxH
+        rows = len(table_VxE)
+        if not config.tied_output:
+            width = x_BxMxE.shape[-1]
+            table_VxE = Embedding(rows, width, ("vocab", "embed"), config, name="output_embeddings")()
+        swap = not self.is_initializing() and on_tpu(self.mesh)
+        if swap:
+            # Positions first: [M, B] becomes one dimension without a copy, because 8 (the rows of a tile) divides B
+            # but not M.
+            x_BxMxE = x_BxMxE.swapaxes(0, 1)
+        logits_BxMxV = matmul_f32_grad(x_BxMxE, table_VxE, 1, jnp.dtype("float32"))
+        logits_BxMxV = logits_BxMxV.swapaxes(0, 1) if swap else logits_BxMxV
+        if config.mlm_output_bias:
+            zeros = with_logical_axes(nn.initializers.zeros_init(), ("vocab",))
+            logits_BxMxV = add_bias_of_logits(
+                logits_BxMxV, self.param("output_bias", zeros, (rows,)), x_BxMxE.dtype
+            )
+        logits_BxMxV = constrain(logits_BxMxV, ("act_batch", "act_predictions", "act_vocab"), self.mesh)
+        if rows == config.vocab_size:
+            return logits_BxMxV
+        return jnp.where(jnp.arange(rows) < config.vocab_size, logits_BxMxV, -jnp.inf)
 
 
 class RtdHead(nn.Module):

@@ -34,10 +34,14 @@ SAMPLE_TOKENS = 12
 
 
 class CausalModel(BertModel):
-    """The encoder with the word embedding table as its output layer, without a transform or a bias."""
+    """The encoder with the word embedding table as its output layer, without a transform or a bias; with encoders
+    other than the Transformer, with the output layer of the head mlm."""
 
     def __call__(self, features: Mapping[str, jax.Array], dropout_key: Any = None) -> jax.Array:  # type: ignore[override]
         """Return float32[B, S, V], the logits of the next token; -inf for padding rows of the embedding table."""
+        if self.heads.mlm:
+            every = {name: values for name, values in features.items() if name != "mlm_positions"}
+            return super().__call__(every, dropout_key).mlm_logits
         x_BxSxH, table_VxH = self.embeddings(
             features["input_ids"], features["token_type_ids"], features["position_ids"], dropout_key
         )
@@ -84,13 +88,20 @@ class CausalLm(PretrainObjective):
 
     @staticmethod
     def make_model(config: PretrainConfig, mesh: Mesh | None) -> CausalModel:
-        for key, value, wanted in (
-            ("model.attention", config.model.attention, "causal"),
-            ("data.next_sentence", config.data.next_sentence, "none"),
+        encoder, suffix = config.model.encoder, "is not allowed with objective.name causal_lm"
+        for key, value, wanted, ok in (
+            ("model.encoder", encoder, "transformer, nnlm or lstm", encoder in ("transformer", "nnlm", "lstm")),
+            (
+                "model.attention",
+                config.model.attention,
+                "causal",
+                encoder != "transformer" or config.model.is_causal,
+            ),
+            ("data.next_sentence", config.data.next_sentence, "none", not config.has_nsp),
         ):
-            if value != wanted:
-                raise ValueError(f"{key}: {value!r} is not allowed with objective.name causal_lm; set {wanted}")
-        return CausalModel(config.model, config.execution, HeadsConfig(), mesh=mesh)
+            if not ok:
+                raise ValueError(f"{key}: {value!r} {suffix}; set {wanted}")
+        return CausalModel(config.model, config.execution, HeadsConfig(mlm=encoder != "transformer"), mesh=mesh)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         total = denominator(next_weights(batch["sequence_ids"]))

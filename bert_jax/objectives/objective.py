@@ -103,6 +103,9 @@ class PretrainObjective(Objective):
         ``ValueError`` if the model cannot start from a network."""
         return params
 
+    def prepare(self, source: PretrainSource, tokenizer: Tokenizer) -> None:
+        """Read what the objective needs from the training records before the first step; default: nothing."""
+
     def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Return the shape and dtype of each feature of a global batch of ``batch_size`` rows."""
         shapes = self.row_shape.features(batch_size)

@@ -15,6 +15,10 @@ OBJECTIVES = {
     "masked_lm_classes": ("bert_jax.objectives.masked_lm_classes", "MaskedLmClasses"),
     "causal_lm": ("bert_jax.objectives.causal_lm", "CausalLm"),
     "replaced_tokens": ("bert_jax.objectives.replaced_tokens", "ReplacedTokens"),
+    "bidirectional_lm": ("bert_jax.objectives.ancestors.bidirectional_lm", "BidirectionalLm"),
+    "skip_gram": ("bert_jax.objectives.ancestors.word2vec", "SkipGram"),
+    "cbow": ("bert_jax.objectives.ancestors.word2vec", "Cbow"),
+    "glove": ("bert_jax.objectives.ancestors.glove", "Glove"),
 }
 
 

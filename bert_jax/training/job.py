@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import BatchIterator
 from bert_jax.config import RunConfig, to_dict
+from bert_jax.model.ancestors.characters import CHARACTER_IDS, stored_ids
 from bert_jax.process import hosts
 from bert_jax.process.signals import Interrupted
 from bert_jax.process.watchdog import PHASE_FACTOR, Watchdog
@@ -75,6 +76,16 @@ class Job(ABC):
     options_used_after_completion = "none"
     # Value of ``split`` in the lines that an evaluation writes to metrics.jsonl.
     eval_split = "eval"
+
+    def initial_params(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the canonical parameters of a run at step 0 that are not drawn: ``params``, those that were
+        loaded, and the characters of the vocabulary, if the model reads them."""
+        model, tokenizer = self.config.model, self.tokenizer
+        if not model.character_filters or CHARACTER_IDS in params:
+            return params
+        pieces = tokenizer.pieces(range(min(tokenizer.vocab_size, model.vocab_size)))
+        marks = tokenizer.pieces([tokenizer.cls_id, tokenizer.sep_id])
+        return {**params, CHARACTER_IDS: stored_ids(pieces, model.vocab_size, model.max_characters, *marks)}
 
     @abstractmethod
     def programs(self, mesh: Mesh) -> TrainPrograms:

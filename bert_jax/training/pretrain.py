@@ -46,6 +46,7 @@ class PretrainJob(Job):
     def programs(self, mesh: Mesh) -> TrainPrograms:
         self._objective = self._make_objective(self.config, mesh)
         self._objective.row_shape = self._source.row_shape
+        self._objective.prepare(self._source, self.tokenizer)
         programs = train_programs(self._objective)  # raises if the mesh does not divide a batch
         self._eval_rows, self._eval_step = host_rows(mesh, self._eval_batch_size), None
         return programs

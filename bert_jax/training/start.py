@@ -88,6 +88,7 @@ def find_start(
             return Start(before.state, before.step, before.step, meter, guard)
         # Remove the parameters from the launch, so that their host memory is freed during the run.
         params, launch.initial_model.params = launch.initial_model.params, {}
+        params = job.initial_params(params)
         seed = job.config.training.seed
         state = initial_state(programs.model, programs.optimizer, programs.abstract, seed, params)
         return Start(jax.block_until_ready(state), 0, 0, meter, guard)

@@ -22,7 +22,7 @@ VOCAB_SETTINGS_NAME = "vocabulary.json"
 
 def vocabulary_path(data: DataConfig) -> Location:
     """Return ``data.vocab`` or, if it is empty, the path of the trained vocabulary."""
-    name = FILE_NAMES["wordpiece" if data.tokenizer == "wordpiece" else "sentencepiece"]
+    name = FILE_NAMES["wordpiece" if data.tokenizer in ("wordpiece", "words") else "sentencepiece"]
     return location(data.vocab) if data.vocab else location(data.shards) / name
 
 

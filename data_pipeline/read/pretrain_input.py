@@ -76,6 +76,11 @@ class ShardSource:
             tokenizer=self._tokenizer,
         )  # fmt: skip
 
+    def training_pass(self) -> Iterator[dict[str, np.ndarray]]:
+        """Return an iterator over the training records of all parts, each record once."""
+        for part in self._train:
+            yield from self._whole_part([part], 0)
+
     def unigram_cross_entropy(self) -> float | None:
         """Return the cross-entropy (nats per held-out target) of the unigram distribution of training targets.
 
@@ -98,15 +103,15 @@ class ShardSource:
     def _target_counts(self, parts: Sequence[Part], max_batches: int) -> np.ndarray:
         """Return the number of times each token id is a target of a prediction, int64[vocabulary size]."""
         counts = np.zeros(self._config.model.vocab_size, np.int64)
-        # Damaged records are not counted, and must not stop the run at its last evaluation.
-        data = dataclasses.replace(self._config.data, max_blank_records=sys.maxsize)
-        batches = eval_batches(
-            data, folder=parts, batch_size=512, max_batches=max_batches, tokenizer=self._tokenizer
-        )
-        for batch in batches:
+        for batch in self._whole_part(parts, max_batches):
             labels = batch["mlm_labels"][batch["mlm_weights"] > 0]
             counts += np.bincount(labels, minlength=len(counts))
         return counts
+
+    def _whole_part(self, parts: Sequence[Part], max_batches: int) -> Iterator[dict[str, np.ndarray]]:
+        # Damaged records are left out, and must not stop the run when it counts.
+        data = dataclasses.replace(self._config.data, max_blank_records=sys.maxsize)
+        return eval_batches(data, folder=parts, batch_size=512, max_batches=max_batches, tokenizer=self._tokenizer)
 
 
 # ------------------------------------------------------------------ training

@@ -22,26 +22,28 @@ _RAREST_CHARACTER = 1e-7
 def train_vocabulary(
     texts: Iterable[str],
     *,
-    kind: Literal["wordpiece", "unigram", "bpe"],
+    kind: Literal["wordpiece", "words", "unigram", "bpe"],
     vocab_size: int,
     lower_case: bool,
     output: Path,
 ) -> Path:
     """Train a vocabulary of at most ``vocab_size`` pieces, including special ones, and write it to ``output``.
 
-    ``texts`` is iterated once. The file is a ``.txt`` for WordPiece and a SentencePiece ``.model`` for the other
-    kinds, and it is written atomically. A small corpus yields fewer pieces. Raises ``ValueError`` if all texts are
-    empty, if ``vocab_size`` is too small, or if ``output`` has the wrong suffix.
+    ``texts`` is iterated once. The file is a ``.txt`` for WordPiece and for words, the most frequent ones in the
+    order of their counts, which WordPiece reads: any other word is unknown. It is a SentencePiece ``.model`` for
+    the other kinds. It is written atomically. A small corpus yields fewer pieces. Raises ``ValueError`` if all
+    texts are empty, if ``vocab_size`` is too small, or if ``output`` has the wrong suffix.
     """
-    suffix = {"wordpiece": ".txt", "unigram": ".model", "bpe": ".model"}.get(kind)
+    suffix = {"wordpiece": ".txt", "words": ".txt", "unigram": ".model", "bpe": ".model"}.get(kind)
     if suffix is None:
-        raise ValueError(f"data.tokenizer: {kind!r} is not allowed; allowed: wordpiece, unigram, bpe")
+        raise ValueError(f"data.tokenizer: {kind!r} is not allowed; allowed: wordpiece, words, unigram, bpe")
     if output.suffix != suffix:
         raise ValueError(f"{output}: the suffix is not allowed; a {kind} vocabulary is a {suffix} file")
     if vocab_size < MIN_VOCAB_SIZE:
         raise ValueError(f"model.vocab_size: {vocab_size} is not allowed; allowed: {MIN_VOCAB_SIZE} or more")
-    if kind == "wordpiece":
-        pieces = _train_wordpiece(texts, vocab_size, lower_case)
+    if kind in ("wordpiece", "words"):
+        train = _train_wordpiece if kind == "wordpiece" else _most_frequent
+        pieces = train(texts, vocab_size, lower_case)
         content = "".join(piece + "\n" for piece in pieces).encode()
     else:
         content = _train_sentencepiece(texts, kind, vocab_size, lower_case)
@@ -93,6 +95,19 @@ def _alphabet(words: Counter[str], budget: int) -> tuple[list[str], list[str]]:
         if not is_word:
             continuing.append("##" + char)
     return sorted(initial), sorted(continuing)
+
+
+def _most_frequent(texts: Iterable[str], vocab_size: int, lower_case: bool) -> list[str]:
+    """Return the special pieces and the most frequent words, those of equal counts in the order of code points."""
+    words = count_words(texts, lower_case)
+    usable = [
+        (-count, word)
+        for word, count in words.items()
+        if len(word) <= MAX_CHARS_PER_WORD and not any("\ud800" <= char <= "\udfff" for char in word)
+    ]
+    if not usable:
+        raise ValueError("data.corpus: the corpus contains no text to train a vocabulary on; name other files")
+    return [*SPECIAL_PIECES, *(word for _, word in sorted(usable)[: vocab_size - len(SPECIAL_PIECES)])]
 
 
 def _train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool) -> list[str]:

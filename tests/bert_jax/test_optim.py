@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
@@ -371,3 +372,23 @@ def test_moving_average_follows_the_parameters():
             np.testing.assert_allclose(value, average[name], rtol=0, atol=4e-7, err_msg=name)
     first, last = named(states[0].params), named(states[-1].ema)
     assert all(not np.array_equal(first[name], last[name]) for name in first if "query/bias" in name)
+
+
+def test_sgd_and_adagrad_are_their_formulas():
+    params, rng = {"embedding": jnp.array([1.0, -2.0, 3.0])}, np.random.default_rng(0)
+    expected = {"sgd": np.array(params["embedding"], np.float64), "adagrad": np.array([1.0, -2.0, 3.0])}
+    squares = np.ones(3)
+    found = {}
+    for name in expected:
+        config = OptimizerConfig(name=name, weight_decay=0.0, clip_norm=0.0, epsilon=1e-8)
+        found[name] = make_optimizer(config), params, make_optimizer(config).init(params)
+    for _ in range(4):
+        gradient = rng.normal(size=3)
+        squares += gradient**2
+        expected["sgd"] -= 0.1 * gradient
+        expected["adagrad"] -= 0.1 * gradient / np.sqrt(squares + 1e-8)
+        for name, (optimizer, own, state) in found.items():
+            step, state = optimizer.update({"embedding": jnp.asarray(gradient, jnp.float32)}, state, own)
+            found[name] = optimizer, jax.tree.map(lambda p, d: p - 0.1 * d, own, step), state
+    for name, (_, own, _) in found.items():
+        assert np.abs(own["embedding"] - expected[name]).max() < 1e-6

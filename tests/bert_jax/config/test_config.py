@@ -333,10 +333,12 @@ def test_presets_name_options_that_are_there():
 
 INVALID = [
     *((f"model.{name}", "0", "a number above 0") for name in (
-        "vocab_size", "hidden_size", "num_layers", "num_attention_heads", "intermediate_size",
+        "vocab_size", "hidden_size", "num_attention_heads", "intermediate_size",
         "max_position_embeddings", "norm_epsilon", "initializer_range")),
     *((f"model.{name}", value, "a number from 0 to below 1")
       for name in ("hidden_dropout", "attention_dropout") for value in ("1", "-0.1")),
+    ("model.num_layers", "0", "1 or more"),
+    ("model.num_layers", "2 --model.encoder none", "0 with encoder none"),
     ("model.num_attention_heads", "7", "a divisor of model.hidden_size (768)"),
     ("model.hidden_size", "27 --model.num_attention_heads 3 --model.position_embeddings sinusoidal",
      "an even number with sinusoidal positions"),

@@ -16,7 +16,11 @@ from bert_jax.optim import make_schedule
 REPOSITORY = Path(__file__).resolve().parents[3]
 CONFIGS = REPOSITORY / "configs"
 GOLDEN = REPOSITORY / "tests" / "golden" / "configs"
-RECIPES = sorted(path.name for path in CONFIGS.glob("*.yaml"))
+RECIPES = sorted(
+    path.relative_to(CONFIGS).as_posix()
+    for folder in (CONFIGS, CONFIGS / "story")
+    for path in folder.glob("*.yaml")
+)
 
 
 def header(name):
@@ -60,7 +64,8 @@ def test_resolved_config(case):
 
 
 def test_no_stored_config_without_a_recipe():
-    assert {path.stem for path in GOLDEN.glob("*.yaml")} == set(CASES)
+    stored = {path.relative_to(GOLDEN).as_posix().removesuffix(".yaml") for path in GOLDEN.rglob("*.yaml")}
+    assert stored == set(CASES)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -1,0 +1,208 @@
+"""ELMo's files: ``options.json`` and weights in HDF5, as AllenNLP and bilm-tf have them, with ``vocab.txt``.
+
+Names and layouts of the weights: ``allennlp/modules/elmo.py`` and ``elmo_lstm.py``, ``bilm/training.py`` of
+github.com/allenai/bilm-tf. These files contain no output layer. AllenNLP reads the characters of any word; a model
+here reads those of the words of its vocabulary, a word a line, which the folder must contain.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
+from bert_jax.config.switches import EVERY_FIELD, Supported, check_fields
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes, parameter_shapes
+from bert_jax.interop.stored import non_finite
+from bert_jax.io.untrusted_folder import inside, needed, parse_json, read_small
+from bert_jax.model.ancestors.characters import CHARACTER_IDS, CHARACTERS, stored_ids
+from bert_jax.tokenization import SPECIAL_PIECES
+
+OPTIONS_FILE, WEIGHTS_FILE, VOCABULARY_FILE = "options.json", "weights.hdf5", "vocab.txt"
+SUPPORTED: Supported = EVERY_FIELD | {
+    "encoder": ("bidirectional_lstm",), "position_embeddings": ("none",), "type_vocab_size": (0,),
+    "embedding_norm": ("no",), "embedding_scale": (False,), "character_size": tuple(range(1, 1025)),
+}  # fmt: skip
+_CHARACTERS, _RNN = "embeddings/characters", "RNN_{}/RNN/MultiRNNCell/Cell{}/LSTMCell"
+# Marks of bilm-tf in vocabularies -> pieces of this library.
+_MARKS = {"<S>": "[CLS]", "</S>": "[SEP]", "<UNK>": "[UNK]"}
+
+
+def is_allennlp(path: Path) -> bool:
+    """Return True if ``path`` is a folder with ELMo's options and weights."""
+    return path.is_dir() and (path / OPTIONS_FILE).is_file() and _weights_file(path) is not None
+
+
+def _weights_file(folder: Path) -> Path | None:
+    found = sorted(folder.glob("*.hdf5"))
+    return found[0] if len(found) == 1 else None
+
+
+def names_of(model: ModelConfig) -> dict[str, str]:
+    """Return a dict from the name of each array in the HDF5 file to that of the parameter here. The first dimension
+    of the arrays W_0 holds the inputs, then the recurrent inputs."""
+    names = {"char_embed": f"{_CHARACTERS}/character_embeddings"}
+    for i in range(len(model.character_filters) // 2):
+        names |= {
+            f"CNN/W_cnn_{i}": f"{_CHARACTERS}/filter_{i}_kernel",
+            f"CNN/b_cnn_{i}": f"{_CHARACTERS}/filter_{i}_bias",
+        }
+    for i in range(model.highway_layers):
+        for part in ("transform", "carry"):
+            own = f"{_CHARACTERS}/highway_{i}_{part}"
+            names |= {f"CNN_high_{i}/W_{part}": f"{own}_kernel", f"CNN_high_{i}/b_{part}": f"{own}_bias"}
+    names |= {
+        "CNN_proj/W_proj": f"{_CHARACTERS}/projection_kernel",
+        "CNN_proj/b_proj": f"{_CHARACTERS}/projection_bias",
+    }
+    for i in range(model.num_layers):
+        for number, direction in enumerate(("forward", "backward")):
+            theirs, ours = _RNN.format(number, i), f"encoder/layer_{i}/{direction}"
+            names |= {f"{theirs}/W_0": f"{ours}/kernel", f"{theirs}/B": f"{ours}/bias"}
+            names[f"{theirs}/W_P_0"] = f"{ours}/projection_kernel"
+    return names
+
+
+def to_file(model: ModelConfig, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays of the HDF5 file by name."""
+    arrays = {}
+    for theirs, ours in names_of(model).items():
+        if ours.endswith("/kernel"):
+            base = ours.removesuffix("kernel")
+            arrays[theirs] = _swap(
+                np.concatenate([params[f"{base}input_kernel"], params[f"{base}recurrent_kernel"]])
+            )
+        elif theirs.endswith("/B"):
+            arrays[theirs] = _swap(params[ours])
+        else:
+            arrays[theirs] = params[ours][None] if "/W_cnn_" in theirs else params[ours]
+    return arrays
+
+
+def from_file(model: ModelConfig, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the parameters, without the ids of the characters, from the arrays of the HDF5 file."""
+    params = {}
+    for theirs, ours in names_of(model).items():
+        values = arrays[theirs]
+        if ours.endswith("/kernel"):
+            base, inputs = ours.removesuffix("kernel"), model.hidden_size // 2
+            both = _swap(values)
+            params[f"{base}input_kernel"], params[f"{base}recurrent_kernel"] = both[:inputs], both[inputs:]
+        elif theirs.endswith("/B"):
+            params[ours] = _swap(values)
+        else:
+            params[ours] = values[0] if "/W_cnn_" in theirs else values
+    return {name: np.ascontiguousarray(values, np.float32) for name, values in params.items()}
+
+
+def _swap(gates: np.ndarray) -> np.ndarray:
+    """Exchange the second and the third quarter of the last dimension: TensorFlow's gates are input, cell, forget,
+    output."""
+    first, second, third, last = np.split(gates, 4, axis=-1)
+    return np.concatenate([first, third, second, last], axis=-1)
+
+
+def options_of(model: ModelConfig) -> dict[str, Any]:
+    """Return the content of ``options.json``."""
+    filters = model.character_filters
+    return {
+        "lstm": {
+            "use_skip_connections": model.lstm_skip, "projection_dim": model.hidden_size // 2,
+            "cell_clip": model.lstm_cell_clip, "proj_clip": model.lstm_projection_clip, "dim": model.lstm_cells,
+            "n_layers": model.num_layers,
+        },
+        "char_cnn": {
+            "activation": model.character_activation,
+            "filters": [list(pair) for pair in zip(filters[::2], filters[1::2], strict=True)],
+            "n_highway": model.highway_layers, "embedding": {"dim": model.character_size},
+            "n_characters": CHARACTERS + 1, "max_characters_per_token": model.max_characters,
+        },
+    }  # fmt: skip
+
+
+def _model_of(options: Any, vocab_size: int, file: Path) -> ModelConfig:
+    try:
+        lstm, cnn = options["lstm"], options["char_cnn"]
+        return ModelConfig(
+            encoder="bidirectional_lstm", vocab_size=vocab_size, hidden_size=2 * lstm["projection_dim"],
+            embedding_size=lstm["projection_dim"], num_layers=lstm["n_layers"], lstm_cells=lstm["dim"],
+            lstm_cell_clip=float(lstm.get("cell_clip") or 0), lstm_projection_clip=float(lstm.get("proj_clip") or
+            0), lstm_skip=bool(lstm["use_skip_connections"]), position_embeddings="none", type_vocab_size=0,
+            embedding_norm="no", final_norm="no", mlm_transform=False, character_filters=tuple(int(number) for pair
+            in cnn["filters"] for number in pair), character_size=cnn["embedding"]["dim"],
+            max_characters=cnn["max_characters_per_token"], highway_layers=cnn["n_highway"],
+            character_activation=cnn["activation"],
+        )  # fmt: skip
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            f"{file}: not the options of an ELMo model with character convolutions ({error})"
+        ) from None
+
+
+def read_allennlp(path: Path, options: ReadOptions) -> ModelBundle:
+    """Read a folder with ``options.json``, one ``.hdf5`` file and ``vocab.txt``. Raises ``ValueError`` with one
+    line for a missing or damaged file."""
+    h5py = _h5py()
+    file = _weights_file(path)
+    assert file is not None
+    if inside(path, VOCABULARY_FILE) is None:
+        raise ValueError(
+            f"{path}: {VOCABULARY_FILE} is missing; add the words that the model shall know, one a line"
+        )
+    content = read_small(needed(path, VOCABULARY_FILE), "a vocabulary")
+    words = [_MARKS.get(word, word) for word in content.decode("utf-8").split("\n") if word]
+    words = [*(piece for piece in SPECIAL_PIECES if piece not in words), *words]
+    stated = parse_json(read_small(needed(path, OPTIONS_FILE), "options"), path / OPTIONS_FILE)
+    model = _model_of(stated, len(words), path / OPTIONS_FILE)
+    arrays = {}
+    try:
+        with h5py.File(file) as stored:
+            for name in names_of(model):
+                if name not in stored:
+                    raise ValueError(f"{file}: the array {name} is missing; {OPTIONS_FILE} describes another model")
+                arrays[name] = np.asarray(stored[name])
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read ({error}); copy the file again") from None
+    spec = ModelSpec(
+        model=model, heads=HeadsConfig(),
+        tokenizer=TokenizerConfig(lower_case=bool(options.lower_case)),
+    )  # fmt: skip
+    ids = stored_ids(words, len(words), model.max_characters)
+    params = from_file(model, arrays) | {CHARACTER_IDS: ids}
+    check_shapes(spec, params, file)
+    content = "".join(f"{word}\n" for word in words).encode()
+    return ModelBundle(
+        spec=spec, params={name: params[name] for name in parameter_shapes(spec)}, tokenizer_content=content,
+        notes=tuple(non_finite(params)), origin={"format": "AllenNLP", "name": path.absolute().name},
+    )  # fmt: skip
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ImportError:
+        raise ValueError(
+            "the files of AllenNLP need the package h5py, which is not installed; pip install h5py"
+        ) from None
+    return h5py
+
+
+def write_allennlp(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
+    """Write ``options.json``, ``weights.hdf5`` and ``vocab.txt`` to the empty ``folder``. Raises ``ValueError`` for
+    a model that AllenNLP's ELMo cannot be."""
+    h5py = _h5py()
+    model, tokenizer = weights.spec.model, weights.spec.tokenizer
+    check_fields(model, SUPPORTED, "allennlp")
+    check_shapes(weights.spec, weights.params, folder)
+    if not model.character_filters or not model.lstm_cells:
+        raise ValueError("allennlp: only models with character_filters and lstm_cells; use the format npz")
+    if tokenizer is None or weights.tokenizer_content is None or not tokenizer.file.endswith(".txt"):
+        raise ValueError("allennlp: the model has no vocab.txt; use the format npz")
+    (folder / OPTIONS_FILE).write_text(json.dumps(options_of(model), indent=2) + "\n", encoding="utf-8")
+    (folder / VOCABULARY_FILE).write_bytes(weights.tokenizer_content)
+    with h5py.File(folder / WEIGHTS_FILE, "w", track_order=False) as stored:
+        for name, values in to_file(model, weights.params).items():
+            stored.create_dataset(name, data=np.asarray(values, np.float32))
+    return [f"{OPTIONS_FILE}, {WEIGHTS_FILE}: as AllenNLP's Elmo reads them; the output layer is not written"]

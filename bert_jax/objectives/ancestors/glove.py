@@ -1,0 +1,99 @@
+"""GloVe: vectors whose products are logarithms of co-occurrence counts (Pennington et al. 2014;
+github.com/stanfordnlp/GloVe).
+
+Shapes: B rows, S tokens per row, V vocabulary size, D width of a vector, N entries of the matrix of counts.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from flax import linen as nn
+
+from bert_jax.batch import PretrainSource
+from bert_jax.config import HeadsConfig, ModelConfig, PretrainConfig
+from bert_jax.objectives.ancestors.sampling import special_ids, training_ids
+from bert_jax.objectives.ancestors.word_vectors import CONTEXTS, WORDS, WordVectorObjective
+from bert_jax.objectives.display import Column, Display, Panel, Tile
+from bert_jax.objectives.objective import Batch, Sums, padding_sums
+from bert_jax.tokenization import Tokenizer
+
+
+def co_occurrences(
+    rows: Iterable[tuple[np.ndarray, np.ndarray]], vocab_size: int, window: int, excluded: Iterable[int] = ()
+) -> scipy.sparse.coo_array:
+    """Return the symmetric matrix [V, V] of the weighted co-occurrences of tokens: a pair at distance d, up to
+    ``window`` and in one sequence, counts 1 / d (section 3.1). The ids in ``excluded`` do not count.
+
+    ``rows`` yields token ids and sequence ids, each int32[B, S].
+    """
+    shape, left_out = (vocab_size, vocab_size), np.zeros(vocab_size, bool)
+    left_out[list(excluded)] = True
+    total = scipy.sparse.csr_array(shape, dtype=np.float64)
+    for ids_BxS, sequence_ids_BxS in rows:
+        firsts, seconds, values = [], [], []
+        used_BxS = (sequence_ids_BxS > 0) & ~left_out[ids_BxS]
+        for distance in range(1, min(window, ids_BxS.shape[1] - 1) + 1):
+            pairs = sequence_ids_BxS[:, :-distance] == sequence_ids_BxS[:, distance:]
+            pairs &= used_BxS[:, :-distance] & used_BxS[:, distance:]
+            firsts.append(ids_BxS[:, :-distance][pairs])
+            seconds.append(ids_BxS[:, distance:][pairs])
+            values.append(np.full(len(firsts[-1]), 1 / distance))
+        places = np.concatenate(firsts), np.concatenate(seconds)
+        total += scipy.sparse.coo_array((np.concatenate(values), places), shape).tocsr()
+    return (total + total.T).tocoo()
+
+
+class Glove(WordVectorObjective):
+    """Weighted squared error of the logarithms of counts (eq. 8). Each token of a batch stands for one entry of the
+    matrix of the training records, drawn with equal probabilities. The vectors of the model are the sums of those
+    of words and contexts, as in section 4.2."""
+
+    has_bias = True
+    display = Display(
+        keys=("glove_loss",),
+        columns=(Column("weighted squared error {}", "glove_loss"),),
+        panels=(Panel("weighted squared error of log counts", "glove_loss"),),
+        tiles=(Tile("weighted squared error of log counts", "glove_loss"),),
+    )
+
+    def prepare(self, source: PretrainSource, tokenizer: Tokenizer) -> None:
+        """Count the co-occurrences of the training records."""
+        size, window = self.config.model.vocab_size, self.config.objective.window
+        counts = co_occurrences(training_ids(source), size, window, special_ids(tokenizer))
+        if not counts.nnz:
+            raise ValueError("data.shards: no two words of the vocabulary occur together; build the shards again")
+        self.set_counts(counts)
+
+    def set_counts(self, counts: scipy.sparse.coo_array) -> None:
+        """Set the matrix of co-occurrences [V, V], whose entries are above 0."""
+        self._first_N, self._second_N = (jnp.asarray(part, jnp.int32) for part in counts.coords)
+        self._count_N = jnp.asarray(counts.data, jnp.float32)
+
+    def entry_losses(
+        self, params: Any, batch: Batch, first: jax.Array, second: jax.Array, counts: jax.Array
+    ) -> jax.Array:
+        """Return f(X) (w v + b + c - log X)^2 for the words ``first``, the contexts ``second`` and ``counts`` X."""
+        words_VxD, contexts_VxD, bias_V, context_bias_V = self.model.apply({"params": params}, batch, None)
+        products = jnp.sum(jnp.take(words_VxD, first, axis=0) * jnp.take(contexts_VxD, second, axis=0), axis=-1)
+        errors = products + bias_V[first] + context_bias_V[second] - jnp.log(counts)
+        objective = self.config.objective
+        weights = jnp.minimum(counts / objective.largest_count, 1) ** objective.count_power
+        return weights * jnp.square(errors)
+
+    def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
+        words, _ = self.random_tokens(batch, key).words()
+        entries = len(self._count_N)
+        drawn = jax.lax.mulhi(words.astype(jnp.uint32), jnp.full_like(words, entries, jnp.uint32)).astype(jnp.int32)
+        chosen = (jnp.take(values, drawn, axis=0) for values in (self._first_N, self._second_N, self._count_N))
+        losses = self.entry_losses(params, batch, *chosen)
+        return {"glove_loss": (jnp.sum(losses), jnp.float32(losses.size))} | padding_sums(batch["sequence_ids"])
+
+    @classmethod
+    def network(
+        cls, config: PretrainConfig, model: nn.Module, params: Mapping[str, np.ndarray], name: str
+    ) -> tuple[ModelConfig, HeadsConfig, Mapping[str, np.ndarray]]:
+        return config.model, HeadsConfig(), {WORDS: params[WORDS] + params[CONTEXTS]}

@@ -1,0 +1,160 @@
+"""Skip-gram and CBOW with negative sampling (Mikolov et al. 2013a, 2013b; github.com/tmikolov/word2vec).
+
+Shapes: B rows, S tokens per row, N negatives per row, V vocabulary size, D width of a vector.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.batch import PretrainSource
+from bert_jax.model.dropout import TokenKey, mix
+from bert_jax.objectives.ancestors.sampling import AliasTable, token_counts, uniform
+from bert_jax.objectives.ancestors.word_vectors import WordVectorObjective
+from bert_jax.objectives.causal_lm import original_ids
+from bert_jax.objectives.display import Column, Display, Panel, Tile
+from bert_jax.objectives.objective import Batch, Sums, padding_sums
+from bert_jax.tokenization import Tokenizer
+
+# Negatives that the words of a row share. Each counts objective.negatives / ROW_NEGATIVES times for every pair, so
+# the expected loss is that of word2vec, and the products are those of matrices.
+ROW_NEGATIVES = 64
+# Numbers of the random words of a token: those of subsampling and of the window; negatives follow.
+_KEEP, _WINDOW, _NEGATIVE = 0, 1, 2
+
+
+class Windows(NamedTuple):
+    """The kept tokens of each row, moved to its beginning, and what to predict for them."""
+
+    ids_BxS: jax.Array  # int32
+    sequence_ids_BxS: jax.Array  # int32: 0 after the last kept token
+    reach_BxS: jax.Array  # int32: tokens on each side of a token that are its context
+    negatives_BxN: jax.Array  # int32
+
+
+def keep_probabilities(counts_V: np.ndarray, threshold: float) -> np.ndarray:
+    """Return float32[V], the probability that an occurrence of each token is kept: (sqrt(f / t) + 1) * t / f, at
+    most 1, with the relative frequency f and the threshold t (as word2vec computes it; its paper has sqrt(t / f));
+    with t = 0 every occurrence is kept. Tokens that do not occur are not kept."""
+    shares_V = counts_V / counts_V.sum()
+    if not threshold:
+        return (counts_V > 0).astype(np.float32)
+    ratios_V = threshold / np.maximum(shares_V, 1e-30)
+    return np.where(counts_V > 0, np.minimum(np.sqrt(ratios_V) + ratios_V, 1), 0).astype(np.float32)
+
+
+def pair_weight(windows: Windows, distance: int) -> tuple[jax.Array, jax.Array]:
+    """Return float32[B, S - distance] twice: 1 where token i + distance is a context of token i, and where token i
+    is one of token i + distance."""
+    first, second = windows.sequence_ids_BxS[:, :-distance], windows.sequence_ids_BxS[:, distance:]
+    same = (first == second) & (first > 0)
+    reach = windows.reach_BxS
+    after, before = same & (reach[:, :-distance] >= distance), same & (reach[:, distance:] >= distance)
+    return after.astype(jnp.float32), before.astype(jnp.float32)
+
+
+class Word2vec(WordVectorObjective):
+    """Base class of skip-gram and CBOW: subsampling of frequent words, windows of random size, negatives."""
+
+    display = Display(
+        keys=("ns_loss",),
+        columns=(Column("negative sampling {}", "ns_loss"),),
+        panels=(Panel("negative-sampling loss (nats per pair)", "ns_loss"),),
+        tiles=(Tile("held-out negative-sampling loss", "ns_loss"),),
+    )
+
+    def prepare(self, source: PretrainSource, tokenizer: Tokenizer) -> None:
+        """Count the tokens of the training records."""
+        self.set_counts(token_counts(source, tokenizer, self.config.model.vocab_size))
+
+    def set_counts(self, counts_V: np.ndarray) -> None:
+        """Set the number of occurrences of every token, from which subsampling and negatives follow."""
+        objective = self.config.objective
+        self._kept_V = keep_probabilities(counts_V, objective.subsample)
+        self._noise = AliasTable.of(counts_V.astype(np.float64) ** objective.noise_power)
+
+    def windows(self, batch: Batch, key: Any) -> Windows:
+        """Return the windows of a batch and its negatives, a function of ``key`` (None: that of evaluations)."""
+        random = self.random_tokens(batch, key)
+        ids_BxS, sequence_ids_BxS = original_ids(batch), batch["sequence_ids"]
+        kept_BxS = uniform(_random_words(random, _KEEP)) < jnp.asarray(self._kept_V)[ids_BxS]
+        kept_BxS &= sequence_ids_BxS > 0
+        # Dropped words leave no gap, as in word2vec.
+        order_BxS = jnp.argsort(~kept_BxS, axis=1, stable=True)
+        window = self.config.objective.window
+        sizes_BxS = 1 + (uniform(_random_words(random, _WINDOW)) * window).astype(jnp.int32)
+        moved = (
+            jnp.take_along_axis(x, order_BxS, axis=1) for x in (ids_BxS, sequence_ids_BxS * kept_BxS, sizes_BxS)
+        )
+        rows = TokenKey(random.key, random.sequence_keys[:, :1], random.positions[:, :1])
+        columns_N = _NEGATIVE + 2 * jnp.arange(ROW_NEGATIVES, dtype=jnp.int32)
+        words = _random_words(rows, columns_N), _random_words(rows, columns_N + 1)
+        return Windows(*moved, self._noise.draw(*words))
+
+    def negative_sums(
+        self,
+        states_BxSxD: jax.Array,
+        targets_BxS: jax.Array,
+        weights_BxS: jax.Array,
+        table: jax.Array,
+        windows: Windows,
+    ) -> jax.Array:
+        """Return the sum of the losses of the negatives, -log sigmoid(-u v): each vector v of ``states`` is
+        compared with those of the negatives of its row, except its target, ``weights`` times."""
+        negatives_BxNxD = jnp.take(table, windows.negatives_BxN, axis=0)
+        scores_BxSxN = jnp.einsum("bsd,bnd->bsn", states_BxSxD, negatives_BxNxD)
+        is_other_BxSxN = windows.negatives_BxN[:, None] != targets_BxS[..., None]
+        losses_BxS = jnp.sum(jax.nn.softplus(scores_BxSxN) * is_other_BxSxN, axis=-1)
+        return jnp.sum(losses_BxS * weights_BxS) * (self.config.objective.negatives / ROW_NEGATIVES)
+
+
+def _random_words(key: TokenKey, column: Any) -> jax.Array:
+    """Return random 32-bit words (int32) of the tokens of ``key``, [B, S], for a number, or [B, N] for N numbers
+    and one token a row."""
+    first, second = key.words()
+    return mix(first + column, second)
+
+
+class SkipGram(Word2vec):
+    """Skip-gram: the vector of a word predicts each word of its window (Mikolov et al. 2013b, eq. 4)."""
+
+    def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
+        words_VxD, contexts_VxD, _, _ = self.model.apply({"params": params}, batch, None)
+        windows = self.windows(batch, key)
+        v_BxSxD, u_BxSxD = (jnp.take(table, windows.ids_BxS, axis=0) for table in (words_VxD, contexts_VxD))
+        total, pairs_BxS = jnp.float32(0), jnp.zeros(windows.ids_BxS.shape)
+        for distance in range(1, min(self.config.objective.window, windows.ids_BxS.shape[1] - 1) + 1):
+            after, before = pair_weight(windows, distance)
+            scores = jnp.sum(v_BxSxD[:, :-distance] * u_BxSxD[:, distance:], axis=-1)
+            total += jnp.sum(jax.nn.softplus(-scores) * after)
+            scores = jnp.sum(v_BxSxD[:, distance:] * u_BxSxD[:, :-distance], axis=-1)
+            total += jnp.sum(jax.nn.softplus(-scores) * before)
+            pairs_BxS = pairs_BxS.at[:, :-distance].add(after).at[:, distance:].add(before)
+        # A negative is left out only if it is the word itself: its contexts differ from pair to pair.
+        total += self.negative_sums(v_BxSxD, windows.ids_BxS, pairs_BxS, contexts_VxD, windows)
+        return {"ns_loss": (total, jnp.sum(pairs_BxS))} | padding_sums(batch["sequence_ids"])
+
+
+class Cbow(Word2vec):
+    """Continuous bag of words: the mean of the vectors of the window predicts the word in its middle (Mikolov et
+    al. 2013a, section 3.1). As in word2vec, each vector of the window gets the whole gradient of the mean."""
+
+    def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
+        words_VxD, contexts_VxD, _, _ = self.model.apply({"params": params}, batch, None)
+        windows = self.windows(batch, key)
+        v_BxSxD, u_BxSxD = (jnp.take(table, windows.ids_BxS, axis=0) for table in (words_VxD, contexts_VxD))
+        sum_BxSxD, count_BxS = jnp.zeros_like(v_BxSxD), jnp.zeros(windows.ids_BxS.shape)
+        for distance in range(1, min(self.config.objective.window, windows.ids_BxS.shape[1] - 1) + 1):
+            after, before = pair_weight(windows, distance)
+            sum_BxSxD = sum_BxSxD.at[:, :-distance].add(v_BxSxD[:, distance:] * after[..., None])
+            sum_BxSxD = sum_BxSxD.at[:, distance:].add(v_BxSxD[:, :-distance] * before[..., None])
+            count_BxS = count_BxS.at[:, :-distance].add(after).at[:, distance:].add(before)
+        mean_BxSxD = sum_BxSxD / jnp.maximum(count_BxS, 1)[..., None]
+        mean_BxSxD = sum_BxSxD + jax.lax.stop_gradient(mean_BxSxD - sum_BxSxD)
+        has_context_BxS = (count_BxS > 0).astype(jnp.float32)
+        scores_BxS = jnp.sum(mean_BxSxD * u_BxSxD, axis=-1)
+        total = jnp.sum(jax.nn.softplus(-scores_BxS) * has_context_BxS)
+        total += self.negative_sums(mean_BxSxD, windows.ids_BxS, has_context_BxS, contexts_VxD, windows)
+        return {"ns_loss": (total, jnp.sum(has_context_BxS))} | padding_sums(batch["sequence_ids"])

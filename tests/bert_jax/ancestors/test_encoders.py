@@ -1,0 +1,183 @@
+"""Encoders before the Transformer: packed rows, dropout, states kept between calls, generation, tasks, refusals."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from inference_models import make_weights
+from support import objective_of, random_batch, tiny_config, untimed, whole_and_resumed
+
+from bert_jax.config import HeadsConfig, ModelConfig
+from bert_jax.inference.generate import generate_ids
+from bert_jax.inference.loaded import load, prepare
+from bert_jax.model import BertModel
+from bert_jax.model.dropout import TokenKey, locked_dropout
+from bert_jax.training.state import initial_params
+
+COMMON = "--model.position_embeddings none --model.type_vocab_size 0 --data.next_sentence none "
+NNLM = COMMON + "--model.encoder nnlm --model.num_layers 1 --model.context_size 3 --objective.name causal_lm"
+LSTM = COMMON + "--model.encoder lstm --model.lstm_cells 24 --objective.name causal_lm"
+ELMO = (
+    COMMON + "--model.encoder bidirectional_lstm --model.embedding_size 16 --model.lstm_cells 24 "
+    "--model.lstm_cell_clip 3 --model.lstm_projection_clip 3 --model.lstm_skip true "
+    "--objective.name bidirectional_lm --model.mlm_transform false"
+)
+SYSTEMS = {"nnlm": NNLM, "lstm": LSTM, "elmo": ELMO}
+ENCODERS = {
+    "none": {"num_layers": 0},
+    "nnlm": {"num_layers": 1},
+    "lstm": {"num_layers": 2},
+    "bidirectional_lstm": {"num_layers": 2, "embedding_size": 16},
+}
+
+
+@pytest.fixture(scope="module", params=ENCODERS)
+def weights(request):
+    """A drawn model of each encoder, with a head for tags and one for classes."""
+    heads = HeadsConfig(pooler=True, sequence_labels=("a", "b"), token_labels=("x", "y", "z"))
+    given = make_weights(HeadsConfig(), positions=40)
+    model = dataclasses.replace(
+        given.spec.model, encoder=request.param, hidden_size=32, position_embeddings="none", type_vocab_size=0,
+        embedding_norm="no", pooling="mean", **ENCODERS[request.param],
+    )  # fmt: skip
+    spec = dataclasses.replace(given.spec, model=model, heads=heads)
+    network = BertModel(model, load_execution(), heads)
+    params = {name: np.asarray(x) for name, x in flat_params(initial_params(network, 3), model.vocab_size).items()}
+    return dataclasses.replace(given, spec=spec, params=params)
+
+
+def load_execution():
+    from bert_jax.config import ExecutionConfig
+
+    return ExecutionConfig(vocab_multiple=1)
+
+
+def flat_params(tree, vocab_size):
+    from bert_jax.model import to_canonical
+
+    return to_canonical(tree, vocab_size)
+
+
+def test_predictions_of_packed_rows_are_those_of_single_texts(weights):
+    loaded = prepare(weights)
+    texts = ["red green", "blue", "red red green blue green", "green blue red"]
+    together, alone = loaded.predict(texts, task="token"), [loaded.predict(text, task="token") for text in texts]
+    assert together == alone
+    one, many = loaded.embed(texts[2], pooling="mean"), loaded.embed(texts, pooling="mean")
+    assert np.abs(one - many[2]).max() < 1e-6
+
+
+def test_hidden_states_begin_with_the_embeddings(weights):
+    loaded = prepare(weights)
+    states = loaded.forward({"input_ids": np.array([[5, 6, 7]])}, hidden_states=True)["hidden_states"]
+    assert states.shape == (1 + loaded.config.num_layers, 1, 3, 32)
+    with pytest.raises(ValueError, match="has no attention"):
+        loaded.forward({"input_ids": np.array([[5]])}, attentions=True)
+    table = weights.params["embeddings/word_embeddings/embedding"][[5, 6, 7]]
+    assert np.array_equal(states[0, 0], np.concatenate([table] * loaded.config.directions, axis=-1))
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_run_resumes_bit_for_bit(name, tmp_path):
+    lines = whole_and_resumed(tiny_config(SYSTEMS[name], "--model.hidden_dropout 0.2"), tmp_path, 5)
+    assert untimed(lines)
+    loaded = load(tmp_path / "whole")
+    assert loaded.spec.heads == HeadsConfig(mlm=True)
+
+
+@pytest.mark.parametrize("name", ["nnlm", "lstm"])
+def test_tokens_with_kept_states_are_those_of_whole_rows(name, tmp_path):
+    config = tiny_config(SYSTEMS[name])
+    objective = objective_of(config)
+    params = jax.tree.map(lambda x: 3 * x, initial_params(objective.model, 1))
+    from bert_jax.config import ModelSpec
+    from bert_jax.inference.engine import Engine
+
+    model = BertModel(config.model, load_execution(), HeadsConfig(mlm=True))
+    canonical = flat_params(params, config.model.vocab_size)
+    from flax import traverse_util
+
+    tree = traverse_util.unflatten_dict(canonical, sep="/")
+    engine = Engine(ModelSpec(model=config.model, heads=HeadsConfig(mlm=True)), model, tree, None)
+    prompts = [[5, 9, 11, 30], [7]]
+    rows = generate_ids(engine, prompts, max_new_tokens=6)
+    for prompt, (ids, _) in zip(prompts, rows, strict=True):
+        text = list(prompt)
+        for token in ids:
+            features = {
+                "input_ids": jnp.array([text]), "token_type_ids": jnp.zeros((1, len(text)), jnp.int32),
+                "position_ids": jnp.arange(len(text))[None], "sequence_ids": jnp.ones((1, len(text)), jnp.int32),
+            }  # fmt: skip
+            logits = model.apply({"params": tree}, features).mlm_logits
+            assert int(jnp.argmax(logits[0, -1])) == token
+            text.append(token)
+    assert len({tuple(ids) for ids, _ in rows}) == 2
+
+
+def test_elmo_fills_a_mask_from_both_sides():
+    config = tiny_config(ELMO)
+    objective = objective_of(config)
+    params, batch = initial_params(objective.model, 0), random_batch(config, rows=2)
+    plain = BertModel(config.model, config.execution, HeadsConfig(mlm=True))
+    before = np.asarray(plain.apply({"params": params}, batch).mlm_logits)
+    at = int(batch["mlm_positions"][0, 0])
+    for place, changes in ((at, False), (at - 1, True), (at + 1, True)):
+        ids = batch["input_ids"].copy()
+        ids[0, place] = (ids[0, place] + 1) % 200
+        after = np.asarray(plain.apply({"params": params}, batch | {"input_ids": ids}).mlm_logits)
+        assert np.array_equal(before[0, 0], after[0, 0]) != changes, place
+
+
+def test_locked_dropout_drops_the_same_columns_at_all_tokens_of_a_sequence():
+    sequences = np.array([[1, 1, 1, 2, 2, 0]], np.int32)
+    keys = np.array([[11, 12]], np.uint32)
+    key = TokenKey.of(jax.random.key(1), jnp.asarray(keys), jnp.asarray(sequences), jnp.arange(6)[None])
+    for own in (key, jax.random.key(1)):
+        kept = np.asarray(locked_dropout(jnp.ones((1, 6, 64)), 0.5, own))[0] > 0
+        assert (kept[:3] == kept[0]).all() and (kept[3:5] == kept[3]).all() and 10 < kept[0].sum() < 54
+    assert (np.asarray(locked_dropout(jnp.ones((1, 6, 64)), 0.5, key))[0, 0] > 0).tolist() != kept[0].tolist()
+
+
+def test_weights_between_states_and_words_are_dropped():
+    config = tiny_config(
+        LSTM, "--model.lstm_weight_dropout 0.5 --model.hidden_dropout 0 --model.attention_dropout 0"
+    )
+    objective, batch = objective_of(config), random_batch(config, rows=2)
+    params = initial_params(objective.model, 0)
+    key = TokenKey.of(
+        jax.random.key(2), *(jnp.asarray(batch[n]) for n in ("sequence_keys", "sequence_ids", "position_ids"))
+    )
+    with_key = objective.model.apply({"params": params}, batch, key)
+    without = objective.model.apply({"params": params}, batch, None)
+    assert not np.allclose(with_key, without)
+    # The first token has no state before it, so the weights between states do not matter.
+    assert np.allclose(with_key[:, 0], without[:, 0], atol=1e-6)
+    words = tiny_config(LSTM, "--model.word_dropout 0.5 --model.hidden_dropout 0 --model.attention_dropout 0")
+    dropped = objective_of(words).model.apply({"params": params}, batch, key)
+    assert not np.allclose(dropped[:, 0], without[:, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoder": "none", "num_layers": 1}, "model.num_layers: 1 is not allowed; allowed: 0 with encoder none"),
+        ({"encoder": "nnlm", "num_layers": 1, "position_embeddings": "rotary"}, "model.position_embeddings: "),
+        ({"encoder": "lstm", "attention_windows": (3,)}, r"model.attention_windows: \(3,\) is not allowed"),
+        ({"encoder": "bidirectional_lstm"}, r"model.embedding_size: 0 is not allowed; allowed: 384 "),
+        ({"encoder": "lstm", "embedding_size": 8}, "model.tied_output: True is not allowed; allowed: false "),
+        ({"encoder": "lstm", "character_filters": (1, 2, 3)}, "model.character_filters: "),
+        ({"encoder": "lstm", "relative_positions": "alibi"}, "model.relative_positions: 'alibi' is not allowed"),
+    ],
+)
+def test_options_that_do_not_fit_an_encoder(options, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**options)
+
+
+def test_objectives_name_the_encoder_they_need():
+    with pytest.raises(ValueError, match=r"^model.encoder: 'none' is not allowed with objective.name causal_lm"):
+        objective_of(tiny_config(COMMON, "--model.encoder none --model.num_layers 0 --objective.name causal_lm"))
+    with pytest.raises(ValueError, match=r"^model.encoder: 'lstm' is not allowed with .* bidirectional_lm"):
+        objective_of(tiny_config(LSTM, "--objective.name bidirectional_lm"))
