@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from bert_jax.cli.options import (
     option,
     pooling,
     reading,
+    run_options,
     say,
     score_lines,
     streaming,
@@ -155,6 +157,69 @@ def fill_mask_command(arguments: argparse.Namespace) -> None:
             print(f"{label}: {best}", flush=True)
 
 
+def score_command(arguments: argparse.Namespace) -> None:
+    """Write the log-probability of each text as a JSON line: text, score (the sum over its tokens, in nats) and
+    tokens (their number). With a masked language model it is the pseudo-log-likelihood: each token is predicted
+    from a copy of the text in which it is masked. With a causal one it is the log-likelihood. With --pairs, print
+    how often the acceptable sentence of a minimal pair has the higher score."""
+    from bert_jax.inference.score import score
+    from bert_jax.inference.text_files import write_json_lines
+
+    if arguments.pairs is not None:
+        _score_pairs(arguments)
+        return
+    clash = [name for name in ("limit", "pair_scores") if getattr(arguments, name) is not None]
+    if clash:
+        raise ValueError(f"--{clash[0]}: requires --pairs; add --pairs FILE")
+    inputs, options = streaming(arguments)
+    loaded = load_model(arguments)
+    total, tokens = 0.0, 0
+
+    def rows() -> Iterator[dict[str, Any]]:
+        nonlocal total, tokens
+        for one in score(loaded, map(_text_of, inputs), method=arguments.method, **options):
+            row: dict[str, Any] = {"text": one.text, "score": one.score, "tokens": len(one.pieces)}
+            total, tokens = total + one.score, tokens + len(one.pieces)
+            details = {"pieces": one.pieces, "log_probabilities": one.log_probabilities}
+            yield row | (details if arguments.per_token else {})
+
+    write_json_lines(rows(), arguments.output)
+    # Over all tokens of all texts (Salazar et al. 2020, section 2.3); the bound avoids an overflow.
+    perplexity = math.exp(min(-total / tokens, 700.0))
+    name = "perplexity" if loaded.config.attention == "causal" else "pseudo-perplexity"
+    say(f"{name} {perplexity:.4g} over {tokens:,} tokens")
+
+
+def _score_pairs(arguments: argparse.Namespace) -> None:
+    from bert_jax.analysis.minimal_pairs import accuracies, read_pairs, score_pairs
+    from bert_jax.inference.text_files import write_json_lines
+
+    if arguments.texts or arguments.input is not None or arguments.per_token:
+        other = "texts" if arguments.texts else "--input" if arguments.input is not None else "--per_token"
+        raise ValueError(f"{other}: not allowed with --pairs; the pairs are the input")
+    pairs, options = read_pairs(arguments.pairs, arguments.limit), run_options(arguments)
+    scored = [*score_pairs(load_model(arguments), pairs, method=arguments.method, **options)]
+    if arguments.pair_scores is not None:
+        rows = (
+            {**one.pair, "score_good": one.good, "score_bad": one.bad, "correct": one.correct} for one in scored
+        )
+        write_json_lines(rows, arguments.pair_scores)
+    groups = accuracies(scored)
+    for group in groups:
+        if group.level != "paradigm":
+            (line,) = score_lines({f"{group.level} {group.name}": group.accuracy})
+            print(f"{line} {group.pairs:,} pairs")
+    unequal = sum(one.tokens[0] != one.tokens[1] for one in scored)
+    print(f"{groups[0].ties:,} ties, counted as wrong; {unequal:,} pairs differ in their number of tokens")
+    if arguments.output is not None:
+        table = (
+            {"level": one.level, "name": one.name, "pairs": one.pairs, "ties": one.ties}
+            | dict(zip(("accuracy", "low", "high"), one.accuracy, strict=True))
+            for one in groups
+        )
+        write_json_lines(table, arguments.output)
+
+
 def generate_command(arguments: argparse.Namespace) -> None:
     """Continue texts with a causal language model, token by token. Write one JSON line per text: prompt, text (the
     continuation), tokens (their number) and ended (true: the end token followed). Without --temperature, each token
@@ -241,6 +306,30 @@ COMMANDS = (
         option("--top", type=int, default=5, help="pieces per mask (default: 5)"),
         option("--json", action="store_true", help="one JSON object per text"),
     )),
+    Command("score", "log-probabilities of texts, and minimal pairs", score_command, (
+        model("texts", with_labels=False),
+        option(
+            "--method", choices=("PLL-word-l2r", "PLL-original"),
+            help="for masked models: PLL-original masks each token alone (Salazar et al. 2020), PLL-word-l2r also "
+            "the later tokens of its word (Kauf and Ivanova 2023; default, because otherwise a rare word of "
+            "several pieces looks likely, each piece following from the others)",
+        ),
+        option("--per_token", action="store_true", help="add pieces and log_probabilities of every text"),
+        option(
+            "--pairs", type=Path, metavar="FILE",
+            help="JSON lines (also .gz) of minimal pairs as in BLiMP: sentence_good, sentence_bad and, for the "
+            "table, field, linguistics_term (phenomenon) and UID (paradigm); 95%% Wilson intervals, a tie is wrong",
+        ),
+        option("--limit", type=int, metavar="N", help="with --pairs: the first N pairs of each paradigm"),
+        option(
+            "--pair_scores", type=Path, metavar="FILE",
+            help="with --pairs: JSON lines with score_good, score_bad and correct of every pair",
+        ),
+        option(
+            "--output", type=Path, metavar="FILE",
+            help="JSON lines (default: standard output); with --pairs: a line for each group, paradigms too",
+        ),
+    ), {"epilog": 'Example: bert-jax score "A cat sat there." "A cat sat their." --model runs/quickstart'}),
     Command("generate", "continuations of texts by a causal language model", generate_command, (
         option("model", metavar="MODEL", help=READABLE),
         option("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the computation"),

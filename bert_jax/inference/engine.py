@@ -3,15 +3,18 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
+from flax import traverse_util
 
-from bert_jax.config import ModelSpec
+from bert_jax.config import ExecutionConfig, ModelSpec
 from bert_jax.inference.batching import Outputs, Progress, packed_batches, row_lengths, run_packed
+from bert_jax.interop.exchange import ModelBundle
 from bert_jax.model import BertModel
 from bert_jax.tasks.task import Encoded, ModelInput, Target
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenization import Tokenizer, build_tokenizer
 
 # A text or a pair of texts.
 Text = str | tuple[str, str]
@@ -49,6 +52,22 @@ class Engine:
     notes: tuple[str, ...] = ()
     name: str = "the model"
     _programs: dict[Any, Callable[..., Any]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, weights: ModelBundle, execution: ExecutionConfig, name: str) -> Self:
+        """Return the engine for ``weights``, whose parameters are then on the device."""
+        spec, tokenizer = weights.spec, None
+        on_device = {key: jnp.asarray(values) for key, values in weights.params.items()}
+        if spec.tokenizer is not None and weights.tokenizer_content is not None:
+            tokenizer = build_tokenizer(spec.tokenizer, weights.tokenizer_content, spec.tokenizer.file)
+        return cls(
+            spec=spec,
+            model=BertModel(spec.model, execution, spec.heads, spec.sentence),
+            params=traverse_util.unflatten_dict(on_device, sep="/"),
+            tokenizer=tokenizer,
+            notes=weights.notes,
+            name=name,
+        )
 
     def need_tokenizer(self) -> Tokenizer:
         """Return the tokenizer. Raises ``ValueError`` for a model without one."""

@@ -152,10 +152,9 @@ def _rounded(columns: int) -> int:
 
 
 def language_model(loaded: Engine) -> BertModel:
-    """Return the network with its output layer. A causal model without heads has the word embeddings as its output
-    layer (``objective.name causal_lm``). Raises ``ValueError`` for a model that is not a causal language model, or
-    whose keys cannot be cached."""
-    model, heads = loaded.spec.model, loaded.spec.heads
+    """Return the network with its output layer (:func:`with_output_layer`). Raises ``ValueError`` for a model that
+    is not a causal language model, or whose keys cannot be cached."""
+    model = loaded.spec.model
     if not model.is_causal:
         raise ValueError(
             f"{loaded.name}: a bidirectional model cannot generate text (model.attention {model.attention}); use a "
@@ -165,6 +164,14 @@ def language_model(loaded: Engine) -> BertModel:
         option = "shared_layers" if model.shared_layers else "relative_positions"
         value = f"model.{option} {getattr(model, option)}"
         raise ValueError(f"{loaded.name}: generation does not support {value}; use a model without it")
+    return with_output_layer(loaded)
+
+
+def with_output_layer(loaded: Engine) -> BertModel:
+    """Return the network of a causal model with its output layer. A causal model without heads has the word
+    embeddings as its output layer (``objective.name causal_lm``). Raises ``ValueError`` for a model with other
+    heads only."""
+    model, heads = loaded.spec.model, loaded.spec.heads
     if not heads.mlm and heads.present():
         held = ", ".join(heads.present())
         raise ValueError(f"{loaded.name}: no language-model head, only {held}; use a model that has one")

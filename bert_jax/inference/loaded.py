@@ -4,9 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import jax.numpy as jnp
 import numpy as np
-from flax import traverse_util
 
 from bert_jax.config import ExecutionConfig, ModelConfig
 from bert_jax.inference.embed import embed, vector_width
@@ -14,12 +12,11 @@ from bert_jax.inference.engine import Engine
 from bert_jax.inference.fill import fill_mask
 from bert_jax.inference.forward import forward
 from bert_jax.inference.predict import predict
+from bert_jax.inference.score import score
 from bert_jax.inference.zero_shot import Labels, zero_shot
 from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
-from bert_jax.model import BertModel
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
-from bert_jax.tokenization import build_tokenizer
 
 
 class LoadedModel(Engine):
@@ -46,6 +43,11 @@ class LoadedModel(Engine):
         """Return the best pieces for the masks: a list of ``FilledText``, or one ``FilledText`` for a single text.
         See ``fill.fill_mask``."""
         return _answers(texts, lambda texts: fill_mask(self, texts, **options))
+
+    def score(self, texts: str | Iterable[str], **options: Any) -> Any:
+        """Return the log-probability of texts: a list of ``ScoredText``, or one ``ScoredText`` for a single text.
+        See ``score.score``."""
+        return _answers(texts, lambda texts: score(self, texts, **options))
 
     def zero_shot(self, texts: str | Iterable[str], labels: Labels, **options: Any) -> Any:
         """Classify texts with ``labels`` on which the model was not trained. Return a list of dicts, or one dict
@@ -83,17 +85,4 @@ def prepare(
     weights: ModelBundle, *, dtype: Literal["float32", "bfloat16"] = "float32", name: str = "the model"
 ) -> LoadedModel:
     """Convert ``weights`` to a :class:`LoadedModel`, whose parameters are on the device."""
-    spec = weights.spec
-    execution = ExecutionConfig(vocab_multiple=1, dtype=dtype)
-    on_device = {key: jnp.asarray(values) for key, values in weights.params.items()}
-    tokenizer = None
-    if spec.tokenizer is not None and weights.tokenizer_content is not None:
-        tokenizer = build_tokenizer(spec.tokenizer, weights.tokenizer_content, spec.tokenizer.file)
-    return LoadedModel(
-        spec=spec,
-        model=BertModel(spec.model, execution, spec.heads, spec.sentence),
-        params=traverse_util.unflatten_dict(on_device, sep="/"),
-        tokenizer=tokenizer,
-        notes=weights.notes,
-        name=name,
-    )
+    return LoadedModel.of(weights, ExecutionConfig(vocab_multiple=1, dtype=dtype), name)

@@ -1,4 +1,4 @@
-"""Bootstrap intervals of metrics, and tests of the difference between two models on the same records."""
+"""Intervals of metrics and of shares, and tests of the difference between two models on the same records."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -45,6 +45,15 @@ def confidence_intervals(
     wholes = [value(score, n) for score in scores]
     values = _resampled(scores, n, seed, resamples) if scores else ()
     return [Interval(whole, *_bounds(row, level)) for whole, row in zip(wholes, values, strict=True)]
+
+
+def wilson_interval(right: int, n: int, level: float = 0.95) -> Interval:
+    """Return the share ``right / n`` and its Wilson score interval (Wilson 1927), which stays inside 0 to 1 and has
+    a width for shares of 0 and 1 too. Raises ``ValueError`` if ``n`` is 0."""
+    if n < 1:
+        raise ValueError("accuracy: no records to score; give one or more")
+    bounds = stats.binomtest(right, n).proportion_ci(level, method="wilson")
+    return Interval(right / n, float(bounds.low), float(bounds.high))
 
 
 def paired_bootstrap(

@@ -130,6 +130,10 @@ class ByteBPETokenizer(Tokenizer):
         row = self._tokenizer.encode(without_surrogates(text), add_special_tokens=False)
         return row.ids, row.offsets
 
+    def encode_with_words(self, text: str) -> tuple[list[int], list[int]]:
+        row = self._tokenizer.encode(without_surrogates(text), add_special_tokens=False)
+        return row.ids, row.word_ids
+
     def decode(self, ids: Iterable[int]) -> str:
         text: str = self._tokenizer.decode(list(map(int, ids)), skip_special_tokens=False)
         return text

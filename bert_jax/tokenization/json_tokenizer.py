@@ -214,6 +214,10 @@ class JsonTokenizer(Tokenizer):
             offsets.append((first if first < end else start, end))
         return row.ids, offsets
 
+    def encode_with_words(self, text: str) -> tuple[list[int], list[int]]:
+        row = self._tokenizer.encode(without_surrogates(text), add_special_tokens=False)
+        return row.ids, row.word_ids
+
     def decode(self, ids: Iterable[int]) -> str:
         parts: list[str] = []
         for is_special, group in itertools.groupby(

@@ -88,6 +88,17 @@ class Tokenizer(ABC):
         several characters.
         """
 
+    def encode_with_words(self, text: str) -> tuple[list[int], list[int]]:
+        """Return the ids of ``text`` and, for each id, the number of its word, from 0.
+
+        Words are those into which the rules split a text before they look for pieces: at white space and
+        punctuation (WordPiece, byte-level BPE), or at white space only (SentencePiece).
+        """
+        ids = self.encode(text)
+        starts = ~self.continuation[ids]
+        starts[:1] = True
+        return ids, (np.cumsum(starts) - 1).tolist()
+
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ``ids`` in readable form, including special tokens."""

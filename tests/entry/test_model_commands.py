@@ -1,4 +1,4 @@
-"""``bert-jax import | export | embed | predict | generate | forward`` as a person calls them."""
+"""``bert-jax import | export | embed | predict | score | generate | forward`` as a person calls them."""
 
 import dataclasses
 import importlib.util
@@ -253,3 +253,66 @@ def test_one_text_gives_one_answer(folder, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     assert cli.main(["predict", "--model", str(folder / "classifier")]) == 2
     assert capsys.readouterr().err.startswith("error: standard input: closed")
+
+
+def test_score(folder, call, refused, tmp_path):
+    write_saved(tmp_path / "masked", make_weights(HeadsConfig(mlm=True)))
+    model = ("score", "--model", tmp_path / "masked")
+    rows = bert_jax.load(tmp_path / "masked").score(TEXTS)
+    expected = [{"text": row.text, "score": row.score, "tokens": len(row.pieces)} for row in rows]
+    code, out, err = call(*model, *TEXTS)
+    assert code == 0 and [json.loads(line) for line in out.splitlines()] == expected
+    total = sum(row["tokens"] for row in expected)
+    perplexity = np.exp(-sum(row["score"] for row in expected) / total)
+    assert err == f"pseudo-perplexity {perplexity:.4g} over {total} tokens\n"
+    target = tmp_path / "scores.jsonl"
+    words = ("--method", "PLL-original", "--per_token", "--output", target, "--json_lines")
+    code, out, _ = call(*model, *words, stdin='{"text": "w1xy w2"}')
+    (line,) = map(json.loads, target.open())
+    assert code == 0 and out == "" and line["pieces"] == ["w1", "##x", "##y", "w2"] and line["tokens"] == 4
+    assert abs(sum(line["log_probabilities"]) - line["score"]) < 1e-9
+
+    assert "no language-model head" in refused("score", "--model", folder / "classifier", "w1")
+    assert "--limit: requires --pairs" in refused(*model, "--limit", 1, "w1")
+    assert "--pair_scores: requires --pairs" in refused(*model, "--pair_scores", target, "w1")
+    assert "no text given" in refused(*model)
+    assert "'' has no tokens" in refused(*model, "")
+    assert "allowed: at most 70" in refused(*model, "w1 " * 69)
+
+
+def test_score_of_minimal_pairs(call, refused, tmp_path):
+    write_saved(tmp_path / "masked", make_weights(HeadsConfig(mlm=True)))
+    model = ("score", "--model", tmp_path / "masked")
+    pairs = [
+        {
+            "sentence_good": f"w{i} w1",
+            "sentence_bad": f"w{i} w2x",
+            "linguistics_term": f"t{i % 2}",
+            "UID": f"u{i % 3}",
+        }
+        for i in range(3, 20)
+    ]
+    pairs.append({"sentence_good": "w1", "sentence_bad": "w1"})
+    source, table, scores = (tmp_path / name for name in ("pairs.jsonl", "table.jsonl", "scores.jsonl"))
+    source.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    code, out, err = call(*model, "--pairs", source, "--output", table, "--pair_scores", scores)
+    lines = out.splitlines()
+    assert (
+        code == 0 and err == "" and [line.split(" ")[0] for line in lines[:3]] == ["overall", *["phenomenon"] * 2]
+    )
+    assert lines[3] == "1 ties, counted as wrong; 17 pairs differ in their number of tokens" and len(lines) == 4
+    rows, groups = (list(map(json.loads, path.open())) for path in (scores, table))
+    assert [{name: row[name] for name in pair} for row, pair in zip(rows, pairs, strict=True)] == pairs
+    right = [row["correct"] for row in rows]
+    assert right == [row["score_good"] > row["score_bad"] for row in rows] and 0 < sum(right) < 18
+    assert groups[0]["accuracy"] == sum(right) / 18 and groups[0]["low"] < groups[0]["accuracy"] < groups[0]["high"]
+    assert lines[0].startswith(f"overall all {sum(right) / 18:.4f} [") and lines[0].endswith("] 18 pairs")
+    assert [group["pairs"] for group in groups] == [18, 9, 8, 6, 6, 5]
+    code, out, _ = call(*model, "--pairs", source, "--limit", 2)
+    assert code == 0 and out.splitlines()[0].endswith(" 7 pairs")
+
+    assert "--per_token: not allowed with --pairs" in refused(*model, "--pairs", source, "--per_token")
+    assert "texts: not allowed with --pairs" in refused(*model, "w1", "--pairs", source)
+    assert "No such file" in refused(*model, "--pairs", tmp_path / "missing.jsonl")
+    source.write_text('{"sentence_good": "w1"}\n')
+    assert "pairs.jsonl:1: no sentence_bad" in refused(*model, "--pairs", source)
