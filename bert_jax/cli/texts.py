@@ -186,7 +186,7 @@ def score_command(arguments: argparse.Namespace) -> None:
     write_json_lines(rows(), arguments.output)
     # Over all tokens of all texts (Salazar et al. 2020, section 2.3); the bound avoids an overflow.
     perplexity = math.exp(min(-total / tokens, 700.0))
-    name = "perplexity" if loaded.config.attention == "causal" else "pseudo-perplexity"
+    name = "perplexity" if loaded.config.is_causal else "pseudo-perplexity"
     say(f"{name} {perplexity:.4g} over {tokens:,} tokens")
 
 

@@ -118,8 +118,8 @@ class RegularizationConfig(Section, prefix="regularization."):
 class FeaturesConfig(Section, prefix="features."):
     """Hidden states that the task head reads, and layers before the head (Devlin et al. 2018, section 5.3)."""
 
-    # Hidden states that the head reads: last, embeddings, second_to_last, weighted_last_four and weighted_all (a
-    # learned scalar mix, Peters et al. 2018), concat_last_four.
+    # Hidden states that the head reads: last, embeddings, second_to_last, weighted_last_four, weighted_all and
+    # weighted_with_embeddings (a learned scalar mix of these layers; ELMo has the last one), concat_last_four.
     layers: Features = only("last", {KIND: (*_HEAD, "qa")})
     # Do not train the encoder, and run it without dropout.
     frozen_encoder: bool = only(False, {LOSS: ("softmax",)})

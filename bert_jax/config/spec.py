@@ -19,7 +19,10 @@ Problem = Literal["single_label", "multi_label", "regression"]
 Pooling = Literal["cls", "mean", "max"]
 Activation = Literal["identity", "tanh", "relu", "gelu", "sigmoid"]
 # Hidden states that task heads read: the last, or as in Devlin et al. 2018, section 5.3.
-Features = Literal["last", "embeddings", "second_to_last", "weighted_last_four", "weighted_all", "concat_last_four"]
+Features = Literal[
+    "last", "embeddings", "second_to_last", "weighted_last_four", "weighted_all", "weighted_with_embeddings",
+    "concat_last_four",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -143,7 +143,7 @@ def _meanings(spec: ModelSpec) -> dict[str, str]:
     if model.pooler_dense:
         kind = model.head_sequence_activation if heads.sequence_labels else model.pooler_activation
         pooled = f"{kind}(dense({pooled}))"
-    language = "next token" if model.attention == "causal" else "masked language model"
+    language = "next token" if model.is_causal else "masked language model"
     texts = {
         "pooler": {"pooler_output": f"pooled output: {pooled}"},
         "mlm": {"prediction_logits": f"{language}: logits over the vocabulary at every position"},

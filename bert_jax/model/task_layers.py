@@ -23,6 +23,7 @@ _PARTS = {
     "second_to_last": slice(-2, -1),
     "weighted_last_four": slice(-4, None),
     "weighted_all": slice(1, None),
+    "weighted_with_embeddings": slice(0, None),
     "concat_last_four": slice(-4, None),
 }
 

@@ -66,6 +66,7 @@ def read_word2vec(path: Path, options: ReadOptions) -> ModelBundle:
         model=ModelConfig(
             encoder="none", vocab_size=len(table), hidden_size=table.shape[1], num_layers=0, type_vocab_size=0,
             position_embeddings="none", embedding_norm="no", final_norm="no",
+            pooling="mean",
         ),
         heads=HeadsConfig(),
         # The words of many files have accents: they are stripped only where none has.

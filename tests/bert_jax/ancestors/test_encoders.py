@@ -116,6 +116,20 @@ def test_tokens_with_kept_states_are_those_of_whole_rows(name, tmp_path):
     assert len({tuple(ids) for ids, _ in rows}) == 2
 
 
+def test_layers_of_elmo_are_mixed_with_its_embeddings():
+    config = tiny_config(ELMO)
+    heads = HeadsConfig(token_labels=("a", "b"), features="weighted_with_embeddings")
+    model, batch = BertModel(config.model, load_execution(), heads), random_batch(config, rows=2)
+    params = initial_params(model, 0)
+    weights = np.array([0.3, -1.0, 0.8], np.float32)
+    assert params["feature_mix"]["weights"].shape == weights.shape
+    params = {**params, "feature_mix": {"weights": weights, "gamma": np.array([1.7], np.float32)}}
+    every = model.clone(all_layers=True).apply({"params": params}, batch)
+    mixed = 1.7 * np.einsum("n,nbsh->bsh", np.exp(weights) / np.exp(weights).sum(), every.hidden_states)
+    head = params["token_head"]
+    assert np.abs(mixed @ head["kernel"] + head["bias"] - every.token_logits).max() < 1e-5
+
+
 def test_elmo_fills_a_mask_from_both_sides():
     config = tiny_config(ELMO)
     objective = objective_of(config)
