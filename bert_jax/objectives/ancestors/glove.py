@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from bert_jax.batch import PretrainSource
 from bert_jax.config import HeadsConfig, ModelConfig, PretrainConfig
-from bert_jax.objectives.ancestors.sampling import special_ids, training_ids
+from bert_jax.objectives.ancestors.sampling import one_of, special_ids, training_ids
 from bert_jax.objectives.ancestors.word_vectors import CONTEXTS, WORDS, WordVectorObjective
 from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import Batch, Sums, padding_sums
@@ -86,8 +86,7 @@ class Glove(WordVectorObjective):
 
     def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
         words, _ = self.random_tokens(batch, key).words()
-        entries = len(self._count_N)
-        drawn = jax.lax.mulhi(words.astype(jnp.uint32), jnp.full_like(words, entries, jnp.uint32)).astype(jnp.int32)
+        drawn = one_of(len(self._count_N), words)
         chosen = (jnp.take(values, drawn, axis=0) for values in (self._first_N, self._second_N, self._count_N))
         losses = self.entry_losses(params, batch, *chosen)
         return {"glove_loss": (jnp.sum(losses), jnp.float32(losses.size))} | padding_sums(batch["sequence_ids"])

@@ -65,10 +65,15 @@ class AliasTable:
 
     def draw(self, words: jax.Array, more_words: jax.Array) -> jax.Array:
         """Return one item per pair of random 32-bit words (int32 arrays of one shape), as int32."""
-        columns = jax.lax.mulhi(words.astype(jnp.uint32), jnp.full_like(words, len(self.kept_V), jnp.uint32))
-        columns = columns.astype(jnp.int32)
+        columns = one_of(len(self.kept_V), words)
         is_own = uniform(more_words) < jnp.asarray(self.kept_V)[columns]
         return jnp.where(is_own, columns, jnp.asarray(self.other_V)[columns])
+
+
+def one_of(size: int, words: jax.Array) -> jax.Array:
+    """Return int32 values from 0 to below ``size`` with equal probabilities (to size / 2**32), from random 32-bit
+    words (int32). A high product would be exact, but XLA cannot partition it over a mesh."""
+    return (words.astype(jnp.uint32) % jnp.uint32(size)).astype(jnp.int32)
 
 
 def uniform(words: jax.Array) -> jax.Array:

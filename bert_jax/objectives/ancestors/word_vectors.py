@@ -17,7 +17,7 @@ from bert_jax.config import HeadsConfig, ModelConfig, PretrainConfig
 from bert_jax.model import BertModel, padded_vocab_size
 from bert_jax.model.dropout import TokenKey, whole_key
 from bert_jax.objectives.objective import Batch, PretrainObjective
-from bert_jax.parallel.axes import with_logical_axes
+from bert_jax.parallel.axes import constrain, with_logical_axes
 from bert_jax.tokenization import Tokenizer
 
 # Canonical names of the vectors of tokens, and of those of contexts.
@@ -64,7 +64,9 @@ class TwoTables(BertModel):
             features["input_ids"], features["token_type_ids"], features["position_ids"], None
         )
         contexts_VxD, context_bias_V = self.context_embeddings()
-        return words_VxD, contexts_VxD, self.vocabulary_bias if self.has_bias else None, context_bias_V
+        found = words_VxD, contexts_VxD, self.vocabulary_bias if self.has_bias else None, context_bias_V
+        # Whole on every device: the compiler cannot look rows up in tables that two axes cut (design/sharding.md).
+        return jax.tree.map(lambda x: constrain(x, (None,) * x.ndim, self.mesh), found)
 
 
 class WordVectorObjective(PretrainObjective):

@@ -18,9 +18,10 @@ from bert_jax.training.state import initial_params
 
 COMMON = "--model.position_embeddings none --model.type_vocab_size 0 --data.next_sentence none "
 NNLM = COMMON + "--model.encoder nnlm --model.num_layers 1 --model.context_size 3 --objective.name causal_lm"
-LSTM = COMMON + "--model.encoder lstm --model.lstm_cells 24 --objective.name causal_lm"
+LSTM = COMMON + "--model.encoder lstm --model.num_layers 2 --model.lstm_cells 24 --objective.name causal_lm"
 ELMO = (
-    COMMON + "--model.encoder bidirectional_lstm --model.embedding_size 16 --model.lstm_cells 24 "
+    COMMON
+    + "--model.encoder bidirectional_lstm --model.num_layers 2 --model.embedding_size 16 --model.lstm_cells 24 "
     "--model.lstm_cell_clip 3 --model.lstm_projection_clip 3 --model.lstm_skip true "
     "--objective.name bidirectional_lm --model.mlm_transform false"
 )
