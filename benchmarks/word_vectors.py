@@ -66,7 +66,8 @@ def arguments_of(method: str, corpus: list[Path], work: Path) -> list[str]:
     """Return the options of our runs, without those of a seed."""
     return [
         "--config", str(ROOT / f"configs/story/{method}.yaml"), "--data.corpus", *map(str, corpus),
-        "--data.shards", str(work / "shards"), "--data.tokenizer", "words", "--model.vocab_size", str(WORDS),
+        "--data.shards", str(work / "shards"), "--data.eval_fraction", "0.02",
+        "--data.tokenizer", "words", "--model.vocab_size", str(WORDS),
         "--model.hidden_size", str(SIZE), "--objective.window", str(WINDOW), "--objective.negatives",
         str(NEGATIVES), "--objective.subsample", str(SUBSAMPLE),
     ]  # fmt: skip

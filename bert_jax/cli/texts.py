@@ -27,25 +27,40 @@ _POOLED = ("pooling", "normalize", "prompt", "prompt_name")
 
 
 def embed_command(arguments: argparse.Namespace) -> None:
-    """Compute one vector per text or, with --per_token, one vector per token and selected layer."""
+    """Compute one vector per text or, with --per_token or --per_word, one vector per token or word and selected
+    layer."""
     from bert_jax.inference.embed import LAST_FOUR, embed, extract_features
     from bert_jax.inference.text_files import write_json_lines, write_vectors
+    from bert_jax.inference.words import word_lines
 
-    clash = [name for name in _POOLED if getattr(arguments, name) is not None] if arguments.per_token else []
-    if clash or (arguments.layers and not arguments.per_token):
-        what = f"--{clash[0]}: not allowed with --per_token" if clash else "--layers: requires --per_token"
-        raise ValueError(f"{what}; the output is one vector per text or, with --per_token, one per token and layer")
+    parts = [name for name in ("per_token", "per_word") if getattr(arguments, name)]
+    if len(parts) == 2:
+        raise ValueError("--per_token, --per_word: not allowed together; give one of them")
+    clash = [name for name in _POOLED if getattr(arguments, name) is not None] if parts else []
+    if clash or (arguments.layers and not parts):
+        what = (
+            f"--{clash[0]}: not allowed with --{parts[0]}"
+            if clash
+            else "--layers: requires --per_token or --per_word"
+        )
+        raise ValueError(
+            f"{what}; the output is one vector per text or, with these, one per token or word and layer"
+        )
     inputs, options = streaming(arguments)
     texts = (_text_of(value) for value in inputs)
     to_array = arguments.output is not None and arguments.output.suffix in (".npy", ".npz")
-    if arguments.per_token:
+    if parts:
         if to_array:
             raise ValueError(
-                f"--output {arguments.output}: not allowed with --per_token, because texts differ in their number "
+                f"--output {arguments.output}: not allowed with --{parts[0]}, because texts differ in their number "
                 "of tokens; use a .jsonl file"
             )
         layers = _whole_numbers("--layers", arguments.layers) if arguments.layers else None
         loaded = load_model(arguments)
+        if arguments.per_word:
+            lines = word_lines(loaded, texts, layers=layers or (-1,), pooling=arguments.per_word, **options)
+            write_json_lines(lines, arguments.output)
+            return
         layers = layers or LAST_FOUR[: loaded.config.num_layers]
         write_json_lines(extract_features(loaded, texts, layers=layers, **options), arguments.output)
         return
@@ -268,7 +283,12 @@ COMMANDS = (
         _prompts,
         option(
             "--layers", metavar="-1,-2,...",
-            help="with --per_token: encoder layers, from 0, or from the last with -1 (default: -1,-2,-3,-4)",
+            help="with --per_token: encoder layers, from 0, or from the last with -1 (default: -1,-2,-3,-4); with "
+            "--per_word: 0 for the embeddings, 1 for the first layer, -1 for the last (default: -1)",
+        ),
+        option(
+            "--per_word", choices=("mean", "first"),
+            help="write the vectors of every word: the mean over its pieces, or the vector of the first piece",
         ),
         option(
             "--per_token", action="store_true",
