@@ -171,33 +171,40 @@ class Lines:
         print(json.dumps(line), flush=True)
 
 
-def pretrain(options: Options, workdir: Path) -> dict[str, float]:
-    """Make or continue the run in ``workdir``; return the seconds of this command and of a step.
+def command(script: str, options: Options, workdir: Path) -> float:
+    """Make or continue the run of ``script`` in ``workdir``; return the seconds of this command.
 
-    The seconds of a step are those of the fastest interval between log lines, which other work on the machine
-    disturbs least. Raises ``RuntimeError`` if the run fails, and ``FloatingPointError`` if its loss is not finite.
+    Raises ``RuntimeError`` if the run fails, and ``FloatingPointError`` if its loss is not finite.
     """
-    command = [sys.executable, str(REPOSITORY / "run_pretrain.py"), "--workdir", str(workdir), *words_of(options)]
+    words = [sys.executable, str(REPOSITORY / script), *words_of(options), "--workdir", str(workdir)]
     workdir.parent.mkdir(parents=True, exist_ok=True)
+    log_file = workdir.with_name(f"{workdir.name}.log")
     began = time.perf_counter()
-    with workdir.with_suffix(".log").open("w") as log:
-        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
-    seconds = time.perf_counter() - began
+    with log_file.open("w") as log:
+        code = subprocess.run(words, stdout=log, stderr=subprocess.STDOUT).returncode
     if code == 44:
         raise FloatingPointError(f"{workdir}: the loss is not finite")
     if code:
-        raise RuntimeError(
-            f"exit code {code}: {' '.join(command)}\n{workdir.with_suffix('.log').read_text()[-2000:]}"
-        )
+        raise RuntimeError(f"exit code {code}: {' '.join(words)}\n{log_file.read_text()[-2000:]}")
+    return round(time.perf_counter() - began, 1)
+
+
+def pretrain(options: Options, workdir: Path) -> dict[str, float]:
+    """Make or continue the run in ``workdir`` with ``command``; return the seconds of this command and of a step.
+
+    The seconds of a step are those of the fastest interval between log lines, which other work on the machine
+    disturbs least.
+    """
+    seconds = command("run_pretrain.py", options, workdir)
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     steps = [line["seconds_per_step"] for line in lines if line.get("seconds_per_step")]
-    return {"seconds": round(seconds, 1), "step_seconds": round(min(steps), 5)}
+    return {"seconds": seconds, "step_seconds": round(min(steps), 5)}
 
 
 def forget(workdir: Path) -> None:
     """Delete a finished run, whose results are stored."""
     shutil.rmtree(workdir, ignore_errors=True)
-    workdir.with_suffix(".log").unlink(missing_ok=True)
+    workdir.with_name(f"{workdir.name}.log").unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------ differences
