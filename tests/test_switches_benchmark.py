@@ -14,8 +14,8 @@ SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "switches.py"
 
 @pytest.fixture
 def switches(monkeypatch):
-    """The module of the command, which trains nothing: 6 nats, less 0.1 for each switch, 0.5 more away from rate
-    3e-3, which is not finite at 9e-3 with Muon."""
+    """The module of the command, which trains nothing: 6 nats, less 0.1 for each switch, 0.5 more away from the
+    second rate, which is not finite at 9e-3 with Muon."""
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     spec = importlib.util.spec_from_file_location("switches", SCRIPT)
     module = importlib.util.module_from_spec(spec)
@@ -25,7 +25,7 @@ def switches(monkeypatch):
 
     def run(self, arm, seed, rate, part):
         runs.append(self.key(arm, seed, rate, part))
-        loss = 6 - 0.1 * len(arm.switches) + 0.01 * seed**2 + (0.5 if rate != 3e-3 else 0)
+        loss = 6 - 0.1 * len(arm.switches) + 0.01 * seed**2 + (0.5 if rate != arm.rates[1] else 0)
         if "muon" in arm.switches and rate == 9e-3:
             loss = math.inf
         steps = {"step_seconds": 2.0 if "muon" in arm.switches else 1.0, "step_gflops": 3.0}
@@ -67,7 +67,7 @@ def test_it_continues_and_shows_paired_differences(switches, monkeypatch, capsys
     assert {key.split("/")[0] for key in switches.runs if "/20/" in key} == {"rates"}
     # A table of one seed has no intervals; a killed process leaves half a line.
     row = next(line for line in lines if line.startswith("| muon | classic"))
-    assert row == "| muon | classic | 5.900* | 6.000* | -0.100 | 1.00, 2.00 | 0.003, 0.003 |"
+    assert row == "| muon | classic | 5.900* | 6.000* | -0.100 | 1.00, 2.00 | 0.003, 0.0015 |"
     with (tmp_path / "lines.jsonl").open("a") as file:
         file.write('{"key": "results')
     lines = command(switches, monkeypatch, capsys, tmp_path, *words, "--seeds", "0", "1", "2")
