@@ -129,7 +129,7 @@ def test_user_errors_are_one_clear_line(tmp_path: Path, kind: str) -> None:
         ({"texts": iter(["", "  "])}, "the corpus contains no text"),
         ({"vocab_size": 15}, "model.vocab_size: 15 is not allowed; allowed: 16 or more"),
         ({"output": tmp_path / "vocab.bin"}, "vocabulary is a"),
-        ({"kind": "words"}, "data.tokenizer: 'words' is not allowed"),
+        ({"kind": "syllables"}, "data.tokenizer: 'syllables' is not allowed"),
     ]
     for change, message in cases:
         given = {"texts": ["a b"], "kind": kind, "vocab_size": 50, "lower_case": True, "output": good} | change
@@ -151,3 +151,12 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: p
         train_vocabulary(make_texts(5), kind="wordpiece", vocab_size=50, lower_case=True, output=output)
     assert output.read_text() == "old"
     assert list(tmp_path.iterdir()) == [output]
+
+
+def test_words_are_the_most_frequent_ones(tmp_path):
+    texts = ["the Bank, the river", "the bank of the river", "of all"]
+    file = train_vocabulary(texts, kind="words", vocab_size=16, lower_case=True, output=tmp_path / "vocab.txt")
+    expected = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "bank", "of", "river", ",", "all"]
+    assert file.read_text().split("\n") == [*expected, ""]
+    with pytest.raises(ValueError, match="contains no text"):
+        train_vocabulary(["  "], kind="words", vocab_size=16, lower_case=True, output=file)

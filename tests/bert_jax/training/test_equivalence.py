@@ -70,7 +70,7 @@ def test_execution_does_not_change_the_function(name):
 
 
 def test_the_masked_positions_order_on_tpu_does_not_change_the_function(monkeypatch):
-    monkeypatch.setattr("bert_jax.model.bert.on_tpu", lambda mesh: True)
+    monkeypatch.setattr("bert_jax.model.task_layers.on_tpu", lambda mesh: True)
     loss, grads = run(CONFIG, ExecutionConfig())
     assert abs(loss - reference()[0]) <= 1e-6 * abs(reference()[0])
     assert relative_difference(grads, reference()[1]) <= 2e-6
