@@ -1,9 +1,10 @@
 """Count models of the training text, which predict a masked token from the pieces beside it.
 
-unigram: the piece's share of the text. left pair: the piece after its left neighbor. left x right: the product of
-both neighbors' distributions over the unigram's, normalized (both neighbors independent given the piece). window:
-the pieces seen between both neighbors. Each is smoothed with the one before it, as Witten and Bell (1991) do: a
-context with n occurrences and t distinct pieces gives its counts the weight n / (n + t).
+unigram: the piece's share of the text, each count raised by 1. left pair: the piece after its left neighbor,
+smoothed with the unigram. left x right: the product of this distribution and that of the piece before its right
+neighbor, over the unigram's, normalized (both neighbors independent given the piece). window: the pieces seen
+between both neighbors, smoothed with left x right. Smoothing is that of Witten and Bell (1991): a context with n
+occurrences and t distinct pieces gives its counts the weight n / (n + t).
 """
 
 from collections.abc import Iterable, Mapping

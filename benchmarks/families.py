@@ -32,7 +32,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bert_jax.config import HeadsConfig, ModelSpec
-from bert_jax.config.architecture import function_of
+from bert_jax.config.switches import function_of
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.hf import peer
 from bert_jax.interop.hf.config_json import model_parts

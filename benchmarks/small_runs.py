@@ -91,8 +91,11 @@ class Text:
                     results = RATES_SHARE <= place < RATES_SHARE + RESULTS_SHARE
                     name = "rates" if place < RATES_SHARE else "results" if results else "train"
                     files[name].write(f"{text}\n\n")
+        self.vocabulary.unlink(missing_ok=True)  # of a command that was killed before it wrote its note
         data = self._config("train", {}, self.folder / "vocabulary").data
-        shutil.copy(ensure_data(data, vocab_size=self.vocab_size, report=report), self.vocabulary)
+        partial = self.vocabulary.with_suffix(".partial")
+        shutil.copy(ensure_data(data, vocab_size=self.vocab_size, report=report), partial)
+        partial.replace(self.vocabulary)
         note.write_text(given)
 
     def _config(self, part: str, options: Options, shards: Path) -> PretrainConfig:
@@ -198,7 +201,7 @@ def pretrain(options: Options, workdir: Path) -> dict[str, float]:
     seconds = command("run_pretrain.py", options, workdir)
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     steps = [line["seconds_per_step"] for line in lines if line.get("seconds_per_step")]
-    return {"seconds": seconds, "step_seconds": round(min(steps), 5)}
+    return {"seconds": seconds, "step_seconds": round(min(steps), 5) if steps else math.nan}
 
 
 def forget(workdir: Path) -> None:

@@ -4,9 +4,8 @@ A family of encoders is a set of values of these options. Their defaults describ
 2018). This module does not import jax.
 """
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from bert_jax.config.schema import AtLeast0, Positive, Probability, Range, Section, only
 
@@ -25,19 +24,6 @@ FamilyName = Literal[
     "deberta-v2", "gpt2", "openai-gpt", "nomic_bert", "neobert", "longformer",
     "big_bird",
 ]  # fmt: skip
-# Fields without an effect on the outputs of a trained model.
-TRAINING_ONLY = (
-    "hidden_dropout", "attention_dropout", "embedding_dropout", "attention_output_dropout", "feed_forward_dropout",
-    "lstm_weight_dropout", "word_dropout", "initializer_range", "initialization", "family",
-)  # fmt: skip
-
-
-# Fields that only the Transformer reads.
-TRANSFORMER_ONLY = (
-    "num_attention_heads", "intermediate_size", "activation", "feed_forward", "norm_position",
-    "final_norm", "qkv_bias", "attention_output_bias", "feed_forward_bias", "rotary_base", "rotary_window_base",
-    "relative_buckets", "relative_max_distance", "attention", "separator_id", "random_blocks",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,13 +238,31 @@ class ModelConfig(Section, prefix="model."):
         self._require("embedding_size", self.embedding_width == wanted, f"{wanted:g} (of the encoder) {what}")
         is_tied = self.tied_output and self.encoder in ("nnlm", "lstm") and self.embedding_width != self.hidden_size
         self._require("tied_output", not is_tied, f"false {what} and embeddings of another width")
+        if self.encoder == "lstm" and self.lstm_skip:
+            equal = self.lstm_cells in (0, self.hidden_size) and self.embedding_width == self.hidden_size
+            self._require("lstm_skip", equal, "false with layers of different widths")
         filters = self.character_filters
         self._require("character_filters", len(filters) % 2 == 0 and all(n > 0 for n in filters), "pairs above 0")
+        self._require("max_characters", self.max_characters >= 3, "3 or more")
+        allowed = f"widths up to model.max_characters ({self.max_characters})"
+        self._require("character_filters", max(filters[::2], default=0) <= self.max_characters, allowed)
 
     @property
     def directions(self) -> int:
         """Number of encoders, each of which reads the embeddings, and whose outputs are concatenated."""
         return 2 if self.encoder == "bidirectional_lstm" else 1
+
+    def require_equal_widths(self) -> None:
+        """Raise ``ValueError`` if the embeddings and the outputs of the layers have different widths, so that they
+        cannot be read together."""
+        inner = [self.lstm_cells or self.hidden_size] * (self.num_layers - 1) if self.encoder == "lstm" else []
+        widths = [self.embedding_width, *inner, self.hidden_size]
+        if self.encoder in ("nnlm", "lstm") and len(set(widths)) > 1:
+            listed = ", ".join(map(str, widths))
+            raise ValueError(
+                f"model: its embeddings and layers have different widths ({listed}), so only the last layer can be "
+                "read; use a model of one width"
+            )
 
     @property
     def is_causal(self) -> bool:
@@ -347,45 +351,3 @@ class ModelConfig(Section, prefix="model."):
     def rotary_base_of(self, window: int) -> float:
         """Return the base of rotary positions in a layer with ``window``."""
         return self.rotary_window_base if window and self.rotary_window_base else self.rotary_base
-
-
-def function_of(model: ModelConfig) -> dict[str, Any]:
-    """Return the fields of ``model`` that determine its outputs, in a form that is equal for equal functions."""
-    values = dataclasses.asdict(model) | {
-        "embedding_norm": model.has_embedding_norm, "final_norm": model.has_final_norm,
-        "norm_bias": model.has_norm_bias, "mlm_activation": model.head_activation,
-        "attention_windows": model.layer_windows,
-        "sequence_activation": model.head_sequence_activation,
-    }  # fmt: skip
-    rotary = model.position_embeddings == "rotary"
-    values["rotary_base"] = model.rotary_base if rotary else 0
-    windowed = rotary and any(model.layer_windows)
-    values["rotary_window_base"] = model.rotary_base_of(1) if windowed else 0
-    if not model.global_tokens and not model.span_transform:
-        values["separator_id"] = 0
-    if not model.attention_block:
-        values["random_blocks"] = 0
-    if model.relative_positions not in ("buckets", "disentangled"):
-        values |= {"relative_buckets": 0, "relative_max_distance": 0}
-    unread = set(TRAINING_ONLY)
-    if model.encoder != "transformer":
-        unread |= set(TRANSFORMER_ONLY) | (
-            {"max_position_embeddings"} if model.position_embeddings == "none" else set()
-        )
-        unread |= {"norm", "norm_epsilon", "norm_bias"} if not model.has_embedding_norm else set()
-    if model.encoder not in ("lstm", "bidirectional_lstm"):
-        unread |= {"lstm_cells", "lstm_cell_clip", "lstm_projection_clip", "lstm_skip"}
-    if model.encoder != "nnlm":
-        unread |= {"context_size"}
-    if not model.character_filters:
-        unread |= {"character_size", "max_characters", "highway_layers", "character_activation"}
-    return {field: value for field, value in values.items() if field not in unread}
-
-
-def training_values(model: ModelConfig) -> dict[str, Any]:
-    """Return the fields of ``model`` that have an effect only on training, with the rate of each dropout."""
-    places: tuple[Literal["embedding", "attention_output", "feed_forward"], ...]
-    places = ("embedding", "attention_output", "feed_forward")
-    rates = {f"{place}_dropout": model.dropout_at(place) for place in places}
-    others = ("attention_dropout", "initializer_range", "initialization")
-    return rates | {name: getattr(model, name) for name in others}

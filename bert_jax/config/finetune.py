@@ -220,7 +220,7 @@ class FinetuneConfig:
         length, most = self.task.max_length, self.model.max_length
         fits = length <= most or self.model.position_embeddings == "sinusoidal"
         require(fits, "task.max_length", length, f"at most the {most} positions of the model")
-        weight, fits = self.loss.lm_weight, self.model.attention == "causal"
+        weight, fits = self.loss.lm_weight, self.model.is_causal
         allowed = "0 with a bidirectional model, which sees the next token (loss.mlm_weight has masked tokens)"
         require(fits or not weight, "loss.lm_weight", weight, allowed)
         require(

@@ -236,7 +236,7 @@ class ObjectiveConfig(Section, prefix="objective."):
     # Words more frequent than this share of the text are dropped in part; 0: none is.
     subsample: AtLeast0[float] = only(1e-3, {"objective.name": ("skip_gram", "cbow")})
     # Negatives are drawn in proportion to this power of the counts.
-    noise_power: float = only(0.75, {"objective.name": ("skip_gram", "cbow")})
+    noise_power: AtLeast0[float] = only(0.75, {"objective.name": ("skip_gram", "cbow")})
     # Counts from this one on have the weight 1 in the loss of GloVe.
     largest_count: Positive[float] = only(100.0, {"objective.name": ("glove",)})
     # Exponent of the weight (x / objective.largest_count) ** objective.count_power of smaller counts x.
@@ -277,6 +277,9 @@ class PretrainConfig:
         fits = data.seq_length <= model.max_length or model.position_embeddings == "sinusoidal"
         allowed = f"at most model.max_position_embeddings ({model.max_length})"
         require(fits, "data.seq_length", data.seq_length, allowed)
+        has_muon = model.encoder in ("transformer", "nnlm") or self.optimizer.name != "muon"
+        allowed = f"another name with model.encoder {model.encoder}, to whose matrices Muon does not apply"
+        require(has_muon, "optimizer.name", self.optimizer.name, allowed)
         unpacked = data.packing == "none" or not model.attention_block
         require(unpacked, "data.packing", data.packing, "none with model.attention_block")
         if data.next_sentence != "none":

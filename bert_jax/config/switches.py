@@ -1,13 +1,27 @@
-"""Tables of the fields of ``ModelConfig`` that formats and kernels support.
+"""Fields of ``ModelConfig``: those that determine its outputs, and those that formats and kernels support.
 
 A format or kernel has a table of the fields and values that it supports. Other fields must have their default, so a
 new option of the network is rejected by name until the table contains it.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from bert_jax.config.architecture import ModelConfig
+
+# Fields without an effect on the outputs of a trained model.
+TRAINING_ONLY = (
+    "hidden_dropout", "attention_dropout", "embedding_dropout", "attention_output_dropout", "feed_forward_dropout",
+    "lstm_weight_dropout", "word_dropout", "initializer_range", "initialization", "family",
+)  # fmt: skip
+
+
+# Fields that only the Transformer reads.
+TRANSFORMER_ONLY = (
+    "num_attention_heads", "intermediate_size", "activation", "feed_forward", "norm_position",
+    "final_norm", "qkv_bias", "attention_output_bias", "feed_forward_bias", "rotary_base", "rotary_window_base",
+    "relative_buckets", "relative_max_distance", "attention", "separator_id", "random_blocks",
+)  # fmt: skip
 
 ANY = ("any value",)
 # Field -> supported values.
@@ -39,3 +53,45 @@ def check_fields(model: ModelConfig, supported: Supported, name: str) -> None:
     lines = unsupported_fields(model, supported, name)
     if lines:
         raise ValueError("; ".join(lines))
+
+
+def function_of(model: ModelConfig) -> dict[str, Any]:
+    """Return the fields of ``model`` that determine its outputs, in a form that is equal for equal functions."""
+    values = dataclasses.asdict(model) | {
+        "embedding_norm": model.has_embedding_norm, "final_norm": model.has_final_norm,
+        "norm_bias": model.has_norm_bias, "mlm_activation": model.head_activation,
+        "attention_windows": model.layer_windows,
+        "sequence_activation": model.head_sequence_activation,
+    }  # fmt: skip
+    rotary = model.position_embeddings == "rotary"
+    values["rotary_base"] = model.rotary_base if rotary else 0
+    windowed = rotary and any(model.layer_windows)
+    values["rotary_window_base"] = model.rotary_base_of(1) if windowed else 0
+    if not model.global_tokens and not model.span_transform:
+        values["separator_id"] = 0
+    if not model.attention_block:
+        values["random_blocks"] = 0
+    if model.relative_positions not in ("buckets", "disentangled"):
+        values |= {"relative_buckets": 0, "relative_max_distance": 0}
+    unread = set(TRAINING_ONLY)
+    if model.encoder != "transformer":
+        unread |= set(TRANSFORMER_ONLY) | (
+            {"max_position_embeddings"} if model.position_embeddings == "none" else set()
+        )
+        unread |= {"norm", "norm_epsilon", "norm_bias"} if not model.has_embedding_norm else set()
+    if model.encoder not in ("lstm", "bidirectional_lstm"):
+        unread |= {"lstm_cells", "lstm_cell_clip", "lstm_projection_clip", "lstm_skip"}
+    if model.encoder != "nnlm":
+        unread |= {"context_size"}
+    if not model.character_filters:
+        unread |= {"character_size", "max_characters", "highway_layers", "character_activation"}
+    return {field: value for field, value in values.items() if field not in unread}
+
+
+def training_values(model: ModelConfig) -> dict[str, Any]:
+    """Return the fields of ``model`` that have an effect only on training, with the rate of each dropout."""
+    places: tuple[Literal["embedding", "attention_output", "feed_forward"], ...]
+    places = ("embedding", "attention_output", "feed_forward")
+    rates = {f"{place}_dropout": model.dropout_at(place) for place in places}
+    others = ("attention_dropout", "initializer_range", "initialization")
+    return rates | {name: getattr(model, name) for name in others}

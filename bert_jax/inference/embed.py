@@ -147,6 +147,7 @@ def embed_tokens(
     count = loaded.spec.model.num_layers
     if not count:
         raise ValueError(f"{loaded.name}: word vectors have no layers; compute one vector per text")
+    loaded.spec.model.require_equal_widths()
     wrong = [str(layer) for layer in layers if not -count <= layer < count]
     if wrong or not layers:
         raise ValueError(f"layers: {', '.join(wrong) or 'none'} is not allowed; allowed: {-count} to {count - 1}")

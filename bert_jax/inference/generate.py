@@ -157,8 +157,8 @@ def language_model(loaded: Engine) -> BertModel:
     model = loaded.spec.model
     if not model.is_causal:
         raise ValueError(
-            f"{loaded.name}: a bidirectional model cannot generate text (model.attention {model.attention}); use a "
-            "causal language model, or bert-jax fill-mask"
+            f"{loaded.name}: a bidirectional model cannot generate text (model.encoder {model.encoder}, "
+            f"model.attention {model.attention}); use a causal language model, or bert-jax fill-mask"
         )
     if model.relative_positions != "none" or model.shared_layers:
         option = "shared_layers" if model.shared_layers else "relative_positions"

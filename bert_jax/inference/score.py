@@ -163,11 +163,11 @@ def copies(places: Sequence[_Place], mask_id: int) -> list[ModelInput]:
     Equal copies are one, for at most ``_LABELS`` labels. ``extra`` of a copy contains its places, each with the
     number of its label."""
     units: list[ModelInput] = []
-    last: dict[bytes, ModelInput] = {}
+    last: dict[tuple[int, bytes], ModelInput] = {}
     for one, token in places:
         ids, label = one.masked(token, mask_id), int(one.ids[one.first + token])
-        # The first mask of a copy is the token that it predicts.
-        key = ids.tobytes()
+        # With its place, because the text may contain masks itself.
+        key = one.first + token, ids.tobytes()
         unit = last.get(key)
         if unit is None or (label not in unit.targets["labels"] and len(unit.targets["labels"]) == _LABELS):
             targets = {"masked": one.first + token, "labels": []}

@@ -77,13 +77,18 @@ def _front_matter(spec: ModelSpec, format: str) -> str:
     tag = "sentence-similarity" if spec.sentence is not None else "feature-extraction"
     tag = next((pipelines[head] for head in pipelines if head in heads), tag)
     lines = [f"library_name: {_LIBRARIES[format]}"] if format in _LIBRARIES else []
-    return "\n".join(["---", *lines, f"pipeline_tag: {tag}", "tags:", f"- {spec.family}", "---"])
+    return "\n".join(
+        ["---", *lines, f"pipeline_tag: {tag}", "tags:", f"- {_TAGS.get(spec.model.encoder, spec.family)}", "---"]
+    )
 
 
 _KINDS = {
     "none": "Word vectors", "nnlm": "A neural language model (NNLM)", "lstm": "An LSTM",
     "bidirectional_lstm": "A bidirectional LSTM (ELMo)",
 }  # fmt: skip
+
+
+_TAGS = {"none": "word-vectors", "nnlm": "nnlm", "lstm": "lstm", "bidirectional_lstm": "elmo"}
 
 
 def _one_line(value: Any) -> str:
@@ -102,27 +107,25 @@ def _summary(spec: ModelSpec, dtype: str) -> str:
 
 def _facts(spec: ModelSpec, dtype: str) -> list[tuple[str, str]]:
     model, tokenizer = spec.model, spec.tokenizer
-    sizes = [
-        ("layers", f"{model.num_layers}"),
-        ("width, feed-forward width", f"{model.hidden_size}, {model.intermediate_size}"),
-        ("attention heads", f"{model.num_attention_heads}"),
-    ]
-    facts = [
-        *(
-            sizes
-            if model.encoder == "transformer"
-            else [("layers", f"{model.num_layers}"), ("width", f"{model.hidden_size}")]
-        ),
+    inputs = [
         ("vocabulary", f"{model.vocab_size}"),
         ("longest input", f"{spec.max_length} tokens, including special tokens"),
-        ("activation", f"`{model.activation}`: {_ACTIVATIONS[model.activation]}"),
-        (
-            "LayerNorm" if model.norm == "layer_norm" else "RMSNorm",
-            f"{model.norm_position}-norm, epsilon {model.norm_epsilon:g}",
-        ),
-        ("positions", model.position_embeddings),
-        ("stored as", dtype),
     ]
+    if model.encoder == "transformer":
+        facts = [
+            ("layers", f"{model.num_layers}"),
+            ("width, feed-forward width", f"{model.hidden_size}, {model.intermediate_size}"),
+            ("attention heads", f"{model.num_attention_heads}"),
+            *inputs,
+            ("activation", f"`{model.activation}`: {_ACTIVATIONS[model.activation]}"),
+            (
+                "LayerNorm" if model.norm == "layer_norm" else "RMSNorm",
+                f"{model.norm_position}-norm, epsilon {model.norm_epsilon:g}",
+            ),
+        ]
+    else:
+        facts = [("layers", f"{model.num_layers}"), ("width", f"{model.hidden_size}"), *inputs]
+    facts += [("positions", model.position_embeddings), ("stored as", dtype)]
     if tokenizer is not None:
         case = "WordPiece, uncased: " if tokenizer.lower_case else "WordPiece, cased: "
         facts.append(("tokenizer", f"{case if tokenizer.file.endswith('.txt') else ''}`{tokenizer.file}`"))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import ModelSpec, SentenceConfig
-from bert_jax.config.architecture import function_of, training_values
+from bert_jax.config.switches import function_of, training_values
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.hf.config_json import CONFIG_FILE, read_config
 from bert_jax.interop.hf.peer import peer_outputs

@@ -145,13 +145,14 @@ def gather_positions(x_BxSxH: jax.Array, positions_BxM: jax.Array) -> jax.Array:
     return jnp.take_along_axis(x_BxSxH, positions_BxM[:, :, None], axis=1)
 
 
-def beside(x_BxSxH: jax.Array) -> jax.Array:
+def beside(x_BxSxH: jax.Array, sequence_ids_BxS: jax.Array) -> jax.Array:
     """Return the sum of the states of the forward direction one token before, and of the backward direction one
-    token after each token, [B, S, H / 2]: all that the two directions of ``x`` say about the token without having
-    read it."""
+    token after each token of its sequence, [B, S, H / 2]: all that the two directions of ``x`` say about the token
+    without having read it."""
     forward, backward = jnp.split(x_BxSxH, 2, axis=-1)
-    none = ((0, 0), (1, 1), (0, 0))
-    return jnp.pad(forward, none)[:, :-2] + jnp.pad(backward, none)[:, 2:]
+    same = (sequence_ids_BxS[:, 1:] == sequence_ids_BxS[:, :-1])[..., None]
+    before = jnp.pad(jnp.where(same, forward[:, :-1], 0), ((0, 0), (1, 0), (0, 0)))
+    return before + jnp.pad(jnp.where(same, backward[:, 1:], 0), ((0, 0), (0, 1), (0, 0)))
 
 
 def in_question(input_ids_BxS: jax.Array, sequence_ids_BxS: jax.Array, separator_id: int) -> jax.Array:
@@ -207,6 +208,8 @@ class BertModel(nn.Module):
         rows = padded_vocab_size(config, self.execution)
         self.embeddings = Embeddings(config, self.execution, rows, self.mesh)
         collect = self.all_layers or heads.features != "last"
+        if collect:
+            config.require_equal_widths()
         encoder = ENCODERS.get(config.encoder, Encoder)
         self.encoder = encoder(config, self.execution, self.mesh, collect)
         if heads.features != "last":
@@ -256,7 +259,7 @@ class BertModel(nn.Module):
         if self.frozen_encoder:
             x_BxSxH, all_LxBxSxH = jax.lax.stop_gradient((x_BxSxH, all_LxBxSxH))
         if heads.mlm:
-            inputs = self._mlm_inputs(x_BxSxH, features.get("mlm_positions"))
+            inputs = self._mlm_inputs(x_BxSxH, features)
             outputs["mlm_logits"] = self.mlm_head(inputs, table_VxH)
         if heads.rtd:
             outputs["rtd_logits"] = self.rtd_head(x_BxSxH)
@@ -295,9 +298,10 @@ class BertModel(nn.Module):
                 outputs["pair_logits"] = self.pair_head(pair_features(u, v))
         return BertOutput(**outputs)
 
-    def _mlm_inputs(self, x_BxSxH: jax.Array, positions_BxM: jax.Array | None) -> jax.Array:
-        """Return the states from which the tokens at ``positions`` (None: at all) are predicted."""
-        states = beside(x_BxSxH) if self.config.directions == 2 else x_BxSxH
+    def _mlm_inputs(self, x_BxSxH: jax.Array, features: Mapping[str, jax.Array]) -> jax.Array:
+        """Return the states from which the tokens at ``mlm_positions`` (absent: all tokens) are predicted."""
+        positions_BxM = features.get("mlm_positions")
+        states = beside(x_BxSxH, features["sequence_ids"]) if self.config.directions == 2 else x_BxSxH
         return states if positions_BxM is None else gather_positions(states, positions_BxM)
 
     def _check_rows(self, features: Mapping[str, jax.Array]) -> None:

@@ -17,6 +17,7 @@ from bert_jax.model import BertModel
 from bert_jax.model.dense import matmul_f32_grad
 from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import (
+    TEXT_FEATURES,
     Batch,
     PretrainObjective,
     Sums,
@@ -82,9 +83,7 @@ class CausalLm(PretrainObjective):
         tiles=(Tile("held-out next-token loss", "lm_loss"), Tile("held-out perplexity", "perplexity")),
         sections=_sections,
     )
-    features = (
-        "input_ids", "token_type_ids", "sequence_ids", "position_ids", "mlm_positions", "mlm_labels", "mlm_weights",
-    )  # fmt: skip
+    features = TEXT_FEATURES
 
     @staticmethod
     def make_model(config: PretrainConfig, mesh: Mesh | None) -> CausalModel:

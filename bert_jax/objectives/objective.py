@@ -17,6 +17,10 @@ from bert_jax.objectives.display import Display
 from bert_jax.tokenization import Tokenizer
 
 Batch = Mapping[str, jax.Array]
+# Features from which the tokens before masking follow.
+TEXT_FEATURES = (
+    "input_ids", "token_type_ids", "sequence_ids", "position_ids", "mlm_positions", "mlm_labels", "mlm_weights",
+)  # fmt: skip
 # (sum, weight) of losses and metrics: added over microbatches, replicas and steps, then divided once.
 Sums = dict[str, tuple[jax.Array, jax.Array]]
 
@@ -73,6 +77,8 @@ class PretrainObjective(Objective):
     config: PretrainConfig
     # Features of ``bert_jax.batch.PRETRAIN_FEATURES`` that are sent to the devices; those of dropout are added.
     features: Sequence[str] = tuple(name for name in PRETRAIN_FEATURES if name != "document_classes")
+    # True if :meth:`prepare` reads the training records, so that the step cannot be traced without them.
+    reads_records: ClassVar[bool] = False
     # Names of the networks that are trained together, the one to fine-tune first; empty: one network.
     networks: ClassVar[tuple[str, ...]] = ()
 

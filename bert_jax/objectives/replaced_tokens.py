@@ -23,6 +23,7 @@ from bert_jax.model.flops import traced_flops
 from bert_jax.objectives.causal_lm import original_ids
 from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import (
+    TEXT_FEATURES,
     Batch,
     PretrainObjective,
     Sums,
@@ -157,9 +158,7 @@ class ReplacedTokens(PretrainObjective):
             Tile("held-out generator loss", "mlm_loss"),
         ),
     )
-    features = (
-        "input_ids", "token_type_ids", "sequence_ids", "position_ids", "mlm_positions", "mlm_labels", "mlm_weights",
-    )  # fmt: skip
+    features = TEXT_FEATURES
     networks = NETWORKS
     model: TwoNetworks
 

@@ -53,6 +53,11 @@ def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
 
     mesh = make_mesh(config.mesh, topology_devices(topology))
     objective = objective_class(config.objective)(config, mesh)
+    if objective.reads_records:
+        raise ValueError(
+            f"objective.name: {config.objective.name!r} cannot be planned, because its step reads counts of the "
+            "training records; plan another objective"
+        )
     programs = train_programs(objective)
     batch = pretraining_batch(objective, config.training.global_batch_size)
     arguments = device_bytes((programs.abstract, batch))

@@ -6,6 +6,7 @@ here reads those of the words of its vocabulary, a word a line, which the folder
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.switches import EVERY_FIELD, Supported, check_fields
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes, parameter_shapes
 from bert_jax.interop.stored import non_finite
+from bert_jax.io.errors import one_line
 from bert_jax.io.untrusted_folder import inside, needed, parse_json, read_small
 from bert_jax.model.ancestors.characters import CHARACTER_IDS, CHARACTERS, stored_ids
 from bert_jax.tokenization import SPECIAL_PIECES
@@ -25,6 +27,10 @@ SUPPORTED: Supported = EVERY_FIELD | {
     "encoder": ("bidirectional_lstm",), "position_embeddings": ("none",), "type_vocab_size": (0,),
     "embedding_norm": ("no",), "embedding_scale": (False,), "character_size": tuple(range(1, 1025)),
 }  # fmt: skip
+# Largest size that options.json may state (ELMo: 4,096 cells).
+LARGEST_SIZE, MOST_LAYERS = 1 << 16, 64
+# An HDF5 file may expand to so many times its size.
+MOST_EXPANSION = 16
 _CHARACTERS, _RNN = "embeddings/characters", "RNN_{}/RNN/MultiRNNCell/Cell{}/LSTMCell"
 # Marks of bilm-tf in vocabularies -> pieces of this library.
 _MARKS = {"<S>": "[CLS]", "</S>": "[SEP]", "<UNK>": "[UNK]"}
@@ -125,15 +131,28 @@ def options_of(model: ModelConfig) -> dict[str, Any]:
 def _model_of(options: Any, vocab_size: int, file: Path) -> ModelConfig:
     try:
         lstm, cnn = options["lstm"], options["char_cnn"]
+        sizes = [
+            lstm["projection_dim"],
+            lstm["dim"],
+            lstm["n_layers"],
+            *(n for pair in cnn["filters"] for n in pair),
+        ]
+        sizes += [cnn["embedding"]["dim"], cnn["max_characters_per_token"], cnn["n_highway"]]
+        counts = [lstm["n_layers"], cnn["n_highway"], len(cnn["filters"])]
+        if (
+            not all(isinstance(size, int) and 0 <= size <= LARGEST_SIZE for size in sizes)
+            or max(counts) > MOST_LAYERS
+        ):
+            raise TypeError(f"sizes up to {LARGEST_SIZE:,}, and up to {MOST_LAYERS} layers and filters, are read")
         return ModelConfig(
             encoder="bidirectional_lstm", vocab_size=vocab_size, hidden_size=2 * lstm["projection_dim"],
             embedding_size=lstm["projection_dim"], num_layers=lstm["n_layers"], lstm_cells=lstm["dim"],
-            lstm_cell_clip=float(lstm.get("cell_clip") or 0), lstm_projection_clip=float(lstm.get("proj_clip") or
-            0), lstm_skip=bool(lstm["use_skip_connections"]), position_embeddings="none", type_vocab_size=0,
-            embedding_norm="no", final_norm="no", mlm_transform=False, character_filters=tuple(int(number) for pair
-            in cnn["filters"] for number in pair), character_size=cnn["embedding"]["dim"],
-            max_characters=cnn["max_characters_per_token"], highway_layers=cnn["n_highway"],
-            character_activation=cnn["activation"],
+            lstm_cell_clip=float(lstm.get("cell_clip") or 0),
+            lstm_projection_clip=float(lstm.get("proj_clip") or 0), lstm_skip=bool(lstm["use_skip_connections"]),
+            position_embeddings="none", type_vocab_size=0, embedding_norm="no", final_norm="no",
+            mlm_transform=False, character_filters=tuple(n for pair in cnn["filters"] for n in pair),
+            character_size=cnn["embedding"]["dim"], max_characters=cnn["max_characters_per_token"],
+            highway_layers=cnn["n_highway"], character_activation=cnn["activation"],
         )  # fmt: skip
     except (KeyError, TypeError) as error:
         raise ValueError(
@@ -141,36 +160,69 @@ def _model_of(options: Any, vocab_size: int, file: Path) -> ModelConfig:
         ) from None
 
 
+def shapes_of(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each array of the HDF5 file by name."""
+    own = parameter_shapes(ModelSpec(model=model, heads=HeadsConfig()))
+    shapes: dict[str, tuple[int, ...]] = {}
+    for theirs, ours in names_of(model).items():
+        if ours.endswith("/kernel"):
+            base = ours.removesuffix("kernel")
+            inputs, gates = own[f"{base}input_kernel"]
+            shapes[theirs] = (inputs + own[f"{base}recurrent_kernel"][0], gates)
+        else:
+            shapes[theirs] = (1, *own[ours]) if "/W_cnn_" in theirs else own[ours]
+    return shapes
+
+
+def _read_arrays(file: Path, model: ModelConfig) -> dict[str, np.ndarray]:
+    """Return the arrays of the HDF5 file. Their sizes and shapes are checked before an array is read."""
+    h5py, arrays, expected = _h5py(), {}, shapes_of(model)
+    needed_bytes = 4 * sum(map(math.prod, expected.values()))
+    if needed_bytes > MOST_EXPANSION * file.stat().st_size:
+        size = f"{needed_bytes:,} bytes, but the file has {file.stat().st_size:,}"
+        raise ValueError(f"{file}: {OPTIONS_FILE} describes arrays of {size}; copy the file again")
+    try:
+        with h5py.File(file) as stored:
+            for name, shape in expected.items():
+                item = stored.get(name, getlink=True)
+                if item is None:
+                    raise ValueError(f"{file}: the array {name} is missing; {OPTIONS_FILE} describes another model")
+                found = stored[name] if isinstance(item, h5py.HardLink) else None
+                if not isinstance(found, h5py.Dataset) or found.external or found.is_virtual:
+                    raise ValueError(f"{file}: {name} is not an array of this file")
+                if found.shape != shape or found.dtype.kind != "f":
+                    kind = f"has shape {found.shape}, {found.dtype}"
+                    raise ValueError(f"{file}: {name} {kind}; {OPTIONS_FILE} describes {shape}, floating-point")
+                arrays[name] = np.asarray(found, np.float32)
+    except (OSError, RuntimeError, KeyError) as error:
+        raise ValueError(f"{file}: cannot be read ({one_line(error)}); copy the file again") from None
+    return arrays
+
+
 def read_allennlp(path: Path, options: ReadOptions) -> ModelBundle:
     """Read a folder with ``options.json``, one ``.hdf5`` file and ``vocab.txt``. Raises ``ValueError`` with one
     line for a missing or damaged file."""
-    h5py = _h5py()
     file = _weights_file(path)
     assert file is not None
+    file = needed(path, file.name)
     if inside(path, VOCABULARY_FILE) is None:
         raise ValueError(
             f"{path}: {VOCABULARY_FILE} is missing; add the words that the model shall know, one a line"
         )
     content = read_small(needed(path, VOCABULARY_FILE), "a vocabulary")
-    words = [_MARKS.get(word, word) for word in content.decode("utf-8").split("\n") if word]
+    try:
+        words = [_MARKS.get(word, word) for word in content.decode("utf-8").split("\n") if word]
+    except UnicodeDecodeError:
+        raise ValueError(f"{path / VOCABULARY_FILE}: not UTF-8; convert the file") from None
     words = [*(piece for piece in SPECIAL_PIECES if piece not in words), *words]
     stated = parse_json(read_small(needed(path, OPTIONS_FILE), "options"), path / OPTIONS_FILE)
     model = _model_of(stated, len(words), path / OPTIONS_FILE)
-    arrays = {}
-    try:
-        with h5py.File(file) as stored:
-            for name in names_of(model):
-                if name not in stored:
-                    raise ValueError(f"{file}: the array {name} is missing; {OPTIONS_FILE} describes another model")
-                arrays[name] = np.asarray(stored[name])
-    except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({error}); copy the file again") from None
     spec = ModelSpec(
         model=model, heads=HeadsConfig(),
         tokenizer=TokenizerConfig(lower_case=bool(options.lower_case)),
     )  # fmt: skip
     ids = stored_ids(words, len(words), model.max_characters)
-    params = from_file(model, arrays) | {CHARACTER_IDS: ids}
+    params = from_file(model, _read_arrays(file, model)) | {CHARACTER_IDS: ids}
     check_shapes(spec, params, file)
     content = "".join(f"{word}\n" for word in words).encode()
     return ModelBundle(

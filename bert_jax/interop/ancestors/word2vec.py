@@ -3,12 +3,14 @@
 A file holds one vector per word: ``word x1 ... xD``, values as shortest decimals (text) or float32, little-endian
 (binary), after a first line with the number of words and of values. A model is ``encoder: none`` with a vocabulary
 of whole words. Special tokens that a file lacks get the vector 0, and special tokens with this vector are not
-written, so that a file that is read and written keeps its bytes.
+written, so that a file that is read and written keeps its words and values.
 """
 
+import contextlib
 import gzip
 import re
 import unicodedata
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -19,6 +21,7 @@ from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.switches import EVERY_FIELD, Supported, check_fields
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes
 from bert_jax.interop.stored import non_finite
+from bert_jax.io.errors import one_line
 from bert_jax.tokenization import SPECIAL_PIECES, build_tokenizer
 
 TEXT_FILE, BINARY_FILE = "vectors.txt", "vectors.bin"
@@ -39,18 +42,23 @@ def is_word2vec(path: Path) -> bool:
         return (path / BINARY_FILE).is_file()
     if not path.is_file() or not path.name.endswith(SUFFIXES):
         return False
-    with _open(path) as file:
+    with _reading(path) as file:
         first = file.readline(_BLOCK)
     return _HEADER.fullmatch(first) is not None or _values_of(first) is not None
 
 
 def read_word2vec(path: Path, options: ReadOptions) -> ModelBundle:
-    """Read a file of vectors. Raises ``ValueError`` with one line for a damaged file and for a word that occurs
-    twice."""
+    """Read a file of vectors. Words that begin or end with a space other than " ", which no text contains as a
+    word, are left out, and a note states their number. Raises ``ValueError`` with one line for a damaged file and
+    for a word that occurs twice."""
     file = path / BINARY_FILE if path.is_dir() else path
-    with _open(file) as stream:
+    with _reading(file) as stream:
         is_binary = ".bin" in file.suffixes
-        words, vectors = _read_binary(file, stream) if is_binary else _read_text(file, stream)
+        every, vectors = _read_binary(file, stream) if is_binary else _read_text(file, stream)
+    kept = [row for row, word in enumerate(every) if word == word.strip()]
+    words, vectors = [every[row] for row in kept], vectors[kept]
+    if not words:
+        raise ValueError(f"{file}: contains no word")
     seen: set[str] = set()
     for word in words:
         if word in seen:
@@ -78,6 +86,8 @@ def read_word2vec(path: Path, options: ReadOptions) -> ModelBundle:
     ids = tokenizer.encode_batch(words)
     found = sum(len(own) == 1 and own[0] == len(missing) + row for row, own in enumerate(ids))
     notes = [f"{len(words):,} words, {table.shape[1]} values each"]
+    if len(words) < len(every):
+        notes.append(f"{len(every) - len(words):,} words that begin or end with a space are left out")
     if found < len(words):
         notes.append(f"{len(words) - found:,} words are not found in texts, which are split at punctuation")
     return ModelBundle(
@@ -111,8 +121,14 @@ def write_word2vec(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "
     return [f"{TEXT_FILE}, {BINARY_FILE}: {len(rows):,} words, {model.hidden_size} values each"]
 
 
-def _open(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, unpacked. Raises ``ValueError`` with one line if the compressed file turns out to be damaged."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            yield file  # type: ignore[misc]
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path}: the compressed file is damaged ({one_line(error)}); copy it again") from None
 
 
 def _values_of(line: bytes) -> np.ndarray | None:

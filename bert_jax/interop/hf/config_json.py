@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
-from bert_jax.config.architecture import function_of
+from bert_jax.config.switches import function_of
 from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.family import (
     ACTIVATION_NAMES,

@@ -18,14 +18,15 @@ class LstmLayer(Block):
     """One LSTM layer (Hochreiter and Schmidhuber 1997), in float32. The state is reset to zero at the first token
     of each sequence and at every padding token.
 
-    ``width``: outputs. ``cells``: their number; if it is not ``width``, a projection without bias follows (Sak et
-    al. 2014). Gates are in the order input, forget, cell, output, as in torch; 1 is added to the forget gate, as
-    TensorFlow does (Jozefowicz et al. 2015). ``cell_clip`` and ``projection_clip`` of the config limit the cells
-    and the projected outputs, as ELMo does.
+    ``width``: outputs. ``cells``: their number; with ``has_projection``, a product without bias computes the
+    outputs from them (Sak et al. 2014), otherwise there are as many. Gates are in the order input, forget, cell,
+    output, as in torch; 1 is added to the forget gate, as TensorFlow does (Jozefowicz et al. 2015). ``cell_clip``
+    and ``projection_clip`` of the config limit the cells and the projected outputs, as ELMo does.
     """
 
     width: int = 0
     cells: int = 0
+    has_projection: bool = False
     is_backward: bool = False
 
     @nn.compact
@@ -38,11 +39,9 @@ class LstmLayer(Block):
         recurrent_PxG = self._parameter("recurrent_kernel", (width, 4 * cells), nn.initializers.orthogonal())
         input_IxG = self._parameter("input_kernel", (x_BxSxI.shape[-1], 4 * cells), nn.initializers.lecun_normal())
         bias_G = self.param("bias", with_logical_axes(nn.initializers.zeros_init(), ("pooled",)), (4 * cells,))
-        projection_CxP = (
-            None
-            if cells == width
-            else self._parameter("projection_kernel", (cells, width), nn.initializers.lecun_normal())
-        )
+        projection_CxP = None
+        if self.has_projection:
+            projection_CxP = self._parameter("projection_kernel", (cells, width), nn.initializers.lecun_normal())
         if config.lstm_weight_dropout and weights_key is not None:
             recurrent_PxG = dropout(recurrent_PxG, config.lstm_weight_dropout, whole_key(weights_key))
         gates_BxSxG = x_BxSxI.astype(jnp.float32) @ input_IxG + bias_G
@@ -100,10 +99,13 @@ class LstmBlock(Block):
         parts = [x_BxSxI] if not is_two else [x_BxSxI, x_BxSxI] if self.layer == 0 else jnp.split(x_BxSxI, 2, -1)
         outputs = []
         for i, (part, name) in enumerate(zip(parts, ("forward", "backward"), strict=False)):
-            layer = LstmLayer(config, self.execution, self.mesh, self.width, self.cells, i == 1, name=name)
-            output = layer(part, tokens, site_key(dropout_key, self.layer + 1, Site.RECURRENT_WEIGHTS))
-            skips = config.lstm_skip and self.layer > 0 and output.shape == part.shape
-            outputs.append(output + part if skips else output)
+            layer = LstmLayer(
+                config, self.execution, self.mesh, self.width, self.cells, is_two and config.lstm_cells > 0, i == 1,
+                name=name,
+            )  # fmt: skip
+            number = self.layer + 1 + i * config.num_layers  # the directions drop other weights
+            output = layer(part, tokens, site_key(dropout_key, number, Site.RECURRENT_WEIGHTS))
+            outputs.append(output + part if config.lstm_skip and self.layer > 0 else output)
         x_BxSxH = jnp.concatenate(outputs, axis=-1)
         if self.is_mutable_collection(INTERMEDIATES):
             self.sow(INTERMEDIATES, "hidden_states", x_BxSxH)
@@ -135,11 +137,4 @@ class LstmEncoder(Block):
                 x, tokens, dropout_key
             )
             outputs.append(x)
-        if not self.collect:
-            return x, None
-        if len({output.shape for output in outputs}) > 1:
-            raise ValueError(
-                f"model.lstm_cells: {config.lstm_cells} is not allowed where the outputs of all layers are read; "
-                f"allowed: 0 or model.hidden_size ({config.hidden_size})"
-            )
-        return x, jnp.stack(outputs)
+        return x, jnp.stack(outputs) if self.collect else None

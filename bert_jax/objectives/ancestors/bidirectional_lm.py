@@ -17,6 +17,7 @@ from bert_jax.model import BertModel
 from bert_jax.objectives.causal_lm import next_weights, original_ids
 from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import (
+    TEXT_FEATURES,
     Batch,
     PretrainObjective,
     Sums,
@@ -61,9 +62,7 @@ class BidirectionalLm(PretrainObjective):
             Tile("held-out previous-token loss", "backward_loss"),
         ),
     )
-    features = (
-        "input_ids", "token_type_ids", "sequence_ids", "position_ids", "mlm_positions", "mlm_labels", "mlm_weights",
-    )  # fmt: skip
+    features = TEXT_FEATURES
 
     @staticmethod
     def make_model(config: PretrainConfig, mesh: Mesh | None) -> BidirectionalModel:

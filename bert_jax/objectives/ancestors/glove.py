@@ -21,6 +21,11 @@ from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import Batch, Sums, padding_sums
 from bert_jax.tokenization import Tokenizer
 
+# Pairs that are collected before they are added to the matrix.
+_LEAST_PAIRS = 1 << 22
+# Entries that a run may have: they are constants of the compiled step, whose size is limited to 2 GB.
+MOST_ENTRIES = 100_000_000
+
 
 def co_occurrences(
     rows: Iterable[tuple[np.ndarray, np.ndarray]], vocab_size: int, window: int, excluded: Iterable[int] = ()
@@ -32,7 +37,7 @@ def co_occurrences(
     """
     shape, left_out = (vocab_size, vocab_size), np.zeros(vocab_size, bool)
     left_out[list(excluded)] = True
-    total = scipy.sparse.csr_array(shape, dtype=np.float64)
+    total, waiting, pairs_waiting = scipy.sparse.csr_array(shape, dtype=np.float64), [], 0
     for ids_BxS, sequence_ids_BxS in rows:
         firsts, seconds, values = [], [], []
         used_BxS = (sequence_ids_BxS > 0) & ~left_out[ids_BxS]
@@ -43,8 +48,20 @@ def co_occurrences(
             seconds.append(ids_BxS[:, distance:][pairs])
             values.append(np.full(len(firsts[-1]), 1 / distance))
         places = np.concatenate(firsts), np.concatenate(seconds)
-        total += scipy.sparse.coo_array((np.concatenate(values), places), shape).tocsr()
+        waiting.append(scipy.sparse.coo_array((np.concatenate(values), places), shape))
+        pairs_waiting += waiting[-1].nnz
+        if pairs_waiting > max(_LEAST_PAIRS, total.nnz):  # so that the matrix is not added to for every few rows
+            total, waiting, pairs_waiting = _added(total, waiting), [], 0
+    total = _added(total, waiting)
     return (total + total.T).tocoo()
+
+
+def _added(total: scipy.sparse.csr_array, parts: list[scipy.sparse.coo_array]) -> scipy.sparse.csr_array:
+    if not parts:
+        return total
+    values = np.concatenate([part.data for part in parts])
+    places = tuple(np.concatenate([part.coords[axis] for part in parts]) for axis in (0, 1))
+    return total + scipy.sparse.coo_array((values, places), total.shape).tocsr()
 
 
 class Glove(WordVectorObjective):
@@ -66,6 +83,10 @@ class Glove(WordVectorObjective):
         counts = co_occurrences(training_ids(source), size, window, special_ids(tokenizer))
         if not counts.nnz:
             raise ValueError("data.shards: no two words of the vocabulary occur together; build the shards again")
+        if counts.nnz > MOST_ENTRIES:
+            remedy = "lower model.vocab_size or objective.window"
+            found = f"data.shards: {counts.nnz:,} pairs of words occur together"
+            raise ValueError(f"{found}; at most {MOST_ENTRIES:,} are allowed; {remedy}")
         self.set_counts(counts)
 
     def set_counts(self, counts: scipy.sparse.coo_array) -> None:
@@ -88,8 +109,9 @@ class Glove(WordVectorObjective):
         words, _ = self.random_tokens(batch, key).words()
         drawn = one_of(len(self._count_N), words)
         chosen = (jnp.take(values, drawn, axis=0) for values in (self._first_N, self._second_N, self._count_N))
-        losses = self.entry_losses(params, batch, *chosen)
-        return {"glove_loss": (jnp.sum(losses), jnp.float32(losses.size))} | padding_sums(batch["sequence_ids"])
+        weights = (batch["sequence_ids"] > 0).astype(jnp.float32)  # padding would draw one entry many times
+        losses = self.entry_losses(params, batch, *chosen) * weights
+        return {"glove_loss": (jnp.sum(losses), jnp.sum(weights))} | padding_sums(batch["sequence_ids"])
 
     @classmethod
     def network(

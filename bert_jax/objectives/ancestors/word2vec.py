@@ -73,7 +73,9 @@ class Word2vec(WordVectorObjective):
         """Set the number of occurrences of every token, from which subsampling and negatives follow."""
         objective = self.config.objective
         self._kept_V = keep_probabilities(counts_V, objective.subsample)
-        self._noise = AliasTable.of(counts_V.astype(np.float64) ** objective.noise_power)
+        # 0 ** 0 is 1: words that do not occur must not become negatives.
+        powers_V = np.maximum(counts_V, 1).astype(np.float64) ** objective.noise_power
+        self._noise = AliasTable.of(np.where(counts_V > 0, powers_V, 0))
 
     def windows(self, batch: Batch, key: Any) -> Windows:
         """Return the windows of a batch and its negatives, a function of ``key`` (None: that of evaluations)."""
@@ -94,20 +96,19 @@ class Word2vec(WordVectorObjective):
         return Windows(*moved, self._noise.draw(*words))
 
     def negative_sums(
-        self,
-        states_BxSxD: jax.Array,
-        targets_BxS: jax.Array,
-        weights_BxS: jax.Array,
-        table: jax.Array,
-        windows: Windows,
+        self, states_BxSxD: jax.Array, weights_BxSxN: jax.Array, table: jax.Array, windows: Windows
     ) -> jax.Array:
         """Return the sum of the losses of the negatives, -log sigmoid(-u v): each vector v of ``states`` is
-        compared with those of the negatives of its row, except its target, ``weights`` times."""
+        compared with those of the negatives of its row, ``weights`` times."""
         negatives_BxNxD = jnp.take(table, windows.negatives_BxN, axis=0)
         scores_BxSxN = jnp.einsum("bsd,bnd->bsn", states_BxSxD, negatives_BxNxD)
-        is_other_BxSxN = windows.negatives_BxN[:, None] != targets_BxS[..., None]
-        losses_BxS = jnp.sum(jax.nn.softplus(scores_BxSxN) * is_other_BxSxN, axis=-1)
-        return jnp.sum(losses_BxS * weights_BxS) * (self.config.objective.negatives / ROW_NEGATIVES)
+        total = jnp.sum(jax.nn.softplus(scores_BxSxN) * weights_BxSxN)
+        return total * (self.config.objective.negatives / ROW_NEGATIVES)
+
+
+def equals_negative(windows: Windows) -> jax.Array:
+    """Return float32[B, S, N], 1 where a token equals a negative of its row."""
+    return (windows.ids_BxS[..., None] == windows.negatives_BxN[:, None]).astype(jnp.float32)
 
 
 def _random_words(key: TokenKey, column: Any) -> jax.Array:
@@ -124,7 +125,13 @@ class SkipGram(Word2vec):
         words_VxD, contexts_VxD, _, _ = self.model.apply({"params": params}, batch, None)
         windows = self.windows(batch, key)
         v_BxSxD, u_BxSxD = (jnp.take(table, windows.ids_BxS, axis=0) for table in (words_VxD, contexts_VxD))
-        total, pairs_BxS = jnp.float32(0), jnp.zeros(windows.ids_BxS.shape)
+        # For each negative, the pairs of a token whose context it is not: word2vec leaves these out.
+        other_BxSxN = 1 - equals_negative(windows)
+        total, pairs_BxS, apart_BxSxN = (
+            jnp.float32(0),
+            jnp.zeros(windows.ids_BxS.shape),
+            jnp.zeros_like(other_BxSxN),
+        )
         for distance in range(1, min(self.config.objective.window, windows.ids_BxS.shape[1] - 1) + 1):
             after, before = pair_weight(windows, distance)
             scores = jnp.sum(v_BxSxD[:, :-distance] * u_BxSxD[:, distance:], axis=-1)
@@ -132,8 +139,9 @@ class SkipGram(Word2vec):
             scores = jnp.sum(v_BxSxD[:, distance:] * u_BxSxD[:, :-distance], axis=-1)
             total += jnp.sum(jax.nn.softplus(-scores) * before)
             pairs_BxS = pairs_BxS.at[:, :-distance].add(after).at[:, distance:].add(before)
-        # A negative is left out only if it is the word itself: its contexts differ from pair to pair.
-        total += self.negative_sums(v_BxSxD, windows.ids_BxS, pairs_BxS, contexts_VxD, windows)
+            apart_BxSxN = apart_BxSxN.at[:, :-distance].add(other_BxSxN[:, distance:] * after[..., None])
+            apart_BxSxN = apart_BxSxN.at[:, distance:].add(other_BxSxN[:, :-distance] * before[..., None])
+        total += self.negative_sums(v_BxSxD, apart_BxSxN, contexts_VxD, windows)
         return {"ns_loss": (total, jnp.sum(pairs_BxS))} | padding_sums(batch["sequence_ids"])
 
 
@@ -151,10 +159,12 @@ class Cbow(Word2vec):
             sum_BxSxD = sum_BxSxD.at[:, :-distance].add(v_BxSxD[:, distance:] * after[..., None])
             sum_BxSxD = sum_BxSxD.at[:, distance:].add(v_BxSxD[:, :-distance] * before[..., None])
             count_BxS = count_BxS.at[:, :-distance].add(after).at[:, distance:].add(before)
-        mean_BxSxD = sum_BxSxD / jnp.maximum(count_BxS, 1)[..., None]
-        mean_BxSxD = sum_BxSxD + jax.lax.stop_gradient(mean_BxSxD - sum_BxSxD)
+        mean_BxSxD = jax.lax.stop_gradient(sum_BxSxD / jnp.maximum(count_BxS, 1)[..., None])
+        # The value of the mean, to which 0 is added, with the gradient of the sum.
+        mean_BxSxD += sum_BxSxD - jax.lax.stop_gradient(sum_BxSxD)
         has_context_BxS = (count_BxS > 0).astype(jnp.float32)
         scores_BxS = jnp.sum(mean_BxSxD * u_BxSxD, axis=-1)
         total = jnp.sum(jax.nn.softplus(-scores_BxS) * has_context_BxS)
-        total += self.negative_sums(mean_BxSxD, windows.ids_BxS, has_context_BxS, contexts_VxD, windows)
+        weights_BxSxN = (1 - equals_negative(windows)) * has_context_BxS[..., None]
+        total += self.negative_sums(mean_BxSxD, weights_BxSxN, contexts_VxD, windows)
         return {"ns_loss": (total, jnp.sum(has_context_BxS))} | padding_sums(batch["sequence_ids"])

@@ -3,6 +3,7 @@
 Shapes: B rows, S tokens per row, V vocabulary size, D width of a vector.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from bert_jax.batch import PretrainSource
 from bert_jax.config import HeadsConfig, ModelConfig, PretrainConfig
 from bert_jax.model import BertModel, padded_vocab_size
 from bert_jax.model.dropout import TokenKey, whole_key
-from bert_jax.objectives.objective import Batch, PretrainObjective
+from bert_jax.objectives.objective import TEXT_FEATURES, Batch, PretrainObjective
 from bert_jax.parallel.axes import constrain, with_logical_axes
 from bert_jax.tokenization import Tokenizer
 
@@ -74,9 +75,8 @@ class WordVectorObjective(PretrainObjective):
     means, so that the learning rate is that of the papers, whatever the size of the batch."""
 
     has_bias = False
-    features = (
-        "input_ids", "token_type_ids", "sequence_ids", "position_ids", "mlm_positions", "mlm_labels", "mlm_weights",
-    )  # fmt: skip
+    reads_records = True
+    features = TEXT_FEATURES
 
     @classmethod
     def make_model(cls, config: PretrainConfig, mesh: Mesh | None) -> TwoTables:  # type: ignore[override]
@@ -85,13 +85,11 @@ class WordVectorObjective(PretrainObjective):
             ("model.encoder", model.encoder, "none"),
             ("model.position_embeddings", model.position_embeddings, "none"),
             ("model.type_vocab_size", model.type_vocab_size, 0),
-            ("model.embedding_norm", model.has_embedding_norm, False),
-            ("model.character_filters", model.character_filters, ()),
+            ("model.embedding_norm", model.embedding_norm, "no"),
             ("data.next_sentence", config.data.next_sentence, "none"),
         ):
             if value != wanted:
-                remedy = f"set {key} {'no' if wanted is False else wanted}"
-                raise ValueError(f"{key}: {value!r} is not allowed with word vectors; {remedy}")
+                raise ValueError(f"{key}: {value!r} is not allowed with word vectors; set {key} {wanted}")
         return TwoTables(model, config.execution, HeadsConfig(), mesh=mesh, has_bias=cls.has_bias)
 
     @classmethod
@@ -110,8 +108,9 @@ class WordVectorObjective(PretrainObjective):
         own = jax.random.key(0) if key is None else whole_key(key)
         return TokenKey.of(own, batch["sequence_keys"], batch["sequence_ids"], batch["position_ids"])
 
+    @abstractmethod
     def prepare(self, source: PretrainSource, tokenizer: Tokenizer) -> None:
-        raise NotImplementedError
+        """Count what the objective needs in the training records."""
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         return {name: jnp.float32(1) for name in self.display.keys}

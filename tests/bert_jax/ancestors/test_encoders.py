@@ -10,6 +10,8 @@ from inference_models import make_weights
 from support import objective_of, random_batch, tiny_config, untimed, whole_and_resumed
 
 from bert_jax.config import HeadsConfig, ModelConfig
+from bert_jax.inference.embed import embed_tokens
+from bert_jax.inference.forward import forward
 from bert_jax.inference.generate import generate_ids
 from bert_jax.inference.loaded import load, prepare
 from bert_jax.model import BertModel
@@ -145,6 +147,72 @@ def test_elmo_fills_a_mask_from_both_sides():
         assert np.array_equal(before[0, 0], after[0, 0]) != changes, place
 
 
+def test_elmo_does_not_read_the_neighbor_sequence_of_a_row():
+    config = tiny_config(ELMO)
+    model = BertModel(config.model, config.execution, HeadsConfig(mlm=True))
+    params = initial_params(objective_of(config).model, 0)
+    ids, ones = np.array([[5, 6, 7, 8, 9]], np.int32), np.ones((1, 5), np.int32)
+    features = {"token_type_ids": 0 * ones, "position_ids": np.arange(5)[None]}
+
+    def logits(ids, sequences):
+        return np.asarray(
+            model.apply({"params": params}, features | {"input_ids": ids, "sequence_ids": sequences}).mlm_logits
+        )
+
+    sequences = np.array([[1, 1, 2, 2, 2]], np.int32)
+    packed = logits(ids, sequences)[0]
+    first = logits(np.array([[50, 60, 7, 8, 9]], np.int32), sequences)[0]
+    second = logits(np.array([[5, 6, 70, 80, 90]], np.int32), sequences)[0]
+    assert np.array_equal(packed[2:], first[2:]) and not np.array_equal(packed[:2], first[:2])
+    assert np.array_equal(packed[:2], second[:2]) and not np.array_equal(packed[2:], second[2:])
+
+
+def test_the_directions_drop_other_weights():
+    config = tiny_config(
+        ELMO, "--model.lstm_weight_dropout 0.5 --model.hidden_dropout 0 --model.attention_dropout 0"
+    )
+    model = BertModel(config.model, config.execution, HeadsConfig())
+    params = jax.tree.map(lambda x: x, initial_params(model, 0))
+    for layer in params["encoder"].values():
+        layer["backward"] = layer["forward"]
+    ids = np.array([[5, 6, 7, 6, 5]], np.int32)  # the same from both sides
+    ones, keys = np.ones((1, 5), np.int32), np.array([[3]], np.uint32)
+    features = {
+        "input_ids": ids,
+        "sequence_ids": ones,
+        "token_type_ids": 0 * ones,
+        "position_ids": np.arange(5)[None],
+    }
+
+    def directions(key):
+        x = np.asarray(model.apply({"params": params}, features, key).sequence_output)[0]
+        return x[:, : x.shape[1] // 2], x[::-1, x.shape[1] // 2 :]
+
+    forward, backward = directions(None)
+    assert np.allclose(forward, backward, atol=1e-6)
+    forward, backward = directions(
+        TokenKey.of(jax.random.key(1), jnp.asarray(keys), jnp.asarray(ones), jnp.arange(5)[None])
+    )
+    assert not np.allclose(forward, backward, atol=1e-3)
+
+
+def test_layers_of_different_widths_are_not_read_together():
+    for options in (LSTM, NNLM + " --model.embedding_size 8 --model.tied_output false"):
+        config = tiny_config(options)
+        model = BertModel(config.model, load_execution(), HeadsConfig())
+        from bert_jax.config import ModelSpec
+        from bert_jax.inference.engine import Engine
+
+        engine = Engine(ModelSpec(model=config.model, heads=HeadsConfig()), model, initial_params(model, 0), None)
+        message = r"^model: its embeddings and layers have different widths \(\d"
+        with pytest.raises(ValueError, match=message):
+            forward(engine, {"input_ids": np.array([[5, 6]])}, hidden_states=True)
+        with pytest.raises(ValueError, match=message):
+            initial_params(model.clone(all_layers=True), 0)
+        with pytest.raises(ValueError, match=message):
+            next(embed_tokens(engine, ["x"], layers=(-1,)))
+
+
 def test_locked_dropout_drops_the_same_columns_at_all_tokens_of_a_sequence():
     sequences = np.array([[1, 1, 1, 2, 2, 0]], np.int32)
     keys = np.array([[11, 12]], np.uint32)
@@ -183,12 +251,23 @@ def test_weights_between_states_and_words_are_dropped():
         ({"encoder": "bidirectional_lstm"}, r"model.embedding_size: 0 is not allowed; allowed: 384 "),
         ({"encoder": "lstm", "embedding_size": 8}, "model.tied_output: True is not allowed; allowed: false "),
         ({"encoder": "lstm", "character_filters": (1, 2, 3)}, "model.character_filters: "),
+        ({"encoder": "lstm", "max_characters": 2}, "model.max_characters: 2 is not allowed; allowed: 3 or more"),
+        ({"encoder": "lstm", "character_filters": (9, 2), "max_characters": 8}, "allowed: widths up to "),
+        ({"encoder": "lstm", "lstm_cells": 9, "lstm_skip": True}, "model.lstm_skip: True is not allowed"),
         ({"encoder": "lstm", "relative_positions": "alibi"}, "model.relative_positions: 'alibi' is not allowed"),
     ],
 )
 def test_options_that_do_not_fit_an_encoder(options, message):
     with pytest.raises(ValueError, match=message):
         ModelConfig(**options)
+
+
+def test_muon_is_refused_where_it_does_not_apply():
+    with pytest.raises(
+        ValueError, match=r"optimizer.name: 'muon' is not allowed; allowed: another name with model"
+    ):
+        tiny_config(LSTM, "--optimizer.name muon")
+    assert tiny_config(NNLM, "--optimizer.name muon").optimizer.name == "muon"
 
 
 def test_objectives_name_the_encoder_they_need():

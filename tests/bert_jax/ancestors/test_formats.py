@@ -119,6 +119,20 @@ def test_word2vec_refuses_a_transformer_and_a_model_without_words(tmp_path):
         export_model(tmp_path / "elmo", tmp_path / "out", "word2vec")
 
 
+def test_words_that_begin_or_end_with_a_space_are_left_out(tmp_path):
+    (tmp_path / "a.txt").write_text("3 2\nbank 1 2\n\u3000bank 3 4\nriver\u00a0 5 6\n", encoding="utf-8")
+    bundle = read_weights(tmp_path / "a.txt")
+    assert bundle.tokenizer_content.decode().splitlines()[5:] == ["bank"]
+    assert "2 words that begin or end with a space are left out" in bundle.notes
+
+
+@pytest.mark.parametrize("cut", [5, 60, -4])
+def test_a_damaged_compressed_file_is_one_line(cut, tmp_path):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text_file(tmp_path / "w.txt").read_bytes())[:cut])
+    with pytest.raises(ValueError, match=r"a.txt.gz: the compressed file is damaged"):
+        read_weights(tmp_path / "a.txt.gz")
+
+
 # ------------------------------------------------------------------ AllenNLP
 
 
@@ -196,6 +210,85 @@ def test_embeddings_of_characters_do_not_depend_on_the_place_in_the_vocabulary(t
         for params, ids in ((bundle.params, [5, 7, 8]), (shuffled, [5, 3, 2]))
     ]
     assert np.abs(outputs[0] - outputs[1]).max() < 1e-6
+
+
+def test_a_model_with_as_many_cells_as_outputs_has_a_projection(tmp_path, capsys):
+    pytest.importorskip("h5py")
+    write_saved(tmp_path / "saved", elmo(lstm_cells=6))
+    export_model(tmp_path / "saved", tmp_path / "out", "allennlp")
+    assert "bitwise equal" in capsys.readouterr().out
+
+
+def hostile_link(h5py, file, other):
+    del file["char_embed"]
+    file["char_embed"] = h5py.ExternalLink(str(other), "char_embed")
+
+
+def hostile_scalar(h5py, file, other):
+    del file["CNN/W_cnn_0"]
+    file["CNN/W_cnn_0"] = np.float32(1)
+
+
+def hostile_size(h5py, file, other):
+    del file["CNN_proj/b_proj"]
+    file.create_dataset("CNN_proj/b_proj", shape=(1 << 40,), dtype="f4", chunks=(1 << 20,))
+
+
+def hostile_kind(h5py, file, other):
+    del file["CNN_proj/b_proj"]
+    file["CNN_proj/b_proj"] = np.array([b"abc"] * 6)
+
+
+def hostile_group(h5py, file, other):
+    del file["CNN_proj/b_proj"]
+    file.create_group("CNN_proj/b_proj")
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (hostile_link, "char_embed is not an array of this file"),
+    (hostile_group, "CNN_proj/b_proj is not an array of this file"),
+    (hostile_scalar, r"CNN/W_cnn_0 has shape \(\), float32; options.json describes \(1, 1, 5, 4\)"),
+    (hostile_size, r"CNN_proj/b_proj has shape \(1099511627776,\)"),
+    (hostile_kind, r"CNN_proj/b_proj has shape \(6,\), \|S3"),
+])  # fmt: skip
+def test_arrays_that_are_not_what_they_should_be(change, message, tmp_path):
+    h5py = pytest.importorskip("h5py")
+    write_saved(tmp_path / "saved", elmo())
+    export_model(tmp_path / "saved", tmp_path / "out", "allennlp")
+    export_model(tmp_path / "saved", tmp_path / "other", "allennlp")
+    with h5py.File(tmp_path / "out" / "weights.hdf5", "a") as file:
+        change(h5py, file, tmp_path / "other" / "weights.hdf5")
+    with pytest.raises(ValueError, match=message):
+        read_weights(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("part", "key", "value", "message"), [
+    ("lstm", "n_layers", 1 << 30, "sizes up to 65,536"),
+    ("lstm", "dim", 60_000, "describes arrays of [0-9,]+ bytes, but the file has"),
+    ("char_cnn", "n_highway", 65, "up to 64 layers and filters"),
+    ("char_cnn", "max_characters_per_token", "50", "sizes up to 65,536"),
+    ("char_cnn", "filters", [[1, "x"]], "sizes up to 65,536"),
+])  # fmt: skip
+def test_options_of_impossible_sizes(part, key, value, message, tmp_path):
+    pytest.importorskip("h5py")
+    write_saved(tmp_path / "saved", elmo())
+    export_model(tmp_path / "saved", tmp_path / "out", "allennlp")
+    file = tmp_path / "out" / "options.json"
+    options = json.loads(file.read_text())
+    options[part][key] = value
+    file.write_text(json.dumps(options))
+    with pytest.raises(ValueError, match=message):
+        read_weights(tmp_path / "out")
+
+
+def test_weights_outside_the_folder_are_refused(tmp_path):
+    pytest.importorskip("h5py")
+    write_saved(tmp_path / "saved", elmo())
+    export_model(tmp_path / "saved", tmp_path / "out", "allennlp")
+    (tmp_path / "out" / "weights.hdf5").rename(tmp_path / "weights.hdf5")
+    (tmp_path / "out" / "weights.hdf5").symlink_to(tmp_path / "weights.hdf5")
+    with pytest.raises(ValueError, match="leads out of the folder"):
+        read_weights(tmp_path / "out")
 
 
 def test_missing_and_damaged_files_of_allennlp(tmp_path):

@@ -14,7 +14,7 @@ from bert_jax.analysis.minimal_pairs import LEVELS, accuracies, read_pairs, scor
 from bert_jax.config import HeadsConfig
 from bert_jax.inference.generate import generate
 from bert_jax.inference.loaded import prepare
-from bert_jax.inference.score import METHODS, score
+from bert_jax.inference.score import METHODS, _Open, copies, score
 from bert_jax.metrics.resampling import wilson_interval
 from bert_jax.tokenization import SPECIAL_PIECES, build_tokenizer
 from bert_jax.tokenization.byte_bpe import byte_bpe_content
@@ -266,3 +266,14 @@ def test_the_wilson_interval():
     assert wilson_interval(0, 5).low == 0 and 0.3 < wilson_interval(0, 5).high < 0.5
     with pytest.raises(ValueError, match="no records to score"):
         wilson_interval(0, 0)
+
+
+def test_copies_that_predict_different_places_are_two():
+    # "4 [MASK]" without 4 and "[MASK] 5" without 5 are the same tokens, where texts can hold a mask.
+    def opened(*ids):
+        return _Open("", np.array([2, *ids, 3], np.int32), [0] * 4, 1, np.arange(2) + 1)
+
+    texts = opened(4, 9), opened(9, 5)
+    units = copies([(texts[0], 0), (texts[1], 1), (texts[0], 0)], mask_id=9)
+    assert [unit.targets["masked"] for unit in units] == [1, 2]
+    assert [len(unit.extra) for unit in units] == [2, 1]

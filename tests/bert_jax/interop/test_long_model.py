@@ -21,9 +21,9 @@ from bert_jax.config import (
     TokenizerConfig,
     load_config,
 )
-from bert_jax.config.architecture import function_of
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import RunOptions
+from bert_jax.config.switches import function_of
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.export import export_model
 from bert_jax.interop.hf.families.long import has_own_projections
