@@ -18,20 +18,17 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from small_runs import REPOSITORY, Lines, Options, cells, command, forget, paired, report
+from small_runs import Lines, cells, command, paired, report
+from small_tasks import RATE_SEED, RATES, SmallTask, score, texts, write_slots, write_table
 
 from bert_jax.hashing import permutation
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 
-RATES = (3e-4, 1e-3, 3e-3)
-RATE_SEED = 100
 ARMS = ("pretrained", "drawn")
-OF_INTENT, SLOT_TEXTS, OTHER_TEXTS = 10, 200, 700  # training texts; texts for the choice of the rate
+OF_INTENT, SLOT_TEXTS = 10, 200  # training texts
 
 
 def few_intents(data: Path, folder: Path, seed: int) -> None:
@@ -46,44 +43,18 @@ def few_intents(data: Path, folder: Path, seed: int) -> None:
     (folder / "texts.json").write_text(json.dumps(splits))
 
 
-def few_slots(data: Path, folder: Path, seed: int) -> None:
-    source = data / "intent_slot/snips"
-    for name in ("seq.in", "seq.out", "label"):
-        lines = (source / "train" / name).read_text().splitlines(keepends=True)
-        order = permutation(len(lines), seed)
-        parts = {
-            "train": [lines[place] for place in order[:SLOT_TEXTS]],
-            "rates": [lines[place] for place in order[SLOT_TEXTS : SLOT_TEXTS + OTHER_TEXTS]],
-            "results": (source / "valid" / name).read_text().splitlines(keepends=True),
-        }
-        for part, texts in parts.items():
-            (folder / part).mkdir(exist_ok=True)
-            (folder / part / name).write_text("".join(texts))
-
-
-def pairs_of_sentences(data: Path, folder: Path, seed: int) -> None:
-    source = data / "glue/STS-B"
-    head, *lines = (source / "train.tsv").read_text().splitlines(keepends=True)
-    order = permutation(len(lines), seed)
-    (folder / "rates.tsv").write_text(head + "".join(lines[place] for place in order[:OTHER_TEXTS]))
-    (folder / "train.tsv").write_text(head + "".join(lines[place] for place in order[OTHER_TEXTS:]))
-    (folder / "results.tsv").write_text((source / "dev.tsv").read_text())
-
-
-@dataclass(frozen=True)
-class Few:
-    """A task: how its files are written, the file of a part, the metric, options of its runs."""
-
-    write: Callable[[Path, Path, int], None]
-    file: str
-    metric: str
-    options: Options
-
-
 TASKS = {
-    "clinc150": Few(few_intents, "texts.json:{}", "accuracy", {"training.num_epochs": 20.0}),
-    "snips": Few(few_slots, "{}", "slot_f1", {"training.num_epochs": 60.0, "training.global_batch_size": 16}),
-    "stsb": Few(pairs_of_sentences, "{}.tsv", "spearman", {}),
+    "clinc150": SmallTask("clinc150", few_intents, "texts.json:{}", "accuracy", {"training.num_epochs": 20.0}),
+    "snips": SmallTask(
+        "snips",
+        lambda data, folder, seed: write_slots(data / "intent_slot/snips", folder, seed, SLOT_TEXTS),
+        "{}",
+        "slot_f1",
+        {"training.num_epochs": 60.0, "training.global_batch_size": 16},
+    ),
+    "stsb": SmallTask(
+        "stsb", lambda data, folder, seed: write_table(data / "glue/STS-B", folder, seed), "{}.tsv", "spearman", {}
+    ),
 }
 
 
@@ -95,14 +66,7 @@ class Study:
         self.lines = Lines(folder / "lines.jsonl")
 
     def files(self, task: str, seed: int) -> Path:
-        """Return the folder with the texts of ``seed``, which is written if it is missing."""
-        folder = self.folder / "texts" / f"{task}-{seed}"
-        if not (folder / "done").exists():
-            assert self.data is not None
-            folder.mkdir(parents=True, exist_ok=True)
-            TASKS[task].write(self.data, folder, seed)
-            (folder / "done").touch()
-        return folder
+        return texts(TASKS[task], self.data, self.folder / "texts" / f"{task}-{seed}", seed)
 
     def start(self, arm: str, seed: int) -> Path:
         """Return the model that an arm starts from; drawn weights are a run of one step without an update."""
@@ -128,23 +92,9 @@ class Study:
         key = self.key(part, task, arm, seed, rate)
         if key not in self.lines.found:
             report(f"run {key}")
-            few, folder = TASKS[task], self.files(task, seed)
-            options = {
-                "config": REPOSITORY / f"configs/finetune/{task}.yaml", "init_from": self.start(arm, seed),
-                "data.dir": folder, "data.train": few.file.format("train"), "data.dev": few.file.format(part),
-                "data.test": (), "optimizer.learning_rate": rate, "training.seed": seed,
-                "training.eval_interval": 1_000_000, "training.checkpoint_interval": 1_000_000, **few.options,
-            }  # fmt: skip
             workdir = self.folder / "runs" / key.replace("/", "-")
-            line: dict[str, Any] = {"key": key, "score": -math.inf}
-            try:
-                line["seconds"] = command("run_finetune.py", options, workdir)
-                (found,) = json.loads((workdir / "metrics.json").read_text())
-                line |= {"score": round(found["metrics"][few.metric]["value"], 5), "n": found["n"]}
-            except FloatingPointError:
-                report(f"{key}: the loss is not finite")
-            forget(workdir)
-            self.lines.add(line)
+            files, model = self.files(task, seed), self.start(arm, seed)
+            self.lines.add({"key": key} | score(TASKS[task], part, files, model, rate, seed, workdir))
         return self.lines.found[key]
 
     def rate(self, task: str, arm: str) -> float:

@@ -136,7 +136,8 @@ class Rows:
         return iter(self._source.held_out(ROWS, list(range(ROWS)), 0) or ())
 
     def evaluate(self, workdir: Path) -> dict[str, float]:
-        """Return loss and accuracy of masked tokens of the newest parameters in ``workdir``."""
+        """Return loss and accuracy of the newest parameters in ``workdir``: of masked tokens, or of every next
+        token with the objective causal_lm."""
         config = load_config(PretrainConfig, ["--config", str(workdir / "config.yaml")])
         objective = objective_class(config.objective)(config, None)
         weights = dict(read_weights(workdir).params)
@@ -147,7 +148,8 @@ class Rows:
             for name, pair in eval_step(params, batch).items():
                 totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair, np.float64)
         values = objective.evaluation(totals)
-        return {name: values[name] for name in ("mlm_loss", "mlm_accuracy", "targets")}
+        names = ("mlm_loss", "mlm_accuracy", "lm_loss", "lm_accuracy", "targets")
+        return {name: values[name] for name in names if name in values}
 
 
 # ------------------------------------------------------------------ runs

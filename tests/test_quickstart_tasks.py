@@ -50,6 +50,7 @@ def tasks(monkeypatch):
         return 1.0
 
     monkeypatch.setattr(module, "command", command)
+    monkeypatch.setattr(sys.modules["small_tasks"], "command", command)
     return module
 
 

@@ -1,0 +1,107 @@
+"""``benchmarks/ablations.py`` with invented results: its arms, their rates, how it continues, its tables."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_jax.config import PretrainConfig, load_config
+
+SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "ablations.py"
+
+
+class HeldOut:
+    unigram = 6.5
+
+    def evaluate(self, workdir):
+        """Loss 5, 0.1 more without sentence pairs, 0.5 more away from the rate 3e-3, and some for the seed."""
+        options = json.loads((workdir / "options.json").read_text())
+        loss = 5 + 0.1 * (options["data.next_sentence"] == "none") + 0.01 * options["training.seed"] ** 2
+        loss += 0.5 * (options["optimizer.learning_rate"] != 3e-3)
+        name = "lm_loss" if options.get("objective.name") == "causal_lm" else "mlm_loss"
+        return {name: loss + 0.6 * (name == "lm_loss")}
+
+
+@pytest.fixture
+def ablations(monkeypatch):
+    """The module of the command, which trains nothing; ``pretrained`` and ``tuned`` list its runs."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    spec = importlib.util.spec_from_file_location("ablations", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "ablations", module)
+    spec.loader.exec_module(module)
+    module.pretrained, module.tuned = [], []
+
+    def pretrain(options, workdir):
+        workdir.mkdir(parents=True)
+        (workdir / "options.json").write_text(json.dumps(options, default=str))
+        module.pretrained.append(workdir.name)
+        return {"seconds": 1.0, "step_seconds": 0.1}
+
+    def score(task, part, texts, model, rate, seed, workdir):
+        assert model.is_dir() and (texts / "done").exists()
+        module.tuned.append((model.name, task, part, rate))
+        return {"score": 0.8 - 0.1 * ("no_pairs" in model.name) - 0.2 * (rate != 1e-3) + 0.002 * seed, "n": 3}
+
+    monkeypatch.setattr(module, "pretrain", pretrain)
+    monkeypatch.setattr(module, "score", score)
+    monkeypatch.setattr(module.Text, "prepare", lambda self: None)
+    monkeypatch.setattr(module.Text, "rows", lambda self, part, length: HeldOut())
+    write = lambda data, folder, seed: None  # noqa: E731
+    for name, task in module.TASKS.items():
+        monkeypatch.setitem(
+            module.TASKS, name, module.SmallTask(task.recipe, write, *list(vars(task).values())[2:])
+        )
+    return module
+
+
+def command(ablations, monkeypatch, capsys, folder, *words):
+    monkeypatch.setattr(sys, "argv", ["ablations.py", "--folder", str(folder), *words])
+    assert ablations.main() == 0
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+
+
+def test_every_arm_is_a_valid_recipe(ablations):
+    from small_runs import words_of
+
+    for changes in ablations.ARMS.values():
+        config = load_config(PretrainConfig, words_of(ablations.BASE | changes | {"data.shards": "none"}))
+        assert config.model.head_size == 64
+        assert config.optimizer.name == "muon" and config.model.position_embeddings == "rotary"
+    arms = {arm for rows in ablations.TABLES.values() for arm, _ in rows.values()}
+    tasks = {name for rows in ablations.TABLES.values() for _, names in rows.values() for name in names if name}
+    assert arms == set(ablations.ARMS) and tasks == set(ablations.TASKS)
+
+
+def test_it_continues_and_shows_paired_differences(ablations, monkeypatch, capsys, tmp_path):
+    words = ["--data", str(tmp_path), "--tables", "5", "--seeds"]
+    rows = command(ablations, monkeypatch, capsys, tmp_path / "out", *words, "0", "1")
+    assert len(ablations.pretrained) == 3 * (3 + 2)  # three arms; the BiLSTM has no run of its own
+    assert len(ablations.tuned) == 10 * (3 + 2)
+    assert {name for name, _, part, _ in ablations.tuned if part == "rates"} == {
+        "results-pairs-1500-0-0.003", "results-no_pairs-1500-0-0.003", "results-left_to_right-1500-0-0.003"
+    }  # fmt: skip
+    assert rows[2].startswith("| pairs | 2 | 5.005 | 0.801 | 0.801 | 0.801 |")
+    assert rows[3].startswith("| no pairs | 2 | 5.105 (+0.100 ± 0.000) | 0.701 (-0.100 ± 0.000)")
+    assert rows[4].startswith("| left to right, no pairs | 2 | 5.705* | 0.801 (+0.000 ± 0.000)")
+    assert rows[5].startswith("| + BiLSTM | 2 | 5.705* | - | - | 0.801 (+0.000 ± 0.000) |")
+    assert command(ablations, monkeypatch, capsys, tmp_path / "out", *words, "0", "1") == rows
+    assert (
+        command(ablations, monkeypatch, capsys, tmp_path / "out", "--show", "--tables", "5", "--seeds", "0", "1")
+        == rows
+    )
+    assert len(ablations.pretrained) == 15 and len(ablations.tuned) == 50
+
+
+def test_unfinished_tables(ablations, monkeypatch, capsys, tmp_path):
+    rows = command(ablations, monkeypatch, capsys, tmp_path / "out", "--tables", "6", "--seeds", "0")
+    assert len(ablations.pretrained) == 4 * (3 + 1) and not ablations.tuned
+    assert rows[2:] == [
+        "| 2 layers of 64 | 1 | 5.000 |", "| 2 layers of 128 | 1 | 5.000 (+0.000) |",
+        "| 4 layers of 128 | 1 | 5.000 (+0.000) |", "| 4 layers of 256 | 1 | 5.000 (+0.000) |",
+    ]  # fmt: skip
+    rows = command(ablations, monkeypatch, capsys, tmp_path / "out", "--show", "--tables", "8")
+    assert rows[2] == "| 80, 10, 10 | 1 | 5.000 | - | - | - |"
+    assert rows[3] == "| 100, 0, 0 | 0 | - | - | - | - |"
