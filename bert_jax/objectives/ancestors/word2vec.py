@@ -45,14 +45,18 @@ def keep_probabilities(counts_V: np.ndarray, threshold: float) -> np.ndarray:
     return np.where(counts_V > 0, np.minimum(np.sqrt(ratios_V) + ratios_V, 1), 0).astype(np.float32)
 
 
-def pair_weight(windows: Windows, distance: int) -> tuple[jax.Array, jax.Array]:
-    """Return float32[B, S - distance] twice: 1 where token i + distance is a context of token i, and where token i
-    is one of token i + distance."""
-    first, second = windows.sequence_ids_BxS[:, :-distance], windows.sequence_ids_BxS[:, distance:]
-    same = (first == second) & (first > 0)
-    reach = windows.reach_BxS
-    after, before = same & (reach[:, :-distance] >= distance), same & (reach[:, distance:] >= distance)
-    return after.astype(jnp.float32), before.astype(jnp.float32)
+def is_context(windows: Windows) -> jax.Array:
+    """Return float32[B, S, S], 1 where the second token is a context of the first one, otherwise 0."""
+    places_S = jnp.arange(windows.ids_BxS.shape[1])
+    distances_SxS = jnp.abs(places_S[:, None] - places_S)
+    first, second = windows.sequence_ids_BxS[:, :, None], windows.sequence_ids_BxS[:, None]
+    found = (first == second) & (first > 0) & (distances_SxS > 0) & (distances_SxS <= windows.reach_BxS[..., None])
+    return found.astype(jnp.float32)
+
+
+def over_contexts(contexts_BxSxS: jax.Array, values_BxSxE: jax.Array) -> jax.Array:
+    """Return the sum of ``values`` over the contexts of each token, float32[B, S, E]."""
+    return jnp.einsum("bst,bte->bse", contexts_BxSxS, values_BxSxE, precision="float32")
 
 
 class Word2vec(WordVectorObjective):
@@ -125,24 +129,13 @@ class SkipGram(Word2vec):
         words_VxD, contexts_VxD, _, _ = self.model.apply({"params": params}, batch, None)
         windows = self.windows(batch, key)
         v_BxSxD, u_BxSxD = (jnp.take(table, windows.ids_BxS, axis=0) for table in (words_VxD, contexts_VxD))
+        contexts_BxSxS = is_context(windows)
+        scores_BxSxS = jnp.einsum("bsd,btd->bst", v_BxSxD, u_BxSxD)
+        total = jnp.sum(jax.nn.softplus(-scores_BxSxS) * contexts_BxSxS)
         # For each negative, the pairs of a token whose context it is not: word2vec leaves these out.
-        other_BxSxN = 1 - equals_negative(windows)
-        total, pairs_BxS, apart_BxSxN = (
-            jnp.float32(0),
-            jnp.zeros(windows.ids_BxS.shape),
-            jnp.zeros_like(other_BxSxN),
-        )
-        for distance in range(1, min(self.config.objective.window, windows.ids_BxS.shape[1] - 1) + 1):
-            after, before = pair_weight(windows, distance)
-            scores = jnp.sum(v_BxSxD[:, :-distance] * u_BxSxD[:, distance:], axis=-1)
-            total += jnp.sum(jax.nn.softplus(-scores) * after)
-            scores = jnp.sum(v_BxSxD[:, distance:] * u_BxSxD[:, :-distance], axis=-1)
-            total += jnp.sum(jax.nn.softplus(-scores) * before)
-            pairs_BxS = pairs_BxS.at[:, :-distance].add(after).at[:, distance:].add(before)
-            apart_BxSxN = apart_BxSxN.at[:, :-distance].add(other_BxSxN[:, distance:] * after[..., None])
-            apart_BxSxN = apart_BxSxN.at[:, distance:].add(other_BxSxN[:, :-distance] * before[..., None])
+        apart_BxSxN = over_contexts(contexts_BxSxS, 1 - equals_negative(windows))
         total += self.negative_sums(v_BxSxD, apart_BxSxN, contexts_VxD, windows)
-        return {"ns_loss": (total, jnp.sum(pairs_BxS))} | padding_sums(batch["sequence_ids"])
+        return {"ns_loss": (total, jnp.sum(contexts_BxSxS))} | padding_sums(batch["sequence_ids"])
 
 
 class Cbow(Word2vec):
@@ -153,12 +146,8 @@ class Cbow(Word2vec):
         words_VxD, contexts_VxD, _, _ = self.model.apply({"params": params}, batch, None)
         windows = self.windows(batch, key)
         v_BxSxD, u_BxSxD = (jnp.take(table, windows.ids_BxS, axis=0) for table in (words_VxD, contexts_VxD))
-        sum_BxSxD, count_BxS = jnp.zeros_like(v_BxSxD), jnp.zeros(windows.ids_BxS.shape)
-        for distance in range(1, min(self.config.objective.window, windows.ids_BxS.shape[1] - 1) + 1):
-            after, before = pair_weight(windows, distance)
-            sum_BxSxD = sum_BxSxD.at[:, :-distance].add(v_BxSxD[:, distance:] * after[..., None])
-            sum_BxSxD = sum_BxSxD.at[:, distance:].add(v_BxSxD[:, :-distance] * before[..., None])
-            count_BxS = count_BxS.at[:, :-distance].add(after).at[:, distance:].add(before)
+        contexts_BxSxS = is_context(windows)
+        sum_BxSxD, count_BxS = over_contexts(contexts_BxSxS, v_BxSxD), jnp.sum(contexts_BxSxS, axis=-1)
         mean_BxSxD = jax.lax.stop_gradient(sum_BxSxD / jnp.maximum(count_BxS, 1)[..., None])
         # The value of the mean, to which 0 is added, with the gradient of the sum.
         mean_BxSxD += sum_BxSxD - jax.lax.stop_gradient(sum_BxSxD)
