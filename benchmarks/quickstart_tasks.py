@@ -14,7 +14,6 @@ unless the mean differences of CLINC150 and of SNIPS are above two standard erro
 """
 
 import argparse
-import json
 import math
 import statistics
 import sys
@@ -22,29 +21,22 @@ from pathlib import Path
 from typing import Any
 
 from small_runs import Lines, cells, command, paired, report
-from small_tasks import RATE_SEED, RATES, SmallTask, score, texts, write_slots, write_table
+from small_tasks import RATE_SEED, RATES, SmallTask, score, texts, write_intents, write_slots, write_table
 
-from bert_jax.hashing import permutation
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 
 ARMS = ("pretrained", "drawn")
 OF_INTENT, SLOT_TEXTS = 10, 200  # training texts
 
 
-def few_intents(data: Path, folder: Path, seed: int) -> None:
-    splits = json.loads((data / "clinc150/data_full.json").read_text())
-    of_intent: dict[str, list[list[str]]] = {}
-    for text, intent in splits["train"]:
-        of_intent.setdefault(intent, []).append([text, intent])
-    chosen = []
-    for number, (_, rows) in enumerate(sorted(of_intent.items())):
-        chosen += [rows[place] for place in permutation(len(rows), seed, number)[:OF_INTENT]]
-    splits = {"train": chosen, "rates": splits["val"], "results": splits["test"]}
-    (folder / "texts.json").write_text(json.dumps(splits))
-
-
 TASKS = {
-    "clinc150": SmallTask("clinc150", few_intents, "texts.json:{}", "accuracy", {"training.num_epochs": 20.0}),
+    "clinc150": SmallTask(
+        "clinc150",
+        lambda data, folder, seed: write_intents(data / "clinc150", folder, seed, OF_INTENT),
+        "texts.json:{}",
+        "accuracy",
+        {"training.num_epochs": 20.0},
+    ),
     "snips": SmallTask(
         "snips",
         lambda data, folder, seed: write_slots(data / "intent_slot/snips", folder, seed, SLOT_TEXTS),

@@ -30,6 +30,20 @@ class SmallTask:
     options: Options
 
 
+def write_intents(source: Path, folder: Path, seed: int, count: int | None = None) -> None:
+    """Write the parts of CLINC150 without its texts out of scope, with ``count`` training texts of each intent
+    (None: all)."""
+    splits = json.loads((source / "data_full.json").read_text())
+    of_intent: dict[str, list[list[str]]] = {}
+    for text, intent in splits["train"]:
+        of_intent.setdefault(intent, []).append([text, intent])
+    chosen = []
+    for number, (_, rows) in enumerate(sorted(of_intent.items())):
+        chosen += [rows[place] for place in permutation(len(rows), seed, number)[:count]]
+    splits = {"train": chosen, "rates": splits["val"], "results": splits["test"]}
+    (folder / "texts.json").write_text(json.dumps(splits))
+
+
 def write_slots(source: Path, folder: Path, seed: int, count: int) -> None:
     """Write the parts of SNIPS, with ``count`` training texts."""
     for name in SLOT_FILES:

@@ -222,6 +222,7 @@ def test_a_run_learns_and_resumes_bit_for_bit(name, tmp_path):
         ("--model.encoder transformer --model.num_layers 1", "model.encoder: 'transformer' is not allowed"),
         ("--data.next_sentence nsp --model.type_vocab_size 2", "model.type_vocab_size: 2 is not allowed"),
         ("--model.position_embeddings learned", "model.position_embeddings: 'learned' is not allowed"),
+        ("--objective.noise_power -1", r"objective\.noise_power: -1\.0 is not allowed; allowed: 0 or more"),
     ],
 )
 def test_refusals(options, message):

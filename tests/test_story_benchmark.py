@@ -1,0 +1,119 @@
+"""``benchmarks/story.py`` with invented results: its recipes, its units, how it continues, its tables."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_jax.config import PretrainConfig, load_config
+
+SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "story.py"
+
+
+@pytest.fixture
+def story(monkeypatch):
+    """The module of the command, whose units run in this process and train nothing; ``runs`` lists them."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    spec = importlib.util.spec_from_file_location("story", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "story", module)
+    spec.loader.exec_module(module)
+    module.runs = []
+
+    def pretrain(options, workdir):
+        workdir.mkdir(parents=True)
+        module.runs.append((workdir.name, options["training.num_steps"]))
+        loss = 7.0 if "bert" in workdir.name else 4.0  # BERT learns nothing
+        loss += 0.5 * (options.get("optimizer.learning_rate") != 3e-3) if "modern" in workdir.name else 0
+        evaluation = {"split": "eval", "loss": loss, "unigram_cross_entropy": 6.5}
+        (workdir / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n" + json.dumps(evaluation))
+        return {"seconds": 9.0, "step_seconds": 0.1 if "skip_gram" in workdir.name else 0.2}
+
+    def score(task, part, texts, model, rate, seed, workdir):
+        module.runs.append((workdir.name, rate))
+        is_frozen = "features.frozen_encoder" in task.options
+        return {"score": 0.5 + 0.2 * ("modern" in model.name) - 0.1 * is_frozen - 0.1 * (rate not in (3e-3, 9e-3))}
+
+    measured = {"score": 0.6, "layers": [0.5, 0.6]}
+    for name in ("minimal_pairs", "parts_of_speech", "senses", "similarity"):
+        monkeypatch.setattr(module, name, lambda model, data: measured)
+    monkeypatch.setattr(module, "pretrain", pretrain)
+    monkeypatch.setattr(module, "score", score)
+    monkeypatch.setattr(module, "texts", lambda task, data, folder, seed: folder)
+    monkeypatch.setattr(module.Story, "prepare", lambda self, seeds: None)
+    monkeypatch.setattr(module, "run_units", lambda names, words, workers, folder: module.units(names, words))
+
+    def units(names, words):
+        given = sys.argv
+        for name in names:
+            monkeypatch.setattr(sys, "argv", ["story.py", *words, "--unit", name])
+            assert module.main() == 0
+        monkeypatch.setattr(sys, "argv", given)
+
+    module.units = units
+    return module
+
+
+def command(story, monkeypatch, folder, *words):
+    systems = ["skip_gram", "bert", "modern", "drawn modern"]
+    given = ["--folder", str(folder), "--data", "none", "--seconds", "100", "--systems", *systems, *words]
+    monkeypatch.setattr(sys, "argv", ["story.py", *given])
+    assert story.main() == 0
+
+
+def tables(capsys):
+    return "\n".join(line for line in capsys.readouterr().out.splitlines() if not line.startswith("{"))
+
+
+def test_every_system_is_a_recipe(story, tmp_path):
+    from small_runs import words_of
+    from story_table import LANGUAGE_MODELS, STEPS, SYSTEMS
+
+    of = story.Story(tmp_path, story.Text((), tmp_path / "text", story.VOCABULARY), None, 1.0)
+    for name, system in story.SYSTEMS.items():
+        config = load_config(PretrainConfig, words_of(of.options(system)))
+        assert (config.model.encoder == "none") == (not system.has_probabilities), name
+        assert config.has_nsp == (system.shards == "pairs") and name in SYSTEMS
+        if system.has_probabilities and not system.drawn:
+            assert name in LANGUAGE_MODELS and len(system.rates) == 3
+    assert {name for step in STEPS for name in step} <= set(story.SYSTEMS)
+
+
+def test_equal_seconds_and_equal_tokens(story, monkeypatch, capsys, tmp_path):
+    command(story, monkeypatch, tmp_path, "--seeds", "0")
+    steps = dict(story.runs)
+    assert steps["seconds-skip_gram-0"] == 1000 and steps["seconds-modern-0"] == 500
+    assert steps["rates-modern-0.001"] == 500 // story.RATE_SHARE
+    assert steps["seconds-drawn_modern-0"] == 1
+    # 500 steps of 64 rows of 64 tokens; skip-gram has 32 rows of 128.
+    assert steps["tokens-skip_gram-0"] == 500 * 64 * 64 / (32 * 128)
+    found = json.loads((tmp_path / "lines" / "seconds-0-modern.jsonl").read_text().splitlines()[0])
+    assert found["rate"] == 3e-3 and found["tokens"] == 500 * 64 * 64
+
+
+def test_it_continues_and_compares(story, monkeypatch, capsys, tmp_path):
+    command(story, monkeypatch, tmp_path, "--seeds", "0", "1")
+    printed = tables(capsys)
+    (bert,) = (line for line in printed.splitlines() if line.startswith("| bert | 2 |"))
+    assert "| 7.000 ± 0.000* |" in bert  # not 1 nat under 6.5
+    (modern,) = (line for line in printed.splitlines() if line.startswith("| modern | 2 |"))
+    assert "| 4.000 ± 0.000 |" in modern
+    (step,) = (line for line in printed.splitlines() if line.startswith("| modern - bert |"))
+    assert step.count("+0.200 ± 0.000") == 6 and "- drawn vectors" not in printed
+    assert (tmp_path / "story.png").stat().st_size > 10_000
+    count = len(story.runs)
+    path = tmp_path / "lines" / "seconds-1-bert.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]) + '{"key": "cut')
+    command(story, monkeypatch, tmp_path, "--seeds", "0", "1")
+    assert len(story.runs) == count + 1  # the run whose line was cut
+    assert tables(capsys) == printed
+
+
+def test_frozen_tasks(story):
+    words, deep = (story.TASKS["snips"].of("frozen", has_layers=has_layers).options for has_layers in (False, True))
+    assert words["features.bilstm_size"] == 128 and "features.layers" not in words
+    assert deep["features.layers"] == "weighted_with_embeddings"
+    assert "features.bilstm_size" not in story.TASKS["clinc150"].of("frozen").options
+    assert "features.frozen_encoder" not in story.TASKS["clinc150"].of("tuned").options
