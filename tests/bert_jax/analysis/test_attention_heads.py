@@ -10,7 +10,7 @@ from treebank import drawn_sentences, write_treebank
 from bert_jax.analysis.attention_heads import ALL, Attended, attended, best_heads
 from bert_jax.cli import main as cli
 from bert_jax.interop.saved_model import write_saved
-from bert_jax.io.conll import read_treebank
+from bert_jax.io.conll import ParsedSentence, read_treebank
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,8 @@ def test_attention_between_words(loaded, tmp_path):
     numbers = [n for n, (_, _, heads, _) in enumerate(sentences) for head in heads if head >= 0]
     assert got.sentence.tolist() == numbers and (got.sentences, got.skipped) == (30, 0)
     assert attended(loaded, parsed(tmp_path, 30, 3), 7).sentences == 7
+    short = [ParsedSentence(("w1",), ("X",), (-1,), ("root",)), *parsed(tmp_path, 3, 3)]
+    assert attended(loaded, short)[-2:] == (4, 0)
 
 
 def test_long_sentences_are_omitted_and_counted(tmp_path):

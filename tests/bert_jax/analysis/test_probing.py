@@ -108,9 +108,9 @@ def test_standardized_features():
     assert not a[:, 1].any()
 
 
-def test_a_constant_feature_is_zero_even_in_float32():
-    train = np.full((30, 1), 0.1, np.float32)
-    assert not standardized(train, train + 1)[0].any()
+def test_a_feature_that_varies_by_rounding_is_zero():
+    train = np.array([[1], [1], [np.nextafter(np.float32(1), np.float32(2))]], np.float32)
+    assert not standardized(train, train + 1)[0].any() and not standardized(train, train + 1)[1].any()
 
 
 # ------------------------------------------------------------------ examples
@@ -155,12 +155,15 @@ def test_examples_of_words_with_labels():
 
 
 def test_bins_of_lengths(files):
+    names = set()
     for own in read_examples("length", files / "train.conllu", files / "test.conllu", 0):
-        assert len(set(own.labels)) in (5, 6)
+        names |= set(own.labels)
         for words, name in zip(own.sentences, own.labels, strict=True):
             low, _, high = name.partition("-")
             assert int(low) <= len(words) <= int(high or 99)
-    assert {name for name in own.labels if name.endswith("-")} and {n for n in own.labels if n.startswith("1-")}
+    bounds = sorted((int(name.partition("-")[0]), name.partition("-")[2]) for name in names)
+    assert bounds[0][0] == 1 and bounds[-1][1] == "" and len(bounds) in (5, 6)
+    assert [int(high) + 1 for _, high in bounds[:-1]] == [low for low, _ in bounds[1:]]
 
 
 def test_vectors_are_those_of_the_words(loaded, files, tmp_path):
@@ -217,6 +220,14 @@ def test_control_labels_and_baselines(files):
     assert scores["accuracy"].low <= scores["accuracy"].value <= scores["accuracy"].high
 
 
+def test_a_new_word_has_the_most_frequent_label():
+    train = tagged_words([["a", "b", "b"]] * 10, [["X", "Y", "Y"]] * 10)
+    probe = Probe(train, tagged_words([["A", "b", "c", "c"]], [["X", "X", "Y", "X"]]))
+    frequent, by_word = probe.baselines()
+    assert frequent.scores["accuracy"].value == 0.25
+    assert by_word.scores["accuracy"].value == 0.5  # of A and of the first c
+
+
 def test_control_labels_follow_the_distribution_of_the_labels(files):
     probe = probe_of("pos", files)
     drawn = Counter()
@@ -245,15 +256,20 @@ def test_a_probe_reads_what_the_vectors_hold(loaded, files):
         assert min(layers) > bar > embeddings, classifier
 
 
-def test_macro_f1_is_the_mean_over_words(files):
-    probe = probe_of("sense", files)
-    predicted = np.random.default_rng(0).integers(0, 2, 80) + 2 * (np.arange(80) >= 40)
-    got = probe._scores(predicted, None)["macro_f1"].value
+def test_macro_f1_is_the_mean_over_words():
+    """One word has two senses, another one has three."""
+    sizes, count = {"a": 2, "b": 3}, 40
+    labels = [str(i % size) for size in sizes.values() for i in range(count)]
+    groups = [name for name in sizes for _ in range(count)]
+    own = chosen_words([[name] for name in groups], [0] * 2 * count, labels, groups)
+    probe = Probe(own, own)
+    rng = np.random.default_rng(0)
+    parts = [rng.integers(0, size, count) for size in sizes.values()]
+    got = probe._scores(np.concatenate([parts[0], parts[1] + 2]), None)["macro_f1"].value
     by_word = []
-    for part in (slice(0, 40), slice(40, 80)):
-        gold, own = probe.labels.test[part] % 2, predicted[part] % 2
-        scores = {score.name: score for score in classification_scores(gold, own, ["0", "1"])}
-        by_word.append(value(scores["f1_macro"], 40))
+    for size, predicted in zip(sizes.values(), parts, strict=True):
+        scores = classification_scores(np.arange(count) % size, predicted, list("012")[:size])
+        by_word.append(value({score.name: score for score in scores}["f1_macro"], count))
     assert got == pytest.approx(np.mean(by_word))
 
 
