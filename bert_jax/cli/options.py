@@ -57,6 +57,17 @@ def names_of(text: str) -> tuple[str, ...]:
     return names
 
 
+def whole_numbers(name: str, text: str) -> tuple[int, ...]:
+    """Parse the value of the option ``name``, integers separated by commas. Raises ``ValueError`` for another
+    text."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(
+            f"{name}: {text!r} is not allowed; allowed: integers separated by commas, as in -1,-2"
+        ) from None
+
+
 # ------------------------------------------------------------------ shared options
 
 

@@ -21,6 +21,7 @@ from bert_jax.cli.options import (
     say,
     score_lines,
     streaming,
+    whole_numbers,
 )
 
 _POOLED = ("pooling", "normalize", "prompt", "prompt_name")
@@ -55,7 +56,7 @@ def embed_command(arguments: argparse.Namespace) -> None:
                 f"--output {arguments.output}: not allowed with --{parts[0]}, because texts differ in their number "
                 "of tokens; use a .jsonl file"
             )
-        layers = _whole_numbers("--layers", arguments.layers) if arguments.layers else None
+        layers = whole_numbers("--layers", arguments.layers) if arguments.layers else None
         loaded = load_model(arguments)
         if arguments.per_word:
             lines = word_lines(loaded, texts, layers=layers or (-1,), pooling=arguments.per_word, **options)
@@ -78,15 +79,6 @@ def _text_of(value: Any) -> str:
     if not isinstance(text, str):
         raise ValueError(f'{str(value)[:80]}: no text; write {{"text": "..."}}')
     return text
-
-
-def _whole_numbers(name: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(
-            f"{name}: {text!r} is not allowed; allowed: integers separated by commas, as in -1,-2"
-        ) from None
 
 
 def predict_command(arguments: argparse.Namespace) -> None:

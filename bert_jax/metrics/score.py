@@ -59,6 +59,19 @@ def mean_score(
     return Score(name, of, higher_is_better)
 
 
+def mean_of_groups(name: str, values: np.ndarray, groups: np.ndarray, count: int) -> Score:
+    """Return the score whose value is the mean of ``values`` [n]. Its ``count`` records are groups of values, such
+    as the sentences of words: ``groups`` int[n] is the record of each value. NaN if a resample contains no
+    value."""
+    sums, sizes = np.bincount(groups, values, count), np.bincount(groups, minlength=count)
+
+    def of(indices: np.ndarray) -> float:
+        total = sizes[indices].sum()
+        return float(sums[indices].sum() / total) if total else float("nan")
+
+    return Score(name, of)
+
+
 def divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     """Return the elementwise quotient, with 0 where the denominator is 0."""
     return np.divide(numerator, denominator, out=np.zeros_like(numerator, np.float64), where=denominator != 0)

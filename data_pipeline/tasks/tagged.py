@@ -1,24 +1,15 @@
 """Readers of tagged words: CoNLL columns, JointBERT folders and SNIPS lines."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from bert_jax.config.task import TaskDataConfig
+from bert_jax.io.conll import conll_sentences
 from bert_jax.io.storage import Location
 from bert_jax.records import Record
 from data_pipeline.tasks.columns import Columns, blank_separated, check_tags
 from data_pipeline.tasks.task_files import find, find_file, plain_name, read_lines, without_blank_end
 
-_DOCUMENT = "-DOCSTART-"
-
-
 # ------------------------------------------------------------------ CoNLL
-
-
-class _Sentence(NamedTuple):
-    line: int
-    document: int
-    rows: list[tuple[int, list[str]]]
 
 
 def read_conll(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
@@ -33,7 +24,7 @@ def read_conll(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
     path = find_file(name)
     is_conllu = plain_name(path.name).suffix == ".conllu"
     word, tag = _conll_columns(columns, is_conllu=is_conllu)
-    sentences = list(_sentences(path, is_conllu=is_conllu))
+    sentences = list(conll_sentences(read_lines(path), is_conllu=is_conllu))
     has_documents = any(sentence.document for sentence in sentences)
     for number, sentence in enumerate(sentences):
         words, tags = [], []
@@ -63,28 +54,6 @@ def _conll_columns(columns: Columns, *, is_conllu: bool) -> tuple[int, int]:
             raise ValueError(f"data.columns: {role}={column} is not allowed; allowed for conll: words=N, tags=N")
         where[role] = int(column) - 1
     return where["words"], where["tags"]
-
-
-def _sentences(path: Location, *, is_conllu: bool) -> Iterator[_Sentence]:
-    """Yield the sentences; documents are numbered from 1, and sentences before the first document have number 0."""
-    document, first = 0, 0
-    rows: list[tuple[int, list[str]]] = []
-    for number, line in read_lines(path):
-        is_document = line.startswith(_DOCUMENT) or (is_conllu and line.startswith("# newdoc"))
-        if rows and (is_document or not line.strip(" \t")):
-            yield _Sentence(first, document, rows)
-            rows = []
-        if is_document:
-            document += 1
-        elif line.strip(" \t") and not (is_conllu and line.startswith("#")):
-            line = line.rstrip(" \t")
-            fields = [part.strip(" ") for part in line.split("\t")] if "\t" in line else blank_separated(line)
-            if is_conllu and not fields[0].isdecimal():
-                continue
-            first = first if rows else number
-            rows.append((number, fields))
-    if rows:
-        yield _Sentence(first, document, rows)
 
 
 # ------------------------------------------------------------------ intent and slots
