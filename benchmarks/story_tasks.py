@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bert_jax.analysis.probing import Probe
 from small_runs import REPOSITORY, Options, words_of
 from small_tasks import RATE_TEXTS, SmallTask, write_intents, write_slots, write_table
 from text_baselines import regression
 
+from bert_jax.analysis.linear_probe import Classifier
 from bert_jax.analysis.minimal_pairs import accuracies, read_pairs, score_pairs
+from bert_jax.analysis.probe_tasks import ProbeTask, read_examples
+from bert_jax.analysis.probing import probe_layers
 from bert_jax.config import load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.hashing import permutation
@@ -113,22 +115,24 @@ def minimal_pairs(model: Path, data: Path) -> dict[str, Any]:
     return {"score": round(whole.accuracy[0], 5), "n": whole.pairs, "phenomena": found}
 
 
-def _layers(probe: Probe, model: Path, score: str) -> dict[str, Any]:
-    found = [round(row.scores[score][0], 5) for row in probe.layers(load(model))]
+def _layers(
+    task: ProbeTask, model: Path, train: Path, test: Path, limit: int, classifier: Classifier, score: str
+) -> dict[str, Any]:
+    rows = probe_layers(load(model), *read_examples(task, train, test, limit), classifier=classifier)
+    found = [round(row.scores[score].value, 5) for row in rows]
     return {"score": max(found), "layers": found}
 
 
 def parts_of_speech(model: Path, data: Path) -> dict[str, Any]:
     """Return the accuracy of a linear probe of each layer, and the best of them."""
     train, test = (data / "ud_en_ewt" / f"en_ewt-ud-{part}.conllu.gz" for part in ("train", "test"))
-    return _layers(Probe("pos", train, test, limit=SENTENCES), model, "accuracy")
+    return _layers("pos", model, train, test, SENTENCES, "linear", "accuracy")
 
 
 def senses(model: Path, data: Path) -> dict[str, Any]:
     """Return the macro F1 of the nearest centroid at each layer, and the best of them."""
     folder = data / "wsd_coarse20"
-    probe = Probe("sense", folder, folder, limit=SENTENCES_OF_NOUN, classifier="centroid")
-    return _layers(probe, model, "macro_f1")
+    return _layers("sense", model, folder, folder, SENTENCES_OF_NOUN, "centroid", "macro_f1")
 
 
 def similarity(model: Path, data: Path) -> dict[str, Any]:
