@@ -197,4 +197,4 @@ def printed(one: Relation) -> str:
     """Return a relation as a line of text."""
     values = [f"{value:.3f} [{low:.3f}, {high:.3f}]" for value, low, high in (one.accuracy, one.offset_accuracy)]
     head = f"layer {one.layer} head {one.head} {'to' if one.to_head else 'from'} head"
-    return f"{one.name:14s}{one.words:7,d} words  {head:26s}{values[0]}  offset {one.offset:+d} {values[1]}"
+    return f"{one.name:14s}{one.words:7,d} words  {head:28s}{values[0]}  offset {one.offset:+d} {values[1]}"

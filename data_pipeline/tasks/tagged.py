@@ -29,6 +29,11 @@ def read_conll(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
     for number, sentence in enumerate(sentences):
         words, tags = [], []
         for line, fields in sentence.rows:
+            if is_conllu and not fields[0].isdecimal():
+                raise ValueError(
+                    f"{path}:{line}: id {fields[0][:40]!r} is not allowed; allowed in .conllu: integers, ranges "
+                    "(1-2), empty nodes (1.1); give the file another suffix if it has other columns"
+                )
             too_few = len(fields) < max(word, tag) + 1 or (tag < 0 and len(fields) < 2)
             if too_few and (len(fields) <= word or columns.split != "test"):
                 needed = max(word, tag, 1) + 1

@@ -222,10 +222,10 @@ def test_control_labels_and_baselines(files):
 
 def test_a_new_word_has_the_most_frequent_label():
     train = tagged_words([["a", "b", "b"]] * 10, [["X", "Y", "Y"]] * 10)
-    probe = Probe(train, tagged_words([["A", "b", "c", "c"]], [["X", "X", "Y", "X"]]))
+    probe = Probe(train, tagged_words([["A", "b", "c", "c"]], [["X", "X", "Y", "Y"]]))
     frequent, by_word = probe.baselines()
-    assert frequent.scores["accuracy"].value == 0.25
-    assert by_word.scores["accuracy"].value == 0.5  # of A and of the first c
+    assert frequent.scores["accuracy"].value == 0.5
+    assert by_word.scores["accuracy"].value == 0.75  # b is wrong, the new word c has the label Y of all words
 
 
 def test_control_labels_follow_the_distribution_of_the_labels(files):
@@ -359,6 +359,20 @@ def causal_weights():
         weights.spec.model, attention="causal", norm_position="pre", embedding_norm="no", mlm_transform=False
     )
     return drawn(dataclasses.replace(weights.spec, model=model), 0.2, PIECES)
+
+
+def test_elmo(files, capsys, tmp_path):
+    weights = make_weights(types=0)
+    model = dataclasses.replace(
+        weights.spec.model, encoder="bidirectional_lstm", embedding_size=8, position_embeddings="none",
+        embedding_norm="no", final_norm="no", mlm_transform=False,
+    )  # fmt: skip
+    spec = dataclasses.replace(weights.spec, model=model, heads=HeadsConfig(mlm=True))
+    write_saved(tmp_path / "model", drawn(spec, 0.2, PIECES))
+    code, lines, errors = call(tmp_path, capsys, "--task", "pos", *treebank(files))
+    assert code == 0 and [line.split("  ")[0] for line in lines[2:]] == ["embeddings", "layer 1", "layer 2"], errors
+    code, lines, errors = call(tmp_path, capsys, "--task", "heads", *treebank(files))
+    assert code == 2 and not lines and "the encoder (bidirectional_lstm) has no attention" in errors[-1]
 
 
 def test_a_causal_model(files, capsys, tmp_path):

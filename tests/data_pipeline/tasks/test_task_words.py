@@ -57,6 +57,9 @@ def test_conllu(tmp_path):
     first, second = read(path, "words=2", "tags=4", kind="tagging")
     assert (first.words, first.tags, first.source) == (("vamos", "nos"), ("VERB", "PRON"), f"{path}:4")
     assert (second.words, second.tags) == (("#",), ("SYM",)) and first.group != second.group
+    assert refusal(write(tmp_path / "y.conllu", "a\tDET\n"), kind="tagging").startswith(
+        f"{tmp_path / 'y.conllu'}:1: id 'a' is not allowed; allowed in .conllu: integers, ranges (1-2)"
+    )
     # These columns are those of the format.
     assert list(read(path, kind="tagging")) == [first, second]
 
