@@ -36,7 +36,7 @@ CALIBRATION_STEPS, PAIRS_OF_PARADIGM = 100, 20
 # The paper's recipe (Devlin et al. 2018, section A.2) in the place of what the evening's changes.
 PAPER: Options = {
     "model.hidden_dropout": 0.1, "model.attention_dropout": 0.1, "model.norm_position": "post",
-    "model.position_embeddings": "learned", "model.pooling": "cls", "data.mask_fraction": 0.15,
+    "model.position_embeddings": "learned", "model.pooling": "first", "data.mask_fraction": 0.15,
     "data.max_predictions": 20, "data.next_sentence": "nsp", "optimizer.name": "adamw",
     "optimizer.schedule": "linear",
 }  # fmt: skip

@@ -149,7 +149,7 @@ class OptimizerConfig(Section, prefix="optimizer."):
     beta1: Probability = 0.9
     # Decay rate of the second moment.
     beta2: Probability = 0.999
-    # Added to the square root of the second moment.
+    # Added to the square root of the second moment; adagrad: to the sum of squares.
     epsilon: AtLeast0[float] = 1e-6
     # Maximum global norm of the gradients, which are scaled down to it; 0: off.
     clip_norm: AtLeast0[float] = 1.0

@@ -19,8 +19,9 @@ from bert_jax.objectives.objective import Batch, Sums, padding_sums
 from bert_jax.tokenization import Tokenizer
 
 # Negatives that the words of a row share. Each counts objective.negatives / ROW_NEGATIVES times for every pair, so
-# the expected loss is that of word2vec, and the products are those of matrices.
-ROW_NEGATIVES = 64
+# the expected loss is that of word2vec, and the products are those of matrices. With 64, the noise that the words of a
+# row share is seen in the neighbors of frequent words (docs/experiments.md).
+ROW_NEGATIVES = 256
 # Numbers of the random words of a token: those of subsampling and of the window; negatives follow.
 _KEEP, _WINDOW, _NEGATIVE = 0, 1, 2
 
@@ -43,6 +44,15 @@ def keep_probabilities(counts_V: np.ndarray, threshold: float) -> np.ndarray:
         return (counts_V > 0).astype(np.float32)
     ratios_V = threshold / np.maximum(shares_V, 1e-30)
     return np.where(counts_V > 0, np.minimum(np.sqrt(ratios_V) + ratios_V, 1), 0).astype(np.float32)
+
+
+@jax.custom_jvp
+def softplus(x: jax.Array) -> jax.Array:
+    """Return log(1 + exp(x)), computed several times as fast on a CPU as by ``jax.nn.softplus``."""
+    return jnp.maximum(x, 0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
+
+
+softplus.defjvps(lambda tangent, _, x: tangent * jax.nn.sigmoid(x))
 
 
 def is_context(windows: Windows) -> jax.Array:
@@ -106,7 +116,7 @@ class Word2vec(WordVectorObjective):
         compared with those of the negatives of its row, ``weights`` times."""
         negatives_BxNxD = jnp.take(table, windows.negatives_BxN, axis=0)
         scores_BxSxN = jnp.einsum("bsd,bnd->bsn", states_BxSxD, negatives_BxNxD)
-        total = jnp.sum(jax.nn.softplus(scores_BxSxN) * weights_BxSxN)
+        total = jnp.sum(softplus(scores_BxSxN) * weights_BxSxN)
         return total * (self.config.objective.negatives / ROW_NEGATIVES)
 
 
@@ -131,7 +141,7 @@ class SkipGram(Word2vec):
         v_BxSxD, u_BxSxD = (jnp.take(table, windows.ids_BxS, axis=0) for table in (words_VxD, contexts_VxD))
         contexts_BxSxS = is_context(windows)
         scores_BxSxS = jnp.einsum("bsd,btd->bst", v_BxSxD, u_BxSxD)
-        total = jnp.sum(jax.nn.softplus(-scores_BxSxS) * contexts_BxSxS)
+        total = jnp.sum(softplus(-scores_BxSxS) * contexts_BxSxS)
         # For each negative, the pairs of a token whose context it is not: word2vec leaves these out.
         apart_BxSxN = over_contexts(contexts_BxSxS, 1 - equals_negative(windows))
         total += self.negative_sums(v_BxSxD, apart_BxSxN, contexts_VxD, windows)
@@ -153,7 +163,7 @@ class Cbow(Word2vec):
         mean_BxSxD += sum_BxSxD - jax.lax.stop_gradient(sum_BxSxD)
         has_context_BxS = (count_BxS > 0).astype(jnp.float32)
         scores_BxS = jnp.sum(mean_BxSxD * u_BxSxD, axis=-1)
-        total = jnp.sum(jax.nn.softplus(-scores_BxS) * has_context_BxS)
+        total = jnp.sum(softplus(-scores_BxS) * has_context_BxS)
         weights_BxSxN = (1 - equals_negative(windows)) * has_context_BxS[..., None]
         total += self.negative_sums(mean_BxSxD, weights_BxSxN, contexts_VxD, windows)
         return {"ns_loss": (total, jnp.sum(has_context_BxS))} | padding_sums(batch["sequence_ids"])
