@@ -19,9 +19,9 @@ from bert_jax.objectives.objective import Batch, Sums, padding_sums
 from bert_jax.tokenization import Tokenizer
 
 # Negatives that the words of a row share. Each counts objective.negatives / ROW_NEGATIVES times for every pair, so
-# the expected loss is that of word2vec, and the products are those of matrices. With 64, the noise that the words of a
-# row share is seen in the neighbors of frequent words (docs/experiments.md).
-ROW_NEGATIVES = 256
+# the expected loss is that of word2vec, and the products are those of matrices. With 64, the neighbors of frequent
+# words show the noise that the words of a row share (docs/experiments.md).
+ROW_NEGATIVES = 192
 # Numbers of the random words of a token: those of subsampling and of the window; negatives follow.
 _KEEP, _WINDOW, _NEGATIVE = 0, 1, 2
 
