@@ -89,9 +89,9 @@ class Evening:
         if key not in self.lines.found:
             report(f"run {key}")
             workdir = self.text.folder / "runs" / f"steps-{arm}"
-            found = self.train(arm, workdir, RATE_SEED, {"training.num_steps": CALIBRATION_STEPS})
+            measured = self.train(arm, workdir, RATE_SEED, {"training.num_steps": CALIBRATION_STEPS})
             forget(workdir)
-            self.lines.add({"key": key, "step_seconds": found["step_seconds"]})
+            self.lines.add({"key": key, "step_seconds": measured["step_seconds"]})
         steps = self.seconds / self.lines.found[key]["step_seconds"]
         return max(1, round(steps / POINTS)) * POINTS
 
@@ -129,8 +129,8 @@ class Evening:
                 "training.num_steps": steps, "optimizer.learning_rate": rate,
                 "training.checkpoint_interval": steps // POINTS, "training.keep_checkpoints": POINTS + 1,
             }  # fmt: skip
-            found = self.train(arm, workdir, 0, changes)
-            self.lines.add({"key": key, "steps": steps, "rate": rate, **found})
+            measured = self.train(arm, workdir, 0, changes)
+            self.lines.add({"key": key, "steps": steps, "rate": rate, **measured})
         return workdir
 
     def point(self, arm: str, number: int, workdir: Path) -> dict[str, Any]:
@@ -146,10 +146,10 @@ class Evening:
             for path in workdir.iterdir():
                 if path.is_file():
                     shutil.copy(path, model / path.name)
-            found = self.held_out("results").evaluate(model)
+            measured = self.held_out("results").evaluate(model)
             pairs = read_pairs(self.data / "blimp/blimp.jsonl.gz", PAIRS_OF_PARADIGM)
             correct = "".join(str(int(pair.correct)) for pair in score_pairs(load(model), pairs))
-            line = {"key": key, "step": step, "unigram": self.held_out("results").unigram, **found}
+            line = {"key": key, "step": step, "unigram": self.held_out("results").unigram, **measured}
             self.lines.add(line | {"correct": correct, "clinc150": self.clinc(arm, number, model)})
         return self.lines.found[key]
 
@@ -161,8 +161,8 @@ class Evening:
         def of(part: str, rate: float) -> float:
             key = f"clinc150/{part}/{arm}/{number}/{rate:g}"
             if key not in self.lines.found:
-                found = score(CLINC, part, files, model, rate, 0, folder / key.replace("/", "-"))
-                self.lines.add({"key": key} | found)
+                measured = score(CLINC, part, files, model, rate, 0, folder / key.replace("/", "-"))
+                self.lines.add({"key": key} | measured)
             return self.lines.found[key]["score"]
 
         return of("results", max(CLINC_RATES, key=lambda rate: of("rates", rate)))
@@ -180,15 +180,15 @@ def table(lines: Lines) -> tuple[list[str], bool]:
             ("loss", "pairs", "CLINC150"))]  # fmt: skip
     printed, good = [cells(head), cells(["---"] * len(head))], False
     for number in range(1, POINTS + 1):
-        found = {arm: lines.found.get(f"point/{arm}/{number}") for arm in ARMS}
+        measured = {arm: lines.found.get(f"point/{arm}/{number}") for arm in ARMS}
         row: list[Any] = [number]
-        for line in found.values():
+        for line in measured.values():
             row += ["-"] * 3 if line is None else [
                 f"{line['mlm_loss']:.3f}", f"{statistics.mean(map(int, line['correct'])):.3f}",
                 f"{line['clinc150']:.3f}",
             ]  # fmt: skip
         printed.append(cells(row))
-        a, b = found.values()
+        a, b = measured.values()
         if a and b:
             ahead, (pairs, error) = b["mlm_loss"] - a["mlm_loss"], differences(a["correct"], b["correct"])
             good = ahead >= 1 and pairs > 2 * error

@@ -64,7 +64,7 @@ VOCABULARY, WORDS = 8192, 40_000
 CALIBRATION_STEPS, RATE_SHARE = 100, 3
 STEPS_OF_DRAWN: Options = {"training.num_steps": 1, "optimizer.learning_rate": 1e-12, "optimizer.warmup_steps": 0}
 KEPT = ("loss", "mlm_loss", "mlm_accuracy", "lm_accuracy", "unigram_cross_entropy", "targets")
-ADAGRAD_RATES, MUON_RATES = (0.15, 0.5, 1.5), (1e-3, 3e-3, 9e-3)
+WORD2VEC_RATES, MUON_RATES, LARGE_RATES = (0.3, 1.0, 3.0), (1e-3, 3e-3, 9e-3), (3e-3, 9e-3, 2.7e-2)
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,14 @@ class System:
 
 
 SYSTEMS: dict[str, System] = {
-    "nnlm": System("nnlm", (1e-3, 3e-3, 9e-3)),
-    "cbow": System("cbow", ADAGRAD_RATES, "words", has_probabilities=False),
-    "skip_gram": System("skip_gram", ADAGRAD_RATES, "words", has_probabilities=False),
-    "glove": System("glove", ADAGRAD_RATES, "words", has_probabilities=False),
+    "nnlm": System("nnlm", LARGE_RATES),
+    "cbow": System("cbow", WORD2VEC_RATES, "words", has_probabilities=False),
+    "skip_gram": System("skip_gram", WORD2VEC_RATES, "words", has_probabilities=False),
+    "glove": System("glove", (0.15, 0.5, 1.5), "words", has_probabilities=False),
     # Layers of one width, which probes can compare.
     "awd_lstm": System("awd_lstm", (3e-3, 1e-2, 3e-2), options={"model.lstm_cells": 128}),
     "elmo": System("elmo", (3e-3, 1e-2, 3e-2), has_layers=True),
-    "gpt": System("gpt", MUON_RATES, has_layers=True),
+    "gpt": System("gpt", LARGE_RATES, has_layers=True),
     "bert": System("bert", (5e-4, 1.5e-3, 4.5e-3), "pairs", has_layers=True),
     "modern": System("modern", MUON_RATES, "dynamic", has_layers=True),
     "drawn vectors": System("skip_gram", (), "words", has_probabilities=False, drawn=True),
@@ -178,9 +178,9 @@ class Story:
         key = f"steps/{name}"
         if key not in self.lines.found:
             workdir = self.folder / "runs" / f"steps-{name}"
-            found = self.train(name, workdir, "rates", RATE_SEED, {"training.num_steps": CALIBRATION_STEPS})
+            measured = self.train(name, workdir, "rates", RATE_SEED, {"training.num_steps": CALIBRATION_STEPS})
             forget(workdir)
-            self.lines.add({"key": key, "step_seconds": found["step_seconds"]})
+            self.lines.add({"key": key, "step_seconds": measured["step_seconds"]})
 
     def rate(self, name: str) -> float:
         """Return the best of the rates of pretraining; make the runs that are missing."""
@@ -215,10 +215,10 @@ class Story:
                 changes = {
                     "training.num_steps": self.steps(name, budget), "optimizer.learning_rate": self.rate(name),
                 }  # fmt: skip
-            found = self.train(name, workdir, "results", seed, changes)
+            measured = self.train(name, workdir, "results", seed, changes)
             rate = changes["optimizer.learning_rate"]
             tokens = changes["training.num_steps"] * self.tokens_of_step(name)
-            self.lines.add({"key": key, "rate": rate, "tokens": tokens, **found})
+            self.lines.add({"key": key, "rate": rate, "tokens": tokens, **measured})
         return workdir
 
     # ---------------------------------------------------------------- what a model is worth
@@ -255,7 +255,7 @@ class Story:
         return self.once(key, run)["score"]
 
     def task_rate(self, task: str, way: str, name: str, model: Path) -> float:
-        """Return the best of the rates of a task, found with few texts and the model of seed 0."""
+        """Return the best of the rates of a task, chosen with few texts and the model of seed 0."""
         few, rates = few_task(task), FROZEN_RATES if way == "frozen" else TUNED_RATES
         if name in SYSTEMS and SYSTEMS[name].shards == "words":  # small values
             rates = tuple(3 * rate for rate in rates)

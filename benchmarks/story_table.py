@@ -7,7 +7,7 @@ from typing import Any
 
 from small_runs import TRAINED, Paired, cells, paired
 
-Found = Mapping[str, Mapping[str, Any]]
+Results = Mapping[str, Mapping[str, Any]]
 SYSTEMS = (
     "nnlm", "cbow", "skip_gram", "glove", "awd_lstm", "elmo", "gpt", "bert", "modern", "drawn vectors",
     "drawn elmo", "drawn modern", "tfidf", "ceiling",
@@ -28,9 +28,9 @@ STEPS = (
 )  # fmt: skip
 
 
-def scores(found: Found, column: str, budget: str, system: str, seeds: Sequence[int]) -> dict[int, float]:
+def scores(results: Results, column: str, budget: str, system: str, seeds: Sequence[int]) -> dict[int, float]:
     """Return the scores of the finished runs by seed. ``column``: the first part of the key of a line."""
-    lines = {seed: found.get(f"{column}/{budget}/{system}/{seed}") for seed in seeds}
+    lines = {seed: results.get(f"{column}/{budget}/{system}/{seed}") for seed in seeds}
     return {seed: line["score"] for seed, line in lines.items() if line}
 
 
@@ -39,15 +39,15 @@ def cell(values: Sequence[float]) -> str:
     return f"{paired(values)!s}".lstrip("+").replace("nan", "-") if values else "-"
 
 
-def unigram(found: Found) -> float | None:
+def unigram(results: Results) -> float | None:
     """Return the loss of the unigram distribution of masked pieces on the scored documents."""
-    lines = [line for key, line in found.items() if key.startswith("model/") and "/modern/" in key]
+    lines = [line for key, line in results.items() if key.startswith("model/") and "/modern/" in key]
     return lines[0].get("unigram_cross_entropy") if lines else None
 
 
-def is_trained(found: Found, budget: str, system: str, seeds: Sequence[int]) -> bool:
+def is_trained(results: Results, budget: str, system: str, seeds: Sequence[int]) -> bool:
     """Return False if the mean loss of a language model is not 1 nat under that of the unigram distribution."""
-    base, lines = unigram(found), _models(found, budget, system, seeds)
+    base, lines = unigram(results), _models(results, budget, system, seeds)
     if system not in LANGUAGE_MODELS or base is None or not lines:
         return True
     return base - statistics.mean(masked_loss(line) for line in lines) >= TRAINED
@@ -58,8 +58,8 @@ def masked_loss(line: Mapping[str, Any]) -> float:
     return line.get("mlm_loss", line["loss"])
 
 
-def _models(found: Found, budget: str, system: str, seeds: Sequence[int]) -> list[Mapping[str, Any]]:
-    lines = (found.get(f"model/{budget}/{system}/{seed}") for seed in seeds)
+def _models(results: Results, budget: str, system: str, seeds: Sequence[int]) -> list[Mapping[str, Any]]:
+    lines = (results.get(f"model/{budget}/{system}/{seed}") for seed in seeds)
     return [line for line in lines if line]
 
 
@@ -67,62 +67,64 @@ def _head(names: Sequence[str]) -> list[str]:
     return [cells(names), cells(["---"] * len(names))]
 
 
-def learned(found: Found, budget: str, seeds: Sequence[int]) -> list[str]:
+def learned(results: Results, budget: str, seeds: Sequence[int]) -> list[str]:
     """Return the table of what each system learned from the text."""
     lines = _head(["system", "seeds", "rate", "million tokens", "seconds", "held-out loss", *INSIGHT])
     for system in SYSTEMS:
-        runs = _models(found, budget, system, seeds)
-        values = [cell(list(scores(found, column, budget, system, seeds).values())) for column in INSIGHT]
+        runs = _models(results, budget, system, seeds)
+        values = [cell(list(scores(results, column, budget, system, seeds).values())) for column in INSIGHT]
         if not runs and set(values) == {"-"}:
             continue
         row = ["-"] * 4
         if runs:
-            losses = cell([masked_loss(run) for run in runs]) + "*" * (not is_trained(found, budget, system, seeds))
+            losses = cell([masked_loss(run) for run in runs]) + "*" * (
+                not is_trained(results, budget, system, seeds)
+            )
             tokens, seconds = (statistics.mean(run[name] for run in runs) for name in ("tokens", "seconds"))
             row = [f"{runs[0]['rate']:g}", f"{tokens / 1e6:.1f}", f"{seconds:.0f}", losses]
             if system.startswith("drawn"):
                 row = ["-"] * 4
-        count = max(len(runs), *(len(scores(found, column, budget, system, seeds)) for column in INSIGHT))
+        count = max(len(runs), *(len(scores(results, column, budget, system, seeds)) for column in INSIGHT))
         lines.append(cells([system, count, *row, *values]))
     return lines
 
 
-def tasks(found: Found, budget: str, way: str, seeds: Sequence[int]) -> list[str]:
+def tasks(results: Results, budget: str, way: str, seeds: Sequence[int]) -> list[str]:
     """Return the table of the tasks with the encoder frozen or tuned."""
     lines = _head([way, *(column.split("/")[2] for column in COLUMNS[way])])
     for system in SYSTEMS:
-        values = [cell(list(scores(found, column, budget, system, seeds).values())) for column in COLUMNS[way]]
+        values = [cell(list(scores(results, column, budget, system, seeds).values())) for column in COLUMNS[way]]
         if set(values) != {"-"}:
             lines.append(cells([system, *values]))
     return lines
 
 
-def difference(found: Found, column: str, later: str, earlier: str, seeds: Sequence[int]) -> Paired | None:
+def difference(results: Results, column: str, later: str, earlier: str, seeds: Sequence[int]) -> Paired | None:
     """Return the difference of two systems after equal seconds, paired over seeds."""
-    a, b = (scores(found, column, "seconds", system, seeds) for system in (later, earlier))
+    a, b = (scores(results, column, "seconds", system, seeds) for system in (later, earlier))
     both = sorted(set(a) & set(b))
     return paired([a[seed] - b[seed] for seed in both]) if both else None
 
 
-def steps(found: Found, seeds: Sequence[int]) -> list[str]:
+def steps(results: Results, seeds: Sequence[int]) -> list[str]:
     """Return the table of the differences that each step made."""
     few = [f"task/results/{task}/{way}" for way in COLUMNS for task in ("clinc150-10", "snips-200", "sst2")]
     chosen = [*INSIGHT, *few]
     lines = _head(["step", *(" ".join(column.split("/")[2:]) or column for column in chosen)])
     for later, earlier in STEPS:
-        values = [difference(found, column, later, earlier, seeds) for column in chosen]
+        values = [difference(results, column, later, earlier, seeds) for column in chosen]
         if any(values):
             lines.append(cells([f"{later} - {earlier}", *("-" if one is None else one for one in values)]))
     return lines
 
 
-def layers(found: Found, budget: str, seeds: Sequence[int]) -> list[str]:
+def layers(results: Results, budget: str, seeds: Sequence[int]) -> list[str]:
     """Return the table of parts of speech and senses by layer, from the embeddings."""
     lines = _head(["system", "parts of speech by layer", "senses by layer"])
     for system in SYSTEMS:
         row = []
         for column in ("pos", "senses"):
-            runs = [found.get(f"{column}/{budget}/{system}/{seed}") for seed in seeds]
+            runs = [results.get(f"{column}/{budget}/{system}/{seed}") for seed in seeds]
             by_layer = zip(*(run["layers"] for run in runs if run), strict=True)
             row.append(", ".join(cell(list(values)) for values in by_layer))
         if any(row):
@@ -130,21 +132,21 @@ def layers(found: Found, budget: str, seeds: Sequence[int]) -> list[str]:
     return lines
 
 
-def tables(found: Found, seeds: Sequence[int]) -> list[str]:
+def tables(results: Results, seeds: Sequence[int]) -> list[str]:
     """Return the lines of all tables; cells are means, and with several seeds 95% intervals."""
-    base = unigram(found)
+    base = unigram(results)
     lines = (
         [] if base is None else [f"unigram distribution of masked pieces: {base:.3f} nats; *: not 1 nat under it"]
     )
     for budget in ("seconds", "tokens"):
-        lines += ["", f"equal {budget}: what each system learned", "", *learned(found, budget, seeds)]
+        lines += ["", f"equal {budget}: what each system learned", "", *learned(results, budget, seeds)]
         for way in COLUMNS:
-            lines += ["", f"equal {budget}: tasks, {way}", "", *tasks(found, budget, way, seeds)]
-        lines += ["", f"equal {budget}: layers", "", *layers(found, budget, seeds)]
-    return [*lines, "", "differences after equal seconds, paired over seeds", "", *steps(found, seeds)]
+            lines += ["", f"equal {budget}: tasks, {way}", "", *tasks(results, budget, way, seeds)]
+        lines += ["", f"equal {budget}: layers", "", *layers(results, budget, seeds)]
+    return [*lines, "", "differences after equal seconds, paired over seeds", "", *steps(results, seeds)]
 
 
-def picture(found: Found, seeds: Sequence[int], path: Path) -> None:
+def picture(results: Results, seeds: Sequence[int], path: Path) -> None:
     """Draw what each system is worth after equal seconds: a panel for each of six columns."""
     from matplotlib.figure import Figure
 
@@ -156,7 +158,7 @@ def picture(found: Found, seeds: Sequence[int], path: Path) -> None:
     }  # fmt: skip
     figure = Figure(figsize=(12, 7), layout="constrained")
     for axes, (title, column) in zip(figure.subplots(2, 3).flat, shown.items(), strict=True):
-        values = {system: scores(found, column, "seconds", system, seeds) for system in SYSTEMS}
+        values = {system: scores(results, column, "seconds", system, seeds) for system in SYSTEMS}
         values = {system: own for system, own in values.items() if own}
         if values:
             means = [statistics.mean(own.values()) for own in values.values()]

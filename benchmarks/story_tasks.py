@@ -110,17 +110,17 @@ def minimal_pairs(model: Path, data: Path) -> dict[str, Any]:
     """Return the accuracy on the first pairs of each paradigm of BLiMP, in all and by phenomenon."""
     pairs = read_pairs(data / "blimp/blimp.jsonl.gz", PAIRS_OF_PARADIGM)
     groups = accuracies(list(score_pairs(load(model), pairs)))
-    found = {group.name: round(group.accuracy[0], 5) for group in groups if group.level == "phenomenon"}
+    measured = {group.name: round(group.accuracy[0], 5) for group in groups if group.level == "phenomenon"}
     (whole,) = (group for group in groups if group.level == "overall")
-    return {"score": round(whole.accuracy[0], 5), "n": whole.pairs, "phenomena": found}
+    return {"score": round(whole.accuracy[0], 5), "n": whole.pairs, "phenomena": measured}
 
 
 def _layers(
     task: ProbeTask, model: Path, train: Path, test: Path, limit: int, classifier: Classifier, score: str
 ) -> dict[str, Any]:
     rows = probe_layers(load(model), *read_examples(task, train, test, limit), classifier=classifier)
-    found = [round(row.scores[score].value, 5) for row in rows]
-    return {"score": max(found), "layers": found}
+    measured = [round(row.scores[score].value, 5) for row in rows]
+    return {"score": max(measured), "layers": measured}
 
 
 def parts_of_speech(model: Path, data: Path) -> dict[str, Any]:
@@ -154,6 +154,6 @@ def tfidf(task: SmallTask, texts: Path, python: str) -> dict[str, Any]:
         "data.train": task.file.format("train"), "data.dev": task.file.format("results"), "data.test": (),
     }  # fmt: skip
     config = load_config(FinetuneConfig, words_of(options))
-    (found,) = regression(python, task.recipe, read_splits(config.data, config.task.kind)).values()
-    right = [max(one["probabilities"], key=one["probabilities"].get) == one["gold"] for one in found]
+    (measured,) = regression(python, task.recipe, read_splits(config.data, config.task.kind)).values()
+    right = [max(one["probabilities"], key=one["probabilities"].get) == one["gold"] for one in measured]
     return {"score": round(statistics.mean(map(float, right)), 5), "n": len(right)}

@@ -12,11 +12,13 @@ values, windows of 5, 5 negatives, subsampling from 1e-3 and two threads. Compar
 * accuracy of analogies (questions-words.txt) among the 20,000 most frequent words;
 * overlap of the 10 nearest neighbors of the 1,000 most frequent words, between one of ours and one of gensim's, and
   between two of gensim's;
-* words per second.
+* words per second;
+* the words and values that gensim reads from our files, which must be bitwise ours.
 
 Finished runs in FOLDER are not repeated, and a cut run resumes. ``--short``: 1 seed of ours and 2 of gensim's, one
 epoch, without a bar for the correlations. Exit code 3 if a mean correlation is more than 0.02 below gensim's, the
-overlap more than 0.03 below that of two gensim seeds, or the speed less than 0.2 times gensim's.
+overlap more than 0.03 below that of two gensim seeds, or the speed less than 0.2 times gensim's, and if gensim reads
+other vectors from our files.
 """
 
 import argparse
@@ -24,6 +26,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -35,7 +38,7 @@ CORRELATION_BAR, OVERLAP_BAR, SPEED_BAR = 0.02, 0.03, 0.2
 SETS = {"wordsim353": "wordsim353.tsv", "simlex999": "simlex999.txt"}
 ANALOGY_WORDS, FREQUENT, NEIGHBORS, LEAST = 20_000, 1000, 10, 5
 
-# Run by the other Python: trains, or copies the test sets.
+# Run by the other Python: trains, reads files, or copies the test sets.
 GENSIM = """
 import json, sys, time, shutil, pathlib, gensim
 from gensim.models.word2vec import LineSentence, Word2Vec
@@ -44,6 +47,12 @@ if settings["sets"]:
     folder = pathlib.Path(gensim.__file__).parent / "test" / "test_data"
     for name in settings["sets"]:
         shutil.copy(folder / name, settings["to"])
+elif "read" in settings:
+    import numpy
+    from gensim.models import KeyedVectors
+    for name, to in settings["read"]:
+        vectors = KeyedVectors.load_word2vec_format(name, binary=name.endswith(".bin"))
+        numpy.savez(to, words=numpy.array(vectors.index_to_key), vectors=vectors.vectors)
 else:
     model = Word2Vec(min_count=1, workers=2, **settings["options"])
     model.build_vocab(LineSentence(settings["text"]))
@@ -130,6 +139,28 @@ def unit(path: Path, words: list[str]) -> np.ndarray:
     return (vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)).astype(np.float32)
 
 
+def is_read_by_gensim(workdir: Path, gensim: Path, work: Path) -> bool:
+    """Return True if gensim reads the same words and, bit by bit, the same values from both files of the model in
+    ``workdir``."""
+    from bert_jax.interop.ancestors.word2vec import BINARY_FILE, TABLE, TEXT_FILE, write_word2vec
+    from bert_jax.interop.exchange import ReadOptions
+    from bert_jax.interop.readers import read_weights
+
+    bundle = read_weights(workdir, ReadOptions())
+    words, table = bundle.tokenizer_content.decode().split("\n"), bundle.params[TABLE]
+    vectors = dict(zip(words, table, strict=False))
+    with tempfile.TemporaryDirectory(dir=work) as name:
+        write_word2vec(Path(name), bundle)
+        files = [(f"{name}/{file}", f"{name}/{file}.npz") for file in (TEXT_FILE, BINARY_FILE)]
+        other(gensim, read=files)
+        for _, file in files:
+            theirs = np.load(file)
+            ours = np.stack([vectors[word] for word in theirs["words"].tolist()])
+            if len(ours) < len(words) - 5 or ours.tobytes() != theirs["vectors"].astype(np.float32).tobytes():
+                return False
+    return True
+
+
 def scores(vectors: np.ndarray, words: list[str], counts: np.ndarray, sets: Path) -> dict[str, float]:
     """Return the correlations and the accuracy of analogies."""
     from scipy.stats import spearmanr
@@ -187,11 +218,13 @@ def compare(method: str, options: argparse.Namespace) -> tuple[dict[str, object]
     sets.mkdir(exist_ok=True)
     other(options.gensim, sets=[*SETS.values(), "questions-words.txt"], to=str(sets))
     ours, theirs, speeds = [], [], {"ours": [], "gensim": []}
+    is_read = True
     seeds = options.seeds[:1] if options.short else options.seeds
     for seed in seeds:
         workdir = train(method, seed, epochs, len(rows), options.corpus, work)
         speeds["ours"].append(speed(workdir, int(counts.sum()), len(rows), options.batch))
         ours.append(unit(workdir, words))
+        is_read &= is_read_by_gensim(workdir, options.gensim, work)
     for seed in seeds if len(seeds) > 1 else [0, 1]:
         file, report = work / f"gensim-{method}-{epochs}-{seed}.bin", work / f"gensim-{method}-{epochs}-{seed}.json"
         if not report.exists():
@@ -208,7 +241,8 @@ def compare(method: str, options: argparse.Namespace) -> tuple[dict[str, object]
         "words": int(counts.sum()),
         "seeds": len(seeds),
     }
-    problems = []
+    figures["read_by_gensim"] = is_read
+    problems = [] if is_read else [f"{method}: gensim reads other vectors from our files"]
     for name, vectors in (("ours", ours), ("gensim", theirs)):
         for key in (found := [scores(x, words, counts, sets) for x in vectors])[0]:
             figures[f"{name}_{key}"] = statistics.mean(one[key] for one in found)
