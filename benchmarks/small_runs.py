@@ -217,10 +217,12 @@ def forget(workdir: Path) -> None:
 
 @dataclass(frozen=True)
 class Paired:
-    """Mean of paired differences, and half the width of its 95% interval (Student's t; not a number for one)."""
+    """Mean of paired differences, half the width of its 95% interval (Student's t), and its standard error; the
+    last two are not a number for one difference."""
 
     mean: float
     half: float
+    error: float = math.nan
 
     @property
     def is_clear(self) -> bool:
@@ -235,7 +237,7 @@ def paired(differences: Sequence[float]) -> Paired:
     if n < 2:
         return Paired(statistics.mean(differences), math.nan)
     error = statistics.stdev(differences) / math.sqrt(n)
-    return Paired(statistics.mean(differences), float(stats.t.ppf(0.975, n - 1)) * error)
+    return Paired(statistics.mean(differences), float(stats.t.ppf(0.975, n - 1)) * error, error)
 
 
 def cells(values: Sequence[Any]) -> str:

@@ -89,7 +89,8 @@ def score(
         "config": REPOSITORY / f"configs/finetune/{task.recipe}.yaml", "init_from": model,
         "data.dir": texts, "data.train": task.file.format("train"), "data.dev": task.file.format(part),
         "data.test": (), "optimizer.learning_rate": rate, "training.seed": seed,
-        "training.eval_interval": 1_000_000, "training.checkpoint_interval": 1_000_000, **task.options,
+        "training.eval_interval": 1_000_000, "training.checkpoint_interval": 1_000_000,
+        "training.compilation_cache": workdir.parent / "compiled", **task.options,
     }  # fmt: skip
     line: dict[str, Any] = {"score": -math.inf}
     try:

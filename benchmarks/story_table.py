@@ -14,6 +14,7 @@ SYSTEMS = (
 )  # fmt: skip
 # Systems whose loss is a cross-entropy of pieces.
 LANGUAGE_MODELS = ("nnlm", "awd_lstm", "elmo", "gpt", "bert", "modern")
+STATIC, CONTEXTUAL = ("cbow", "skip_gram", "glove"), ("elmo", "gpt", "bert", "modern")
 INSIGHT = ("pairs", "pos", "senses", "similarity")
 _TASKS = ("clinc150-10", "clinc150", "snips-200", "snips", "sst2", "stsb")
 COLUMNS = {
@@ -144,6 +145,24 @@ def tables(results: Results, seeds: Sequence[int]) -> list[str]:
             lines += ["", f"equal {budget}: tasks, {way}", "", *tasks(results, budget, way, seeds)]
         lines += ["", f"equal {budget}: layers", "", *layers(results, budget, seeds)]
     return [*lines, "", "differences after equal seconds, paired over seeds", "", *steps(results, seeds)]
+
+
+def problems(results: Results, systems: Sequence[str], seeds: Sequence[int]) -> list[str]:
+    """Return what is missing or below the bar: each contextual system that counts as trained must tell the senses
+    of nouns apart better than every static one, by two standard errors of the difference paired over seeds."""
+    below = []
+    wanted = [f"{column}/seconds/{system}/{seed}" for system in systems for seed in seeds
+              for column in ("senses", *COLUMNS["frozen"], *COLUMNS["tuned"])]  # fmt: skip
+    if missing := [key for key in wanted if key not in results]:
+        below.append(f"{len(missing)} of {len(wanted)} results are missing, first {missing[0]}")
+    for later in (system for system in CONTEXTUAL if system in systems):
+        for earlier in (system for system in STATIC if system in systems):
+            step = difference(results, "senses", later, earlier, seeds)
+            if step is None or not is_trained(results, "seconds", later, seeds):
+                continue
+            if not step.mean > 2 * step.error:
+                below.append(f"senses: {later} - {earlier} {step.mean:+.3f}, standard error {step.error:.3f}")
+    return below
 
 
 def picture(results: Results, seeds: Sequence[int], path: Path) -> None:

@@ -17,8 +17,8 @@ values, windows of 5, 5 negatives, subsampling from 1e-3 and two threads. Compar
 
 Finished runs in FOLDER are not repeated, and a cut run resumes. ``--short``: 1 seed of ours and 2 of gensim's, one
 epoch, without a bar for the correlations. Exit code 3 if a mean correlation is more than 0.02 below gensim's, the
-overlap more than 0.03 below that of two gensim seeds, or the speed less than 0.2 times gensim's, and if gensim reads
-other vectors from our files.
+overlap more than 0.03 below that of two gensim seeds, or the speed less than 0.2 times gensim's, and if gensim
+reads other vectors from our files.
 """
 
 import argparse

@@ -37,8 +37,14 @@ def story(monkeypatch):
         return {"score": 0.5 + 0.2 * ("modern" in model.name) - 0.1 * is_frozen - 0.1 * (rate not in (3e-3, 9e-3))}
 
     measured = {"score": 0.6, "layers": [0.5, 0.6]}
-    for name in ("minimal_pairs", "parts_of_speech", "senses", "similarity"):
+    for name in ("minimal_pairs", "parts_of_speech", "similarity"):
         monkeypatch.setattr(module, name, lambda model, data: measured)
+    module.static = 0.5
+    monkeypatch.setattr(
+        module,
+        "senses",
+        lambda model, data: measured | ({"score": module.static} if "skip_gram" in model.name else {}),
+    )
     monkeypatch.setattr(module, "pretrain", pretrain)
     monkeypatch.setattr(module, "score", score)
     monkeypatch.setattr(module, "texts", lambda task, data, folder, seed: folder)
@@ -60,7 +66,7 @@ def command(story, monkeypatch, folder, *words):
     systems = ["skip_gram", "bert", "modern", "drawn modern"]
     given = ["--folder", str(folder), "--data", "none", "--seconds", "100", "--systems", *systems, *words]
     monkeypatch.setattr(sys, "argv", ["story.py", *given])
-    assert story.main() == 0
+    return story.main()
 
 
 def tables(capsys):
@@ -94,7 +100,7 @@ def test_equal_seconds_and_equal_tokens(story, monkeypatch, capsys, tmp_path):
 
 
 def test_it_continues_and_compares(story, monkeypatch, capsys, tmp_path):
-    command(story, monkeypatch, tmp_path, "--seeds", "0", "1")
+    assert command(story, monkeypatch, tmp_path, "--seeds", "0", "1") == 0
     printed = tables(capsys)
     (bert,) = (line for line in printed.splitlines() if line.startswith("| bert | 2 |"))
     assert "| 7.000 ± 0.000* |" in bert  # not 1 nat under 6.5
@@ -106,7 +112,9 @@ def test_it_continues_and_compares(story, monkeypatch, capsys, tmp_path):
     count = len(story.runs)
     path = tmp_path / "lines" / "seconds-1-bert.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]) + '{"key": "cut')
-    command(story, monkeypatch, tmp_path, "--seeds", "0", "1")
+    assert command(story, monkeypatch, tmp_path, "--seeds", "0", "1", "--table") == 3  # a result is missing
+    assert "1 of 96 results are missing, first task/results/" in capsys.readouterr().err
+    assert command(story, monkeypatch, tmp_path, "--seeds", "0", "1") == 0
     assert len(story.runs) == count + 1  # the run whose line was cut
     assert tables(capsys) == printed
 
@@ -117,3 +125,11 @@ def test_frozen_tasks(story):
     assert deep["features.layers"] == "weighted_with_embeddings"
     assert "features.bilstm_size" not in story.TASKS["clinc150"].of("frozen").options
     assert "features.frozen_encoder" not in story.TASKS["clinc150"].of("tuned").options
+
+
+def test_contextual_vectors_must_be_ahead(story, monkeypatch, capsys, tmp_path):
+    story.static = 0.6
+    assert command(story, monkeypatch, tmp_path, "--seeds", "0", "1") == 3
+    errors = capsys.readouterr().err.splitlines()
+    assert errors[-1] == "senses: modern - skip_gram +0.000, standard error 0.000"
+    assert not any("bert - skip_gram" in line for line in errors)  # BERT does not count as trained
