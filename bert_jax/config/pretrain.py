@@ -119,8 +119,11 @@ class DataConfig(Section, prefix="data."):
     seed: int = 12345
     # Number of processes that build shards; 0: one per processor.
     workers: AtLeast0[int] = 0
+    # Whether the rows of a document follow each other: its instances are consecutive records of one shard, and row
+    # r of a batch is the record after row r of the batch before it, except between segments.
+    contiguous: bool = False
     # Number of lanes, the streams of records that determine the order of the data; 0: the greatest common divisor
-    # of 64 and all batch sizes in rows. Part of the data fingerprint.
+    # of 64 and all batch sizes in rows, or the batch size with data.contiguous. Part of the data fingerprint.
     lanes: AtLeast0[int] = 0
     # Number of segments that a lane shuffles together.
     window_segments: Positive[int] = 4
@@ -154,6 +157,10 @@ class DataConfig(Section, prefix="data."):
         self._require("span_mean", self.span_mean >= 1, "1 or more")
         self._check_classes()
         self._check_mixture()
+        if self.contiguous:
+            for name, wanted in (("next_sentence", "none"), ("packing", "none"), ("mixture", ())):
+                allowed = f"{wanted or 'no folders'} with data.contiguous"
+                self._require(name, getattr(self, name) == wanted, allowed)
 
     @property
     def mixture_parts(self) -> tuple[tuple[str, float], ...]:
@@ -169,7 +176,7 @@ class DataConfig(Section, prefix="data."):
 
     def lanes_for(self, *batch_sizes: int) -> int:
         """Return the number of lanes for batches of ``batch_sizes`` rows."""
-        return self.lanes or math.gcd(*batch_sizes, 64)
+        return self.lanes or (batch_sizes[0] if self.contiguous else math.gcd(*batch_sizes, 64))
 
     def mask_fraction_at(self, batch: int) -> float:
         """Return the share of the tokens that are predicted in the training batch with the index ``batch``."""
@@ -289,11 +296,20 @@ class PretrainConfig:
             for size in (self.training.global_batch_size, *self.training.batch_ramp[1::2]):
                 allowed = f"a divisor of every batch size, including {size}"
                 require(size % data.lanes == 0, "data.lanes", data.lanes, allowed)
+        self._check_contiguous()
 
     @classmethod
     def complete(cls, parsed: Parsed) -> Parsed:
         """Return ``parsed``, the settings of a config, with the settings that follow from them."""
         return with_steps(parsed, options_of(cls))  # type: ignore[arg-type]
+
+    def _check_contiguous(self) -> None:
+        data, training = self.data, self.training
+        if data.contiguous:
+            size, lanes, ramp = training.global_batch_size, data.lanes, training.batch_ramp
+            allowed = f"0 or the batch size, {size}, with data.contiguous"
+            require(lanes in (0, size), "data.lanes", lanes, allowed)
+            require(not ramp, "training.batch_ramp", ramp, "no pairs with data.contiguous")
 
     @property
     def has_unknown_rows(self) -> bool:

@@ -1,10 +1,10 @@
 """Jobs that convert a token store to shards: jobs that write parts, then one merge per shard.
 
 A part consists of a table and of the serialized instances of consecutive documents in one pass, sorted by shard and
-then by a random sort key (the place of an instance in its shard). The merge of a shard reads the records of this
-shard from all parts, sorted by this key. With ``data.packing``, the records of parts are those of
-``data_pipeline.build.packing``, and the merge packs them into rows. Parts and shards depend only on the store and
-the settings, so their bytes do not depend on how the jobs are distributed.
+then by a random sort key (the place of an instance in its shard; with ``data.contiguous``, of its document). The
+merge of a shard reads the records of this shard from all parts, sorted by this key. With ``data.packing``, the
+records of parts are those of ``data_pipeline.build.packing``, and the merge packs them into rows. Parts and shards
+depend only on the store and the settings, so their bytes do not depend on how the jobs are distributed.
 """
 
 import json
@@ -28,6 +28,7 @@ from data_pipeline.build.instances import (
     InstanceSettings,
     RandomNext,
     Segment,
+    contiguous_shard_and_place,
     instance_keys,
     make_features,
     plan_document,
@@ -172,7 +173,10 @@ def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last
     instances = Instances.from_rows(rows)
     ids, starts = pool.read(np.load(local_copy(job.build / "continuation.npy")))
     keys = instance_keys(job.settings, instances, pass_number)
-    shard, place = shard_and_place(keys, job.num_shards)
+    if job.settings.data.contiguous:
+        shard, place = contiguous_shard_and_place(job.settings, instances, pass_number, job.num_shards)
+    else:
+        shard, place = shard_and_place(keys, job.num_shards)
     order = np.lexsort((place, shard))
     instances, keys = Instances(*(column[order] for column in instances)), keys[order]
     block = max(1, _BLOCK_CELLS // job.settings.data.seq_length)

@@ -7,8 +7,8 @@ influence how often a record is read.
 
 In every epoch of a lane, its segments are permuted by (seed, lane, epoch). W (``window_segments``) consecutive
 segments of this permutation form a window. The records of a window are read together and are permuted by (seed,
-lane, epoch, window). After its last window, a lane starts its own next epoch. The first window of most lanes is
-shorter, so that lanes do not load their windows at the same step.
+lane, epoch, window); with ``data.contiguous`` they keep their order. After its last window, a lane starts its own
+next epoch. The first window of most lanes is shorter, so that lanes do not load their windows at the same step.
 
 Row r of a global batch of B rows comes from lane r // (B / V), so hosts that feed contiguous rows read contiguous
 lanes. The order does not depend on hosts, files or time.
@@ -93,6 +93,7 @@ class LaneOrder:
     segment_records: int
     window_segments: int
     seed: int
+    is_contiguous: bool = False  # records keep their order within a segment
 
     def __post_init__(self) -> None:
         assert 0 < self.lanes <= self.records
@@ -144,11 +145,8 @@ class LaneOrder:
         chosen = segments[edges[number] : edges[number + 1]].tolist()
         ranges = tuple((int(starts[s]), int(starts[s + 1])) for s in chosen)
         size = int(record_edges[number + 1] - record_edges[number])
-        return epoch, LaneWindow(
-            start=int(record_edges[number]),
-            ranges=ranges,
-            order=permutation(size, self.seed, 2, lane, epoch, number),
-        )
+        order = np.arange(size) if self.is_contiguous else permutation(size, self.seed, 2, lane, epoch, number)
+        return epoch, LaneWindow(start=int(record_edges[number]), ranges=ranges, order=order)
 
 
 # ------------------------------------------------------------------ mixtures
@@ -302,6 +300,8 @@ def order_facts(
     }
     if is_mixture:
         facts["data.mixture"] = list(order.weights)
+    if data.contiguous:
+        facts["data.contiguous"] = True
     content = [data.masking]
     if data.masking == "dynamic":
         content += [data.mask_unit, data.mask_fraction, data.mask_token_share, data.random_token_share]

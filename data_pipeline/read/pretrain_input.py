@@ -195,7 +195,8 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
         Raises ``ValueError``, which lists the differences, if ``state`` was recorded with another data order.
         """
         if state["fingerprint"] != self._order_facts["fingerprint"]:
-            before, now = ({"data.mixture": "none"} | order for order in (state["order"], self._order_facts))
+            absent = {"data.mixture": "none", "data.contiguous": False}
+            before, now = (absent | order for order in (state["order"], self._order_facts))
             differences = [f"{key} was {was}, now {now[key]}" for key, was in before.items() if now[key] != was]
             raise ValueError(
                 "the saved data position was recorded with a different data order: "
@@ -238,13 +239,20 @@ def pretrain_batches(
             )
     fewest = min(records.counts)
     usable = usable_lanes(lanes, fewest)
+    if data.contiguous and (usable != batch_size or batch_ramp):
+        raise ValueError(
+            f"data.contiguous: true is not allowed with {usable} lanes, {fewest} records and batches of "
+            f"{', '.join(map(str, sizes.all))} rows; allowed: as many lanes as rows, at most one per record; use "
+            "smaller batches of one size, or more text"
+        )
     if usable != lanes:
         where = f" in {records.indexes[records.counts.index(fewest)].folder}" if len(records.counts) > 1 else ""
         _log.warning(
             "data.lanes: %d is reduced to %d, because there are %d records%s", lanes, usable, fewest, where
         )
     lane_orders = (
-        LaneOrder(count, usable, data.segment_records, data.window_segments, seed) for count in records.counts
+        LaneOrder(count, usable, data.segment_records, data.window_segments, seed, data.contiguous)
+        for count in records.counts
     )
     order = MixtureOrder(tuple(part.weight for part in records.parts), tuple(lane_orders))
     host_rows = HostRows.of(usable, sizes, rows)

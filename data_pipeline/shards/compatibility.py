@@ -44,6 +44,8 @@ def shard_settings(data: DataConfig, tokenizer: Tokenizer, split: str) -> dict[s
         names += ["mask_special_tokens"]
     if data.packing != "none":
         names += ["packing", "sequences_per_row"]
+    if data.contiguous:
+        names += ["contiguous"]
     settings = {f"data.{name}": getattr(data, name) for name in names}
     is_train = split == "train"
     settings["data.dupe_factor"] = data.dupe_factor if is_train else 1
@@ -81,8 +83,9 @@ def changed_settings(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> 
     """Return the differences between the settings that a manifest of shards records and those of the config.
 
     Manifests of unpacked shards do not name the options of packing, so these are compared by ``data.packing``
-    first.
+    first. Manifests name ``data.contiguous`` only if it is true.
     """
+    recorded, wanted = ({"data.contiguous": False} | dict(each) for each in (recorded, wanted))
     if recorded.get("data.packing", "none") != (packing := wanted.get("data.packing", "none")):
         wanted = {name: value for name, value in wanted.items() if name != "data.sequences_per_row"}
         wanted["data.packing"] = packing
