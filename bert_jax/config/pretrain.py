@@ -236,6 +236,10 @@ class ObjectiveConfig(Section, prefix="objective."):
     z_loss: AtLeast0[float] = only(
         0.0, {"objective.name": ("masked_lm", "masked_lm_classes", "causal_lm", "replaced_tokens")}
     )
+    # Whether each row starts with the state of the LSTM after the same row of the previous batch, with
+    # data.contiguous and model.encoder lstm or bidirectional_lstm (Merity et al. 2018; bilm-tf of Peters et al.
+    # 2018). Evaluation starts at zero.
+    carry_state: bool = only(False, {"objective.name": ("causal_lm", "bidirectional_lm")})
     # Largest distance between a word and its context. word2vec draws a smaller one for each word.
     window: Positive[int] = only(5, {"objective.name": ("skip_gram", "cbow", "glove")})
     # Negatives of a pair (Mikolov et al. 2013b: 5 to 20 for small texts).
@@ -310,6 +314,13 @@ class PretrainConfig:
             allowed = f"0 or the batch size, {size}, with data.contiguous"
             require(lanes in (0, size), "data.lanes", lanes, allowed)
             require(not ramp, "training.batch_ramp", ramp, "no pairs with data.contiguous")
+        if self.objective.carry_state:
+            suffix, steps = "with objective.carry_state", training.accumulation_steps
+            require(data.contiguous, "data.contiguous", data.contiguous, f"true {suffix}")
+            fits = self.model.encoder in ("lstm", "bidirectional_lstm")
+            require(fits, "model.encoder", self.model.encoder, f"lstm or bidirectional_lstm {suffix}")
+            require(steps == 1, "training.accumulation_steps", steps, f"1 {suffix}")
+            require(not self.objective.module, "objective.module", self.objective.module, f"none {suffix}")
 
     @property
     def has_unknown_rows(self) -> bool:
@@ -342,6 +353,11 @@ class PretrainConfig:
     def stores_start_params(self) -> bool:
         """True if the train state also contains the parameters from which training started."""
         return False
+
+    @property
+    def carries_state(self) -> bool:
+        """True if the train state also contains the state of the network after the last batch."""
+        return self.objective.carry_state
 
     @property
     def has_nsp(self) -> bool:

@@ -21,6 +21,7 @@ from bert_jax.objectives.objective import (
     Batch,
     PretrainObjective,
     Sums,
+    apply_carried,
     denominator,
     padding_sums,
     weighted_cross_entropy,
@@ -107,12 +108,17 @@ class CausalLm(PretrainObjective):
         return {"lm_loss": total} | ({"lm_z_loss": total} if self.config.objective.z_loss else {})
 
     def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
+        return self.carried_sums(params, batch, key, None)[0]
+
+    def carried_sums(
+        self, params: Any, batch: Batch, key: Any, carry: Any, *, start: Any = None, axis: str | None = None
+    ) -> tuple[Sums, Any]:
         ids_BxS = original_ids(batch)
-        logits_BxSxV = self.model.apply({"params": params}, batch | {"input_ids": ids_BxS}, key)
+        logits_BxSxV, carry = apply_carried(self.model, params, {**batch, "input_ids": ids_BxS}, key, carry)
         weights = next_weights(batch["sequence_ids"])
         sums = weighted_cross_entropy("lm", logits_BxSxV[:, :-1], ids_BxS[:, 1:], weights)
         sums |= z_loss("lm", self.config.objective.z_loss, logits_BxSxV[:, :-1], weights)
-        return sums | padding_sums(batch["sequence_ids"])
+        return sums | padding_sums(batch["sequence_ids"]), carry
 
     def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
         values = super().evaluation(totals)

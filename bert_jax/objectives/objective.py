@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from bert_jax.batch import PRETRAIN_FEATURES, PretrainSource
 from bert_jax.config import HeadsConfig, ModelConfig, PretrainConfig, RunConfig
 from bert_jax.model.dropout import TOKEN_FEATURES
+from bert_jax.model.layers import CACHE
 from bert_jax.objectives.display import Display
 from bert_jax.tokenization import Tokenizer
 
@@ -61,6 +62,13 @@ class Objective(ABC):
                 contain them.
             axis: the mesh axis whose replicas compute the other rows of the batch; None: ``batch`` has all rows.
         """
+
+    def carried_sums(
+        self, params: Any, batch: Batch, key: Any, carry: Any, *, start: Any, axis: str | None
+    ) -> tuple[Sums, Any]:
+        """Return :meth:`sums` of rows before whose first column the network has the state ``carry``, and its state
+        after the last column. Only called with ``objective.carry_state``."""
+        raise NotImplementedError
 
     def damaged_rows(self, sequence_ids: jax.Array) -> jax.Array:
         """Return the number of rows that replace damaged records; default: the number of rows without tokens.
@@ -146,6 +154,16 @@ class PretrainObjective(Objective):
         """Return the content of report_data.json; see ``bert_jax.training.logging.report.write_report``."""
         evaluation = {name: value for name, value in final.items() if name not in ("step", "split")}
         return {"summary": self.result_lines(final, ()), "evaluation": evaluation, "samples": list(samples)}
+
+
+def apply_carried(model: nn.Module, params: Any, features: Batch, key: Any, carry: Any) -> tuple[Any, Any]:
+    """Return the output of ``model`` with the state ``carry`` (its collection ``CACHE``) before the first column,
+    and the state after the last one. If ``carry`` is None, the state starts at zero, and None is returned."""
+    if carry is None:
+        return model.apply({"params": params}, features, key), None
+    features = {**features, "cache_start": jnp.zeros((), jnp.int32)}
+    output, changed = model.apply({"params": params, CACHE: carry}, features, key, mutable=[CACHE])
+    return output, changed[CACHE]
 
 
 def denominator(weights: jax.Array) -> jax.Array:

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -18,7 +18,7 @@ from bert_jax.training.logging.meter import IntervalMeter
 from bert_jax.training.memory import device_bytes, explain_memory, state_advice
 from bert_jax.training.programs import TrainPrograms
 from bert_jax.training.spikes import LossGuard, RollBack
-from bert_jax.training.state import POSITIONS, TrainState, extend_positions, initial_state
+from bert_jax.training.state import POSITIONS, TrainState, extend_positions, initial_state, zero_carry
 
 # Model options that a new phase may change, because they do not affect the parameters.
 PHASE_MAY_CHANGE = {
@@ -117,7 +117,8 @@ def _end_of_phase(job: Job, programs: TrainPrograms, launch: Launch, report: Cal
             "value, because training.num_steps includes the steps of earlier phases"
         )
     report(f"starting a new phase from step {before.step:,} of {folder}")
-    return before
+    # Rows of the new phase do not follow those of the earlier one.
+    return replace(before, state=before.state.replace(carry=zero_carry(before.state.carry)))
 
 
 def _extension(

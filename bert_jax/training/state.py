@@ -16,7 +16,8 @@ from bert_jax.batch import feature_shapes
 from bert_jax.config import ExecutionConfig, RunConfig
 from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.model.canonical import abstract_params, path_name
-from bert_jax.parallel import shardings
+from bert_jax.model.layers import CACHE
+from bert_jax.parallel import batch_sharding, shardings
 
 # Name of the position table.
 POSITIONS = "embeddings/position_embeddings/embedding"
@@ -28,6 +29,8 @@ class TrainState:
 
     ``ema`` is the moving average of the parameters, or None if ``optimizer.ema_decay`` is 0. ``start`` contains the
     initial parameters, with 0 for those that were randomly initialized; it is None if the config does not need it.
+    ``carry`` is the state of the network after the last batch, one entry per row, or None without
+    ``objective.carry_state``.
     """
 
     step: jax.Array  # int32[]: number of optimizer steps, including skipped steps
@@ -35,6 +38,7 @@ class TrainState:
     opt_state: Any
     ema: Any = None
     start: Any = None
+    carry: Any = None
 
 
 def make_prng_key(execution: ExecutionConfig, seed: int) -> jax.Array:
@@ -102,7 +106,23 @@ def abstract_state(
         ema=params if config.optimizer.ema_decay > 0 else None,
         start=params if config.stores_start_params else None,
     )
-    return jax.tree_util.tree_map_with_path(place, state)
+    state = jax.tree_util.tree_map_with_path(place, state)
+    return state.replace(carry=_abstract_carry(config, model, mesh)) if config.carries_state else state
+
+
+def _abstract_carry(config: RunConfig, model: BertModel, mesh: Mesh) -> Any:
+    """Return the shapes, dtypes and shardings of the state of ``model`` for the rows of a batch."""
+    rows = config.training.global_batch_size
+    batch = {n: jax.ShapeDtypeStruct(s, d) for n, (s, d) in feature_shapes(rows, 8, 1).items()}
+    batch["cache_start"] = jax.ShapeDtypeStruct((), jnp.int32)
+    cache = jax.eval_shape(lambda batch: model.init(jax.random.key(0), batch)[CACHE], batch)
+    sharding = batch_sharding(mesh)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), cache)
+
+
+def zero_carry(like: Any) -> Any:
+    """Return zeros with the shapes, dtypes and shardings of the leaves of ``like``, a carried state."""
+    return jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), like)
 
 
 def initial_state(
@@ -126,7 +146,8 @@ def initial_state(
         if abstract.start is not None:
             zeros = to_canonical(jax.tree.map(jnp.zeros_like, params), vocab_size)
             start = from_canonical(zeros | loaded, params, vocab_size)
-        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), ema, start)
+        carry = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract.carry)
+        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), ema, start, carry)
 
     return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))(dict(loaded or {}))
 

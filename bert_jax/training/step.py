@@ -14,8 +14,8 @@ from bert_jax.optim import make_schedule
 from bert_jax.parallel import axis_names, constrain_tree
 from bert_jax.training.state import TrainState, compute_shardings, make_prng_key
 
-# Loss, gradients and metric sums of a set of rows.
-Gradients = tuple[jax.Array, Any, Sums]
+# Loss, gradients and metric sums of a set of rows, and the state of the network after them (None: not carried).
+Gradients = tuple[jax.Array, Any, Sums, Any]
 
 
 def split_microbatches(batch: Batch, count: int) -> dict[str, jax.Array]:
@@ -36,10 +36,12 @@ def loss_and_gradients(
     accumulation_steps: int,
     *,
     start: Any = None,
+    carry: Any = None,
     reduction_dtype: str = "float32",
     shardings: Any = None,
 ) -> Gradients:
-    """Return the loss of the global batch, the gradients of the loss (float32) and the summed metrics.
+    """Return the loss of the global batch, the gradients of the loss (float32), the summed metrics, and the state
+    of the network that follows ``carry``, its state before the batch (None: neither is used).
 
     The denominators of the loss are sums over the global batch, so the accumulated gradient equals the gradient of
     the global batch even if the microbatches contain different numbers of masked tokens. Each replica (one index of
@@ -54,8 +56,10 @@ def loss_and_gradients(
         shardings = compute_shardings(objective.model, mesh)
 
     def replica_gradients(
-        params: Any, start: Any, rows: Batch, key: Any, denominators: dict[str, jax.Array], replica: jax.Array
+        params: Any, start: Any, own: Any, key: Any, denominators: dict[str, jax.Array], replica: jax.Array
     ) -> Gradients:
+        rows, carry = own
+
         def gradients(rows: Batch, index: jax.Array | int) -> Gradients:
             rows_key: DropoutKey | None = None if key is None else jax.random.fold_in(key, index)
             if key is not None and replicas > 1:
@@ -64,22 +68,26 @@ def loss_and_gradients(
                 # The same bits in every microbatch and replica.
                 rows_key = TokenKey.of(key, *(rows[name] for name in TOKEN_FEATURES))
 
-            def loss_of(params: Any) -> tuple[jax.Array, Sums]:
-                sums = objective.sums(params, rows, rows_key, start=start, axis="data" if replicas > 1 else None)
-                return sum(sums[name][0] / denominator for name, denominator in denominators.items()), sums
+            def loss_of(params: Any) -> tuple[jax.Array, tuple[Sums, Any]]:
+                axis, after = "data" if replicas > 1 else None, None
+                if carry is None:
+                    sums = objective.sums(params, rows, rows_key, start=start, axis=axis)
+                else:
+                    sums, after = objective.carried_sums(params, rows, rows_key, carry, start=start, axis=axis)
+                return sum(sums[name][0] / total for name, total in denominators.items()), (sums, after)
 
-            (loss, sums), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
-            return loss, constrain_tree(grads, shardings, mesh), sums
+            (loss, (sums, after)), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
+            return loss, constrain_tree(grads, shardings, mesh), sums, after
 
         return accumulate(gradients, rows, accumulation_steps)
 
-    inputs = params, start, batch, key, denominators, jnp.arange(replicas)
+    inputs = params, start, (batch, carry), key, denominators, jnp.arange(replicas)
     if mesh is None or replicas == 1:
         return replica_gradients(*inputs)
-    loss, grads, sums = over_replicas(replica_gradients, mesh, inputs)
+    loss, grads, sums, carry = over_replicas(replica_gradients, mesh, inputs)
     with jax.named_scope("gradient_reduction"):
         grads = sum_replicas(grads, shardings, jnp.dtype(reduction_dtype))
-    return jnp.sum(loss), grads, jax.tree.map(jnp.sum, sums)
+    return jnp.sum(loss), grads, jax.tree.map(jnp.sum, sums), carry
 
 
 def accumulate(gradients: Callable[[Batch, Any], Gradients], rows: Batch, count: int) -> Gradients:
@@ -98,15 +106,21 @@ def accumulate(gradients: Callable[[Batch, Any], Gradients], rows: Batch, count:
 
 
 def over_replicas(replica_gradients: Callable[..., Gradients], mesh: Mesh, inputs: tuple[Any, ...]) -> Gradients:
-    """Return the :data:`Gradients` of all replicas, stacked along a new first dimension.
+    """Return the :data:`Gradients` of all replicas, stacked along a new first dimension, and the carried states of
+    all rows.
 
-    Each replica calls ``replica_gradients`` with ``inputs``, in which the third input (the rows) and the last input
-    (the replica indices) are reduced to the shard of this replica.
+    Each replica calls ``replica_gradients`` with ``inputs``, in which the third input (the rows, and their carried
+    states) and the last input (the replica indices) are reduced to the shard of this replica.
     """
+
+    def replica(*inputs: Any) -> Gradients:
+        loss, grads, sums, carry = replica_gradients(*inputs)
+        return (*jax.tree.map(lambda x: x[None], (loss, grads, sums)), carry)
+
     whole, by_rows = PartitionSpec(), PartitionSpec("data")
     # Manual over data only; the compiler partitions the work of a replica over fsdp and tensor.
     apart = jax.shard_map(
-        lambda *inputs: jax.tree.map(lambda x: x[None], replica_gradients(*inputs)),
+        replica,
         mesh=mesh,
         in_specs=(whole, whole, by_rows, whole, whole, by_rows),
         out_specs=by_rows,
@@ -184,9 +198,9 @@ def make_train_step(
             tree if tree is None or mesh is None else constrain_tree(tree, layouts, mesh)
             for tree in (state.params, state.start)
         )
-        loss, grads, sums = loss_and_gradients(
+        loss, grads, sums, after = loss_and_gradients(
             objective, whole, batch, key, training.accumulation_steps,
-            start=start, reduction_dtype=training.gradient_reduction_dtype, shardings=shardings,
+            start=start, carry=state.carry, reduction_dtype=training.gradient_reduction_dtype, shardings=shardings,
         )  # fmt: skip
         learning_rate = schedule(state.step)
         with jax.named_scope("optimizer"):
@@ -198,7 +212,7 @@ def make_train_step(
             grad_norm = optax.tree.norm(grads)
             finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 
-            def update(state: TrainState, grads: Any) -> tuple[Any, Any, Any]:
+            def update(state: TrainState, grads: Any) -> tuple[Any, Any, Any, Any]:
                 decayed, ema = state.params, state.ema
                 if decay_toward_start:
                     decayed = jax.tree.map(jnp.subtract, decayed, state.start)
@@ -208,10 +222,10 @@ def make_train_step(
                 params = jax.tree.map(lambda p, d: p - learning_rate * d, state.params, direction)
                 if ema is not None:
                     ema = jax.tree.map(lambda e, p: e + (1 - config.optimizer.ema_decay) * (p - e), ema, params)
-                return params, opt_state, ema
+                return params, opt_state, ema, after
 
-            params, opt_state, ema = _if_finite(finite, update, state, grads, mesh)
-            new_state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema)
+            params, opt_state, ema, carry = _if_finite(finite, update, state, grads, mesh)
+            new_state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema, carry=carry)
         metrics = {"sums": sums, "finite": finite, "blank_rows": objective.damaged_rows(batch["sequence_ids"])}
         metrics |= {"loss": loss, "grad_norm": grad_norm, "last": {"learning_rate": learning_rate}}
         return new_state, metrics | {"tokens": jnp.subtract(*reversed(sums["padding_fraction"]))}
@@ -221,9 +235,9 @@ def make_train_step(
 
 def _if_finite(
     finite: jax.Array, update: Callable[..., Any], state: TrainState, grads: Any, mesh: Mesh | None
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, Any, Any, Any]:
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-    old = state.params, state.opt_state, state.ema
+    old = state.params, state.opt_state, state.ema, state.carry
     if platform == "cpu":
         # jnp.where would copy the moments first, because the update overwrites its inputs.
         return jax.lax.cond(finite, update, lambda state, grads: old, state, grads)

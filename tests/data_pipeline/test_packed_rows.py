@@ -421,7 +421,7 @@ def make_model(**execution: Any) -> Any:
 def loss_and_grads(batch: dict[str, np.ndarray], accumulation: int = 1, **execution: Any) -> tuple[float, Any]:
     model = make_model(**execution)
     run = jax.jit(lambda p, b: loss_and_gradients(masked_lm(model), p, b, jax.random.key(5), accumulation))
-    loss, grads, _ = run(initial_params(model, 3), batch)
+    loss, grads, *_ = run(initial_params(model, 3), batch)
     return float(loss), to_canonical(jax.device_get(grads), MODEL.model.vocab_size)
 
 

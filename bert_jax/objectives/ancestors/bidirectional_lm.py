@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import HeadsConfig, PretrainConfig
 from bert_jax.model import BertModel
+from bert_jax.model.layers import CACHE_FEATURES
 from bert_jax.objectives.causal_lm import next_weights, original_ids
 from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import (
@@ -21,6 +22,7 @@ from bert_jax.objectives.objective import (
     Batch,
     PretrainObjective,
     Sums,
+    apply_carried,
     denominator,
     padding_sums,
     weighted_cross_entropy,
@@ -38,7 +40,8 @@ class BidirectionalModel(BertModel):
         x_BxSxE, table_VxE = self.embeddings(
             features["input_ids"], features["token_type_ids"], features["position_ids"], dropout_key
         )
-        tokens = {name: features[name] for name in ("sequence_ids", "position_ids")}
+        names = ("sequence_ids", "position_ids", *CACHE_FEATURES)
+        tokens = {name: features[name] for name in names if name in features}
         x_BxSxH, _ = self.encoder(x_BxSxE, tokens, dropout_key)
         forward, backward = jnp.split(x_BxSxH, 2, axis=-1)
         return self.mlm_head(forward[:, :-1], table_VxE), self.mlm_head(backward[:, 1:], table_VxE)
@@ -81,11 +84,19 @@ class BidirectionalLm(PretrainObjective):
         return {"forward_loss": total, "backward_loss": total}
 
     def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
+        return self.carried_sums(params, batch, key, None)[0]
+
+    def carried_sums(
+        self, params: Any, batch: Batch, key: Any, carry: Any, *, start: Any = None, axis: str | None = None
+    ) -> tuple[Sums, Any]:
+        """Return the sums and the states of both directions, as bilm-tf keeps them: before the last column, the
+        backward direction has its state at the first column of the previous row, which is earlier text. A row
+        that ends in padding starts both at zero, and so does padding before a row for the forward direction."""
         ids_BxS, weights = original_ids(batch), next_weights(batch["sequence_ids"])
-        forward, backward = self.model.apply({"params": params}, batch | {"input_ids": ids_BxS}, key)
+        (forward, backward), carry = apply_carried(self.model, params, {**batch, "input_ids": ids_BxS}, key, carry)
         sums = weighted_cross_entropy("forward", forward, ids_BxS[:, 1:], weights)
         sums |= weighted_cross_entropy("backward", backward, ids_BxS[:, :-1], weights)
-        return sums | padding_sums(batch["sequence_ids"])
+        return sums | padding_sums(batch["sequence_ids"]), carry
 
     def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
         values = super().evaluation(totals)

@@ -33,7 +33,7 @@ from bert_jax.model.canonical import clear_padding, path_name
 from bert_jax.optim import make_optimizer
 from bert_jax.process import hosts
 from bert_jax.training.checkpoint.digest import check_files, json_digest, tree_digest
-from bert_jax.training.state import TrainState, abstract_state, flat
+from bert_jax.training.state import TrainState, abstract_state, flat, zero_carry
 
 FORMAT = 1
 META_FILE = "metadata"
@@ -341,6 +341,8 @@ def _adapt(
         state = state.replace(ema=None)
     if like.start is None:
         state = state.replace(start=None)
+    if [x.shape for x in jax.tree.leaves(state.carry)] != [x.shape for x in jax.tree.leaves(like.carry)]:
+        state = state.replace(carry=zero_carry(like.carry))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
     if convert is None and len(layouts) == 1 and jax.tree.structure(state) == jax.tree.structure(like):
         return jax.device_put(state, shardings)

@@ -25,7 +25,7 @@ def loss_and_grads(batch, *, mesh=None, accumulation=1, step=1, **execution):
         batch = to_global(batch, mesh, len(batch["input_ids"]))
     key = jax.random.fold_in(jax.random.key(1), step)
     run = jax.jit(lambda p, b: loss_and_gradients(masked_lm(model), p, b, key, accumulation))
-    loss, grads, _ = run(params, batch)
+    loss, grads, *_ = run(params, batch)
     return float(loss), to_canonical(jax.device_get(grads), CONFIG.model.vocab_size)
 
 

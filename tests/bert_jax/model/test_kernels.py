@@ -303,7 +303,7 @@ def loss_of_model(config, mesh=None, **execution):
     if mesh is not None:
         batch = to_global(batch, mesh, len(batch["input_ids"]))
     key = make_prng_key(execution, 1)
-    loss, grads, _ = jax.jit(lambda p, b: loss_and_gradients(masked_lm(model), p, b, key, 1))(params, batch)
+    loss, grads, *_ = jax.jit(lambda p, b: loss_and_gradients(masked_lm(model), p, b, key, 1))(params, batch)
     return loss, to_canonical(grads, config.model.vocab_size)
 
 

@@ -88,7 +88,7 @@ def assert_as_one(
             params = jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, like))
             rows = to_global(rows, mesh, len(batch["input_ids"]))
         compute = jax.jit(lambda p, b: loss_and_gradients(objective, p, b, None, parts))
-        loss, gradients, _ = compute(params, rows)
+        loss, gradients, *_ = compute(params, rows)
         found = to_canonical(jax.device_get(gradients), vocabulary)
         # The true gradient of the biases of keys is 0.
         return float(loss), {name: array for name, array in found.items() if not name.endswith("key/bias")}

@@ -69,7 +69,7 @@ def run(config: PretrainConfig, *, accumulation: int = 1, devices: int = 1) -> t
         params = jax.device_put(params, jax.tree.map(lambda leaf: leaf.sharding, like))
         batch = to_global(batch, mesh, 8)
     compute = jax.jit(lambda p, b: loss_and_gradients(objective, p, b, key, accumulation))
-    loss, gradients, _ = compute(params, batch)
+    loss, gradients, *_ = compute(params, batch)
     return float(loss), to_canonical(jax.device_get(gradients), config.model.vocab_size)
 
 

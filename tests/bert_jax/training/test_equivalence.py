@@ -31,7 +31,7 @@ def run(config, execution, *, mesh=None, accumulation=1, batch=None, dropout=Tru
         batch = to_global(batch, mesh, len(batch["input_ids"]))
     key = make_prng_key(execution, 1) if dropout else None
     run = jax.jit(lambda p, b: loss_and_gradients(masked_lm(model), p, b, key, accumulation))
-    loss, grads, _ = run(params, batch)
+    loss, grads, *_ = run(params, batch)
     return float(loss), to_canonical(jax.device_get(grads), VOCAB)
 
 

@@ -1,0 +1,262 @@
+"""The state of LSTM language models, carried from each row to the same row of the next batch."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import support
+from support import objective_of, random_batch, tiny_config, train_synthetic, untimed, whole_and_resumed
+from test_encoders import ELMO, LSTM, NNLM
+
+from bert_jax.model import from_canonical, to_canonical
+from bert_jax.objectives.objective import apply_carried
+from bert_jax.parallel import make_mesh, to_global
+from bert_jax.training.checkpoint.restore import restore_newest
+from bert_jax.training.logging.metrics_file import read_metrics
+from bert_jax.training.programs import train_programs
+from bert_jax.training.state import initial_params, initial_state
+from bert_jax.training.step import loss_and_gradients
+
+CARRY = " --objective.carry_state true --data.contiguous true"
+SYSTEMS = {"lstm": LSTM + CARRY, "elmo": ELMO + CARRY}
+
+
+def programs_of(*options: str, devices: int = 1):
+    config = tiny_config(*options)
+    mesh = make_mesh(config.mesh, jax.devices()[:devices])
+    return train_programs(objective_of(config, mesh))
+
+
+def full_batch(config, seed: int, used: int = 0):
+    """Rows of random tokens without padding, except that row 0 has ``used`` tokens if this is not 0."""
+    return {name: jnp.asarray(x) for name, x in full_rows(config, seed, used=used).items()}
+
+
+def full_rows(config, seed: int = 0, rows: int | None = None, used: int = 9):
+    batch = random_batch(config, seed, rows)
+    ids = np.random.default_rng(seed).integers(5, 211, batch["input_ids"].shape)
+    batch["input_ids"][:], batch["mlm_weights"][:], batch["sequence_ids"][:] = ids, 0, 1
+    batch["sequence_ids"][0, used or None :] = 0 if used else 1
+    return batch
+
+
+@pytest.fixture
+def long_texts(monkeypatch):
+    """Runs on synthetic batches see full rows."""
+    monkeypatch.setattr(support, "random_batch", full_rows)
+
+
+def zero_state(objective):
+    mesh = make_mesh(objective.config.mesh, jax.devices()[:1])
+    carry = train_programs(objective_of(objective.config, mesh)).abstract.carry
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), carry)
+
+
+def joined(one, two):
+    """Rows of twice the length: those of ``one``, continued by those of ``two``."""
+    names = ("input_ids", "token_type_ids", "sequence_ids", "position_ids")
+    return one | {name: jnp.concatenate([one[name], two[name]], axis=1) for name in names}
+
+
+def carried(objective, params, batches):
+    """Outputs of the model for ``batches``, the state carried between them."""
+    state, outputs = zero_state(objective), []
+    for batch in batches:
+        output, state = apply_carried(objective.model, params, batch, None, state)
+        outputs.append(output)
+    return outputs
+
+
+def test_two_batches_are_one_of_twice_the_length():
+    """Except in row 0, whose padding ends its text."""
+    objective = objective_of(tiny_config(SYSTEMS["lstm"]))
+    params = jax.tree.map(lambda x: 3 * x, initial_params(objective.model, 1))
+    one, two = full_batch(objective.config, 1, used=11), full_batch(objective.config, 2)
+    whole, alone = (
+        objective.model.apply({"params": params}, batch)[..., :211] for batch in (joined(one, two), two)
+    )
+    first, second = (logits[..., :211] for logits in carried(objective, params, (one, two)))
+    assert np.abs(first[1:] - whole[1:, :16]).max() < 1e-5 and np.abs(first[0] - whole[0, :16])[:11].max() < 1e-5
+    assert np.abs(second[1:] - whole[1:, 16:]).max() < 1e-5
+    assert np.array_equal(second[0], alone[0]) and np.abs(second[1:] - alone[1:]).max() > 0.1
+
+
+def recurrence(layer, x, state):
+    """States of one LSTM layer after each column of ``x`` [B, S, I], in numpy and float64."""
+    kernel, recurrent, bias = (
+        np.asarray(layer[n], np.float64) for n in ("input_kernel", "recurrent_kernel", "bias")
+    )
+    hidden, cell = (np.asarray(part, np.float64) for part in state)
+    for column in range(x.shape[1]):
+        gates = np.asarray(x[:, column], np.float64) @ kernel + bias + hidden @ recurrent
+        enter, forget, new, out = np.split(gates, 4, axis=-1)
+        cell = cell / (1 + np.exp(-forget - 1)) + np.tanh(new) / (1 + np.exp(-enter))
+        hidden = np.tanh(cell) / (1 + np.exp(-out))
+    return hidden, cell
+
+
+def test_the_carried_state_is_that_of_the_recurrence():
+    objective = objective_of(tiny_config(SYSTEMS["lstm"], "--model.embedding_norm no"))
+    params, state = initial_params(objective.model, 1), zero_state(objective)
+    batches = [full_batch(objective.config, seed) for seed in (1, 2)]
+    layer, expected = params["encoder"]["layer_0"]["forward"], (np.zeros((8, 24)), np.zeros((8, 24)))
+    for batch in batches:
+        *_, state = loss_and_gradients(objective, params, batch, None, 1, carry=state)
+        table = params["embeddings"]["word_embeddings"]["embedding"]
+        expected = recurrence(layer, np.asarray(table)[batch["input_ids"]], expected)
+        found = state["encoder"]["layer_0"]["forward"]["state"]
+        for value, part in zip(found, expected, strict=False):
+            assert value.dtype == np.float32 and np.abs(value - part).max() < 1e-5
+        assert np.array_equal(found[2], np.ones(8))
+
+
+def test_gradients_stop_between_batches():
+    """The gradient of the second batch is that of its half of the long rows, with a constant state before it."""
+    objective = objective_of(tiny_config(SYSTEMS["lstm"]))
+    params, zero = initial_params(objective.model, 1), zero_state(objective)
+    one, two = (full_batch(objective.config, seed) for seed in (1, 2))
+    *_, state = loss_and_gradients(objective, params, one, None, 1, carry=zero)
+    _, gradients, _, _ = loss_and_gradients(objective, params, two, None, 1, carry=state)
+
+    def half(params, stops):
+        """Loss of the second half of the long rows."""
+        before = params if not stops else jax.lax.stop_gradient(params)
+        *_, state = objective.carried_sums(before, one, None, zero)
+        total, weight = objective.carried_sums(params, two, None, state)[0]["lm_loss"]
+        return total / weight
+
+    stopped, through = (jax.grad(half)(params, stops) for stops in (True, False))
+    distances = [
+        max(float(jnp.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (gradients, other)), strict=True))
+        for other in (stopped, through)
+    ]
+    assert distances[0] < 1e-6 < 1e-4 < distances[1]
+
+
+def test_both_directions_of_elmo_carry():
+    """The backward direction has read the previous batch as if it followed, as in bilm-tf."""
+    objective = objective_of(tiny_config(SYSTEMS["elmo"]))
+    params = jax.tree.map(lambda x: 3 * x, initial_params(objective.model, 1))
+    one, two = (full_batch(objective.config, seed) for seed in (1, 2))
+    _, (forward, backward) = carried(objective, params, (one, two))
+    after, _ = objective.model.apply({"params": params}, joined(one, two))
+    _, before = objective.model.apply({"params": params}, joined(two, one))
+    assert np.abs(forward - after[:, 16:])[..., :211].max() < 1e-5
+    assert np.abs(backward - before[:, :15])[..., :211].max() < 1e-5
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_run_resumes_bit_for_bit(name, tmp_path, long_texts):
+    config = tiny_config(SYSTEMS[name], "--model.hidden_dropout 0.2")
+    lines = whole_and_resumed(config, tmp_path, 7)
+    ends = [end_of(tmp_path / folder, config) for folder in ("whole", "cut")]
+    for key, value in ends[0].items():
+        assert np.array_equal(value, ends[1][key]), key
+    assert all(np.any(value) for key, value in ends[0].items() if key.startswith("carry/"))
+    plain = tiny_config(SYSTEMS[name].replace(CARRY, ""), "--model.hidden_dropout 0.2")
+    train_synthetic(plain, tmp_path / "plain" / "run")
+    assert untimed(read_metrics(tmp_path / "plain" / "run")) != untimed(lines)
+
+
+def end_of(workdir, config):
+    """The arrays of the last checkpoint by name."""
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    model = objective_of(config, mesh).model
+    restored = restore_newest(workdir, config, mesh, model, read_only=True, may_change=set(), report=print)
+    return {name: np.asarray(x) for name, x in to_canonical(restored.state, 211).items()}
+
+
+def test_a_checkpoint_without_a_state_continues_from_zero(tmp_path):
+    plain = tiny_config(LSTM)
+    train_synthetic(plain, tmp_path / "run")
+    names = end_of(tmp_path / "run", plain).keys()
+    assert not any(name.startswith("carry") for name in names)
+    carrying = tiny_config(SYSTEMS["lstm"])
+    state = end_of(tmp_path / "run", carrying)
+    assert state.keys() - names and not any(state[name].any() for name in state.keys() - names)
+    longer = dataclasses.replace(carrying, training=dataclasses.replace(carrying.training, num_steps=24))
+    train_synthetic(longer, tmp_path / "run")
+    assert any(x.any() for name, x in end_of(tmp_path / "run", longer).items() if name.startswith("carry"))
+    assert end_of(tmp_path / "run", plain).keys() == names
+
+
+def test_a_new_phase_starts_at_zero(tmp_path, long_texts):
+    undropped = SYSTEMS["lstm"] + " --model.hidden_dropout 0 --model.attention_dropout 0"
+    config = tiny_config(undropped, "--training.num_steps 5")
+    train_synthetic(config, tmp_path / "one")
+    end = end_of(tmp_path / "one", config)
+    longer = tiny_config(undropped, "--training.num_steps 6")
+    train_synthetic(longer, tmp_path / "two", continue_from=tmp_path / "one")
+    objective, batch = objective_of(longer), full_rows(longer, seed=1000)
+    params = from_canonical(
+        {name.removeprefix("params/"): x for name, x in end.items() if name.startswith("params/")},
+        initial_params(objective.model, 0),
+        211,
+    )
+    state = zero_state(objective)
+    *_, state = loss_and_gradients(objective, params, batch, None, 1, carry=state)
+    found = end_of(tmp_path / "two", longer)
+    for name, value in to_canonical({"carry": state}, 211).items():
+        assert np.abs(found[name] - value).max() < 1e-6
+        assert end[name].any(), "the earlier phase ends with a state"
+
+
+def three_steps(options: str, devices: int):
+    mesh = "--mesh.data 2 --mesh.fsdp 2 --mesh.tensor 2" if devices == 8 else ""
+    programs = programs_of(options, mesh, "--optimizer.learning_rate 0.01", devices=devices)
+    state, losses = initial_state(programs.model, programs.optimizer, programs.abstract, 0), []
+    for seed in range(3):
+        batch = {
+            name: np.asarray(x)
+            for name, x in full_batch(programs.objective.config, seed, used=9).items()
+            if name in programs.objective.features
+        }
+        features = to_global(batch, programs.mesh, 8)
+        state, metrics = programs.step_for(features)(state, features)
+        losses.append(float(metrics.unpack()["loss"]))
+    return np.array(losses), jax.device_get(state.carry)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_mesh_carries_what_one_device_carries(name):
+    (losses, carry), (expected, one) = three_steps(SYSTEMS[name], 8), three_steps(SYSTEMS[name], 1)
+    assert np.abs(losses - expected).max() < 1e-5 * np.abs(expected).max()
+    for found, wanted in zip(*map(jax.tree.leaves, (carry, one)), strict=True):
+        assert np.abs(found - wanted).max() < 1e-4
+
+
+def test_a_skipped_step_keeps_the_state():
+    programs = programs_of(SYSTEMS["lstm"])
+    state = initial_state(programs.model, programs.optimizer, programs.abstract, 0)
+    batch = {n: np.asarray(x) for n, x in full_batch(programs.objective.config, 0).items()}
+    batch = {name: x for name, x in batch.items() if name in programs.objective.features}
+    features = to_global(batch, programs.mesh, 8)
+    step = programs.step_for(features)
+    state, _ = step(state, features)
+    before = jax.device_get(state.carry)
+    broken = state.replace(params=jax.tree.map(lambda x: x * np.nan, state.params))
+    after, metrics = step(broken, features)
+    assert metrics.unpack()["finite"] == 0
+    for old, new in zip(*map(jax.tree.leaves, (before, jax.device_get(after.carry))), strict=True):
+        assert np.array_equal(old, new)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (LSTM + " --objective.carry_state true", r"data.contiguous: False is not allowed; allowed: true with obj"),
+        (SYSTEMS["lstm"] + " --training.accumulation_steps 2", r"training.accumulation_steps: 2 .*allowed: 1 with"),
+        (SYSTEMS["lstm"] + " --training.batch_ramp 2 4", r"training.batch_ramp: \(2, 4\) .*allowed: no pairs with"),
+        (SYSTEMS["lstm"] + " --data.lanes 4", r"data.lanes: 4 .*allowed: 0 or the batch size, 8, with data.cont"),
+        (SYSTEMS["lstm"] + " --data.packing best_fit", "data.packing: 'best_fit' .*allowed: none with data.contig"),
+        (SYSTEMS["lstm"] + " --data.next_sentence nsp", "data.next_sentence: 'nsp' .*allowed: none with data.con"),
+        (SYSTEMS["lstm"] + " --data.mixture a=1 b=1", r"data.mixture: .*allowed: no folders with data.contiguous"),
+        (NNLM + CARRY, "model.encoder: 'nnlm' .*allowed: lstm or bidirectional_lstm with objective.carry_state"),
+        ("--objective.carry_state true", "objective.carry_state"),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_fit_a_carried_state(options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_config(options)
