@@ -27,9 +27,6 @@ _TARGET, _CHUNKS = 0, 1
 _FRONT_OF_A, _FRONT_OF_B, _MASKS, _SHARD, _PLACE = range(5)
 _DRAWS = 4  # random values per chunk: length of A, label, other document, first sentence in that document
 
-# Bits of the sort key that hold the number of an instance with data.contiguous; 40 tell the documents apart.
-_NUMBER_BITS = 24
-
 IS_NEXT, IS_RANDOM, SWAPPED = 0, 1, 1  # labels
 
 
@@ -91,20 +88,14 @@ def instance_keys(settings: InstanceSettings, instances: Instances, pass_number:
     return hash_key(settings.data.seed, instances.document, pass_number, instances.number)
 
 
+def document_keys(settings: InstanceSettings, instances: Instances, pass_number: int) -> np.ndarray:
+    """Return the key of the (document, pass) of every instance, uint64[N]."""
+    return hash_key(settings.data.seed, instances.document, pass_number)
+
+
 def shard_and_place(keys: np.ndarray, num_shards: int) -> tuple[np.ndarray, np.ndarray]:
     """Return, for every instance, the index of its shard, int64[N], and its sort key in this shard, uint64[N]."""
     return (hash_key(keys, _SHARD) % np.uint64(num_shards)).astype(np.int64), hash_key(keys, _PLACE)
-
-
-def contiguous_shard_and_place(
-    settings: InstanceSettings, instances: Instances, pass_number: int, num_shards: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shard and the sort key of every instance for ``data.contiguous``: the instances of a document and
-    pass are in one shard, in the order of their numbers."""
-    keys = hash_key(settings.data.seed, instances.document, pass_number)
-    shard, place = shard_and_place(keys, num_shards)
-    bits = np.uint64(_NUMBER_BITS)
-    return shard, (place >> bits << bits) | instances.number.astype(np.uint64)
 
 
 def plan_document(

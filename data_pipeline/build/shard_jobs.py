@@ -28,7 +28,7 @@ from data_pipeline.build.instances import (
     InstanceSettings,
     RandomNext,
     Segment,
-    contiguous_shard_and_place,
+    document_keys,
     instance_keys,
     make_features,
     plan_document,
@@ -173,10 +173,9 @@ def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last
     instances = Instances.from_rows(rows)
     ids, starts = pool.read(np.load(local_copy(job.build / "continuation.npy")))
     keys = instance_keys(job.settings, instances, pass_number)
-    if job.settings.data.contiguous:
-        shard, place = contiguous_shard_and_place(job.settings, instances, pass_number, job.num_shards)
-    else:
-        shard, place = shard_and_place(keys, job.num_shards)
+    # Instances of one key stay in order, because both sorts (here and in the merge) are stable.
+    placed = document_keys(job.settings, instances, pass_number) if job.settings.data.contiguous else keys
+    shard, place = shard_and_place(placed, job.num_shards)
     order = np.lexsort((place, shard))
     instances, keys = Instances(*(column[order] for column in instances)), keys[order]
     block = max(1, _BLOCK_CELLS // job.settings.data.seq_length)
