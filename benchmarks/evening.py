@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from small_runs import REPOSITORY, Lines, Options, Rows, Text, cells, forget, pretrain, report
+from small_runs import REPOSITORY, Lines, Options, Rows, Text, best_rate, cells, forget, pretrain, report
 from small_tasks import SmallTask, score, texts, write_intents
 
 from bert_jax.analysis.minimal_pairs import read_pairs, score_pairs
@@ -97,27 +97,16 @@ class Evening:
 
     def rate(self, arm: str) -> float:
         """Return the best of the rates of an arm."""
-        _, rates = ARMS[arm]
-        losses = {}
-        for rate in rates:
-            key = f"rates/{arm}/{rate:g}"
-            if key not in self.lines.found:
-                report(f"run {key}")
-                workdir = self.text.folder / "runs" / key.replace("/", "-")
-                changes = {
-                    "training.num_steps": max(10, self.steps(arm) // RATE_SHARE), "optimizer.learning_rate": rate,
-                    "training.keep_checkpoints": 1,
-                }  # fmt: skip
-                line: dict[str, Any] = {"key": key, "mlm_loss": math.inf}
-                try:
-                    line |= self.train(arm, workdir, RATE_SEED, changes)
-                    line |= self.held_out("rates").evaluate(workdir)
-                except FloatingPointError:
-                    report(f"{key}: the loss is not finite")
-                forget(workdir)
-                self.lines.add(line)
-            losses[rate] = self.lines.found[key]["mlm_loss"]
-        return min(losses, key=lambda rate: losses[rate])
+
+        def run(rate: float, workdir: Path) -> dict[str, Any]:
+            changes = {
+                "training.num_steps": max(10, self.steps(arm) // RATE_SHARE), "optimizer.learning_rate": rate,
+                "training.keep_checkpoints": 1,
+            }  # fmt: skip
+            return self.train(arm, workdir, RATE_SEED, changes) | self.held_out("rates").evaluate(workdir)
+
+        keys = {rate: f"rates/{arm}/{rate:g}" for rate in ARMS[arm][1]}
+        return best_rate(self.lines, self.text.folder / "runs", keys, "mlm_loss", run)
 
     def run(self, arm: str) -> Path:
         """Return the workdir of the whole run of an arm, with a checkpoint at every point."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -210,6 +210,25 @@ def forget(workdir: Path) -> None:
     """Delete a finished run, whose results are stored."""
     shutil.rmtree(workdir, ignore_errors=True)
     workdir.with_name(f"{workdir.name}.log").unlink(missing_ok=True)
+
+
+def best_rate(
+    lines: Lines, runs: Path, keys: Mapping[float, str], loss: str, run: Callable[[float, Path], Mapping[str, Any]]
+) -> float:
+    """Return the rate with the lowest ``loss``. ``keys``: the key of the line of each rate; a line that is missing
+    is made by ``run`` from the rate and a workdir in the folder ``runs``, which is deleted. A loss that is not
+    finite counts as infinite."""
+    for rate, key in keys.items():
+        if key not in lines.found:
+            report(f"run {key}")
+            workdir, line = runs / key.replace("/", "-"), {"key": key, loss: math.inf}
+            try:
+                line |= run(rate, workdir)
+            except FloatingPointError:
+                report(f"{key}: the loss is not finite")
+            forget(workdir)
+            lines.add(line)
+    return min(keys, key=lambda rate: lines.found[keys[rate]][loss])
 
 
 # ------------------------------------------------------------------ differences

@@ -43,7 +43,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from small_runs import REPOSITORY, Lines, Options, Text, forget, pretrain, report, words_of
+from small_runs import REPOSITORY, Lines, Options, Text, best_rate, forget, pretrain, report, words_of
 from small_tasks import RATE_SEED, score, texts
 from story_table import picture, problems, tables
 from story_tasks import (
@@ -186,23 +186,14 @@ class Story:
 
     def rate(self, name: str) -> float:
         """Return the best of the rates of pretraining; make the runs that are missing."""
-        losses = {}
-        for rate in SYSTEMS[name].rates:
-            key = f"rates/{name}/{rate:g}"
-            if key not in self.lines.found:
-                report(f"run {key}")
-                workdir = self.folder / "runs" / key.replace("/", "-")
-                steps = max(10, self.steps(name, "seconds") // RATE_SHARE)
-                changes = {"training.num_steps": steps, "optimizer.learning_rate": rate}
-                line: dict[str, Any] = {"key": key, "steps": steps, "loss": float("inf")}
-                try:
-                    line |= self.train(name, workdir, "rates", RATE_SEED, changes)
-                except FloatingPointError:
-                    report(f"{key}: the loss is not finite")
-                forget(workdir)
-                self.lines.add(line)
-            losses[rate] = self.lines.found[key]["loss"]
-        return min(losses, key=lambda rate: losses[rate])
+
+        def run(rate: float, workdir: Path) -> dict[str, Any]:
+            steps = max(10, self.steps(name, "seconds") // RATE_SHARE)
+            changes = {"training.num_steps": steps, "optimizer.learning_rate": rate}
+            return {"steps": steps} | self.train(name, workdir, "rates", RATE_SEED, changes)
+
+        keys = {rate: f"rates/{name}/{rate:g}" for rate in SYSTEMS[name].rates}
+        return best_rate(self.lines, self.folder / "runs", keys, "loss", run)
 
     def model(self, budget: str, name: str, seed: int) -> Path:
         """Return the workdir of a trained (or drawn) model; make the run if it is missing."""

@@ -149,3 +149,7 @@ def save_old(
         parts.append(struct.pack("<q", (counts or {}).get(key, len(values) // 4)) + values)
     file.write_bytes(b"".join(parts))
     return file
+
+
+FORMATS = {"zip": save_zip, "old": save_old}
+ARRAYS = {"a": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.ones(5, np.float32)}

@@ -19,7 +19,7 @@ from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import (
     TEXT_FEATURES,
     Batch,
-    PretrainObjective,
+    StatefulObjective,
     Sums,
     apply_carried,
     denominator,
@@ -74,7 +74,7 @@ def _sections(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("Held-out beginnings, continued by the most probable tokens", "".join(items))] if items else []
 
 
-class CausalLm(PretrainObjective):
+class CausalLm(StatefulObjective):
     """Cross-entropy of each token, given the preceding tokens of its sequence."""
 
     display = Display(
@@ -107,12 +107,7 @@ class CausalLm(PretrainObjective):
         total = denominator(next_weights(batch["sequence_ids"]))
         return {"lm_loss": total} | ({"lm_z_loss": total} if self.config.objective.z_loss else {})
 
-    def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
-        return self.carried_sums(params, batch, key, None)[0]
-
-    def carried_sums(
-        self, params: Any, batch: Batch, key: Any, carry: Any, *, start: Any = None, axis: str | None = None
-    ) -> tuple[Sums, Any]:
+    def carried_sums(self, params: Any, batch: Batch, key: Any, carry: Any) -> tuple[Sums, Any]:
         ids_BxS = original_ids(batch)
         logits_BxSxV, carry = apply_carried(self.model, params, {**batch, "input_ids": ids_BxS}, key, carry)
         weights = next_weights(batch["sequence_ids"])

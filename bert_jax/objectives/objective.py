@@ -63,13 +63,6 @@ class Objective(ABC):
             axis: the mesh axis whose replicas compute the other rows of the batch; None: ``batch`` has all rows.
         """
 
-    def carried_sums(
-        self, params: Any, batch: Batch, key: Any, carry: Any, *, start: Any, axis: str | None
-    ) -> tuple[Sums, Any]:
-        """Return :meth:`sums` of rows before whose first column the network has the state ``carry``, and its state
-        after the last column. Only called with ``objective.carry_state``."""
-        raise NotImplementedError
-
     def damaged_rows(self, sequence_ids: jax.Array) -> jax.Array:
         """Return the number of rows that replace damaged records; default: the number of rows without tokens.
 
@@ -154,6 +147,18 @@ class PretrainObjective(Objective):
         """Return the content of report_data.json; see ``bert_jax.training.logging.report.write_report``."""
         evaluation = {name: value for name, value in final.items() if name not in ("step", "split")}
         return {"summary": self.result_lines(final, ()), "evaluation": evaluation, "samples": list(samples)}
+
+
+class StatefulObjective(PretrainObjective):
+    """Base class of objectives whose network can carry its state across batches (``objective.carry_state``)."""
+
+    def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
+        return self.carried_sums(params, batch, key, None)[0]
+
+    @abstractmethod
+    def carried_sums(self, params: Any, batch: Batch, key: Any, carry: Any) -> tuple[Sums, Any]:
+        """Return :meth:`sums` of rows before whose first column the network has the state ``carry`` (None: zero),
+        and its state after the last column (None if ``carry`` is None)."""
 
 
 def apply_carried(model: nn.Module, params: Any, features: Batch, key: Any, carry: Any) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.model.dropout import TOKEN_FEATURES, DropoutKey, TokenKey, replica_key
-from bert_jax.objectives.objective import Batch, Objective, Sums
+from bert_jax.objectives.objective import Batch, Objective, StatefulObjective, Sums
 from bert_jax.optim import make_schedule
 from bert_jax.parallel import axis_names, constrain_tree
 from bert_jax.training.state import TrainState, compute_shardings, make_prng_key
@@ -69,11 +69,8 @@ def loss_and_gradients(
                 rows_key = TokenKey.of(key, *(rows[name] for name in TOKEN_FEATURES))
 
             def loss_of(params: Any) -> tuple[jax.Array, tuple[Sums, Any]]:
-                axis, after = "data" if replicas > 1 else None, None
-                if carry is None:
-                    sums = objective.sums(params, rows, rows_key, start=start, axis=axis)
-                else:
-                    sums, after = objective.carried_sums(params, rows, rows_key, carry, start=start, axis=axis)
+                axis = "data" if replicas > 1 else None
+                sums, after = _sums(objective, params, rows, rows_key, carry, start=start, axis=axis)
                 return sum(sums[name][0] / total for name, total in denominators.items()), (sums, after)
 
             (loss, (sums, after)), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
@@ -88,6 +85,16 @@ def loss_and_gradients(
     with jax.named_scope("gradient_reduction"):
         grads = sum_replicas(grads, shardings, jnp.dtype(reduction_dtype))
     return jnp.sum(loss), grads, jax.tree.map(jnp.sum, sums), carry
+
+
+def _sums(
+    objective: Objective, params: Any, rows: Batch, key: Any, carry: Any, *, start: Any, axis: str | None
+) -> tuple[Sums, Any]:
+    """Return the sums of rows and, if a state is carried, the state after them."""
+    if carry is None:
+        return objective.sums(params, rows, key, start=start, axis=axis), None
+    assert isinstance(objective, StatefulObjective)
+    return objective.carried_sums(params, rows, key, carry)
 
 
 def accumulate(gradients: Callable[[Batch, Any], Gradients], rows: Batch, count: int) -> Gradients:

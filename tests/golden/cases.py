@@ -371,9 +371,8 @@ GPT_CLASSES, GPT_WEIGHT = 3, 0.5
 def gpt_weights() -> dict[str, np.ndarray]:
     """float32 parameters of the encoder and of the sequence head, which has no bias."""
     given = {k: v for k, v in weights(CURVE_MODEL).items() if k.startswith(("embeddings/", "encoder/"))}
-    hidden = CURVE_MODEL["hidden_size"]
-    kernel = 2 * uniform("gpt/sequence_head", (hidden, GPT_CLASSES)) - 1
-    return given | {"sequence_head/kernel": (kernel * (3 / hidden) ** 0.5).astype(np.float32)}
+    kernel = 2 * uniform("gpt/sequence_head", (CURVE_MODEL["hidden_size"], GPT_CLASSES)) - 1
+    return given | {"sequence_head/kernel": (kernel * (3 / len(kernel)) ** 0.5).astype(np.float32)}
 
 
 def gpt_batch(step: int) -> dict[str, np.ndarray]:
@@ -381,10 +380,8 @@ def gpt_batch(step: int) -> dict[str, np.ndarray]:
     k, rows, length = step % CURVE_BATCHES, 8, MASKED_LENGTH
     sizes = integers(f"gpt_{k}/lengths", 2, 5, (rows, 2, 2))
     texts = integers(f"gpt_{k}/ids", 4, CURVE_MODEL["vocab_size"], (rows, 2, 2, 5))
-    features = {
-        name: np.zeros((rows, length), np.int32)
-        for name in ("input_ids", "token_type_ids", "sequence_ids", "position_ids")
-    }
+    names = "input_ids", "token_type_ids", "sequence_ids", "position_ids"
+    features = {name: np.zeros((rows, length), np.int32) for name in names}
     weights = np.ones((rows, 2), np.float32)
     weights[k % rows, 1] = 0
     for row in range(rows):

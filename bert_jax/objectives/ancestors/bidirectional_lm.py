@@ -20,7 +20,7 @@ from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import (
     TEXT_FEATURES,
     Batch,
-    PretrainObjective,
+    StatefulObjective,
     Sums,
     apply_carried,
     denominator,
@@ -47,7 +47,7 @@ class BidirectionalModel(BertModel):
         return self.mlm_head(forward[:, :-1], table_VxE), self.mlm_head(backward[:, 1:], table_VxE)
 
 
-class BidirectionalLm(PretrainObjective):
+class BidirectionalLm(StatefulObjective):
     """The mean of the cross-entropies of the two directions."""
 
     display = Display(
@@ -83,12 +83,7 @@ class BidirectionalLm(PretrainObjective):
         total = 2 * denominator(next_weights(batch["sequence_ids"]))
         return {"forward_loss": total, "backward_loss": total}
 
-    def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
-        return self.carried_sums(params, batch, key, None)[0]
-
-    def carried_sums(
-        self, params: Any, batch: Batch, key: Any, carry: Any, *, start: Any = None, axis: str | None = None
-    ) -> tuple[Sums, Any]:
+    def carried_sums(self, params: Any, batch: Batch, key: Any, carry: Any) -> tuple[Sums, Any]:
         """Return the sums and the states of both directions, as bilm-tf keeps them: before the last column, the
         backward direction has its state at the first column of the previous row, which is earlier text. A row
         that ends in padding starts both at zero, and so does padding before a row for the forward direction."""
