@@ -1,15 +1,12 @@
 """``benchmarks/ablations.py`` with invented results: its arms, their rates, how it continues, its tables."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import pytest
+from benchmark_modules import load_benchmark
 
 from bert_jax.config import PretrainConfig, load_config
-
-SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "ablations.py"
 
 
 class HeldOut:
@@ -27,11 +24,7 @@ class HeldOut:
 @pytest.fixture
 def ablations(monkeypatch):
     """The module of the command, which trains nothing; ``pretrained`` and ``tuned`` list its runs."""
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    spec = importlib.util.spec_from_file_location("ablations", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "ablations", module)
-    spec.loader.exec_module(module)
+    module = load_benchmark("ablations", monkeypatch)
     module.pretrained, module.tuned = [], []
 
     def pretrain(options, workdir):

@@ -1,16 +1,14 @@
 """``benchmarks/evening.py`` with invented results: its recipes, how it continues, its verdict."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from benchmark_modules import BENCHMARKS, load_benchmark
 
 from bert_jax.config import PretrainConfig, load_config
 
-SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "evening.py"
 PAIRS = 100
 
 
@@ -18,11 +16,7 @@ PAIRS = 100
 def evening(monkeypatch):
     """The module of the command, which trains nothing. ``runs`` lists its runs, ``ahead`` is the lead of the
     evening in nats at the last point."""
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    spec = importlib.util.spec_from_file_location("evening", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "evening", module)
-    spec.loader.exec_module(module)
+    module = load_benchmark("evening", monkeypatch)
     module.runs, module.ahead = [], 1.5
 
     def pretrain(options, workdir):
@@ -71,7 +65,7 @@ def command(evening, monkeypatch, capsys, folder, *words):
 def test_both_arms_are_recipes_of_one_size(evening):
     from small_runs import words_of
 
-    base = ["--config", str(SCRIPT.parents[1] / "configs/laptop_evening.yaml"), "--data.corpus", "x"]
+    base = ["--config", str(BENCHMARKS.parent / "configs/laptop_evening.yaml"), "--data.corpus", "x"]
     ours, paper = (load_config(PretrainConfig, [*base, *words_of(own)]) for own, _ in evening.ARMS.values())
     for name in ("vocab_size", "hidden_size", "num_layers", "num_attention_heads", "intermediate_size"):
         assert getattr(ours.model, name) == getattr(paper.model, name)

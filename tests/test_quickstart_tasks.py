@@ -1,13 +1,11 @@
 """``benchmarks/quickstart_tasks.py`` with invented scores: its texts, its rates, how it continues, its verdict."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
 
 import pytest
-
-SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "quickstart_tasks.py"
+from benchmark_modules import load_benchmark
 
 
 @pytest.fixture
@@ -29,11 +27,7 @@ def data(tmp_path):
 @pytest.fixture
 def tasks(monkeypatch):
     """The module of the command, whose runs score 0.5 pretrained and 0.3 drawn at rate 1e-3, else 0.1 less."""
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    spec = importlib.util.spec_from_file_location("quickstart_tasks", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "quickstart_tasks", module)
-    spec.loader.exec_module(module)
+    module = load_benchmark("quickstart_tasks", monkeypatch)
     module.runs = []
 
     def command(script, options, workdir):

@@ -1,25 +1,18 @@
 """``benchmarks/story.py`` with invented results: its recipes, its units, how it continues, its tables."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import pytest
+from benchmark_modules import load_benchmark
 
 from bert_jax.config import PretrainConfig, load_config
-
-SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "story.py"
 
 
 @pytest.fixture
 def story(monkeypatch):
     """The module of the command, whose units run in this process and train nothing; ``runs`` lists them."""
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    spec = importlib.util.spec_from_file_location("story", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "story", module)
-    spec.loader.exec_module(module)
+    module = load_benchmark("story", monkeypatch)
     module.runs = []
 
     def pretrain(options, workdir):

@@ -1,26 +1,19 @@
 """``benchmarks/switches.py`` with invented losses: its arms, their rates, how it continues, its table."""
 
-import importlib.util
 import math
 import sys
-from pathlib import Path
 
 import pytest
+from benchmark_modules import load_benchmark
 
 from bert_jax.config import PretrainConfig, load_config
-
-SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "switches.py"
 
 
 @pytest.fixture
 def switches(monkeypatch):
     """The module of the command, which trains nothing: 6 nats, less 0.1 for each switch, 0.5 more away from the
     second rate, which is not finite at 9e-3 with Muon."""
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    spec = importlib.util.spec_from_file_location("switches", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "switches", module)
-    spec.loader.exec_module(module)
+    module = load_benchmark("switches", monkeypatch)
     runs = []
 
     def run(self, arm, seed, rate, part):
