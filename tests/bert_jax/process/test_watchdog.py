@@ -15,17 +15,18 @@ from bert_jax.process.watchdog import Watchdog
 def stuck_here():
     {stuck}
 
+began = time.monotonic()  # the watchdog counts from its start
 watchdog = Watchdog(0.4)
 watchdog.others = lambda: "process 1 was last compiling, 0 s ago"
 {before}
-print("began", time.monotonic(), flush=True)
+print("began", began, flush=True)
 stuck_here()
 print("alive", flush=True)
 """
 
 
 def run(stuck: str, before: str = "watchdog.beat('step 12')") -> tuple[int, float, str, str]:
-    """Exit code, seconds from where it stands still to its end, output, errors."""
+    """Exit code, seconds from the start of the watchdog to the end, output, errors."""
     script = SCRIPT.format(stuck=stuck, before=before)
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
