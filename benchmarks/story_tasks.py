@@ -40,15 +40,16 @@ class StoryTask:
     ways: Sequence[str] = ("frozen", "tuned")
     is_classes: bool = True
 
-    def of(self, way: str, *, has_layers: bool = False) -> SmallTask:
-        """Return the task with the options of ``way``: frozen, slots are read by a BiLSTM."""
-        if way == "tuned":
-            return self.task
-        options: dict[str, Any] = {"features.frozen_encoder": "true"}
-        if not self.is_classes:
+    def of(self, way: str, *, has_layers: bool = False, has_context: bool = True) -> SmallTask:
+        """Return the task with the options of ``way``: slots are read by a BiLSTM from a frozen encoder, and from
+        word vectors, which have no context, also if they are tuned."""
+        is_frozen, options = way == "frozen", dict[str, Any]()
+        if self.task.recipe == "snips" and (is_frozen or not has_context):
             options["features.bilstm_size"] = 128
-        if has_layers:
-            options["features.layers"] = "weighted_with_embeddings"
+        if is_frozen:
+            options["features.frozen_encoder"] = "true"
+            if has_layers:
+                options["features.layers"] = "weighted_with_embeddings"
         return dataclasses.replace(self.task, options={**self.task.options, **options})
 
 

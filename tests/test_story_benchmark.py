@@ -7,6 +7,7 @@ import pytest
 from benchmark_modules import load_benchmark
 
 from bert_jax.config import PretrainConfig, load_config
+from bert_jax.config.finetune import FinetuneConfig
 
 
 @pytest.fixture
@@ -53,6 +54,30 @@ def story(monkeypatch):
 
     module.units = units
     return module
+
+
+def test_every_model_of_the_story_has_the_positions_that_its_tasks_read(story):
+    """The commands of the units are refused otherwise, after the pretraining."""
+    for system in story.SYSTEMS.values():
+        pretraining = load_config(
+            PretrainConfig, ["--config", str(story.REPOSITORY / f"configs/story/{system.recipe}.yaml")]
+        )
+        for task in story.TASKS.values():
+            recipe = story.REPOSITORY / f"configs/finetune/{task.task.recipe}.yaml"
+            finetuning = load_config(FinetuneConfig, ["--config", str(recipe)])
+            assert finetuning.task.max_length <= pretraining.model.max_position_embeddings, (system, task)
+
+
+def test_slots_are_read_by_a_bilstm_from_word_vectors_and_frozen_encoders(story):
+    slots, intents = story.TASKS["snips-200"], story.TASKS["clinc150"]
+    ways = [(way, has_context) for way in ("frozen", "tuned") for has_context in (False, True)]
+    assert ["features.bilstm_size" in slots.of(way, has_context=of).options for way, of in ways] == [
+        True, True, True, False,
+    ]  # fmt: skip
+    assert not any("features.bilstm_size" in intents.of(way, has_context=of).options for way, of in ways)
+    assert [name for name, system in story.SYSTEMS.items() if not system.has_context] == [
+        "cbow", "skip_gram", "glove", "drawn vectors",
+    ]  # fmt: skip
 
 
 def command(story, monkeypatch, folder, *words):
