@@ -215,8 +215,9 @@ class Story:
                 }  # fmt: skip
             measured = self.train(name, workdir, "results", seed, changes)
             rate = changes["optimizer.learning_rate"]
-            tokens = changes["training.num_steps"] * self.tokens_of_step(name)
-            self.lines.add({"key": key, "rate": rate, "tokens": tokens, **measured})
+            steps = changes["training.num_steps"]
+            tokens = steps * self.tokens_of_step(name)
+            self.lines.add({"key": key, "rate": rate, "steps": steps, "tokens": tokens, **measured})
         return workdir
 
     # ---------------------------------------------------------------- what a model is worth

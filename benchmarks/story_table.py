@@ -70,7 +70,7 @@ def _head(names: Sequence[str]) -> list[str]:
 
 def learned(results: Results, budget: str, seeds: Sequence[int]) -> list[str]:
     """Return the table of what each system learned from the text."""
-    lines = _head(["system", "seeds", "rate", "million tokens", "seconds", "held-out loss", *INSIGHT])
+    lines = _head(["system", "seeds", "rate", "million tokens", "seconds of steps", "held-out loss", *INSIGHT])
     for system in SYSTEMS:
         runs = _models(results, budget, system, seeds)
         values = [cell(list(scores(results, column, budget, system, seeds).values())) for column in INSIGHT]
@@ -81,7 +81,9 @@ def learned(results: Results, budget: str, seeds: Sequence[int]) -> list[str]:
             losses = cell([masked_loss(run) for run in runs]) + "*" * (
                 not is_trained(results, budget, system, seeds)
             )
-            tokens, seconds = (statistics.mean(run[name] for run in runs) for name in ("tokens", "seconds"))
+            tokens = statistics.mean(run["tokens"] for run in runs)
+            # The seconds of a run that was continued are those of its last command.
+            seconds = statistics.mean(run["steps"] * run["step_seconds"] for run in runs)
             row = [f"{runs[0]['rate']:g}", f"{tokens / 1e6:.1f}", f"{seconds:.0f}", losses]
             if system.startswith("drawn"):
                 row = ["-"] * 4

@@ -82,8 +82,11 @@ def test_it_continues_and_judges(evening, monkeypatch, capsys, tmp_path):
     assert rows[-1].startswith("| 6: evening - paper | -1.500 | +0.200 ± 0.040 | +0.000 |")
     lines = (tmp_path / "lines.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in lines]
-    assert [line["step"] for line in found if line["key"].startswith("point/evening")] == [10, 20, 30, 40, 50, 60]
+    assert [line["step"] for line in found if line["key"].startswith("point/evening")] == [60, 50, 40, 30, 20, 10]
     assert {line["rate"] for line in found if line["key"].startswith("run/")} == {3e-3}
+    # Rates of heads are chosen once for each arm.
+    assert sum(line["key"].startswith("clinc150/rates") for line in found) == 2 * 3
+    assert sum(line["key"].startswith("clinc150/results") for line in found) == 2 * 6
     (tmp_path / "lines.jsonl").write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:20])
     assert command(evening, monkeypatch, capsys, tmp_path, *words)[1] == rows and len(evening.runs) == 10
 
@@ -96,3 +99,11 @@ def test_a_small_lead_is_below_the_bar(evening, monkeypatch, capsys, tmp_path):
 def test_paired_standard_error(evening):
     mean, error = evening.differences("1101", "0101")
     assert mean == 0.25 and error == pytest.approx(0.25)
+
+
+def test_arms_may_run_apart(evening, monkeypatch, capsys, tmp_path):
+    words = ["--seconds", "6", "--arms"]
+    code, rows = command(evening, monkeypatch, capsys, tmp_path, *words, "paper")
+    assert code == 3 and len(evening.runs) == 1 + 3 + 1 and rows[-1].startswith("| 6 | - | - | - | 5.000 |")
+    code, rows = command(evening, monkeypatch, capsys, tmp_path, *words, "evening")
+    assert code == 0 and len(evening.runs) == 2 * (1 + 3 + 1) and rows[-1].startswith("| 6: evening - paper |")
