@@ -11,15 +11,16 @@ with another seed and a third of the steps.
 
 Then, from each model:
 
-* its own loss on held-out documents, and accuracy on BLiMP's minimal pairs (10 of each paradigm; word vectors have
+* its own loss on held-out documents, and accuracy on BLiMP's minimal pairs (50 of each paradigm; word vectors have
   no probability of a text);
 * parts of speech by a linear probe, and senses of 20 nouns (CoarseWSD-20) by the nearest centroid, at every layer;
 * STS-B by the cosine of the texts' vectors, without training;
-* tasks, with the encoder frozen (a mean and a hidden layer; for slots a BiLSTM; of networks with several layers of
-  one width a learned mix) and tuned (word vectors keep the BiLSTM): CLINC150 with 10 texts an intent and with all,
-  slots of SNIPS with 200 texts and with all, SST-2 (10,000 training texts; scored on dev and 10,000 others), STS-B
-  (tuned only). Rates are chosen with the few texts, on texts that are not scored; SST-2 and STS-B have those of
-  CLINC150. After equal tokens only the tasks with few texts.
+* tasks, with the encoder frozen (a hidden layer on the mean, in GPT on the last token, in BERT on the first; for
+  slots a BiLSTM; of networks with several layers of one width a learned mix) and tuned (word vectors keep the
+  BiLSTM): CLINC150 with 10 texts an intent and with all, slots of SNIPS with 200 texts and with all, SST-2 (10,000
+  training texts; scored on dev and 10,000 others), STS-B (tuned only). Rates are chosen with the few texts, on
+  texts that are not scored; SST-2 and STS-B have those of CLINC150. After equal tokens only the tasks with few
+  texts.
 
 Baselines: drawn weights of three networks, treated alike; TF-IDF (with --peer_python, a Python with scikit-learn);
 a published model as ceiling (--ceiling DIR, frozen). --data holds the folders clinc150, intent_slot/snips,

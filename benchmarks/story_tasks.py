@@ -26,7 +26,7 @@ from bert_jax.metrics.score import value
 from data_pipeline.tasks import read_splits
 
 TUNED_RATES, FROZEN_RATES = (1e-3, 3e-3, 9e-3), (3e-3, 1e-2, 3e-2)
-PAIRS_OF_PARADIGM, SENTENCES, SENTENCES_OF_NOUN = 10, 1500, 100
+PAIRS_OF_PARADIGM, SENTENCES, SENTENCES_OF_NOUN = 50, 1500, 100
 SST2_TRAIN, SST2_SCORED = 10_000, 10_000
 FEW_SLOTS = 200
 _FEW_INTENTS = 10
