@@ -24,9 +24,13 @@ from bert_jax.io.safetensors_file import read_header, read_values
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ALL = [(case, name) for case in CASES for name in classes(case)]
+# The first class of each case, and slowly the others.
+BY_SPEED = [
+    pytest.param(case, name, marks=() if name == classes(case)[0] else pytest.mark.slow) for case, name in ALL
+]
 
 
-@pytest.mark.parametrize(("case", "name"), ALL)
+@pytest.mark.parametrize(("case", "name"), BY_SPEED)
 def test_outputs_and_gradients_are_those_of_transformers(tmp_path, case, name):
     weights = read(make_folder(tmp_path, case, name))
     told, arrays = recorded(case, name)

@@ -154,7 +154,7 @@ class TestModel:
         parts = to_canonical(gradients, MODEL.vocab_size)
         return output, jnp.concatenate([parts[name].ravel() for name in sorted(parts)])
 
-    @pytest.mark.parametrize("rate", [0.0, 0.3])
+    @pytest.mark.parametrize("rate", [0.3, pytest.param(0.0, marks=pytest.mark.slow)])
     def test_scanned_and_recomputed_layers_have_the_random_blocks_of_their_layer(self, monkeypatch, rate):
         """Whole rows with one layer after the other, the same in a loop, and in blocks."""
         monkeypatch.setattr(sys.modules[__name__], "MODEL", dataclasses.replace(MODEL, attention_dropout=rate))

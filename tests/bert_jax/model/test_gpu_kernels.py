@@ -109,14 +109,14 @@ def test_a_kernel_equals_the_plain_attention(name, which, in_one=True):
     ("form", "length", "heads"),
     [
         (Form(64, 0.1), 384, 4),
-        (Form(64, 0.0, 60), 384, 2),
+        pytest.param(Form(64, 0.0, 60), 384, 2, marks=pytest.mark.slow),
         (Form(32, 0.1, 10, True), 384, 4),
-        (Form(128, 0.1, 300), 384, 2),
+        pytest.param(Form(128, 0.1, 300), 384, 2, marks=pytest.mark.slow),
         (Form(64, 0.1), 640, 2),
-        (Form(32, 0.0, 0, True), 768, 4),
+        pytest.param(Form(32, 0.0, 0, True), 768, 4, marks=pytest.mark.slow),
         (Form(64, 0.1, rotary=True), 384, 2),
-        (Form(32, 0.0, 60, rotary=True), 384, 4),
-        (Form(128, 0.1, 0, True, rotary=True), 640, 1),
+        pytest.param(Form(32, 0.0, 60, rotary=True), 384, 4, marks=pytest.mark.slow),
+        pytest.param(Form(128, 0.1, 0, True, rotary=True), 640, 1, marks=pytest.mark.slow),
     ],
 )
 def test_the_kernel_for_tpus_equals_the_plain_attention(form, length, heads, which):

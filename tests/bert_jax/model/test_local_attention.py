@@ -37,7 +37,13 @@ def tensors(length, rows=2):
 )
 @pytest.mark.parametrize(
     ("length", "window", "causal"),
-    [(260, 5, False), (512, 64, False), (577, 129, False), (300, 20, True), (1024, 0, True)],
+    [
+        (260, 5, False),
+        (300, 20, True),
+        pytest.param(512, 64, False, marks=pytest.mark.slow),
+        pytest.param(577, 129, False, marks=pytest.mark.slow),
+        pytest.param(1024, 0, True, marks=pytest.mark.slow),
+    ],
 )
 def test_values_and_gradients_are_those_of_whole_rows(length, window, causal, dropped, dtype, bar):
     with jax.enable_x64(dtype == "float64"):

@@ -129,7 +129,10 @@ def test_the_discriminator_sees_samples_at_all_masked_positions(monkeypatch):
     assert seen[0][is_masked].mean() > 0.9  # drawn from 211 pieces
 
 
-@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize(
+    "sharing",
+    [name if name == "disentangled" else pytest.param(name, marks=pytest.mark.slow) for name in SHARINGS],
+)
 def test_gradients_of_the_embeddings(sharing):
     """With shared tables both losses reach them; with disentangled ones, the discriminator moves its differences
     alone."""
