@@ -24,7 +24,7 @@ from bert_jax.io.safetensors_file import read_header, read_values
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ALL = [(case, name) for case in CASES for name in classes(case)]
-# The first class of each case, and slowly the others.
+# Only the first class of each case is a quick test.
 BY_SPEED = [
     pytest.param(case, name, marks=() if name == classes(case)[0] else pytest.mark.slow) for case, name in ALL
 ]
