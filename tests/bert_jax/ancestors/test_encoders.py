@@ -90,7 +90,7 @@ def test_a_run_resumes_bit_for_bit(name, tmp_path):
     assert loaded.spec.heads == HeadsConfig(mlm=True)
 
 
-@pytest.mark.parametrize("name", ["nnlm", pytest.param("lstm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["nnlm", "lstm"])
 def test_tokens_with_kept_states_are_those_of_whole_rows(name, tmp_path):
     config = tiny_config(SYSTEMS[name])
     objective = objective_of(config)

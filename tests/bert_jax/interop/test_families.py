@@ -24,13 +24,9 @@ from bert_jax.io.safetensors_file import read_header, read_values
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ALL = [(case, name) for case in CASES for name in classes(case)]
-# Only the first class of each case is a quick test.
-BY_SPEED = [
-    pytest.param(case, name, marks=() if name == classes(case)[0] else pytest.mark.slow) for case, name in ALL
-]
 
 
-@pytest.mark.parametrize(("case", "name"), BY_SPEED)
+@pytest.mark.parametrize(("case", "name"), ALL)
 def test_outputs_and_gradients_are_those_of_transformers(tmp_path, case, name):
     weights = read(make_folder(tmp_path, case, name))
     told, arrays = recorded(case, name)

@@ -52,13 +52,7 @@ def run(model, params):
     return list(map(np.asarray, outputs)), to_canonical(gradients, 40)
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        name if name in ("gated", "disentangled") else pytest.param(name, marks=pytest.mark.slow)
-        for name in SWITCHES
-    ],
-)
+@pytest.mark.parametrize("family", SWITCHES)
 def test_stacked_and_recomputed_layers_are_the_same_function(family):
     plain = network(**SWITCHES[family])
     params = drawn(plain)
