@@ -27,9 +27,10 @@ a published model as ceiling (--ceiling DIR, frozen). --data holds the folders c
 glue/SST-2, glue/STS-B, blimp, ud_en_ewt and wsd_coarse20.
 
 The command may be stopped, also by kill -9, and started again: a finished run is a line of DIR/lines/*.jsonl, an
-unfinished one continues. --workers runs are made at a time, each on a core of its own. Exit code 3 if a result is
-missing, or if a contextual system that counts as trained tells the senses of nouns apart by less than two standard
-errors better than word vectors.
+unfinished one continues. --output FILE collects the lines, and another machine makes only the runs that FILE lacks;
+a model whose file is missing is trained again if a task needs it. --workers runs are made at a time, each on a core
+of its own. Exit code 3 if a result is missing, or if a contextual system that counts as trained tells the senses of
+nouns apart by less than two standard errors better than word vectors.
 """
 
 import argparse
@@ -37,7 +38,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,24 +106,28 @@ SYSTEMS: dict[str, System] = {
     "drawn modern": System("modern", (), "dynamic", has_layers=True, drawn=True),
 }
 MODERN = "modern"
+# Returns a workdir, whose model is trained if it is missing.
+Model = Callable[[], Path]
 
 
 @dataclass
 class Story:
-    """The runs of all systems on one text. ``data`` and ``folder``: of the task files, and of runs and lines."""
+    """The runs of all systems on one text. ``data`` and ``folder``: of the task files, and of runs and lines;
+    ``ready``: the models that are trained."""
 
     folder: Path
     text: Text
     data: Path | None
     seconds: float
     lines: Lines = field(init=False)
+    ready: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.lines = Lines(self.folder / "lines" / "all.jsonl")
 
-    def read(self) -> None:
-        """Read the lines that units have written."""
-        for path in sorted((self.folder / "lines").glob("*.jsonl")):
+    def read(self, output: Path | None) -> None:
+        """Read the lines of ``output`` and those that units have written."""
+        for path in (*([output] if output else []), *sorted((self.folder / "lines").glob("*.jsonl"))):
             self.lines.found |= Lines(path).found
 
     # ---------------------------------------------------------------- text
@@ -202,10 +207,10 @@ class Story:
         return best_rate(self.lines, self.folder / "runs", keys, "loss", run)
 
     def model(self, budget: str, name: str, seed: int) -> Path:
-        """Return the workdir of a trained (or drawn) model; make the run if it is missing."""
+        """Return the workdir of a trained (or drawn) model; make or continue the run if this process has not."""
         key = f"model/{budget}/{name}/{seed}"
         workdir = self.folder / "models" / f"{budget}-{name.replace(' ', '_')}-{seed}"
-        if key not in self.lines.found:
+        if key not in self.ready:
             report(f"run {key}")
             system = SYSTEMS[name]
             if system.drawn:
@@ -218,7 +223,9 @@ class Story:
             rate = changes["optimizer.learning_rate"]
             steps = changes["training.num_steps"]
             tokens = steps * self.tokens_of_step(name)
-            self.lines.add({"key": key, "rate": rate, "steps": steps, "tokens": tokens, **measured})
+            if key not in self.lines.found:
+                self.lines.add({"key": key, "rate": rate, "steps": steps, "tokens": tokens, **measured})
+            self.ready.add(key)
         return workdir
 
     # ---------------------------------------------------------------- what a model is worth
@@ -230,17 +237,17 @@ class Story:
             self.lines.add({"key": key} | measure())
         return self.lines.found[key]
 
-    def inspect(self, budget: str, name: str, seed: int, model: Path) -> None:
+    def inspect(self, budget: str, name: str, seed: int, model: Model) -> None:
         """Measure what needs no training of the network."""
         assert self.data is not None
         data, place = self.data, f"{budget}/{name}/{seed}"
         if name in SYSTEMS and SYSTEMS[name].has_probabilities:
-            self.once(f"pairs/{place}", lambda: minimal_pairs(model, data))
-        self.once(f"pos/{place}", lambda: parts_of_speech(model, data))
-        self.once(f"senses/{place}", lambda: senses(model, data))
-        self.once(f"similarity/{place}", lambda: similarity(model, data))
+            self.once(f"pairs/{place}", lambda: minimal_pairs(model(), data))
+        self.once(f"pos/{place}", lambda: parts_of_speech(model(), data))
+        self.once(f"senses/{place}", lambda: senses(model(), data))
+        self.once(f"similarity/{place}", lambda: similarity(model(), data))
 
-    def fine_tune(self, part: str, task: str, way: str, rate: float, place: str, model: Path, seed: int) -> float:
+    def fine_tune(self, part: str, task: str, way: str, rate: float, place: str, model: Model, seed: int) -> float:
         """Return the score of a run of ``way`` (frozen or tuned) on a task."""
         key = f"task/{part}/{task}/{way}/{place}" + (f"/{rate:g}" if part == "rates" else "")
         workdir = self.folder / "runs" / key.replace("/", "-").replace(" ", "_")
@@ -252,11 +259,11 @@ class Story:
 
         def run() -> dict[str, Any]:
             files = texts(given, self.data, self.folder / "texts" / f"{task}-{seed}", seed)
-            return {"rate": rate} | score(given, part, files, model, rate, seed, workdir)
+            return {"rate": rate} | score(given, part, files, model(), rate, seed, workdir)
 
         return self.once(key, run)["score"]
 
-    def task_rate(self, task: str, way: str, name: str, model: Path) -> float:
+    def task_rate(self, task: str, way: str, name: str, model: Model) -> float:
         """Return the best of the rates of a task, chosen with few texts and the model of seed 0."""
         few, rates = few_task(task), FROZEN_RATES if way == "frozen" else TUNED_RATES
         if name in SYSTEMS and not SYSTEMS[name].has_context:  # small values
@@ -266,8 +273,13 @@ class Story:
 
     def unit(self, budget: str, seed: int, name: str, ceiling: Path | None = None) -> None:
         """Train a system and measure it; skip what is there."""
-        model = ceiling or self.model(budget, name, seed)
-        first = ceiling or self.folder / "models" / f"seconds-{name.replace(' ', '_')}-0"
+
+        def model() -> Path:
+            return ceiling or self.model(budget, name, seed)
+
+        def first() -> Path:
+            return ceiling or self.model("seconds", name, 0)
+
         self.inspect(budget, name, seed, model)
         for task, given in TASKS.items():
             for way in given.ways:
@@ -318,7 +330,7 @@ def main() -> int:
     parser.add_argument("--ceiling", type=Path, help="a published model")
     parser.add_argument("--peer_python", help="Python with scikit-learn, for TF-IDF")
     parser.add_argument("--table", action="store_true", help="train nothing")
-    parser.add_argument("--output", type=Path, help="write all finished lines there at the end")
+    parser.add_argument("--output", type=Path, help="add finished lines there; those that it has are not made")
     parser.add_argument("--unit", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.table and options.data is None:
@@ -328,13 +340,13 @@ def main() -> int:
         options.folder, Text(tuple(options.corpus), options.folder / "text", VOCABULARY), options.data,
         options.seconds,
     )  # fmt: skip
-    story.read()
+    story.read(options.output)
     if options.unit:
         run_unit(story, options)
     elif not options.table:
         story.prepare(options.seeds)
         run_all(story, options)
-        story.read()
+        story.read(options.output)
     if options.unit:
         return 0
     print("\n".join(tables(story.lines.found, options.seeds)))

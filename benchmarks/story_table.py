@@ -189,4 +189,5 @@ def picture(results: Results, seeds: Sequence[int], path: Path) -> None:
             axes.invert_yaxis()
             axes.set_xlim(left=max(0.0, min(means) - 0.1))
         axes.set_title(title)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)

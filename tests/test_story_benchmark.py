@@ -17,7 +17,7 @@ def story(monkeypatch):
     module.runs = []
 
     def pretrain(options, workdir):
-        workdir.mkdir(parents=True)
+        workdir.mkdir(parents=True, exist_ok=True)
         module.runs.append((workdir.name, options["training.num_steps"]))
         loss = 7.0 if "bert" in workdir.name else 4.0  # BERT learns nothing
         loss += 0.5 * (options.get("optimizer.learning_rate") != 3e-3) if "modern" in workdir.name else 0
@@ -122,8 +122,27 @@ def test_it_continues_and_compares(story, monkeypatch, capsys, tmp_path):
     assert command(story, monkeypatch, tmp_path, "--seeds", "0", "1", "--table") == 3  # a result is missing
     assert "1 of 96 results are missing, first task/results/" in capsys.readouterr().err
     assert command(story, monkeypatch, tmp_path, "--seeds", "0", "1") == 0
-    assert len(story.runs) == count + 1  # the run whose line was cut
+    # The model of the run whose line was cut is continued, and the run is made.
+    assert [name for name, _ in story.runs[count:]] == ["seconds-bert-1", "task-results-stsb-tuned-seconds-bert-1"]
     assert tables(capsys) == printed
+
+
+def test_another_machine_makes_what_the_output_lacks(story, monkeypatch, capsys, tmp_path):
+    output = tmp_path / "all.jsonl"
+    words = ("--seeds", "0", "1", "--output", str(output))
+    assert command(story, monkeypatch, tmp_path / "a", *words) == 0
+    printed, count = tables(capsys), len(story.runs)
+    assert command(story, monkeypatch, tmp_path / "b", *words) == 0
+    assert len(story.runs) == count and tables(capsys) == printed
+    lines = output.read_text().splitlines(keepends=True)
+    lacking = [line for line in lines if '"task/results/sst2/frozen/seconds/modern/0"' not in line]
+    assert len(lacking) == len(lines) - 1
+    output.write_text("".join(lacking))
+    assert command(story, monkeypatch, tmp_path / "b", *words) == 0
+    assert story.runs[count:] == [
+        ("seconds-modern-0", 500), ("task-results-sst2-frozen-seconds-modern-0", 3e-3),
+    ]  # fmt: skip
+    assert tables(capsys) == printed and len(output.read_text().splitlines()) == len(lines)
 
 
 def test_options_of_tasks(story):
