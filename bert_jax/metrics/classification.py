@@ -57,9 +57,10 @@ def classification_scores(
     scores.append(Score("matthews", lambda indices: matthews(counts(indices))))
     if probabilities is not None:
         columns = _columns("probabilities", probabilities, n, classes)
-        ranked = [1] if classes == 2 else range(classes)
-        ranks = [_by_rank(gold == c, columns[:, c], times) for c in ranked]
-        scores.append(_mean_over_classes("auroc", _auroc, ranks))
+        if classes == 2:
+            scores.append(_mean_over_classes("auroc", _auroc, [_by_rank(gold == 1, columns[:, 1], times)]))
+        else:
+            scores.append(Score("auroc", _one_vs_rest(gold, columns, times)))
     return scores
 
 
@@ -179,6 +180,45 @@ def _mean_over_classes(
     name: str, area: Callable[[np.ndarray, np.ndarray], float], ranks: Sequence[Counts]
 ) -> Score:
     return Score(name, lambda indices: float(np.mean([area(*counts(indices)) for counts in ranks])))
+
+
+def _one_vs_rest(gold: np.ndarray, scores: np.ndarray, times: Counts) -> Callable[[np.ndarray], float]:
+    """Return a function from the indices of a resample to the mean of the ``_auroc`` of all classes.
+
+    ``gold`` [n] is the class of each record, ``scores`` float[n, C]. The pairs in the correct order, a tie counted
+    as half a pair, are those of a positive with any record, less those of two positives, which are half of all such
+    pairs. So a resample requires one cumulative sum for all classes.
+    """
+    n, classes = scores.shape
+    if np.isnan(scores).any():
+        return lambda indices: float("nan")
+    order = np.argsort(scores, axis=0, kind="stable")
+    ascending = np.take_along_axis(scores, order, axis=0)
+    # The ranks of the records of a class in its column: the first and the one after the last with the same score.
+    first, last = np.empty(n, np.int64), np.empty(n, np.int64)
+    for c in range(classes):
+        own = np.flatnonzero(gold == c)
+        first[own], last[own] = (
+            np.searchsorted(ascending[:, c], scores[own, c], side) for side in ("left", "right")
+        )
+    # One row of all columns. Its sums are needed between the starts of the columns and these ranks only.
+    order_of_all = np.append(order.T.ravel(), 0)
+    starts = np.arange(classes + 1) * n
+    cuts, places = np.unique(
+        np.concatenate([starts, starts[gold] + first, starts[gold] + last]), return_inverse=True
+    )
+    start, first, last = places[: classes + 1][gold], *np.split(places[classes + 1 :], 2)
+
+    def of(indices: np.ndarray) -> float:
+        counts = times(indices)
+        below = np.cumsum(np.append(0.0, np.add.reduceat(np.take(counts, order_of_all), cuts)))
+        ahead = (below[first] + below[last]) / 2 - below[start]
+        positives = np.bincount(gold, counts, classes)
+        pairs = positives * (counts.sum() - positives)
+        right = np.bincount(gold, counts * ahead, classes) - positives**2 / 2
+        return float(np.mean(right / pairs)) if pairs.all() else float("nan")
+
+    return of
 
 
 def _by_rank(gold: np.ndarray, scores: np.ndarray, times: Counts) -> Counts:

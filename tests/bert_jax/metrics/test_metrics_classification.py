@@ -53,6 +53,23 @@ def test_one_class_predicted_is_zero():
     assert (found["f1"], found["precision"], found["matthews"], found["auroc"]) == (0, 0, 0, 0.5)
 
 
+@pytest.mark.parametrize("digits", [6, 1])  # with one digit many scores are equal
+def test_auroc_of_many_classes_is_the_mean_of_the_classes(digits):
+    rng = np.random.default_rng(0)
+    gold, probabilities = rng.integers(0, 7, 90), np.round(rng.random((90, 7)), digits)
+    (score,) = (
+        score
+        for score in classification_scores(gold, probabilities.argmax(1), "abcdefg", probabilities)
+        if score.name == "auroc"
+    )
+    for indices in (np.arange(90), rng.integers(0, 90, 90)):
+        own = [auroc(gold[indices] == c, probabilities[indices, c]) for c in range(7)]
+        assert score.of(indices) == np.mean(own)
+    assert math.isnan(score.of(np.flatnonzero(gold != 3)))
+    probabilities[0, 0] = math.nan
+    assert math.isnan(values(classification_scores(gold, gold, "abcdefg", probabilities), 90)["auroc"])
+
+
 def test_auroc_and_average_precision_by_hand():
     # Of the 6 pairs, 4 in order, 1 tied.
     gold, scores = [1, 0, 1, 0, 0], [0.9, 0.8, 0.8, 0.1, 0.3]
