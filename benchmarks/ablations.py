@@ -19,7 +19,8 @@ training texts.
 Each arm has the best of three learning rates in pretraining, chosen on documents that are not scored with another
 seed and half of the steps, and of three in each task, chosen on training texts that are left out. The command may
 be stopped, also by kill -9, and started again: a finished run is a JSON line in FOLDER/lines.jsonl, an unfinished
-one continues. The tables show differences from their first row with 95% intervals, paired over seeds. A loss that
+one continues. On another machine a copy of this file is enough: a model that is missing there is trained again if a
+task needs it. The tables show differences from their first row with 95% intervals, paired over seeds. A loss that
 is not 1 nat under that of the unigram distribution of masked tokens has a *. The loss of left to right is that of
 every next token.
 """
@@ -132,24 +133,29 @@ class Study:
     def workdir(self, key: str) -> Path:
         return self.text.folder / "runs" / key.replace("/", "-").replace(" ", "_").replace(",", "")
 
+    def train(self, arm: str, key: str) -> dict[str, float]:
+        """Make or continue a pretraining run."""
+        _, _, steps, seed, rate = key.split("/")
+        options: dict[str, Any] = dict(BASE) | ARMS[arm]
+        options |= {
+            "data.corpus": self.text.part("train"), "data.vocab": self.text.vocabulary,
+            "data.shards": self.text.folder / f"shards-{options['data.next_sentence']}",
+            "optimizer.learning_rate": float(rate), "training.num_steps": int(steps), "training.seed": int(seed),
+            "training.compilation_cache": self.text.folder / "compiled",
+        }  # fmt: skip
+        return pretrain(options, self.workdir(key))
+
     def line(self, arm: str, seed: int, rate: float, part: str) -> dict[str, Any]:
         """Return the line of a pretraining run; make the run if there is none. The runs of ``results`` are kept."""
         key = self.key(arm, seed, rate, part)
         if key not in self.lines.found:
             report(f"run {key}")
-            options: dict[str, Any] = dict(BASE) | ARMS[arm]
-            options |= {
-                "data.corpus": self.text.part("train"), "data.vocab": self.text.vocabulary,
-                "data.shards": self.text.folder / f"shards-{options['data.next_sentence']}",
-                "optimizer.learning_rate": rate, "training.num_steps": int(key.split("/")[2]),
-                "training.seed": seed, "training.compilation_cache": self.text.folder / "compiled",
-            }  # fmt: skip
             if part not in self._rows:
                 self._rows[part] = self.text.rows(part, LENGTH)
             rows, workdir = self._rows[part], self.workdir(key)
             line: dict[str, Any] = {"key": key, "unigram": round(rows.unigram, 4), "loss": math.inf}
             try:
-                line |= pretrain(options, workdir)
+                line |= self.train(arm, key)
                 line |= {name: round(value, 5) for name, value in rows.evaluate(workdir).items()}
                 line["loss"] = line.get("mlm_loss", line.get("lm_loss"))
             except FloatingPointError:
@@ -166,6 +172,14 @@ class Study:
     def pretrained(self, arm: str, seed: int) -> dict[str, Any]:
         return self.line(arm, seed, self.rate(arm), "results")
 
+    def model(self, arm: str, seed: int) -> Path:
+        """Return the workdir of a pretrained model."""
+        key = self.pretrained(arm, seed)["key"]
+        if not self.workdir(key).exists():  # the line was made on another machine
+            report(f"run {key} again")
+            self.train(arm, key)
+        return self.workdir(key)
+
     # ---------------------------------------------------------------- tasks
 
     def score(self, arm: str, name: str, seed: int) -> float:
@@ -177,7 +191,7 @@ class Study:
                 report(f"run {key}")
                 task = TASKS[name]
                 files = texts(task, self.data, self.text.folder / "texts" / f"{task.recipe}-{seed}", seed)
-                model = self.workdir(self.pretrained(arm, 0 if part == "rates" else seed)["key"])
+                model = self.model(arm, 0 if part == "rates" else seed)
                 self.lines.add({"key": key} | score(task, part, files, model, rate, seed, self.workdir(key)))
             return self.lines.found[key]["score"]
 

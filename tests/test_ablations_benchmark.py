@@ -98,3 +98,16 @@ def test_unfinished_tables(ablations, monkeypatch, capsys, tmp_path):
     rows = command(ablations, monkeypatch, capsys, tmp_path / "out", "--show", "--tables", "8")
     assert rows[2] == "| 80, 10, 10 | 1 | 5.000 | - | - | - |"
     assert rows[3] == "| 100, 0, 0 | 0 | - | - | - | - |"
+
+
+def test_another_machine_trains_the_models_that_a_task_needs(ablations, monkeypatch, capsys, tmp_path):
+    words = ["--data", str(tmp_path), "--tables", "5", "--seeds", "0"]
+    rows = command(ablations, monkeypatch, capsys, tmp_path / "a", *words)
+    count = len(ablations.pretrained)
+    lines = (tmp_path / "a" / "lines.jsonl").read_text().splitlines(keepends=True)
+    lacking = [line for line in lines if '"results/no pairs/1500/sst2/' not in line]
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "lines.jsonl").write_text("".join(lacking))
+    assert command(ablations, monkeypatch, capsys, tmp_path / "b", *words) == rows
+    assert len(lacking) == len(lines) - 1
+    assert ablations.pretrained[count:] == ["results-no_pairs-1500-0-0.003"]
