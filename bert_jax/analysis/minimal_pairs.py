@@ -5,10 +5,8 @@ The files are those of BLiMP (Warstadt et al. 2020, arXiv:1912.00582): JSON line
 of linguistics.
 """
 
-import gzip
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -16,6 +14,7 @@ from typing import Any, Unpack
 from bert_jax.inference.batching import RunOptions
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.score import Method, score
+from bert_jax.io.text_lines import numbered_lines, opened
 from bert_jax.io.untrusted_folder import json_object
 from bert_jax.metrics.resampling import Interval, wilson_interval
 
@@ -62,8 +61,11 @@ def read_pairs(file: Path, limit: int | None = None) -> list[dict[str, Any]]:
     if limit is not None and limit < 1:
         raise ValueError(f"--limit: {limit} is not allowed; allowed: 1 or more")
     pairs, taken = [], Counter[str]()
-    with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
-        for where, line in _lines(stream, file):
+    with opened(file) as stream:
+        for number, line in numbered_lines(stream, file):
+            if not line.strip():
+                continue
+            where = f"{file}:{number}"
             pair = json_object(line, where, _NEEDED)
             for name in _SENTENCES:
                 if not isinstance(pair.get(name), str) or not pair[name].strip():
@@ -79,18 +81,6 @@ def read_pairs(file: Path, limit: int | None = None) -> list[dict[str, Any]]:
     if not pairs:
         raise ValueError(f"{file}: no pairs{_NEEDED}")
     return pairs
-
-
-def _lines(stream: Iterable[bytes], file: Path) -> Iterator[tuple[str, str]]:
-    """Yield "file:number" and the text of each line that is not blank."""
-    try:
-        for number, raw in enumerate(stream, start=1):
-            if raw.strip():
-                yield f"{file}:{number}", raw.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{file}:{number}: not valid UTF-8; convert the file to UTF-8") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{file}: not a complete gzip file ({error})") from None
 
 
 def score_pairs(

@@ -13,6 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from bert_jax.io.files import whole_file
+from bert_jax.io.text_lines import numbered_lines, opened
 from bert_jax.io.untrusted_folder import json_object
 
 # Size of the header of an npy file, which is written last, because it contains the number of rows.
@@ -25,9 +26,10 @@ def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> It
     """Yield ``texts``, the texts on the command line. If there are none, yield the texts in the file ``source``
     ("-" or None: standard input).
 
-    A file has one text per line; blank lines are skipped. With ``json_lines`` or the suffix .jsonl, a file has one
-    JSON object per line, which is yielded unchanged. Raises ``ValueError`` for a line that cannot be read (the
-    message contains the file name and the line number), and for texts both on the command line and in a file.
+    A file has one text per line, and blank lines are skipped; a file whose name ends in .gz is unpacked. With
+    ``json_lines`` or the suffix .jsonl, a file has one JSON object per line, which is yielded unchanged. Raises
+    ``ValueError`` for a line that cannot be read (the message contains the file name and the line number), and for
+    texts both on the command line and in a file.
     """
     if texts:
         if source is not None:
@@ -36,17 +38,13 @@ def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> It
         return
     from_stdin = source in (None, "-")
     name = "standard input" if from_stdin else source
-    is_json = json_lines or str(source).endswith(".jsonl")
+    is_json = json_lines or str(source).endswith((".jsonl", ".jsonl.gz"))
     if from_stdin and sys.stdin is None:
         raise ValueError("standard input: closed; pass texts on the command line or --input FILE")
-    with contextlib.ExitStack() as opened:
-        stream = sys.stdin.buffer if from_stdin else opened.enter_context(Path(str(source)).open("rb"))
+    with contextlib.ExitStack() as stack:
+        stream = sys.stdin.buffer if from_stdin else stack.enter_context(opened(Path(str(source))))
         is_empty = True
-        for number, raw in enumerate(stream, start=1):
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError:
-                raise ValueError(f"{name}:{number}: not valid UTF-8; convert the input to UTF-8") from None
+        for number, line in numbered_lines(stream, str(name)):
             if line.strip():
                 is_empty = False
                 yield json_object(line, f"{name}:{number}", _PAIR) if is_json else line

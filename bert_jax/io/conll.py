@@ -3,12 +3,12 @@
 CoNLL-U is the format of Universal Dependencies (Nivre et al. 2020), https://universaldependencies.org/format.html.
 """
 
-import gzip
 import re
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from bert_jax.io.text_lines import numbered_lines, opened
 
 _DOCUMENT = "-DOCSTART-"
 # Ids of multiword ranges (1-2) and of empty nodes (1.1), which are not words.
@@ -100,14 +100,5 @@ def read_treebank(path: Path) -> Iterator[ParsedSentence]:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     if not path.is_file():
         raise ValueError(f"{path}: no such file; give a file in the format CoNLL-U, as text or .gz")
-    number = 0
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, raw in enumerate(file, 1):
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}:{number}: not valid UTF-8; convert the file to UTF-8") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(
-            f"{path}: the compressed file is damaged after line {number}: {error}; restore it"
-        ) from None
+    with opened(path) as file:
+        yield from numbered_lines(file, path)

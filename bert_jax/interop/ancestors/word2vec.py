@@ -6,11 +6,8 @@ of whole words. Special tokens that a file lacks get the vector 0, and special t
 written, so that a file that is read and written keeps its words and values.
 """
 
-import contextlib
-import gzip
 import re
 import unicodedata
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -21,7 +18,7 @@ from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.switches import EVERY_FIELD, Supported, check_fields
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes
 from bert_jax.interop.stored import non_finite
-from bert_jax.io.errors import one_line
+from bert_jax.io.text_lines import opened
 from bert_jax.tokenization import SPECIAL_PIECES, build_tokenizer
 
 TEXT_FILE, BINARY_FILE = "vectors.txt", "vectors.bin"
@@ -42,7 +39,7 @@ def is_word2vec(path: Path) -> bool:
         return (path / BINARY_FILE).is_file()
     if not path.is_file() or not path.name.endswith(SUFFIXES):
         return False
-    with _reading(path) as file:
+    with opened(path) as file:
         first = file.readline(_BLOCK)
     return _HEADER.fullmatch(first) is not None or _values_of(first) is not None
 
@@ -52,7 +49,7 @@ def read_word2vec(path: Path, options: ReadOptions) -> ModelBundle:
     word, are left out, and a note states their number. Raises ``ValueError`` with one line for a damaged file and
     for a word that occurs twice."""
     file = path / BINARY_FILE if path.is_dir() else path
-    with _reading(file) as stream:
+    with opened(file) as stream:
         is_binary = ".bin" in file.suffixes
         every, vectors = _read_binary(file, stream) if is_binary else _read_text(file, stream)
     kept = [row for row, word in enumerate(every) if word == word.strip()]
@@ -119,16 +116,6 @@ def write_word2vec(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "
             binary.write(word + b" " + vector.tobytes() + b"\n")
             text.write(word + b" " + " ".join(map(str, vector)).encode() + b"\n")
     return [f"{TEXT_FILE}, {BINARY_FILE}: {len(rows):,} words, {model.hidden_size} values each"]
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, unpacked. Raises ``ValueError`` with one line if the compressed file turns out to be damaged."""
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            yield file  # type: ignore[misc]
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}: the compressed file is damaged ({one_line(error)}); copy it again") from None
 
 
 def _values_of(line: bytes) -> np.ndarray | None:

@@ -1,0 +1,35 @@
+"""Lines of files, which may be compressed with gzip."""
+
+import contextlib
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+from bert_jax.io.errors import one_line
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for reading, unpacked if its name ends in ``.gz``.
+
+    Raises ``ValueError`` with one line if the compressed file turns out to be damaged.
+    """
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            yield file  # type: ignore[misc]
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path}: the compressed file is damaged ({one_line(error)}); copy it again") from None
+
+
+def numbered_lines(stream: Iterable[bytes], name: str | Path) -> Iterator[tuple[int, str]]:
+    """Yield the number, from 1, and the text of each line, without its end and without a byte order mark.
+
+    Raises ``ValueError`` for a line that is not UTF-8; the message begins with ``name`` and the number.
+    """
+    for number, raw in enumerate(stream, start=1):
+        try:
+            yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise ValueError(f"{name}:{number}: not valid UTF-8; convert the file to UTF-8") from None

@@ -1,0 +1,32 @@
+"""Lines of text files, also compressed: ``bert_jax/io/text_lines.py`` and the commands that read texts."""
+
+import gzip
+
+import pytest
+
+from bert_jax.inference.text_files import read_texts
+from bert_jax.io.text_lines import numbered_lines, opened
+
+TEXT = "\ufeffone\r\n\nzwei äöü\nthree".encode()
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_plain_and_compressed_files_have_the_same_lines(tmp_path, suffix):
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(gzip.compress(TEXT) if suffix else TEXT)
+    with opened(path) as file:
+        assert list(numbered_lines(file, path)) == [(1, "one"), (2, ""), (3, "zwei äöü"), (4, "three")]
+    assert list(read_texts((), str(path), False)) == ["one", "zwei äöü", "three"]
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(gzip.compress(b'{"text": "a"}\n') if suffix else b'{"text": "a"}\n')
+    assert list(read_texts((), str(path), False)) == [{"text": "a"}]
+
+
+def test_damaged_files_are_named(tmp_path):
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(TEXT * 100)[:-20])
+    with pytest.raises(ValueError, match=r"^.*a\.txt\.gz: the compressed file is damaged .*; copy it again$"):
+        list(read_texts((), str(path), False))
+    path.write_bytes(gzip.compress(b"a\n\xff\n"))
+    with pytest.raises(ValueError, match=r"a\.txt\.gz:2: not valid UTF-8; convert the file to UTF-8"):
+        list(read_texts((), str(path), False))
