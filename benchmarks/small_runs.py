@@ -34,6 +34,7 @@ from data_pipeline.text.documents import read_documents
 REPOSITORY = Path(__file__).resolve().parent.parent
 # Shares of the documents, in thousandths, on which rates are chosen and results are measured.
 RATES_SHARE, RESULTS_SHARE = 20, 40
+MOST = 1_000_000  # bytes of each, so that small networks are not evaluated for longer than they train
 EVALUATED_SHARE = 0.15  # of the tokens of held-out rows is masked, whatever a run masks
 ROWS = 64  # of a held-out batch
 TRAINED = 1.0  # nats under the unigram distribution, from which a run counts as trained
@@ -60,7 +61,8 @@ def words_of(options: Options) -> list[str]:
 @dataclass(frozen=True)
 class Text:
     """The text of ``corpus`` in ``folder``: documents for training, for the choice of rates and for results (by a
-    hash of their content), and a vocabulary of the training documents."""
+    hash of their content; beyond ``MOST`` bytes the rest is left out), and a vocabulary of the training
+    documents."""
 
     corpus: tuple[str, ...]
     folder: Path
@@ -90,7 +92,8 @@ class Text:
                     place = zlib.crc32(text.encode()) % 1000
                     results = RATES_SHARE <= place < RATES_SHARE + RESULTS_SHARE
                     name = "rates" if place < RATES_SHARE else "results" if results else "train"
-                    files[name].write(f"{text}\n\n")
+                    if name == "train" or files[name].tell() < MOST:
+                        files[name].write(f"{text}\n\n")
         self.vocabulary.unlink(missing_ok=True)  # of a command that was killed before it wrote its note
         data = self._config("train", {}, self.folder / "vocabulary").data
         partial = self.vocabulary.with_suffix(".partial")
