@@ -42,6 +42,15 @@ def export_command(arguments: argparse.Namespace) -> None:
     )
 
 
+def trim_command(arguments: argparse.Namespace) -> None:
+    """Save a model with the pieces of its vocabulary that the texts of a corpus use. Each of these texts keeps its
+    pieces and its hidden states, bit by bit; all characters are kept, so that other texts have no more unknown
+    pieces than before."""
+    from bert_jax.compression.trim import trim_model
+
+    trim_model(Path(arguments.source), arguments.target, arguments.corpus, read_options(arguments), report=print)
+
+
 _CHECKING = (
     option("--no_verify", action="store_true", help="do not compare outputs with those of the other library"),
     option(
@@ -69,5 +78,14 @@ COMMANDS = (
         option("--force", action="store_true", help="replace DIR if it is not empty"),
         reading(),
         *_CHECKING,
+    )),
+    Command("trim", "leave out the pieces of the vocabulary that a corpus does not use", trim_command, (
+        option("--from", dest="source", required=True, metavar="DIR_OR_PREFIX", help=READABLE),
+        option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
+        option(
+            "--corpus", required=True, nargs="+", metavar="FILE",
+            help="one text per line (.gz: packed), or JSON objects with \"text\" (.jsonl)",
+        ),
+        reading(),
     )),
 )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Smaller models: vocabularies with the pieces that a text uses."""
