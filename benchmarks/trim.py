@@ -74,7 +74,7 @@ def measure(kind: str, folder: Path, vocabulary: Path, seen: Path, unseen: Seque
     if not (folder / "whole").exists():
         model(folder / "whole", vocabulary, size)
     if not (folder / "part").exists():
-        trim_model(folder / "whole", folder / "part", [str(seen)], ReadOptions(), print)
+        trim_model(folder / "whole", folder / "part", [str(seen)], ReadOptions())
     whole, part = load(folder / "whole"), load(folder / "part")
     old, new = whole.tokenizer, part.tokenizer
     ids = np.array([old.piece_id(piece) for piece in new.pieces(range(new.vocab_size))])

@@ -48,7 +48,9 @@ def trim_command(arguments: argparse.Namespace) -> None:
     pieces than before."""
     from bert_jax.compression.trim import trim_model
 
-    trim_model(Path(arguments.source), arguments.target, arguments.corpus, read_options(arguments), report=print)
+    trim_model(
+        Path(arguments.source), arguments.target, arguments.corpus, read_options(arguments), ngram=arguments.ngram
+    )
 
 
 _CHECKING = (
@@ -85,6 +87,11 @@ COMMANDS = (
         option(
             "--corpus", required=True, nargs="+", metavar="FILE",
             help="one text per line (.gz: packed), or JSON objects with \"text\" (.jsonl)",
+        ),
+        option(
+            "--ngram", type=int, default=5, metavar="N",
+            help="keep a piece that no text has if every N characters of it occur in a word of the texts; 0: keep "
+            "none (default: 5)",
         ),
         reading(),
     )),

@@ -23,17 +23,26 @@ _LOGITS = 1e-5  # largest difference of the logits of kept pieces: sums of anoth
 
 
 def trim_model(
-    source: Path, target: Path, corpus: Sequence[str], options: ReadOptions, report: Callable[[str], None]
+    source: Path,
+    target: Path,
+    corpus: Sequence[str],
+    options: ReadOptions,
+    *,
+    ngram: int = 5,
+    report: Callable[[str], None] = print,
 ) -> None:
     """Save the model ``source`` with the pieces that the texts of ``corpus`` use to the new folder ``target``.
 
     Every text of the corpus keeps its pieces, and so its hidden states, bit by bit; the probabilities of masked
     tokens are those among the kept pieces. ``corpus`` are files with one text per line (``.gz``: packed;
-    ``.jsonl``: objects with ``text``). ``report`` is called with each line of the log.
+    ``.jsonl``: objects with ``text``). ``ngram``: see :func:`subset`. ``report`` is called with each line of the
+    log.
 
     Raises ``ValueError`` if the model cannot be read or trimmed, or if ``target`` is not empty; ``exits.Stop`` with
     VERIFICATION_FAILED if an output of the saved model differs.
     """
+    if ngram < 0:
+        raise ValueError(f"--ngram: {ngram} is not allowed; allowed: 0 or more")
     target = target.resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target}: {'is a file' if target.is_file() else 'not empty'}; give a new folder")
@@ -43,7 +52,7 @@ def trim_model(
     spec, content = weights.spec, weights.tokenizer_content
     if spec.tokenizer is None or content is None:
         raise ValueError(f"{source}: the model has no tokenizer; add its vocabulary file")
-    part = subset(spec.tokenizer, content, str(source), lambda: _texts(corpus))
+    part = subset(spec.tokenizer, content, str(source), lambda: _texts(corpus), ngram)
     trimmed = _trimmed(weights, part)
     old, new = spec.model.vocab_size, len(part.ids)
     report(f"{part.texts:,} texts, {part.tokens:,} tokens: {new:,} of {old:,} pieces are kept")

@@ -1,9 +1,10 @@
 """A part of a vocabulary that encodes given texts as the whole one does.
 
 Kept are the pieces of the texts, all special and added pieces, and all characters, so that a text has an unknown
-piece only where it had one (a piece with a character that is no piece itself is kept too). Of a vocabulary of
-merges (BPE), the pieces that arise on the way to those of the texts are kept as well. The order of the pieces does
-not change.
+piece only where it had one (a piece with a character that is no piece itself is kept too). Further pieces are
+likely in other texts of the same kind: those of which every few characters occur in a word of the given texts. Of a
+vocabulary of merges (BPE), the pieces that arise on the way to a kept one are kept as well. The order of the pieces
+does not change.
 """
 
 import itertools
@@ -47,24 +48,32 @@ class Subset:
     tokens: int
 
 
-def subset(settings: TokenizerConfig, content: bytes, name: str, texts: Callable[[], Iterable[str]]) -> Subset:
+def subset(
+    settings: TokenizerConfig, content: bytes, name: str, texts: Callable[[], Iterable[str]], ngram: int = 5
+) -> Subset:
     """Return the part of the vocabulary ``content`` that encodes all texts as the whole vocabulary does.
 
-    ``texts`` is called twice: to collect the pieces, and to verify that every text keeps its own. Raises
+    ``texts`` is called twice: to collect the pieces, and to verify that every text keeps its own. A piece that no
+    text has is kept if each sequence of ``ngram`` characters in it occurs in a word of the texts (0: no such piece
+    is kept). Raises
     ``ValueError`` (one line) if the rules of the tokenizer do not allow pieces to be left out, or if there is no
     text.
     """
     tokenizer = build_tokenizer(settings, content, name)
     rules = _rules(tokenizer, content, name)
     keep, count, tokens = rules.always(), 0, 0
+    likely = _Likely(rules, ngram)
     for batch in _batches(texts()):
-        ids, lengths = tokenizer.encode_flat(batch)
-        keep[ids] = True
-        for piece in rules.formed(batch):
-            keep[piece] = True
-        count, tokens = count + len(lengths), tokens + len(ids)
+        for ids in tokenizer.encode_batch(batch):
+            keep[ids] = True
+            likely.add(ids)
+            tokens += len(ids)
+        keep[list(rules.formed(batch))] = True
+        count += len(batch)
     if not count:
         raise ValueError("--corpus: no text in it; give files with one text per line")
+    for number in likely.pieces():
+        keep[[number, *rules.formed_alone(number)]] = True
     kept = np.flatnonzero(keep)
     cut = rules.cut(kept)
     _verify(tokenizer, build_tokenizer(settings, cut, name), kept, texts(), name)
@@ -85,6 +94,44 @@ def _verify(whole: Tokenizer, part: Tokenizer, kept: np.ndarray, texts: Iterable
             if new[old].tolist() != own:
                 changed = f"with the kept pieces, {text[:60]!r} is encoded differently"
                 raise ValueError(f"{name}: {changed}; this tokenizer cannot be trimmed exactly")
+
+
+class _Likely:
+    """The sequences of at most ``ngram`` characters in the words of texts, and the pieces made of them."""
+
+    def __init__(self, rules: "_Rules", ngram: int) -> None:
+        self._rules, self._ngram = rules, ngram
+        self._strings = [rules.string(piece) for piece in rules.pieces]
+        self._continues = rules.tokenizer.continuation.tolist()
+        self._words, self._grams = set[tuple[int, ...]](), set[str]()
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Add the words of a text."""
+        word: list[int] = []
+        for number in ids if self._ngram else ():
+            if word and not self._continues[number]:
+                self._add_word(tuple(word))
+                word = []
+            word.append(number)
+        if word:
+            self._add_word(tuple(word))
+
+    def _add_word(self, word: tuple[int, ...]) -> None:
+        if word not in self._words:
+            self._words.add(word)
+            text = "".join(self._strings[number] for number in word)
+            for size in range(1, self._ngram + 1):
+                self._grams.update(text[i : i + size] for i in range(len(text) - size + 1))
+
+    def pieces(self) -> list[int]:
+        """Return the ids of the pieces that consist of these sequences."""
+        size, grams = self._ngram, self._grams
+        if not size:
+            return []
+        return [
+            number for number, text in enumerate(self._strings)
+            if all(text[i : i + size] in grams for i in range(max(1, len(text) - size + 1)))
+        ]  # fmt: skip
 
 
 # ------------------------------------------------------------------ kinds of vocabularies
@@ -111,8 +158,16 @@ class _Rules(ABC):
         """Return the characters of a piece, each as the piece that it would be alone."""
         return list(piece)
 
+    def string(self, piece: str) -> str:
+        """Return a piece as a part of a word, in which the beginning of the word is visible."""
+        return piece
+
     def formed(self, texts: Sequence[str]) -> Iterable[int]:
         """Return the ids of the pieces that arise while ``texts`` are encoded; empty if only results count."""
+        return ()
+
+    def formed_alone(self, number: int) -> Iterable[int]:
+        """Return the ids of the pieces that arise while the piece ``number`` is put together."""
         return ()
 
     @abstractmethod
@@ -134,6 +189,11 @@ def _continued(piece: str, prefix: str) -> list[str]:
     return [(prefix if i or rest != piece else "") + char for i, char in enumerate(rest)]
 
 
+def _part_of_word(piece: str, prefix: str) -> str:
+    """Return a piece of WordPiece without its prefix, or with a space before it if it begins a word."""
+    return piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}"
+
+
 class _WordPiece(_Rules):
     """A ``vocab.txt``. The pieces [unusedN] are left out: no text has them."""
 
@@ -143,6 +203,9 @@ class _WordPiece(_Rules):
 
     def characters(self, piece: str) -> list[str]:
         return _continued(piece, _CONTINUES)
+
+    def string(self, piece: str) -> str:
+        return _part_of_word(piece, _CONTINUES)
 
     def cut(self, kept: np.ndarray) -> bytes:
         lines = self.content.decode("utf-8-sig").split("\n")
@@ -204,6 +267,11 @@ class _SentencePiece(_Rules):
         words = itertools.chain.from_iterable(map(self._word.findall, normalized))
         return (self.ids[piece] for word in words for piece in self._merges.of(tuple(word)))
 
+    def formed_alone(self, number: int) -> Iterable[int]:
+        if self.model_type == _UNIGRAM or self.types[number] != _NORMAL:
+            return ()
+        return (self.ids[piece] for piece in self._merges.of(tuple(self.pieces[number])))
+
     def cut(self, kept: np.ndarray) -> bytes:
         keep, number, out = set(kept.tolist()), 0, bytearray()
         new = {old: i for i, old in enumerate(kept.tolist())}
@@ -238,6 +306,7 @@ class _Json(_Rules):
         super().__init__(tokenizer, content)
         self.state = json.loads(content)
         self.model = self.state["model"]
+        self._added = {token["id"] for token in self.state.get("added_tokens") or ()}
         self._library: Any = tokenizers.Tokenizer.from_str(content.decode())
         if self.model["type"] == "BPE":
             self._pairs = {
@@ -260,9 +329,19 @@ class _Json(_Rules):
             return [*first, last + suffix]
         return list(piece)
 
+    def string(self, piece: str) -> str:
+        if self.model["type"] == "WordPiece":
+            return _part_of_word(piece, self.model.get("continuing_subword_prefix", _CONTINUES))
+        return piece
+
+    def formed_alone(self, number: int) -> Iterable[int]:
+        if self.model["type"] != "BPE" or number in self._added:
+            return ()
+        return (self.ids[piece] for piece in self._merges.of(tuple(self.characters(self.pieces[number]))))
+
     def always(self) -> np.ndarray:
         keep = super().always()
-        keep[[token["id"] for token in self.state.get("added_tokens") or ()]] = True
+        keep[list(self._added)] = True
         if self.model["type"] == "Unigram":
             scores = [score for _, score in self.model["vocab"]]
             keep[[int(np.argmin(scores)), int(np.argmax(scores))]] = True
