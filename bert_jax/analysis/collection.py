@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.inference.embed import embed, vector_width
+from bert_jax.inference.embed import checked_width, embed, vector_width
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.text_files import read_texts
 
@@ -81,21 +81,29 @@ def is_id(value: Any) -> bool:
 
 
 def embedded(
-    collection: Collection, model: Engine | None, *, pooling: str | None = None, **options: Any
+    collection: Collection,
+    model: Engine | None,
+    *,
+    pooling: str | None = None,
+    width: int | None = None,
+    **options: Any,
 ) -> np.ndarray:
-    """Return the vectors [N, E] of the collection. Texts are converted to float32 vectors by :func:`embed`.
+    """Return the vectors [N, E] of the collection. Texts are converted to float32 vectors by :func:`embed`; of
+    vectors from a file, the first ``width`` values are returned (None: all).
 
-    ``pooling`` and ``options`` are arguments of ``embed``. Raises ``ValueError`` if a vector is not finite, or if
-    the collection contains texts and ``model`` is None.
+    ``pooling``, ``width`` and ``options`` are arguments of ``embed``. Raises ``ValueError`` if a vector is not
+    finite, if the vectors have not ``width`` values, or if the collection contains texts and ``model`` is None.
     """
     vectors = collection.vectors
     if vectors is None:
         assert collection.texts is not None
         if model is None:
             raise ValueError(f"{collection.name}: texts need a model to compute vectors; set --model")
-        vectors = np.empty((len(collection), vector_width(model.spec, pooling)), np.float32)
-        for row, vector in enumerate(embed(model, collection.texts, pooling=pooling, **options)):
+        vectors = np.empty((len(collection), vector_width(model.spec, pooling, width)), np.float32)
+        for row, vector in enumerate(embed(model, collection.texts, pooling=pooling, width=width, **options)):
             vectors[row] = vector
+    elif width is not None:
+        vectors = vectors[:, : checked_width(width, vectors.shape[1])]
     for part in blocks(len(vectors)):
         finite = np.isfinite(vectors[part]).all(axis=1)
         if not finite.all():

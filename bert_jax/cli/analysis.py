@@ -96,7 +96,8 @@ def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[
 def _model(arguments: argparse.Namespace, *collections: Any) -> tuple[Any, dict[str, Any]]:
     """Return (model, options of ``embed``). The model is None unless a collection has texts and --model is set."""
     has_texts = any(collection.texts is not None for collection in collections)
-    options = {"pooling": arguments.pooling, "normalize": arguments.normalize, **run_options(arguments)}
+    chosen = {name: getattr(arguments, name) for name in ("pooling", "normalize", "width")}
+    options = {**chosen, **run_options(arguments)}
     return load_model(arguments) if has_texts and arguments.model is not None else None, options
 
 

@@ -141,6 +141,7 @@ def pooling(parser: argparse.ArgumentParser) -> None:
         "--normalize", type=truth, metavar="{true,false}",
         help="divide vectors by their Euclidean norm (default: as in the model)",
     )  # fmt: skip
+    parser.add_argument("--width", type=int, metavar="N", help="keep the first N values of each vector")
 
 
 OUTPUT = option("--output", type=Path, metavar="FILE", help="JSON lines (default: standard output)")

@@ -24,7 +24,7 @@ from bert_jax.cli.options import (
     whole_numbers,
 )
 
-_POOLED = ("pooling", "normalize", "prompt", "prompt_name")
+_POOLED = ("pooling", "normalize", "width", "prompt", "prompt_name")
 
 
 def embed_command(arguments: argparse.Namespace) -> None:

@@ -35,6 +35,7 @@ def export_command(arguments: argparse.Namespace) -> None:
         dtype=arguments.dtype,
         force=arguments.force,
         heads=arguments.heads,
+        width=arguments.width,
         options=read_options(arguments),
         verify=not arguments.no_verify,
         peer_python=arguments.peer_python,
@@ -76,6 +77,10 @@ COMMANDS = (
         option(
             "--heads", type=names_of, metavar="HEAD,...",
             help="export only these output layers: mlm, nsp, sequence, token, span, choice, pooler (default: all)",
+        ),
+        option(
+            "--width", type=int, metavar="N",
+            help="export the first N values of the vectors of texts (sentence-transformers, onnx, stablehlo, npz)",
         ),
         option("--force", action="store_true", help="replace DIR if it is not empty"),
         reading(),

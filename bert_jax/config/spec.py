@@ -146,6 +146,11 @@ class SentenceConfig:
     # Include the tokens of the prompt in the pooling.
     include_prompt: bool = True
 
+    def vector_width(self, hidden_size: int) -> int:
+        """Return the number of values of the vector of a text, for token outputs of width ``hidden_size``."""
+        dense = [module.features for module in self.modules if module.kind == "dense"]
+        return dense[-1] if dense else hidden_size * len(self.pooling)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:

@@ -203,5 +203,8 @@ class SentenceTaskConfig(Section, prefix="sentence."):
     margin: Positive[float] = only(5.0, {LOSS: ("triplet",)})
     # Positive pairs are texts with the same label (negatives, triplet).
     pairs_from_classes: bool = only(False, {LOSS: ("negatives", "triplet")})
+    # Widths at which the first values of a vector, divided by their norm, are trained too (Kusupati et al. 2022);
+    # the loss is the sum of those of all widths. Empty: whole vectors only.
+    matryoshka: tuple[int, ...] = only((), {LOSS: ("cosine", "cosent", "triplet", "negatives", "simcse")})
     # Largest possible label; labels of cosine and cosent are divided by it.
     label_scale: Positive[float] = only(1.0, {LOSS: ("cosine", "cosent")})

@@ -109,7 +109,12 @@ def perturbed(params: Any, start: Any, key: DropoutKey, weight_dropout: float, m
 
 def check_layers(config: FinetuneConfig, heads: HeadsConfig) -> None:
     """Raise ``ValueError`` if ``loss.layers`` names a layer that the model lacks or that the pooler of ``heads``
-    cannot read."""
+    cannot read, or if a width of ``sentence.matryoshka`` is not below that of the vectors."""
+    widths, size = config.sentence.matryoshka, config.model.hidden_size
+    if len({*widths} & {*range(1, size)}) < len(widths):
+        raise ValueError(
+            f"sentence.matryoshka: {list(widths)} is not allowed; allowed: different widths from 1 to {size - 1}"
+        )
     layers, count = config.loss.layers, config.model.num_layers
     if len({*layers} & {*range(1, count)}) < len(layers):
         raise ValueError(

@@ -17,6 +17,7 @@ from bert_jax.inference.engine import Engine, Text, checked_texts
 from bert_jax.model.bert import of_layers
 from bert_jax.model.layers import INTERMEDIATES
 from bert_jax.model.pooling import SentenceHead
+from bert_jax.model.pooling import normalize as divided_by_norm
 from bert_jax.tasks.task import ModelInput
 
 POOLINGS = ("cls", "mean", "max")
@@ -35,6 +36,7 @@ def embed(
     normalize: bool | None = None,
     prompt: str | None = None,
     prompt_name: str | None = None,
+    width: int | None = None,
     **options: Unpack[RunOptions],
 ) -> Iterator[np.ndarray]:
     """Yield the vector of every text, float32[E], in order; ``texts`` may be endless.
@@ -46,11 +48,14 @@ def embed(
         prompt: text to insert before every input.
         prompt_name: name of a prompt of the model. None: the default prompt of the model, unless
             ``prompt`` is set.
+        width: return the first values of each vector only, divided by their norm if whole vectors are. None: all.
         options: see ``RunOptions``.
 
-    Raises ``ValueError`` for an unknown pooling or prompt, and for a model without a vocabulary.
+    Raises ``ValueError`` for an unknown pooling or prompt, for a width that the vectors do not have, and for a
+    model without a vocabulary.
     """
     sentence = sentence_config(loaded.spec, pooling, normalize)
+    size = vector_width(loaded.spec, pooling, width)
     text = prompt_text(loaded.spec, prompt, prompt_name)
     skipped = 0 if sentence.include_prompt else prompt_length(loaded, text)
 
@@ -58,7 +63,7 @@ def embed(
         encoded = loaded.encode([text + one for one in part])
         return [ModelInput(i, (sequence,)) for i, sequence in enumerate(encoded)]
 
-    run = loaded.program(("embed", sentence), _pooled(loaded, sentence))
+    run = loaded.program(("embed", sentence, size), _pooled(loaded, sentence, size))
     windows = loaded.windows(checked_texts(texts), featurize, run, np.int32(skipped), **options)
     return (output["vectors"] for _, _, outputs in windows for output in outputs)
 
@@ -79,11 +84,18 @@ def sentence_config(spec: ModelSpec, pooling: str | None, normalize: bool | None
     return SentenceConfig(pooling=poolings, modules=modules, include_prompt=own.include_prompt)
 
 
-def vector_width(spec: ModelSpec, pooling: str | None) -> int:
-    """Return E, the width of the vectors of :func:`embed`."""
-    sentence = sentence_config(spec, pooling, None)
-    dense = [module.features for module in sentence.modules if module.kind == "dense"]
-    return dense[-1] if dense else spec.model.hidden_size * len(sentence.pooling)
+def vector_width(spec: ModelSpec, pooling: str | None, width: int | None = None) -> int:
+    """Return E, the width of the vectors of :func:`embed`. Raises ``ValueError`` for a ``width`` that is not from 1
+    to that of whole vectors."""
+    whole = sentence_config(spec, pooling, None).vector_width(spec.model.hidden_size)
+    return whole if width is None else checked_width(width, whole)
+
+
+def checked_width(width: int, whole: int) -> int:
+    """Return ``width``; raise ``ValueError`` if it is not from 1 to ``whole``."""
+    if not 1 <= width <= whole:
+        raise ValueError(f"width: {width} is not allowed; allowed: 1 to {whole}, the width of whole vectors")
+    return width
 
 
 def prompt_text(spec: ModelSpec, prompt: str | None, prompt_name: str | None) -> str:
@@ -113,7 +125,8 @@ def prompt_length(loaded: Engine, prompt: str) -> int:
     return length
 
 
-def _pooled(loaded: Engine, sentence: SentenceConfig) -> Callable[..., jax.Array]:
+def _pooled(loaded: Engine, sentence: SentenceConfig, width: int) -> Callable[..., jax.Array]:
+    is_unit = bool(sentence.modules) and sentence.modules[-1].kind == "normalize"
     encoder = loaded.model.clone(sentence=None)
     head = SentenceHead(loaded.spec.model, sentence)
 
@@ -124,6 +137,9 @@ def _pooled(loaded: Engine, sentence: SentenceConfig) -> Callable[..., jax.Array
         seen_CxBxS &= batch["position_ids"] >= skipped
         own = {"params": params.get("sentence_head", {})}
         vectors_CxBxE = jax.vmap(lambda seen_BxS: head.apply(own, x_BxSxH, seen_BxS))(seen_CxBxS)
+        if width < vectors_CxBxE.shape[-1]:
+            vectors_CxBxE = vectors_CxBxE[..., :width]
+            vectors_CxBxE = divided_by_norm(vectors_CxBxE) if is_unit else vectors_CxBxE
         return {"unit": {"vectors": jnp.swapaxes(vectors_CxBxE, 0, 1)}}
 
     return run

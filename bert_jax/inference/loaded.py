@@ -31,7 +31,7 @@ class LoadedModel(Engine):
     def embed(self, texts: str | Iterable[str], **options: Any) -> np.ndarray:
         """Return float32[texts, E], one vector per text; float32[E] for a single text. See ``embed.embed``."""
         vectors = _answers(texts, lambda texts: embed(self, texts, **options))
-        width = vector_width(self.spec, options.get("pooling"))
+        width = vector_width(self.spec, options.get("pooling"), options.get("width"))
         return np.array(vectors, np.float32).reshape(-1, width) if isinstance(vectors, list) else vectors
 
     def predict(self, texts: str | Iterable[Any], **options: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_jax.interop.ancestors import write_allennlp, write_word2vec
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype
-from bert_jax.interop.export_table import DTYPES, FORMATS, OTHER_FORMATS, fit, keep_heads
+from bert_jax.interop.export_table import DTYPES, FORMATS, OTHER_FORMATS, fit, keep_heads, keep_width
 from bert_jax.interop.hf.sentence_transformers import write_sentence_transformers
 from bert_jax.interop.hf.write import write_hf
 from bert_jax.interop.model_card import READ_BACK, architecture, model_card
@@ -66,6 +66,7 @@ def export_model(
     dtype: str = "float32",
     force: bool = False,
     heads: Sequence[str] | None = None,
+    width: int | None = None,
     options: ReadOptions | None = None,
     verify: bool = True,
     peer_python: str | None = None,
@@ -77,6 +78,7 @@ def export_model(
         dtype: dtype of the stored weights, float32 or bfloat16.
         force: replace a non-empty ``target`` after the new folder is complete.
         heads: heads to export; the pooler is added if one of them needs it. None: all heads.
+        width: number of the first values of a text's vector that the exported model returns. None: all.
         options: options of the reader.
         verify: compare the new folder with the model before the folder is renamed to ``target``: the parameters if
             this library reads the format, and the outputs if the library that loads the format is installed.
@@ -99,6 +101,7 @@ def export_model(
         report(note)
     if heads is not None:
         weights = keep_heads(weights, heads)
+    weights = weights if width is None else keep_width(weights, width, format)
     weights, notes = fit(weights, format, dtype)
     with whole_folder(target, target.with_name(f".{target.name}.replaced")) as partial:
         notes += WRITERS[format](partial, weights, dtype=dtype)

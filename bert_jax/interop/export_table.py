@@ -4,7 +4,9 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal
 
-from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
+import numpy as np
+
+from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceModule
 from bert_jax.config.switches import EVERY_FIELD, unsupported_fields
 from bert_jax.interop.ancestors import allennlp, word2vec
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
@@ -194,6 +196,31 @@ def keep_heads(weights: ModelBundle, names: Sequence[str]) -> ModelBundle:
     spec = dataclasses.replace(spec, heads=heads, sentence=spec.sentence if "sentence" in kept else None)
     params = {name: weights.params[name] for name in parameter_shapes(spec)}
     return dataclasses.replace(weights, spec=spec, params=params)
+
+
+def keep_width(weights: ModelBundle, width: int, format: str) -> ModelBundle:
+    """Return ``weights`` with a dense layer that keeps the first ``width`` values of the vectors of texts, before
+    they are divided by their norm.
+
+    Raises ``ValueError`` if the model has no vectors of texts, or fewer values, or if ``format`` has no place for
+    them.
+    """
+    holding = [name for name, letter in zip(FORMATS, _TABLE["sentence"][1], strict=True) if letter == "y"]
+    if format not in holding:
+        raise ValueError(f"--width: not allowed with --format {format}; allowed with {', '.join(holding)}")
+    sentence = weights.spec.sentence
+    if sentence is None:
+        raise ValueError(f"--width: {width}: the model has no sentence vectors; omit --width")
+    whole = sentence.vector_width(weights.spec.model.hidden_size)
+    if not 1 <= width <= whole:
+        raise ValueError(f"--width: {width} is not allowed; allowed: 1 to {whole}, the width of whole vectors")
+    modules = list(sentence.modules)
+    place = len(modules) - 1 if modules and modules[-1].kind == "normalize" else len(modules)
+    number = sum(module.kind == "dense" for module in modules)
+    modules.insert(place, SentenceModule(kind="dense", features=width, bias=False))
+    narrow = dataclasses.replace(sentence, modules=tuple(modules))
+    params = {**weights.params, f"sentence_head/dense_{number}/kernel": np.eye(whole, width, dtype=np.float32)}
+    return dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, sentence=narrow), params=params)
 
 
 def only_heads(heads: HeadsConfig, kept: Collection[str]) -> HeadsConfig:

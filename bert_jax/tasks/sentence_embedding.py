@@ -4,6 +4,7 @@ Shapes: B rows, U units per row, K texts per unit, E width of a vector.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import jax
@@ -139,7 +140,7 @@ class SentenceTask(Task):
         return output.sentence_embeddings.reshape(rows, units, sequences // units, width)
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
-        return self._training.loss(self._embeddings(output, batch), output.pair_logits, batch, axis)
+        return self._training.loss_of_widths(self._embeddings(output, batch), output.pair_logits, batch, axis)
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
         embeddings_BxUxKxE = self._embeddings(output, batch)
@@ -152,8 +153,8 @@ class SentenceTask(Task):
     # ------------------------------------------------------------------ outputs to predictions and metrics
 
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
-        """Return for each record ``cosine``, the cosine of its first two texts, and, with a classifier, its
-        :func:`class_predictions`.
+        """Return for each record ``cosine``, the cosine of its first two texts, ``cosine_N``, that of the first N
+        values for each width of ``sentence.matryoshka``, and, with a classifier, its :func:`class_predictions`.
 
         For a triplet, the prediction also contains ``cosine_negative``, the cosine of its first text and its
         negative. For a pair without a label, it contains ``rank``, the rank (from 1) of its second text among all
@@ -169,6 +170,9 @@ class SentenceTask(Task):
             texts = len(unit.sequences)
             if texts > 1:
                 one["cosine"] = round_significant(unit_KxE[0] @ unit_KxE[1])
+                for width in self.config.sentence.matryoshka:
+                    part_KxE = _unit(unit_KxE[:, :width])
+                    one[f"cosine_{width}"] = round_significant(part_KxE[0] @ part_KxE[1])
             if texts > 2:
                 one["cosine_negative"] = round_significant(unit_KxE[0] @ unit_KxE[2])
             if "logits" in output and texts == 2:
@@ -212,9 +216,12 @@ class SentenceTask(Task):
             return [mean_score("mrr", 1 / ranks), mean_score("precision@1", (ranks == 1).astype(float))]
         if gold.dtype.kind == "i":
             return class_scores(records, predictions, labels, labels)
-        cosines = np.array([one["cosine"] for one in predictions])
-        named = {score.name: score for score in regression_scores(gold, cosines)}
-        return [named["spearman"], named["pearson"]]
+        scores = []
+        for suffix in ("", *(f"_{width}" for width in self.config.sentence.matryoshka)):
+            cosines = np.array([one[f"cosine{suffix}"] for one in predictions])
+            named = {score.name: score for score in regression_scores(gold, cosines)}
+            scores += [replace(named[name], name=f"{name}{suffix}") for name in ("spearman", "pearson")]
+        return scores
 
 
 def _scored_texts(record: Record) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.model.pooling import normalize
 from bert_jax.objectives.objective import Sums
 from bert_jax.objectives.sentence_losses import cosent_loss, cosine_loss, in_batch_negatives_loss, triplet_loss
 from bert_jax.records import Record
@@ -70,6 +71,15 @@ class SentenceTraining(ABC):
     def loss(self, vectors_BxUxKxE: jax.Array, logits: Logits, batch: Batch, axis: str | None) -> Sums:
         """Return (sum, weight) of the loss of the sentence vectors; ``axis`` has the same meaning as in
         ``Task.loss``."""
+
+    def loss_of_widths(self, vectors_BxUxKxE: jax.Array, logits: Logits, batch: Batch, axis: str | None) -> Sums:
+        """Return :meth:`loss`, to which the losses of the first values of the vectors are added, for each width of
+        ``sentence.matryoshka`` (Kusupati et al. 2022)."""
+        sums = self.loss(vectors_BxUxKxE, logits, batch, axis)
+        total, weight = sums["loss"]
+        for width in self.options.matryoshka:
+            total += self.loss(normalize(vectors_BxUxKxE[..., :width]), None, batch, axis)["loss"][0]
+        return sums | {"loss": (total, weight)}
 
 
 class Softmax(SentenceTraining):

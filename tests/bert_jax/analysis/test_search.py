@@ -164,6 +164,9 @@ def test_collections(tmp_path):
     assert list(read_collection(write(tmp_path / "b.jsonl", '{"text": "w1"}')).ids) == [0]
     np.save(tmp_path / "a.npy", np.eye(3, dtype=np.float32))
     found = read_collection(str(tmp_path / "a.npy"))
+    assert np.array_equal(embedded(found, None, width=2), np.eye(3)[:, :2])
+    with pytest.raises(ValueError, match=r"^width: 4 is not allowed; allowed: 1 to 3, the width of whole vectors$"):
+        embedded(found, None, width=4)
     assert list(found.ids) == [0, 1, 2] and found.shown(1) == {}
     np.testing.assert_array_equal(embedded(found, None), np.eye(3))
 

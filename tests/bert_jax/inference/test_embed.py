@@ -46,6 +46,23 @@ def test_the_models_own_modules_come_by_themselves():
     assert mean.shape == (12, 16) and np.allclose(np.linalg.norm(mean, axis=1), 1, atol=1e-6)
 
 
+def test_the_first_values_of_vectors():
+    texts = random_texts(5, 20)
+    for sentence in (None, SentenceConfig(pooling=("cls", "max"), modules=(DENSE, NORMALIZE))):
+        loaded = make_model(sentence=sentence)
+        whole, first = loaded.embed(texts), loaded.embed(texts, width=3)
+        expected = whole[:, :3]
+        if sentence is not None:
+            expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+        np.testing.assert_allclose(first, expected, atol=BAR, rtol=0)
+        assert np.array_equal(loaded.embed(texts, width=whole.shape[1]), whole)
+        assert loaded.embed([], width=3).shape == (0, 3)
+        raw = loaded.embed(texts, normalize=False)
+        np.testing.assert_allclose(loaded.embed(texts, width=3, normalize=False), raw[:, :3], atol=BAR, rtol=0)
+    with pytest.raises(ValueError, match=r"^width: 0 is not allowed; allowed: 1 to 5, the width of whole vectors$"):
+        loaded.embed(texts, width=0)
+
+
 def test_shapes_of_one_text_none_and_many():
     loaded = make_model()
     assert loaded.embed("w1").shape == (16,)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from exported import MODEL, SPECS, VOCABULARY, exported, random_weights, source
 from safetensors import safe_open
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceConfig, TokenizerConfig
+from bert_jax.inference.loaded import load
 from bert_jax.interop import export
 from bert_jax.interop.export import export_model
 from bert_jax.interop.export_table import FORMATS, ROWS, TABLE, fit, rows_of
@@ -174,6 +176,29 @@ def test_heads_are_chosen_by_name(tmp_path):
     assert read_weights(tmp_path / "target").spec.heads.present() == ("pooler", "sequence")
     exported(tmp_path, "hf", heads=(), force=True)
     assert read_weights(tmp_path / "target").spec.heads.present() == ()
+
+
+def test_the_first_values_of_vectors_are_exported(tmp_path):
+    """Also where a dense layer comes before, and the division by the norm after them."""
+    texts = ["w1 w2", "w3"]
+    for name, format in (("sentence_dense", "sentence-transformers"), ("sentence", "npz")):
+        source(tmp_path / "source", SPECS[name], tokenizer=True)
+        whole = load(tmp_path / "source")
+        exported(tmp_path, format, width=3, force=True)
+        vectors = load(tmp_path / "target").embed(texts)
+        np.testing.assert_allclose(vectors, whole.embed(texts, width=3), rtol=0, atol=1e-6)
+        shutil.rmtree(tmp_path / "source")
+    with pytest.raises(
+        ValueError, match=r"^--width: 99 is not allowed; allowed: 1 to \d+, the width of whole vectors$"
+    ):
+        source(tmp_path / "source", SPECS["sentence"])
+        exported(tmp_path, "npz", width=99, force=True)
+    allowed = "allowed with sentence-transformers, onnx, stablehlo, npz"
+    with pytest.raises(ValueError, match=f"^--width: not allowed with --format hf; {allowed}$"):
+        exported(tmp_path, "hf", width=3, force=True)
+    source(tmp_path / "plain", SPECS["plain"])
+    with pytest.raises(ValueError, match=r"^--width: 3: the model has no sentence vectors; omit --width$"):
+        export_model(tmp_path / "plain", tmp_path / "out", "npz", width=3)
 
 
 # ------------------------------------------------------------------ whole or not at all

@@ -12,6 +12,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.task import SentenceTaskConfig, TaskConfig, TaskDataConfig
 from bert_jax.finetuning.evaluation import point_values, scores_of
+from bert_jax.model.bert import BertOutput
 from bert_jax.records import Record
 from bert_jax.tasks.sampling import permutation
 from bert_jax.tasks.sentence_embedding import SentenceTask
@@ -211,3 +212,46 @@ def test_thousands_of_records_are_decoded_in_seconds():
     began = time.perf_counter()
     task.decode(records, units, [{"embeddings": one} for one in vectors])
     assert time.perf_counter() - began < 10  # compiling a concatenation of as many operands: a minute
+
+
+# ------------------------------------------------------------------ vectors whose first values are trained too
+
+
+@pytest.mark.parametrize("loss", ["cosine", "cosent", "triplet", "negatives"])
+def test_the_loss_of_matryoshka_is_the_sum_of_those_of_all_widths(loss):
+    texts_of_unit = 3 if loss == "triplet" else 2
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(2, 3 * texts_of_unit, 8)).astype(np.float32)
+    batch = {"weights": np.array([[1, 1, 0], [1, 1, 1]], np.float32), "labels": rng.random((2, 3), np.float32)}
+
+    def value(task, vectors):
+        output = BertOutput(sequence_output=None, sentence_embeddings=vectors)
+        total, weight = task.loss(output, batch, axis=None)["loss"]
+        return float(total), float(weight)
+
+    whole, weight = value(task_of(loss), vectors)
+    parts = [
+        vectors[..., :width] / np.linalg.norm(vectors[..., :width], axis=-1, keepdims=True) for width in (4, 2)
+    ]
+    expected = whole + sum(value(task_of(loss), part)[0] for part in parts)
+    assert value(task_of(loss, matryoshka=(4, 2)), vectors) == (pytest.approx(expected, rel=1e-6), weight)
+    assert abs(expected - whole) > 0.1 * abs(whole)
+
+
+def test_matryoshka_is_scored_at_each_width(tmp_path):
+    options = "--task.kind sentence --sentence.loss cosent --training.num_epochs 1 --sentence.matryoshka 8 2"
+    splits = {"train": texts(16, 0, 0, LABELS["cosine"]), "dev": texts(12, 1, 0, LABELS["cosine"])}
+    run(saved_model(tmp_path / "model"), tmp_path / "w", options, splits)
+    assert list(results(tmp_path / "w")["dev"]["metrics"]) == [
+        "spearman", "pearson", "spearman_8", "pearson_8", "spearman_2", "pearson_2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("widths", ["0", "32", "4 4"])
+def test_widths_that_vectors_do_not_have(tmp_path, widths):
+    splits = {"train": texts(16, 0, 0, LABELS["cosine"]), "dev": texts(12, 1, 0, LABELS["cosine"])}
+    options = f"--task.kind sentence --sentence.loss cosine --sentence.matryoshka {widths}"
+    with pytest.raises(ValueError, match=r"sentence\.matryoshka: \[.*\] is not allowed; allowed: .* from 1 to 31$"):
+        run(saved_model(tmp_path / "model"), tmp_path / "w", options, splits)
+    with pytest.raises(ValueError, match=r"sentence\.matryoshka: unknown option with sentence\.loss softmax"):
+        run(tmp_path / "model", tmp_path / "v", options.replace("cosine", "softmax"), splits)
