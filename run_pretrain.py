@@ -17,8 +17,8 @@ STOP = StopRequest.install()  # before the heavy imports, so that no signal duri
 
 from typing import TYPE_CHECKING
 
-from bert_jax.config import PretrainConfig, dump_yaml, load_config
-from bert_jax.config.loader import RunOptions, take_options
+from bert_jax.config import PretrainConfig, RunOptions, dump_yaml, load_config
+from bert_jax.config.loader import take_options
 from bert_jax.io.storage import location
 from bert_jax.objectives.registry import check_name, objective_class
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator

@@ -32,7 +32,8 @@ from typing import Any
 import numpy as np
 from finetune_runs import Prepared, prepare, run_ours, run_torch, write_features, write_start
 
-from bert_jax.config.loader import RunOptions, take_options
+from bert_jax.config import RunOptions
+from bert_jax.config.loader import take_options
 from bert_jax.finetuning.evaluation import scores_of
 from bert_jax.metrics import Score, value
 from bert_jax.metrics.resampling import paired_bootstrap

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.config import ModelSpec, load_config
+from bert_jax.config import ModelSpec, RunOptions, load_config
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import RunOptions, take_options
+from bert_jax.config.loader import take_options
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.write import write_hf

@@ -33,8 +33,7 @@ import jax
 import numpy as np
 from text_baselines import regression
 
-from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
-from bert_jax.config.loader import RunOptions
+from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, ModelSpec, RunOptions, TokenizerConfig
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.model_extension import initial_weights
 from bert_jax.interop.readers import read_weights

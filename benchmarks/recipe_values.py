@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config.loader import RunOptions, load_config, take_options, to_dict
+from bert_jax.config import RunOptions
+from bert_jax.config.loader import load_config, take_options, to_dict
 from bert_jax.config.pretrain import PretrainConfig
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -2,8 +2,7 @@
 
 import pytest
 
-from bert_jax.config import PretrainConfig, load_config
-from bert_jax.config.loader import RunOptions
+from bert_jax.config import PretrainConfig, RunOptions, load_config
 
 FILE = "recipe.yaml"
 

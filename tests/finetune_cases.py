@@ -10,9 +10,8 @@ import numpy as np
 from builders import content, words
 from support import shared_programs, untimed
 
-from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig, load_config
+from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, RunOptions, TokenizerConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import RunOptions
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.training_model import training_programs
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes

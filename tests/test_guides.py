@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bert_jax.config import PretrainConfig, load_config
-from bert_jax.config.loader import RunOptions, Setting, take_options
+from bert_jax.config import PretrainConfig, RunOptions, load_config
+from bert_jax.config.loader import Setting, take_options
 from bert_jax.planner.topology import parse_topology
 from bert_jax.process import exits
 from bert_jax.process.discovery import configured

@@ -5,7 +5,7 @@ from bert_jax.config.architecture import ModelConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import differences, dump_yaml, from_dict, load_config, to_dict
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
-from bert_jax.config.schema import ExecutionConfig, MeshConfig, OptimizerConfig, TrainingConfig
+from bert_jax.config.schema import ExecutionConfig, MeshConfig, OptimizerConfig, RunOptions, TrainingConfig
 from bert_jax.config.spec import (
     HeadsConfig,
     ModelSpec,

@@ -20,64 +20,11 @@ import yaml
 
 from bert_jax.config.help import print_help
 from bert_jax.config.options import Setting, absence, field_types, join_mappings, options_of
-from bert_jax.config.schema import PRESETS, AtLeast0, Positive, Section
+from bert_jax.config.schema import PRESETS
 
 C = TypeVar("C")
 HELP = {"--help", "-h"}
 NULL = "tag:yaml.org,2002:null"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunOptions(Section):
-    """Options of a run that are not part of its config."""
-
-    # YAML file of a recipe; with several files, later ones override earlier ones.
-    config: tuple[str, ...] = ()
-    # Folder for all output of the run; empty: runs/NAME-OF-THE-LAST-RECIPE.
-    workdir: str = ""
-    # Workdir of an earlier phase. The run continues from the parameters, optimizer moments, moving average and step
-    # of that phase. Of the model, only dropout, rotary base and number of positions may change; the data may too.
-    continue_from: str = ""
-    # Start from the parameters of this model, at step 0 with a new optimizer state: a saved model, a workdir, or a
-    # folder or checkpoint of any format that bert-jax reads. The run has the sizes and the vocabulary of this
-    # model. A run that already has a checkpoint continues from the checkpoint instead.
-    init_from: str = ""
-    # File of words, one per line, to add to the WordPiece vocabulary of --init_from. The embedding of an added word
-    # starts as the mean of the embeddings of its pieces. Because the longest match is used, longer words that begin
-    # with an added word are then split differently.
-    add_words: str = ""
-    # Store the added words in place of [unusedN] pieces instead of after the last piece.
-    vocab_slots: bool = False
-    # Extend the position table of --init_from to data.seq_length or model.max_position_embeddings, that of
-    # --continue_from to the latter: tile (repeat the rows; old positions keep theirs) or interpolate (stretch it).
-    extend_positions: Literal["", "tile", "interpolate"] = ""
-    # Turn the BERT or RoBERTa of --init_from into a Longformer with so many positions (Beltagy et al. 2020, section
-    # 5), windows of model.attention_windows tokens on each side (default 256), and global tokens; 0: off.
-    to_long: AtLeast0[int] = 0
-    # Add the pieces _start_, _delimiter_ and _classify_, which frame texts and pairs, with drawn embeddings to the
-    # vocabulary of the GPT that is fine-tuned (Radford et al. 2018, section 3.3).
-    gpt_inputs: bool = False
-    # Print the resolved config and exit.
-    print_config: bool = False
-    # Allow a resumed run to change execution.prng.
-    allow_numeric_change: bool = False
-    # HOST:PORT of process 0 in a run of several processes, with any free port; the same for all processes. Not
-    # needed on Cloud TPU and SLURM. Environment variable: JAX_COORDINATOR_ADDRESS.
-    coordinator: str = ""
-    # Number of processes of the run; environment variable: JAX_NUM_PROCESSES.
-    num_processes: int = 0
-    # Index of this process, from 0; environment variable: JAX_PROCESS_ID.
-    process_id: int = -1
-    # Maximum number of seconds that the processes wait for each other, at the start and later.
-    host_timeout: Positive[int] = 300
-    # Seconds without a heartbeat after which a process is considered dead and the others exit.
-    heartbeat_timeout: Positive[int] = 100
-    # On a Linux CPU, keep freed memory for the next step (at most 50 million parameters, and enough free memory).
-    keep_memory: bool = True
-
-    def folder(self, kind: str) -> str:
-        """Return ``workdir``, or a folder under ``runs`` with the name of the last recipe or, if none, ``kind``."""
-        return self.workdir or f"runs/{Path(self.config[-1]).stem if self.config else kind}"
 
 
 def take_options(options_type: type[C], argv: Sequence[str]) -> tuple[C, list[str]]:

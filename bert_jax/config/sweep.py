@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import RunOptions, Setting, build_config, flat_values, parse_settings
-from bert_jax.config.schema import Positive
+from bert_jax.config.loader import Setting, build_config, flat_values, parse_settings
+from bert_jax.config.schema import Positive, RunOptions
 
 SEED = "training.seed"
 # Devlin et al. 2018, appendix A.3, with the learning rates of section 4.1.

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig, TokenizerConfig
-from bert_jax.config.loader import RunOptions, Setting, parse_settings, read_settings
+from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig, RunOptions, TokenizerConfig
+from bert_jax.config.loader import Setting, parse_settings, read_settings
 from bert_jax.config.options import field_types
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.fixed_options import (
@@ -43,7 +43,9 @@ from bert_jax.training.launch import InitialModel
 # File with the settings of the tokenizer in the workdir of a fine-tuning run.
 TOKENIZER_FILE = "tokenizer_settings.json"
 _EXTENSIONS = ("add_words", "vocab_slots", "extend_positions")
-_CHANGES = (*_EXTENSIONS, "to_long", "gpt_inputs")
+# Also in fine-tuning.
+_BOTH = ("init_layers", "to_long", "gpt_inputs")
+_CHANGES = (*_EXTENSIONS, *_BOTH)
 _PRETRAINING_HEADS = ("mlm_head", "nsp_head", "rtd_head")
 # Layers between the encoder and the task head.
 _TASK_LAYERS = ("feature_mix", "bilstm")
@@ -234,7 +236,7 @@ def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> St
         config, content = _stored_tokenizer(workdir)
         settings = recorded_settings(workdir, given) if record else _vocabulary_size(config, content, given)
         settings += kept_settings(workdir, given)
-        flags = [f"--{flag}" for flag in ("to_long", "gpt_inputs") if getattr(options, flag)]
+        flags = [f"--{flag}" for flag in _BOTH if getattr(options, flag)]
         ignored = f"{', '.join(flags)}: ignored, because the run resumes from its own checkpoint"
         return Start(
             settings=settings, messages=(ignored,) if flags else (), source=source, resumes=True,
@@ -242,7 +244,7 @@ def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> St
         )  # fmt: skip
     if options.init_from:
         return _finetuning_from(options, given)
-    for flag in ("to_long", "gpt_inputs"):
+    for flag in _BOTH:
         if getattr(options, flag):
             raise ValueError(f"--{flag}: requires --init_from, which names the model to change")
     vocab = given.get("data.vocab", ("", ""))[0]

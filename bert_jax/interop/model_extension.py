@@ -1,5 +1,5 @@
-"""Changes of an initial model: the vocabulary of a pretraining run, with or without added words; a long model; the
-input tokens of GPT.
+"""Changes of an initial model: the vocabulary of a pretraining run, with or without added words; fewer layers; a
+long model; the input tokens of GPT.
 
 The rows of an added word (word embedding, MLM output bias) are initialized with the mean of the rows of its pieces
 in the old vocabulary. All other rows are unchanged.
@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.config import PretrainConfig, TokenizerConfig
-from bert_jax.config.loader import RunOptions
+from bert_jax.config import PretrainConfig, RunOptions, TokenizerConfig
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.fixed_options import Given, read_options
 from bert_jax.interop.hf.families.long import WINDOW, long_config, long_params
@@ -29,16 +28,19 @@ from bert_jax.training.state import extend_positions as extend_positions
 
 WORD_ROWS = ("embeddings/word_embeddings/embedding", "mlm_head/output_bias")
 _SLOT = re.compile(r"\[unused\d+\]")
+_LAYER = re.compile(r"encoder/layer_(\d+)/")
 _SHOWN = 3
 
 
 def initial_weights(options: RunOptions, given: Given) -> ModelBundle:
-    """Return the model of ``--init_from``, changed by ``--to_long`` or ``--gpt_inputs``.
+    """Return the model of ``--init_from``, changed by ``--init_layers``, ``--to_long`` or ``--gpt_inputs``.
 
     Raises ``ValueError`` (one line) if it cannot be read, or not be changed.
     """
     name = Path(options.init_from)
     weights = read_weights(name, read_options(name, given))
+    if options.init_layers:
+        weights = with_layers(weights, options.init_layers)
     if not (options.to_long or options.gpt_inputs):
         return weights
     spec, content = weights.spec, weights.tokenizer_content
@@ -56,6 +58,36 @@ def initial_weights(options: RunOptions, given: Given) -> ModelBundle:
         weights, spec=dataclasses.replace(spec, model=model, family=model.family),
         params=long_params(weights.params, spec.model, model), notes=(*weights.notes, note),
     )  # fmt: skip
+
+
+def with_layers(weights: ModelBundle, layers: Sequence[int]) -> ModelBundle:
+    """Return a model whose layers are ``layers`` of ``weights``, counted from 0, in this order.
+
+    Raises ``ValueError`` for a layer that the model lacks, and for a network whose layers differ from each other in
+    more than their windows.
+    """
+    model, count = weights.spec.model, weights.spec.model.num_layers
+    given = f"--init_layers: {' '.join(map(str, layers))} is not allowed"
+    if model.encoder != "transformer" or model.shared_layers:
+        what = "whose layers are one" if model.shared_layers else f"whose encoder is {model.encoder}"
+        raise ValueError(f"{given} with a model {what}; omit --init_layers")
+    if not all(0 <= layer < count for layer in layers):
+        raise ValueError(f"{given}; allowed: layers from 0 to {count - 1}")
+    if model.norm_position == "pre_skip_first" and [layer for layer in layers if not layer] != list(layers[:1]):
+        raise ValueError(f"{given}; allowed: layer 0 first, and only there, since it has no LayerNorm before it")
+    windows = tuple(model.layer_windows[layer] for layer in layers) if model.attention_windows else ()
+    params = {name: array for name, array in weights.params.items() if not _LAYER.match(name)}
+    for name, array in weights.params.items():
+        if match := _LAYER.match(name):
+            rest = name[match.end() :]
+            params |= {
+                f"encoder/layer_{new}/{rest}": array for new, old in enumerate(layers) if old == int(match[1])
+            }
+    spec = dataclasses.replace(
+        weights.spec, model=dataclasses.replace(model, num_layers=len(layers), attention_windows=windows)
+    )
+    note = f"layers {' '.join(map(str, layers))} of {count}"
+    return dataclasses.replace(weights, spec=spec, params=params, notes=(*weights.notes, note))
 
 
 def _with_input_pieces(weights: ModelBundle, tokenizer: Tokenizer, content: bytes) -> ModelBundle:

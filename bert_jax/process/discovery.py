@@ -12,7 +12,7 @@ import urllib.request
 
 import jax
 
-from bert_jax.config.loader import RunOptions
+from bert_jax.config import RunOptions
 
 
 def _platforms() -> str | None:

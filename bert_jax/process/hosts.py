@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from bert_jax.config.loader import RunOptions
+from bert_jax.config import RunOptions
 from bert_jax.io.errors import first_line
 from bert_jax.io.storage import Location
 from bert_jax.process import discovery, exits

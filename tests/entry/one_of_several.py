@@ -7,7 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from bert_jax.config.loader import RunOptions, take_options
+from bert_jax.config import RunOptions
+from bert_jax.config.loader import take_options
 from bert_jax.process import hosts
 from bert_jax.process.exits import Stop, run_command
 

@@ -6,7 +6,8 @@ python one_with_checkpoints.py CASE FOLDER --coordinator HOST:PORT --num_process
 import sys
 from pathlib import Path
 
-from bert_jax.config.loader import RunOptions, take_options
+from bert_jax.config import RunOptions
+from bert_jax.config.loader import take_options
 from bert_jax.process import hosts
 from bert_jax.process.exits import run_command
 

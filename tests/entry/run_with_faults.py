@@ -16,8 +16,8 @@ from pathlib import Path
 
 from support import SyntheticIterator, SyntheticSource, pretrain_on
 
-from bert_jax.config import PretrainConfig, load_config
-from bert_jax.config.loader import RunOptions, take_options
+from bert_jax.config import PretrainConfig, RunOptions, load_config
+from bert_jax.config.loader import take_options
 from bert_jax.process import hosts
 from bert_jax.process.exits import run_command
 from bert_jax.training.pretrain import PretrainJob

@@ -12,7 +12,8 @@ from pathlib import Path
 import command
 import pytest
 
-from bert_jax.config.loader import RunOptions, take_options
+from bert_jax.config import RunOptions
+from bert_jax.config.loader import take_options
 from bert_jax.process import discovery, hosts
 from bert_jax.process.accelerators import DEVICE_FILES
 

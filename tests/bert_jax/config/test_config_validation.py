@@ -8,8 +8,8 @@ import pytest
 from config_words import load, refusal
 
 from bert_jax import config as sections
-from bert_jax.config import PretrainConfig, dump_yaml, from_dict, to_dict
-from bert_jax.config.loader import RunOptions, take_options
+from bert_jax.config import PretrainConfig, RunOptions, dump_yaml, from_dict, to_dict
+from bert_jax.config.loader import take_options
 
 pytestmark = pytest.mark.usefixtures("here")
 

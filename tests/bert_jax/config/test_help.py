@@ -9,8 +9,7 @@ from typing import get_type_hints
 
 import pytest
 
-from bert_jax.config import PretrainConfig, load_config
-from bert_jax.config.loader import RunOptions
+from bert_jax.config import PretrainConfig, RunOptions, load_config
 
 
 def comments(section):

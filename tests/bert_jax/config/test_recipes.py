@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bert_jax.config.loader import RunOptions, dump_yaml, load_config, take_options
+from bert_jax.config import RunOptions
+from bert_jax.config.loader import dump_yaml, load_config, take_options
 from bert_jax.config.pretrain import PretrainConfig
 from bert_jax.model.flops import training_flops_per_sequence
 from bert_jax.optim import make_schedule

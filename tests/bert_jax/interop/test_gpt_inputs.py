@@ -10,9 +10,16 @@ from builders import drawn
 from golden.family_tokenizer_cases import make_folder
 
 import bert_jax
-from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig, TokenizerConfig, load_config
+from bert_jax.config import (
+    HeadsConfig,
+    ModelConfig,
+    ModelSpec,
+    PretrainConfig,
+    RunOptions,
+    TokenizerConfig,
+    load_config,
+)
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import RunOptions
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.export import export_model

@@ -18,11 +18,11 @@ from bert_jax.config import (
     ModelConfig,
     ModelSpec,
     PretrainConfig,
+    RunOptions,
     TokenizerConfig,
     load_config,
 )
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import RunOptions
 from bert_jax.config.switches import function_of
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.export import export_model

@@ -17,11 +17,11 @@ from bert_jax.config import (
     MeshConfig,
     ModelSpec,
     PretrainConfig,
+    RunOptions,
     TokenizerConfig,
     load_config,
 )
 from bert_jax.config.finetune import FinetuneConfig, FinetuneOptimizerConfig
-from bert_jax.config.loader import RunOptions
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.initialization import initial_model, plan_start, pretraining_spec
 from bert_jax.interop.saved_model import write_saved

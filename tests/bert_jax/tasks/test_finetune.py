@@ -19,9 +19,8 @@ from finetune_cases import (
 )
 
 import bert_jax
-from bert_jax.config import load_config
+from bert_jax.config import RunOptions, load_config
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import RunOptions
 from bert_jax.finetuning import finetune as module
 from bert_jax.finetuning.best import BestCheckpoint
 from bert_jax.finetuning.evaluation import blank_scores

@@ -11,8 +11,9 @@ import pytest
 import yaml
 from finetune_cases import PIECES, SPLITS, results, run, saved_model
 
+from bert_jax.config import RunOptions
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import RunOptions, dump_yaml, load_config, take_options
+from bert_jax.config.loader import dump_yaml, load_config, take_options
 from bert_jax.config.options import field_types, options_of
 from bert_jax.config.sweep import FinetuneRunOptions
 from bert_jax.interop.initialization import plan_start

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from finetune_cases import PIECES, configured, saved_model
 
-from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, load_config
+from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, RunOptions, load_config
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import RunOptions
 from bert_jax.finetuning.resolve import redrawn_layers
 from bert_jax.interop import initialization as module
 from bert_jax.interop import saved_model as native

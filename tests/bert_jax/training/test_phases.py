@@ -9,8 +9,7 @@ import yaml
 from builders import StopAt
 from support import TINY, objective_of, tiny_config, train_synthetic, untimed
 
-from bert_jax.config import MeshConfig, PretrainConfig, load_config
-from bert_jax.config.loader import RunOptions
+from bert_jax.config import MeshConfig, PretrainConfig, RunOptions, load_config
 from bert_jax.interop.fixed_options import record_text
 from bert_jax.interop.initialization import plan_start
 from bert_jax.model import to_canonical

@@ -9,8 +9,7 @@ import pytest
 from builders import StopAt
 from support import TINY, SyntheticSource, objective_of, tiny_config, train_synthetic, untimed
 
-from bert_jax.config import MeshConfig, PretrainConfig, load_config
-from bert_jax.config.loader import RunOptions
+from bert_jax.config import MeshConfig, PretrainConfig, RunOptions, load_config
 from bert_jax.interop.initialization import plan_start
 from bert_jax.io.folder_lock import hold_folder
 from bert_jax.parallel import make_mesh
