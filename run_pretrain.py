@@ -18,7 +18,7 @@ STOP = StopRequest.install()  # before the heavy imports, so that no signal duri
 from typing import TYPE_CHECKING
 
 from bert_jax.config import PretrainConfig, RunOptions, dump_yaml, load_config
-from bert_jax.config.loader import take_options
+from bert_jax.config.loader import Setting, take_options
 from bert_jax.io.storage import location
 from bert_jax.objectives.registry import check_name, objective_class
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
@@ -28,6 +28,7 @@ from bert_jax.training.launch import Launch
 
 if TYPE_CHECKING:
     from bert_jax.interop.initialization import Start
+    from bert_jax.training.launch import Teacher
 
 
 def main() -> None:
@@ -35,7 +36,7 @@ def main() -> None:
     if {"--help", "-h"} & set(arguments):  # exits here, before JAX is imported
         load_config(PretrainConfig, arguments, prog="run_pretrain.py", extra=RunOptions)
     if options.print_config:
-        config, _ = configure(options, arguments)
+        config, *_ = configure(options, arguments)
         print(dump_yaml(config), end="")
         return
 
@@ -49,19 +50,26 @@ def main() -> None:
         train(options, arguments)
 
 
-def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfig, Start]":
-    """Return the resolved config, and the :class:`Start` that determines some of its options."""
+def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfig, Start, Teacher | None]":
+    """Return the resolved config, and the start and the teacher of the run, which determine some of its options."""
+    from bert_jax.compression.teacher import find_teacher
     from bert_jax.interop.initialization import plan_start
 
-    start = plan_start(PretrainConfig, options, location(options.folder("pretrain")), arguments)
-    config = load_config(PretrainConfig, arguments, extra=RunOptions, extra_settings=start.settings)
+    workdir = location(options.folder("pretrain"))
+    start, settings = plan_start(PretrainConfig, options, workdir, arguments), ()
+    teacher = find_teacher(options.teacher, workdir)
+    if teacher is not None:
+        settings = (Setting("--teacher", "objective.teacher_width", str(teacher.spec.model.hidden_size)),)
+    config = load_config(PretrainConfig, arguments, extra=RunOptions, extra_settings=(*start.settings, *settings))
     check_name(config.objective)
-    return config, start
+    if teacher is None and config.objective.name == "distillation":
+        raise ValueError("--teacher: missing; name the model whose outputs the run learns to reproduce")
+    return config, start, teacher
 
 
 def train(options: RunOptions, arguments: list[str]) -> None:
     """Prepare the data, then pretrain."""
-    config, start = configure(options, arguments)
+    config, start, teacher = configure(options, arguments)
     if options.keep_memory:
         rows = config.training.global_batch_size // config.training.accumulation_steps
         keep_freed_memory(config.model, rows * config.data.seq_length, config.data.seq_length)
@@ -69,6 +77,7 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     objective = objective_class(config.objective)
     model = objective.make_model(config, None)
 
+    from bert_jax.compression.teacher import check_vocabulary
     from bert_jax.interop.initialization import check_padding, initial_model, pretraining_spec
     from bert_jax.process import hosts
     from bert_jax.tokenization import load_tokenizer
@@ -96,6 +105,8 @@ def train(options: RunOptions, arguments: list[str]) -> None:
         tokenizer.require_mask(f"objective.name {config.objective.name} (causal_lm needs none)")
     if not (options.init_from or options.continue_from or saved_steps(location(options.folder("pretrain")))):
         check_padding(config.model.position_offset, tokenizer, vocabulary)
+    if teacher is not None:
+        check_vocabulary(teacher, tokenizer, vocabulary)
     initial = initial_model(start, pretraining_spec(config, model))
     initial = dataclasses.replace(initial, params=dict(objective.placed(config, initial.params)))
     del start  # so that its host arrays can be freed once they are on the devices
@@ -109,7 +120,8 @@ def train(options: RunOptions, arguments: list[str]) -> None:
         host_timeout=options.host_timeout,
         started=STARTED,
     )
-    run(PretrainJob(config, objective, tokenizer, vocabulary, ShardSource(config, tokenizer)), launch)
+    source = ShardSource(config, tokenizer)
+    run(PretrainJob(config, objective, tokenizer, vocabulary, source, teacher), launch)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def train_synthetic(config: PretrainConfig, workdir: Path, **options: Any) -> No
     pretrain_on(config, workdir, vocabulary, **defaults | options)
 
 
-def whole_and_resumed(config: PretrainConfig, folder: Path, times: int) -> list[dict[str, Any]]:
+def whole_and_resumed(config: PretrainConfig, folder: Path, times: int, **options: Any) -> list[dict[str, Any]]:
     """Train in ``folder/whole``, and in ``folder/cut`` with a stop at the request ``times`` + 1 and a resume; check
     that both have the same lines of metrics and return them."""
     import pytest
@@ -93,10 +93,10 @@ def whole_and_resumed(config: PretrainConfig, folder: Path, times: int) -> list[
     from bert_jax.process.exits import Stop
     from bert_jax.training.logging.metrics_file import read_metrics
 
-    train_synthetic(config, folder / "whole")
+    train_synthetic(config, folder / "whole", **options)
     with pytest.raises(Stop):
-        train_synthetic(config, folder / "cut", stop=StopAt(times))
-    train_synthetic(config, folder / "cut")
+        train_synthetic(config, folder / "cut", stop=StopAt(times), **options)
+    train_synthetic(config, folder / "cut", **options)
     lines = read_metrics(folder / "whole")
     assert untimed(read_metrics(folder / "cut")) == untimed(lines)
     return lines
@@ -122,9 +122,9 @@ def pretrain_on(config: PretrainConfig, workdir: Path, vocabulary: Path, **optio
     from bert_jax.training.launch import Launch
     from bert_jax.training.run import train
 
-    source = options.pop("source")
+    source, teacher = options.pop("source"), options.pop("teacher", None)
     objective, tokenizer = objective_class(config.objective), load_tokenizer(vocabulary)
-    job = pretrain.PretrainJob(config, objective, tokenizer, vocabulary, source)
+    job = pretrain.PretrainJob(config, objective, tokenizer, vocabulary, source, teacher)
     with mock.patch.object(pretrain, "train_programs", _programs_of):
         train(job, Launch(workdir=workdir, **{"stop": StopRequest()} | options))
 

@@ -1,1 +1,1 @@
-"""Smaller models: vocabularies with the pieces that a text uses."""
+"""Smaller models: vocabularies with the pieces that a text uses, and teachers."""

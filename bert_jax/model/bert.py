@@ -22,6 +22,7 @@ from bert_jax.model.layers import (
     CACHE,
     CACHE_FEATURES,
     INTERMEDIATES,
+    VECTORS,
     Block,
     EncoderLayer,
     FeedForward,
@@ -62,7 +63,7 @@ class Encoder(Block):
             is_shared = config.shared_layers
             scanned = nn.scan(
                 layer_type,
-                variable_axes={INTERMEDIATES: 0, CACHE: 0} | ({} if is_shared else {"params": 0}),
+                variable_axes={INTERMEDIATES: 0, VECTORS: 0, CACHE: 0} | ({} if is_shared else {"params": 0}),
                 variable_broadcast="params" if is_shared else False,
                 split_rngs={"params": not is_shared},
                 in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
@@ -108,9 +109,14 @@ class Encoder(Block):
 def of_layers(encoder: Mapping[str, Any], config: ModelConfig, *path: str) -> list[jax.Array]:
     """Return the values that each layer sowed under ``path`` in ``encoder``, the ``INTERMEDIATES`` of the encoder.
 
-    Shared layers (``config.shared_layers``) sow all of them in ``layer_0``.
+    Shared layers (``config.shared_layers``) sow all of them in ``layer_0``, and layers in a loop one stacked array.
     """
     found = []
+    if "layers" in encoder:
+        sown = encoder["layers"]
+        for name in path:
+            sown = sown[name]
+        return list(sown[0])
     for i in range(config.num_layers):
         sown = encoder["layer_0" if config.shared_layers else f"layer_{i}"]
         for name in path:

@@ -39,6 +39,8 @@ from bert_jax.parallel.axes import constrain, with_logical_axes
 ACT = ("act_batch", "act_length", "act_embed")
 # Linen collection of hidden states and attention probabilities; filled if it is mutable.
 INTERMEDIATES = "intermediates"
+# Linen collection of the queries, keys and values of all heads, [3, B, S, A, D] per layer; filled if it is mutable.
+VECTORS = "vectors"
 # Linen collection of the keys and values of earlier tokens, which the features in CACHE_FEATURES describe.
 CACHE = "cache"
 # sequence_ids int32[B, C] of the columns of the cache (0: padding), and the column of the first token, int32.
@@ -175,8 +177,11 @@ class SelfAttention(Block):
         # Parameters are initialized with short rows, which kernels may not support.
         plain = look_inside or self.is_initializing() or "cache_start" in tokens
         kernel = "" if plain else attention_kernel_of(self.execution.attention, mesh, config, length)
-        is_rotary = config.position_embeddings == "rotary"
-        products, biases = self._project(inner_BxSxH, list(dense.values()), kernel == "gpu" and not is_rotary)
+        is_rotary, keeps = config.position_embeddings == "rotary", self.is_mutable_collection(VECTORS)
+        in_one = kernel == "gpu" and not (is_rotary or keeps)
+        products, biases = self._project(inner_BxSxH, list(dense.values()), in_one)
+        if keeps:
+            self.sow(VECTORS, "attention", jnp.stack(self._heads(products, biases, tokens["position_ids"])))
         if kernel:
             of_heads, bias, turns = self._kernel_operands(products, biases, tokens["position_ids"], kernel)
             operands = [of_heads, bias, sequence_ids_BxS]

@@ -11,7 +11,7 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax.batch import PRETRAIN_FEATURES, PretrainSource
-from bert_jax.config import HeadsConfig, ModelConfig, PretrainConfig, RunConfig
+from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig, RunConfig
 from bert_jax.model.dropout import TOKEN_FEATURES
 from bert_jax.model.layers import CACHE
 from bert_jax.objectives.display import Display
@@ -159,6 +159,22 @@ class StatefulObjective(PretrainObjective):
     def carried_sums(self, params: Any, batch: Batch, key: Any, carry: Any) -> tuple[Sums, Any]:
         """Return :meth:`sums` of rows before whose first column the network has the state ``carry`` (None: zero),
         and its state after the last column (None if ``carry`` is None)."""
+
+
+class TaughtObjective(PretrainObjective):
+    """Base class of objectives that read the outputs of a second network, the teacher, whose parameters no step
+    changes. Evaluations run without the teacher: they call :meth:`sums`."""
+
+    teacher: Any = None  # a Linen module
+
+    @abstractmethod
+    def teach(self, spec: ModelSpec) -> None:
+        """Set ``teacher`` to the model that ``spec`` describes. Raises ``ValueError`` if it cannot teach the
+        student."""
+
+    @abstractmethod
+    def taught_sums(self, params: Any, taught: Any, batch: Batch, key: Any, *, axis: str | None) -> Sums:
+        """Return the sums of all losses, as :meth:`sums` does; ``taught`` are the parameters of the teacher."""
 
 
 def apply_carried(model: nn.Module, params: Any, features: Batch, key: Any, carry: Any) -> tuple[Any, Any]:

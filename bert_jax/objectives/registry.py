@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 OBJECTIVES = {
     "masked_lm": ("bert_jax.objectives.masked_lm", "MaskedLm"),
     "masked_lm_classes": ("bert_jax.objectives.masked_lm_classes", "MaskedLmClasses"),
+    "distillation": ("bert_jax.objectives.distillation", "Distillation"),
     "causal_lm": ("bert_jax.objectives.causal_lm", "CausalLm"),
     "replaced_tokens": ("bert_jax.objectives.replaced_tokens", "ReplacedTokens"),
     "bidirectional_lm": ("bert_jax.objectives.ancestors.bidirectional_lm", "BidirectionalLm"),

@@ -1,11 +1,15 @@
 """Inputs of a run that are not part of its config. This module does not import jax."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from bert_jax.config import ModelSpec
+from bert_jax.io.files import write_whole
 from bert_jax.io.storage import Location
 from bert_jax.process.signals import StopRequest
 
@@ -14,6 +18,8 @@ if TYPE_CHECKING:
 
 # Workdir file with the options that the initial model determines, so that a resumed run needs no flags for them.
 RECORD = "warm_start.yaml"
+# Workdir file with the path and the digest of the teacher.
+TEACHER_RECORD = "teacher.json"
 
 
 @dataclass(kw_only=True)
@@ -31,6 +37,25 @@ class InitialModel:
     record: str = ""
     # True if the run must continue from its own checkpoint.
     resumes: bool = False
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A model whose outputs a run learns to reproduce. Created by ``bert_jax.interop.teacher``."""
+
+    # Path, as it was given.
+    name: str
+    spec: ModelSpec
+    # Canonical name -> float32 array.
+    params: Mapping[str, np.ndarray]
+    # Fingerprint of its tokenizer; None: it has none.
+    fingerprint: str | None
+    # Text of WORKDIR/teacher.json.
+    record: str
+
+    def write_record(self, folder: Path) -> None:
+        """Write ``record`` to a file in the workdir ``folder``."""
+        write_whole(folder / TEACHER_RECORD, self.record)
 
 
 @dataclass(frozen=True, kw_only=True)

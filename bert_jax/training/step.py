@@ -9,7 +9,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.model.dropout import TOKEN_FEATURES, DropoutKey, TokenKey, replica_key
-from bert_jax.objectives.objective import Batch, Objective, StatefulObjective, Sums
+from bert_jax.objectives.objective import Batch, Objective, StatefulObjective, Sums, TaughtObjective
 from bert_jax.optim import make_schedule
 from bert_jax.parallel import axis_names, constrain_tree
 from bert_jax.training.state import TrainState, compute_shardings, make_prng_key
@@ -37,11 +37,13 @@ def loss_and_gradients(
     *,
     start: Any = None,
     carry: Any = None,
+    taught: Any = None,
     reduction_dtype: str = "float32",
     shardings: Any = None,
 ) -> Gradients:
     """Return the loss of the global batch, the gradients of the loss (float32), the summed metrics, and the state
-    of the network that follows ``carry``, its state before the batch (None: neither is used).
+    of the network that follows ``carry``, its state before the batch (None: neither is used). ``taught`` are the
+    parameters of the teacher (None: no teacher).
 
     The denominators of the loss are sums over the global batch, so the accumulated gradient equals the gradient of
     the global batch even if the microbatches contain different numbers of masked tokens. Each replica (one index of
@@ -56,9 +58,9 @@ def loss_and_gradients(
         shardings = compute_shardings(objective.model, mesh)
 
     def replica_gradients(
-        params: Any, start: Any, own: Any, key: Any, denominators: dict[str, jax.Array], replica: jax.Array
+        params: Any, fixed: Any, own: Any, key: Any, denominators: dict[str, jax.Array], replica: jax.Array
     ) -> Gradients:
-        rows, carry = own
+        (start, taught), (rows, carry) = fixed, own
 
         def gradients(rows: Batch, index: jax.Array | int) -> Gradients:
             rows_key: DropoutKey | None = None if key is None else jax.random.fold_in(key, index)
@@ -70,7 +72,7 @@ def loss_and_gradients(
 
             def loss_of(params: Any) -> tuple[jax.Array, tuple[Sums, Any]]:
                 axis = "data" if replicas > 1 else None
-                sums, after = _sums(objective, params, rows, rows_key, carry, start=start, axis=axis)
+                sums, after = _sums(objective, params, rows, rows_key, carry, start=start, taught=taught, axis=axis)
                 return sum(sums[name][0] / total for name, total in denominators.items()), (sums, after)
 
             (loss, (sums, after)), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
@@ -78,7 +80,7 @@ def loss_and_gradients(
 
         return accumulate(gradients, rows, accumulation_steps)
 
-    inputs = params, start, (batch, carry), key, denominators, jnp.arange(replicas)
+    inputs = params, (start, taught), (batch, carry), key, denominators, jnp.arange(replicas)
     if mesh is None or replicas == 1:
         return replica_gradients(*inputs)
     loss, grads, sums, carry = over_replicas(replica_gradients, mesh, inputs)
@@ -88,9 +90,13 @@ def loss_and_gradients(
 
 
 def _sums(
-    objective: Objective, params: Any, rows: Batch, key: Any, carry: Any, *, start: Any, axis: str | None
-) -> tuple[Sums, Any]:
+    objective: Objective, params: Any, rows: Batch, key: Any, carry: Any,
+    *, start: Any, taught: Any, axis: str | None,
+) -> tuple[Sums, Any]:  # fmt: skip
     """Return the sums of rows and, if a state is carried, the state after them."""
+    if taught is not None:
+        assert isinstance(objective, TaughtObjective)
+        return objective.taught_sums(params, taught, rows, key, axis=axis), None
     if carry is None:
         return objective.sums(params, rows, key, start=start, axis=axis), None
     assert isinstance(objective, StatefulObjective)
@@ -185,20 +191,21 @@ def make_train_step(
     lr_multipliers: Callable[[jax.Array], Any] | None = None,
     decay_toward_start: bool = False,
     shardings: Any = None,
-) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
-    """Return a training step ``(state, batch) -> (state, metrics)``; metrics are (sum, weight) pairs and scalars.
+) -> Callable[..., tuple[TrainState, dict[str, Any]]]:
+    """Return a training step ``(state, batch, taught) -> (state, metrics)``; metrics are (sum, weight) pairs and
+    scalars, ``taught`` the parameters of the teacher of a ``TaughtObjective`` or None.
 
-    If the loss or the gradient norm is not finite, only ``state.step`` changes. A step first gathers the parameters
-    from all replicas in float32. Each device then updates the part that ``shardings`` (a tree like the parameters)
-    assigns to it. ``lr_multipliers`` maps the step number to a tree of factors of the learning rate. With
-    ``decay_toward_start``, weight decay pulls toward ``state.start`` (0 for randomly initialized parameters).
+    If the loss or the gradient norm is not finite, only ``state.step`` changes. A step gathers the parameters from
+    all replicas in float32; each device updates the part that ``shardings`` (a tree like them) assigns to it.
+    ``lr_multipliers`` maps the step to a tree of factors of the rate. With ``decay_toward_start``, weight decay
+    pulls toward ``state.start`` (0 for randomly initialized parameters).
     """
     config, mesh, training = objective.config, objective.mesh, objective.config.training
     layouts = None if mesh is None else compute_shardings(objective.model, mesh)
     schedule = make_schedule(config.optimizer, training.num_steps, training.first_step)
-    base_key = make_prng_key(config.execution, training.seed)
+    base_key, reduction = make_prng_key(config.execution, training.seed), training.gradient_reduction_dtype
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
+    def train_step(state: TrainState, batch: Batch, taught: Any = None) -> tuple[TrainState, dict[str, Any]]:
         key = jax.random.fold_in(base_key, state.step)
         # The compiler gathers the parameters of a layer during the products of the layers before it.
         whole, start = (
@@ -207,13 +214,12 @@ def make_train_step(
         )
         loss, grads, sums, after = loss_and_gradients(
             objective, whole, batch, key, training.accumulation_steps,
-            start=start, carry=state.carry, reduction_dtype=training.gradient_reduction_dtype, shardings=shardings,
+            start=start, carry=state.carry, taught=taught, shardings=shardings, reduction_dtype=reduction,
         )  # fmt: skip
         learning_rate = schedule(state.step)
         with jax.named_scope("optimizer"):
             factors = None if lr_multipliers is None else lr_multipliers(state.step)
-            # The gradient of a frozen parameter (factor 0) must not count in the norm or in clipping. The compiler
-            # removes the part of the backward pass that computes it.
+            # The gradient of a frozen parameter (factor 0) counts neither in the norm nor in clipping.
             if factors is not None:
                 grads = jax.tree.map(lambda g, factor: jnp.where(factor == 0, 0.0, g), grads, factors)
             grad_norm = optax.tree.norm(grads)
@@ -251,10 +257,14 @@ def _if_finite(
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), update(state, grads), old)
 
 
-def make_eval_step(objective: Objective) -> Callable[[Any, Batch], Sums]:
-    """Return an evaluation step ``(params, batch) -> sums``, which runs without dropout."""
+def make_eval_step(objective: Objective) -> Callable[..., Sums]:
+    """Return an evaluation step ``(params, batch, taught) -> sums``, which runs without dropout; ``taught``: see
+    :func:`make_train_step`."""
 
-    def eval_step(params: Any, batch: Batch) -> Sums:
+    def eval_step(params: Any, batch: Batch, taught: Any = None) -> Sums:
+        if taught is not None:
+            assert isinstance(objective, TaughtObjective)
+            return objective.taught_sums(params, taught, batch, None, axis=None)
         return objective.sums(params, batch, None, start=None, axis=None)
 
     return eval_step

@@ -24,7 +24,8 @@ def set_by_recipes(folder, config_type):
 
 def test_the_table_holds_every_option_that_no_recipe_sets():
     known = options_of(PretrainConfig).keys() | options_of(FinetuneConfig).keys()
-    used = set_by_recipes("configs", PretrainConfig) | set_by_recipes("configs/story", PretrainConfig)
+    folders = ("configs", "configs/distil", "configs/story")
+    used = set.union(*(set_by_recipes(folder, PretrainConfig) for folder in folders))
     used |= set_by_recipes("configs/finetune", FinetuneConfig)
     listed = [key for key, _, _ in ROWS]
     assert sorted(listed) == sorted(known - used)

@@ -19,7 +19,7 @@ CONFIGS = REPOSITORY / "configs"
 GOLDEN = REPOSITORY / "tests" / "golden" / "configs"
 RECIPES = sorted(
     path.relative_to(CONFIGS).as_posix()
-    for folder in (CONFIGS, CONFIGS / "story")
+    for folder in (CONFIGS, CONFIGS / "distil", CONFIGS / "story")
     for path in folder.glob("*.yaml")
 )
 

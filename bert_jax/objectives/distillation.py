@@ -1,0 +1,249 @@
+"""Distillation before a task: masked tokens, and the outputs of a teacher that reads the same batch (DistilBERT,
+Sanh et al. 2019; TinyBERT, Jiao et al. 2020; MiniLM v2, Wang et al. 2021).
+
+Shapes: B rows, S tokens, L layers, H width.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig
+from bert_jax.model import BertModel, BertOutput
+from bert_jax.model.bert import of_layers
+from bert_jax.model.dense import Dense
+from bert_jax.model.flops import training_flops_per_sequence
+from bert_jax.model.layers import VECTORS, compute_dtype
+from bert_jax.objectives import distillation_losses as losses
+from bert_jax.objectives.display import Column, Panel
+from bert_jax.objectives.masked_lm import COLUMNS, MLM_EPSILON, PANELS, MaskedLm
+from bert_jax.objectives.objective import (
+    Batch,
+    Sums,
+    TaughtObjective,
+    denominator,
+    padding_sums,
+    weighted_cross_entropy,
+    z_loss,
+)
+
+_PROJECTION = "teacher_projection"
+_HEADS = HeadsConfig(mlm=True)
+# The losses with a teacher and the options of their weights.
+_LOSSES = ("soft", "hidden", "attention")
+
+
+class Student(BertModel):
+    """A model with a projection of its hidden states to ``teacher_width``; 0: none."""
+
+    teacher_width: int = 0
+
+    def setup(self) -> None:
+        super().setup()
+        if self.teacher_width:
+            dtype = compute_dtype(self.execution)
+            self.teacher_projection = Dense(self.teacher_width, ("embed", "pooled"), self.config, dtype, True)
+
+    def __call__(self, features: Mapping[str, jax.Array], dropout_key: Any = None) -> BertOutput:
+        output = super().__call__(features, dropout_key)
+        if self.teacher_width and self.is_initializing():
+            self.teacher_projection(output.sequence_output)
+        return output
+
+    def projected(self, x_BxSxH: jax.Array) -> jax.Array:
+        """Return the hidden states in the width of the teacher."""
+        return self.teacher_projection(x_BxSxH) if self.teacher_width else x_BxSxH
+
+
+class Distillation(TaughtObjective, MaskedLm):
+    """``objective.mlm_weight`` times the loss of masked tokens, plus losses between student and teacher: the
+    distributions of masked tokens (soft), the hidden states (hidden), the attention (attention)."""
+
+    display = dataclasses.replace(
+        MaskedLm.display,
+        keys=("mlm_loss", "mlm_accuracy", *(f"{name}_loss" for name in _LOSSES)),
+        columns=(COLUMNS[0], *(Column(f"{name} {{}}", f"{name}_loss") for name in _LOSSES)),
+        panels=(
+            *PANELS[:2],
+            Panel("divergence from the teacher's masked tokens (nats)", "soft_loss"),
+            Panel("difference from the teacher's hidden states", "hidden_loss"),
+            Panel("difference from the teacher's attention", "attention_loss"),
+        ),
+    )
+    model: Student
+    teacher: BertModel | None = None
+
+    @staticmethod
+    def make_model(config: PretrainConfig, mesh: Mesh | None) -> Student:
+        options = config.objective
+        if config.data.next_sentence != "none":
+            given = f"data.next_sentence: {config.data.next_sentence!r} is not allowed"
+            raise ValueError(f"{given} with objective.name distillation; set none")
+        if options.hidden_loss == "none" or options.teacher_width == config.model.hidden_size:
+            width = 0
+        else:
+            width = options.teacher_width
+        return Student(
+            config.model, config.execution, _HEADS, mesh=mesh, all_layers=options.hidden_loss != "none",
+            teacher_width=width,
+        )  # fmt: skip
+
+    @classmethod
+    def network(
+        cls, config: PretrainConfig, model: nn.Module, params: Mapping[str, np.ndarray], name: str
+    ) -> tuple[ModelConfig, HeadsConfig, Mapping[str, np.ndarray]]:
+        own = {name: array for name, array in params.items() if not name.startswith(f"{_PROJECTION}/")}
+        return config.model, _HEADS, own
+
+    def teach(self, spec: ModelSpec) -> None:
+        config, options, own = spec.model, self.config.objective, self.config.model
+        if options.soft_weight and not spec.heads.mlm:
+            raise ValueError("--teacher: the model has no masked-LM head; set objective.soft_weight 0")
+        if config.vocab_size != own.vocab_size:
+            sizes = f"has {config.vocab_size} pieces, but model.vocab_size is {own.vocab_size}"
+            raise ValueError(f"--teacher: the model {sizes}; use the vocabulary of the teacher")
+        if config.max_length < self.config.data.seq_length:
+            few = f"has {config.max_length} positions, but data.seq_length is {self.config.data.seq_length}"
+            raise ValueError(f"--teacher: the model {few}; lower data.seq_length")
+        if options.hidden_loss != "none" and config.hidden_size != options.teacher_width:
+            raise ValueError(
+                f"objective.teacher_width: {options.teacher_width} is not allowed; the width of the teacher is "
+                f"{config.hidden_size}"
+            )
+        every = options.hidden_loss != "none" and options.hidden_layers == "all"
+        if (every or options.attention_loss == "scores") and config.num_layers % own.num_layers:
+            raise ValueError(
+                f"model.num_layers: {own.num_layers} is not allowed with a teacher of {config.num_layers} layers, "
+                "whose layers are compared in proportion; allowed: a divisor"
+            )
+        self._check_attention(config, own)
+        heads = HeadsConfig(mlm=options.soft_weight > 0)
+        execution = dataclasses.replace(self.config.execution, dtype=options.teacher_dtype)
+        self.teacher = BertModel(config, execution, heads, mesh=self.mesh, all_layers=options.hidden_loss != "none")
+
+    def _check_attention(self, teacher: ModelConfig, own: ModelConfig) -> None:
+        options = self.config.objective
+        kind, heads, layer = options.attention_loss, options.relation_heads, options.relation_layer
+        if kind == "none":
+            return
+        for name, model in (("the teacher", teacher), ("the student", own)):
+            if model.encoder != "transformer":
+                raise ValueError(f"objective.attention_loss: {kind}, but {name} has no attention; set none")
+            if kind == "relations" and model.hidden_size % heads:
+                allowed = f"a divisor of {model.hidden_size}, the width of {name}"
+                raise ValueError(f"objective.relation_heads: {heads} is not allowed; allowed: {allowed}")
+        if kind == "scores" and teacher.num_attention_heads != own.num_attention_heads:
+            given = f"model.num_attention_heads: {own.num_attention_heads} is not allowed"
+            allowed = f"{teacher.num_attention_heads}, as in the teacher, or objective.attention_loss relations"
+            raise ValueError(f"{given}; allowed: {allowed}")
+        if kind == "relations" and not -teacher.num_layers <= layer < teacher.num_layers:
+            allowed = f"{-teacher.num_layers} to {teacher.num_layers - 1}"
+            raise ValueError(f"objective.relation_layer: {layer} is not allowed; allowed: {allowed}")
+
+    # ------------------------------------------------------------------ losses
+
+    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
+        options = self.config.objective
+        masked = jnp.sum(batch["mlm_weights"]) + MLM_EPSILON
+        tokens = denominator((batch["sequence_ids"] > 0).astype(jnp.float32))
+        of_attention = tokens
+        if options.attention_loss == "scores":
+            of_attention = jnp.maximum(losses.visible_pairs(batch["sequence_ids"]), 1)
+        found = {}
+        if options.mlm_weight:
+            found["mlm_loss"] = masked / options.mlm_weight
+            if options.z_loss:
+                found["mlm_z_loss"] = found["mlm_loss"]
+        if options.soft_weight:
+            found["soft_loss"] = masked / options.soft_weight
+        if options.hidden_loss != "none":
+            found["hidden_loss"] = tokens / options.hidden_weight
+        if options.attention_loss != "none":
+            found["attention_loss"] = of_attention / options.attention_weight
+        return found
+
+    def taught_sums(self, params: Any, taught: Any, batch: Batch, key: Any, *, axis: str | None) -> Sums:
+        options = self.config.objective
+        student, vectors = self._outputs(self.model, params, batch, key)
+        with jax.named_scope("teacher"):
+            assert self.teacher is not None
+            teacher, teacher_vectors = jax.lax.stop_gradient(self._outputs(self.teacher, taught, batch, None))
+        sums = padding_sums(batch["sequence_ids"])
+        if options.mlm_weight or options.soft_weight:
+            logits, weights = student.mlm_logits, batch["mlm_weights"]
+            sums |= weighted_cross_entropy("mlm", logits, batch["mlm_labels"], weights)
+            sums |= z_loss("mlm", options.z_loss, logits, weights)
+        if options.soft_weight:
+            sums |= losses.soft_target_loss(
+                "soft", student.mlm_logits, teacher.mlm_logits, batch["mlm_weights"], options.temperature
+            )
+        if options.hidden_loss != "none":
+            sums |= self._hidden(params, student, teacher, batch)
+        if options.attention_loss == "scores":
+            ids = batch["sequence_ids"]
+            pairs = zip(vectors, self._in_proportion(teacher_vectors), strict=True)
+            sums |= _added([losses.score_loss("attention", (s[0], s[1]), (t[0], t[1]), ids) for s, t in pairs])
+        elif options.attention_loss == "relations":
+            student_3, teacher_3 = vectors[-1], teacher_vectors[options.relation_layer]
+            sums |= _added([
+                losses.relation_loss(
+                    "attention", *(x.reshape(*x.shape[:2], -1) for x in pair), batch["sequence_ids"],
+                    options.relation_heads,
+                )
+                for pair in zip(student_3, teacher_3, strict=True)
+            ])  # fmt: skip
+        return sums
+
+    def _outputs(self, model: BertModel, params: Any, batch: Batch, key: Any) -> tuple[BertOutput, list[jax.Array]]:
+        """Return the outputs of a network and, for a loss of attention, the queries, keys and values of its layers,
+        each [3, B, S, A, D]."""
+        if self.config.objective.attention_loss == "none":
+            return model.apply({"params": params}, batch, key), []
+        output, state = model.apply({"params": params}, batch, key, mutable=[VECTORS])
+        return output, of_layers(state[VECTORS]["encoder"], model.config, "attention", "attention")
+
+    def _in_proportion(self, layers: Any) -> Any:
+        """Return every n-th of the layers of the teacher, the last one for the last layer of the student."""
+        every = len(layers) // self.config.model.num_layers
+        return layers[every - 1 :: every]
+
+    def _hidden(self, params: Any, student: BertOutput, teacher: BertOutput, batch: Batch) -> Sums:
+        options, weights = self.config.objective, (batch["sequence_ids"] > 0).astype(jnp.float32)
+        own, others = student.hidden_states[-1:], teacher.hidden_states[-1:]
+        if options.hidden_layers == "all":
+            own = student.hidden_states
+            others = [teacher.hidden_states[0], *self._in_proportion(teacher.hidden_states[1:])]
+        loss = losses.cosine_distance_loss if options.hidden_loss == "cosine" else losses.squared_error_loss
+        return _added([
+            loss("hidden", self.model.apply({"params": params}, x, method="projected"), y, weights)
+            for x, y in zip(own, others, strict=True)
+        ])  # fmt: skip
+
+    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        options, values = self.config.objective, super().evaluation(totals)
+        weights = {"mlm": options.mlm_weight, "soft": options.soft_weight, "hidden": options.hidden_weight,
+                   "attention": options.attention_weight}  # fmt: skip
+        if any(f"{name}_loss" in values for name in _LOSSES):
+            values["loss"] = sum(weight * values.get(f"{name}_loss", 0.0) for name, weight in weights.items())
+        return values
+
+    def flops_per_sequence(self) -> float:
+        shape, flops = self.row_shape, super().flops_per_sequence()
+        if self.teacher is None:
+            return flops
+        of_row = training_flops_per_sequence(
+            self.teacher.config, seq_length=shape.seq_length, max_predictions=shape.max_predictions, has_nsp=False
+        )
+        return flops + of_row / 3 / shape.sequences  # forward only
+
+
+def _added(parts: list[Sums]) -> Sums:
+    """Return the sum of losses of the same name, with their common weight."""
+    (name,) = parts[0]
+    return {name: (sum((part[name][0] for part in parts), jnp.zeros(())), parts[0][name][1])}
