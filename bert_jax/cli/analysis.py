@@ -25,6 +25,7 @@ def search_command(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--top: {arguments.top} is not allowed; allowed: 1 or more")
     if arguments.dimensions is not None and not arguments.whiten:
         raise ValueError("--dimensions: requires --whiten; add --whiten")
+    _check_reranking(arguments)
     given = bool(arguments.queries) or arguments.query_file is not None
     if arguments.query_prompt is not None and not given:
         raise ValueError(
@@ -43,9 +44,11 @@ def search_command(arguments: argparse.Namespace) -> None:
     from numpy import arange
 
     found = nearest(
-        query_vectors, vectors, arguments.top, similarity=arguments.similarity,
-        own=arange(len(corpus)) if leaves_own_out else None,
+        query_vectors, vectors, arguments.candidates if arguments.rerank else arguments.top,
+        similarity=arguments.similarity, own=arange(len(corpus)) if leaves_own_out else None,
     )  # fmt: skip
+    if arguments.rerank:
+        found = _reranked(arguments, found, queries, corpus)
     lines = hit_lines(found, queries, corpus)
     if relevant is None:
         write_json_lines(lines, arguments.output)
@@ -66,6 +69,26 @@ def search_command(arguments: argparse.Namespace) -> None:
     others = len(queries) - len(ranked)
     skipped = f" ({others:,} queries without relevant ids are not counted)" if others else ""
     print(f"{len(ranked):,} queries, {arguments.top} hits each{skipped}", *score_lines(scores), sep="\n")
+
+
+def _check_reranking(arguments: argparse.Namespace) -> None:
+    for name in ("candidates", "rerank_label"):
+        if getattr(arguments, name) is not None and not arguments.rerank:
+            raise ValueError(f"--{name}: requires --rerank; add --rerank with a model of pairs")
+    if arguments.candidates is None:
+        arguments.candidates = max(50, arguments.top)
+    if arguments.candidates < arguments.top:
+        raise ValueError(f"--candidates: {arguments.candidates} is not allowed; allowed: {arguments.top} or more")
+
+
+def _reranked(arguments: argparse.Namespace, found: Iterator[Any], queries: Any, corpus: Any) -> Iterator[Any]:
+    from bert_jax.analysis.reranking import relevance_label, reranked
+    from bert_jax.inference.loaded import load
+
+    cross_encoder = load(arguments.rerank)
+    label = relevance_label(cross_encoder, arguments.rerank_label)
+    options = run_options(arguments)
+    return reranked(found, queries, corpus, cross_encoder, label, arguments.top, **options)
 
 
 def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[Any, Any]:
@@ -173,6 +196,15 @@ COMMANDS = (
         pooling,
         option("--corpus_prompt", metavar="TEXT", help="text to insert before every text of the corpus"),
         option("--query_prompt", metavar="TEXT", help="text to insert before every query"),
+        option(
+            "--rerank", metavar="DIR_OR_PREFIX",
+            help="order the best hits by this model, which reads query and text together (a fine-tuned pair task)",
+        ),
+        option("--candidates", type=int, metavar="N", help="with --rerank: hits that it reads (default: 50)"),
+        option(
+            "--rerank_label", metavar="CLASS",
+            help="with --rerank: the class of relevant texts (default: the second of two)",
+        ),
         option("--whiten", action="store_true", help="whiten vectors, fitted on the corpus (Su et al. 2021)"),
         option("--dimensions", type=int, metavar="N", help="with --whiten: keep the N strongest directions"),
     )),
