@@ -82,7 +82,7 @@ def _check_reranking(arguments: argparse.Namespace) -> None:
 
 
 def _reranked(arguments: argparse.Namespace, found: Iterator[Any], queries: Any, corpus: Any) -> Iterator[Any]:
-    from bert_jax.analysis.reranking import relevance_label, reranked
+    from bert_jax.analysis.retrieval import relevance_label, reranked
     from bert_jax.inference.loaded import load
 
     cross_encoder = load(arguments.rerank)
@@ -122,6 +122,39 @@ def _model(arguments: argparse.Namespace, *collections: Any) -> tuple[Any, dict[
     chosen = {name: getattr(arguments, name) for name in ("pooling", "normalize", "width")}
     options = {**chosen, **run_options(arguments)}
     return load_model(arguments) if has_texts and arguments.model is not None else None, options
+
+
+def mine_command(arguments: argparse.Namespace) -> None:
+    """Add hard negatives to pairs of texts: for each pair the texts that are nearest to its first text, but no
+    known answer to it, and less similar than its own answer by the margin. Writes JSON lines with text, text_pair
+    and negative, which fine-tuning reads (sentence.loss negatives or triplet)."""
+    from bert_jax.analysis.collection import read_collection
+    from bert_jax.analysis.retrieval import Mining, with_negatives
+    from bert_jax.inference.text_files import read_texts, write_json_lines
+
+    for name in ("count", "candidates"):
+        if getattr(arguments, name) < 1:
+            raise ValueError(f"--{name}: {getattr(arguments, name)} is not allowed; allowed: 1 or more")
+    values = enumerate(read_texts((), arguments.pairs, True), 1)
+    pairs = [_pair(value, f"{arguments.pairs}: entry {number}") for number, value in values]
+    corpus = None if arguments.corpus is None else read_collection(arguments.corpus)
+    chosen = {name: getattr(arguments, name) for name in ("pooling", "normalize", "width")}
+    prompts = {name: getattr(arguments, name) for name in ("query_prompt", "corpus_prompt")}
+    mining = Mining(arguments.count, arguments.margin, arguments.candidates)
+    if arguments.model is None:
+        raise ValueError("--model: missing; name the model whose vectors are compared")
+    options = {**prompts, **chosen, **run_options(arguments)}
+    lines = list(with_negatives(pairs, corpus, load_model(arguments), mining, **options))
+    write_json_lines(lines, arguments.output)
+    total, without = sum(len(line["negative"]) for line in lines), sum(not line["negative"] for line in lines)
+    say(f"{len(lines):,} pairs, {total / len(lines):.2f} negatives each; {without:,} pairs have none")
+
+
+def _pair(value: Any, where: str) -> tuple[str, str]:
+    texts = value.get("text"), value.get("text_pair")
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError(f'{where}: not a pair; write {{"text": "...", "text_pair": "..."}}')
+    return texts
 
 
 def cluster_command(arguments: argparse.Namespace) -> None:
@@ -207,6 +240,21 @@ COMMANDS = (
         ),
         option("--whiten", action="store_true", help="whiten vectors, fitted on the corpus (Su et al. 2021)"),
         option("--dimensions", type=int, metavar="N", help="with --whiten: keep the N strongest directions"),
+    )),
+    Command("mine", "hard negatives for pairs of texts, on which retrieval is trained", mine_command, (
+        model(required=False, with_labels=False),
+        option("--pairs", required=True, metavar="FILE", help="JSON lines with text and text_pair, its answer"),
+        option("--corpus", metavar="FILE", help=f"{_TEXTS.split(', or')[0]} (default: the answers of all pairs)"),
+        option("--count", type=int, default=5, metavar="N", help="most negatives of a pair (default: 5)"),
+        option(
+            "--margin", type=float, default=0.0, metavar="X",
+            help="a negative is less similar than the right answer by this cosine (default: 0)",
+        ),
+        option("--candidates", type=int, default=50, metavar="N", help="nearest texts that are read (default: 50)"),
+        OUTPUT,
+        pooling,
+        option("--corpus_prompt", metavar="TEXT", help="text to insert before every answer and text of the corpus"),
+        option("--query_prompt", metavar="TEXT", help="text to insert before every first text"),
     )),
     Command("cluster", "groups of similar texts", cluster_command, (
         model(required=False, with_labels=False),

@@ -1,4 +1,4 @@
-"""``bert-jax search --rerank``: hits in the order of a model of pairs."""
+"""``bert-jax search --rerank``: hits in the order of a model of pairs; ``bert-jax mine``: hard negatives."""
 
 import json
 
@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from inference_models import make_model, make_weights, random_texts
 
-from bert_jax.analysis import reranking
+from bert_jax.analysis import retrieval
 from bert_jax.analysis.collection import Collection
 from bert_jax.analysis.neighbors import Hits
-from bert_jax.analysis.reranking import relevance_label, reranked
+from bert_jax.analysis.retrieval import Mining, relevance_label, reranked, with_negatives
 from bert_jax.cli.main import main
 from bert_jax.config import HeadsConfig, SentenceConfig
+from bert_jax.config.task import TaskDataConfig
 from bert_jax.interop.saved_model import write_saved
+from data_pipeline.tasks import read_splits
 
 CLASSES = HeadsConfig(pooler=True, sequence_labels=("no", "yes"))
 VALUE = HeadsConfig(pooler=True, sequence_labels=("score",), problem="regression")
@@ -25,7 +27,7 @@ def collection(texts):
 
 @pytest.mark.parametrize("heads", [CLASSES, VALUE])
 def test_hits_come_in_the_order_of_the_predictions(heads, monkeypatch):
-    monkeypatch.setattr(reranking, "_QUERIES", 2)  # several blocks
+    monkeypatch.setattr(retrieval, "_QUERIES", 2)  # several blocks
     model, rng = make_model(heads), np.random.default_rng(0)
     # One query has no hits, one has fewer than are asked for.
     rows = [rng.permutation(9)[:count] for count in (6, 0, 2, 9, 6)]
@@ -81,3 +83,56 @@ def test_what_is_refused(files, capsys, tmp_path):
     three = HeadsConfig(pooler=True, sequence_labels=("a", "b", "c"))
     with pytest.raises(ValueError, match=r"^--rerank_label: missing; give the class of relevant texts: a, b, c$"):
         relevance_label(make_model(three), None)
+
+
+# ------------------------------------------------------------------ hard negatives
+
+PAIRS = [("w1 w2", "w1 w3"), ("w1 w2", "w2 w4"), ("w5", "w5 w6"), ("w7 w8 w9", "w1 w3")]
+
+
+@pytest.mark.parametrize("corpus", [None, ["w1 w2", "w5", "w1 w3", *random_texts(20, 5, seed=3), "w2 w4", "w1 w2"]])
+@pytest.mark.parametrize("margin", [0.0, 0.05])
+def test_negatives_are_near_but_no_answers(corpus, margin):
+    """Against every text of the corpus, compared one by one."""
+    model = make_model(sentence=SentenceConfig())
+    given = None if corpus is None else collection(corpus)
+    mining = Mining(count=3, margin=margin, candidates=100)
+    lines = list(with_negatives(PAIRS, given, model, mining))
+    assert [(line["text"], line["text_pair"]) for line in lines] == PAIRS
+    texts = list(dict.fromkeys(corpus or [answer for _, answer in PAIRS]))
+    counts = []
+    for (text, answer), line in zip(PAIRS, lines, strict=True):
+        vectors = np.asarray(model.embed([text, answer, *texts]), np.float64)
+        unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        own, others = unit[0] @ unit[1], unit[2:] @ unit[0]
+        answers = {other for one, other in PAIRS if one == text}
+        near = sorted(
+            (-score, place) for place, score in enumerate(others)
+            if texts[place] not in answers and score <= own - margin
+        )  # fmt: skip
+        assert line["negative"] == [texts[place] for _, place in near[:3]]
+        counts.append(len(near))
+    assert max(counts) > 3 or corpus is None
+
+
+def test_the_command_writes_what_fine_tuning_reads(files, capsys):
+    pairs, out = files / "pairs.jsonl", files / "mined.jsonl"
+    pairs.write_text("".join(json.dumps({"text": a, "text_pair": b}) + "\n" for a, b in PAIRS))
+    words = ["mine", "--model", str(files / "bi"), "--pairs", str(pairs), "--output", str(out)]
+    assert main([*words, "--corpus", str(files / "texts.txt"), "--count", "2", "--margin", "-1"]) == 0
+    assert "4 pairs, 2.00 negatives each; 0 pairs have none" in capsys.readouterr().err
+    config = TaskDataConfig(train=(str(out),))
+    records = read_splits(config, "sentence")["train"]
+    assert [record.negatives for record in records] == [
+        tuple(json.loads(line)["negative"]) for line in out.read_text().splitlines()
+    ]
+    assert all(len(record.negatives) == 2 for record in records)
+    np.save(files / "v.npy", np.eye(9, 16, dtype=np.float32))
+    (files / "bad.jsonl").write_text('{"text": "a"}\n')
+    for change, message in (
+        (["--count", "0"], "--count: 0 is not allowed; allowed: 1 or more"),
+        (["--corpus", str(files / "v.npy")], "v.npy: these are vectors; give a file of texts"),
+        (["--pairs", str(files / "bad.jsonl")], "bad.jsonl: entry 1: not a pair; write"),
+    ):
+        assert main([*words, *change]) == 2
+        assert message in capsys.readouterr().err
