@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from bert_jax.cli.options import Command, names_of, option
+from bert_jax.cli.options import READABLE, Command, names_of, option
 
 
 def compare_command(arguments: argparse.Namespace) -> None:
@@ -50,6 +50,28 @@ def plan_command(arguments: argparse.Namespace) -> None:
     plan(PlanOptions(**options | {"recipe": [*files, *arguments.recipe]}))
 
 
+def benchmark_command(arguments: argparse.Namespace) -> None:
+    """Measure how fast a model answers in every form in which it can run here: median and 99th percentile of the
+    time of a batch, texts per second, size on disk and memory of the process. Each form runs alone, in a process
+    of its own; onnxruntime loads neither JAX nor this library."""
+    from bert_jax.experiments.latency import FORMS, Load, benchmark, installed_forms, table
+    from bert_jax.inference.text_files import write_json_lines
+
+    for name in ("batches", "lengths"):
+        if min(getattr(arguments, name)) < 1:
+            raise ValueError(f"--{name}: {min(getattr(arguments, name))} is not allowed; allowed: 1 or more")
+    if arguments.seconds <= 0 or arguments.repeats < 1 or arguments.cpus < 0:
+        raise ValueError("--seconds, --repeats, --cpus: allowed: above 0, 1 or more, 0 or more")
+    load = Load(arguments.batches, arguments.lengths, arguments.seconds, arguments.repeats, arguments.cpus)
+    forms = arguments.forms or installed_forms()
+    if missing := [form for form in FORMS if form not in forms and arguments.forms is None]:
+        print(f"not installed here: {', '.join(f'{form} ({FORMS[form][1]})' for form in missing)}")
+    lines = list(benchmark(Path(arguments.model), forms, load, print))
+    print("\n".join(table(lines)))
+    if arguments.output is not None:
+        write_json_lines(lines, arguments.output)
+
+
 _PLAN = {
     "allow_abbrev": False,
     "usage": "bert-jax plan --config FILE --topology NAME [options] [--section.key VALUE ...]",
@@ -64,6 +86,19 @@ COMMANDS = (
         option("--seed", type=int, default=0, metavar="N", help="seed of the bootstrap (default: 0)"),
         option("--resamples", type=int, default=1000, metavar="N", help="bootstrap resamples (default: 1000)"),
         option("--json", action="store_true", help="one JSON object"),
+    )),
+    Command("benchmark-inference", "how fast a model answers, form by form", benchmark_command, (
+        option("model", metavar="DIR_OR_PREFIX", help=READABLE),
+        option("--forms", nargs="+", metavar="FORM", help="jax, jax-bfloat16, onnx, stablehlo (default: all here)"),
+        option("--batches", type=int, nargs="+", default=[1, 8, 64], metavar="N", help="texts (default: 1 8 64)"),
+        option(
+            "--lengths", type=int, nargs="+", default=[16, 128, 512], metavar="N",
+            help="tokens of each text (default: 16 128 512, as far as the model has positions)",
+        ),
+        option("--seconds", type=float, default=3.0, help="of each size (default: 3)"),
+        option("--repeats", type=int, default=20, metavar="N", help="runs of each size at least (default: 20)"),
+        option("--cpus", type=int, default=0, metavar="N", help="processors to use (default: all)"),
+        option("--output", type=Path, metavar="FILE", help="write JSON lines too"),
     )),
     Command("submission", "the files for GLUE's leaderboard", submission_command, (
         option("workdirs", nargs="+", metavar="WORKDIR", help="workdir of run_finetune.py with a GLUE recipe"),

@@ -1,0 +1,99 @@
+"""``bert-jax benchmark-inference``: time, size and memory of a model in every form in which it can run here."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_jax.interop.export import export_model
+from bert_jax.interop.readers import read_weights
+from bert_jax.interop.saved_model import write_saved
+
+WORKER = Path(__file__).with_name("latency_worker.py")
+# Form -> format of the export that it runs ("": a saved model), package that runs it, description.
+FORMS = {
+    "jax": ("", "jax", "this library, float32"),
+    "jax-bfloat16": ("", "jax", "this library, bfloat16"),
+    "onnx": ("onnx", "onnxruntime", "onnxruntime, float32"),
+    "stablehlo": ("stablehlo", "jax", "the exported program, run by JAX"),
+}
+
+
+@dataclass(frozen=True)
+class Load:
+    """Sizes to run: batches of ``batches`` texts of ``lengths`` tokens, each size for ``seconds`` and at least
+    ``repeats`` times, on ``cpus`` processors (0: all)."""
+
+    batches: Sequence[int] = (1, 8, 64)
+    lengths: Sequence[int] = (16, 128, 512)
+    seconds: float = 3.0
+    repeats: int = 20
+    cpus: int = 0
+
+
+def installed_forms() -> tuple[str, ...]:
+    """Return the forms whose package is installed."""
+    return tuple(form for form, (_, package, _) in FORMS.items() if importlib.util.find_spec(package))
+
+
+def benchmark(
+    source: Path, forms: Sequence[str], load: Load, report: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """Yield a line for each form and size: ``form``, ``batch``, ``length``, ``median_ms``, ``p99_ms`` (of the time
+    of a batch, from arrays of ids to arrays of outputs), ``texts_per_second`` (from the median), ``megabytes`` on
+    disk and ``peak_memory_mb``, the resident memory of a process that runs this form alone.
+
+    Each form runs in a process of its own, one after the other. Lengths beyond those of the model are left out.
+    ``report`` is called with each line of the log. Raises ``ValueError`` for an unknown or not installed form, and
+    for a model that it cannot hold.
+    """
+    for form in forms:
+        if form not in FORMS:
+            raise ValueError(f"--forms: {form!r} is not allowed; allowed: {', '.join(FORMS)}")
+        if form not in installed_forms():
+            raise ValueError(f"--forms: {form}: requires the package {FORMS[form][1]}; install it, or omit {form}")
+    weights = read_weights(source)
+    lengths = [length for length in load.lengths if length <= weights.spec.max_length]
+    if not lengths:
+        raise ValueError(f"--lengths: the model has {weights.spec.max_length} positions; give a smaller length")
+    with tempfile.TemporaryDirectory(prefix="bert_jax-") as scratch:
+        for form in forms:
+            format, folder = FORMS[form][0], Path(scratch) / form
+            if format:
+                export_model(source, folder, format, verify=False, report=lambda line: None)
+            else:
+                write_saved(folder, weights)
+            size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+            report(f"{form}: {FORMS[form][2]}, {size:,.1f} MB")
+            for line in _run(form, folder, weights.spec.model.vocab_size, lengths, load):
+                yield {"form": form, "megabytes": round(size, 1), **line}
+
+
+def _run(form: str, folder: Path, vocab_size: int, lengths: Sequence[int], load: Load) -> list[dict[str, Any]]:
+    # -P: the folder of the worker does not hide installed packages.
+    words = [sys.executable, "-P", str(WORKER), form, str(folder), "--seconds", str(load.seconds)]
+    words += ["--vocab_size", str(vocab_size)]
+    words += ["--repeats", str(load.repeats), "--cpus", str(load.cpus)]
+    words += ["--batches", *map(str, load.batches), "--lengths", *map(str, lengths)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ValueError(f"{form}: {last}")
+    *lines, memory = (json.loads(line) for line in done.stdout.splitlines())
+    return [{**line, **memory} for line in lines]
+
+
+def table(lines: Sequence[dict[str, Any]]) -> list[str]:
+    """Return readable rows: median and 99th percentile of the milliseconds of a batch, and texts per second."""
+    rows = [("form", "batch x length", "median ms", "p99 ms", "texts/s", "MB on disk", "peak MB")]
+    for line in lines:
+        size, times = f"{line['batch']} x {line['length']}", (line["median_ms"], line["p99_ms"])
+        figures = *(f"{ms:.2f}" for ms in times), f"{line['texts_per_second']:,.0f}"
+        rows.append((line["form"], size, *figures, f"{line['megabytes']:,.1f}", f"{line['peak_memory_mb']:,.0f}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

@@ -1,0 +1,55 @@
+"""``bert-jax benchmark-inference``: each form in a process of its own, sizes, bad input."""
+
+import json
+
+import pytest
+from inference_models import make_weights
+
+from bert_jax.cli.main import main
+from bert_jax.config import HeadsConfig
+from bert_jax.experiments import latency
+from bert_jax.interop.saved_model import write_saved
+
+
+@pytest.fixture
+def model(tmp_path):
+    write_saved(tmp_path / "model", make_weights(HeadsConfig(pooler=True, sequence_labels=("a", "b"))))
+    return str(tmp_path / "model")
+
+
+@pytest.mark.parametrize("forms", [["jax"], pytest.param([], marks=pytest.mark.slow)])
+def test_every_form_is_timed(model, tmp_path, capsys, forms):
+    words = ["--batches", "1", "3", "--lengths", "8", "70", "512"]
+    words += ["--seconds", "0.01", "--repeats", "4", "--cpus", "1"]
+    words += ["--forms", *forms] if forms else []
+    assert main(["benchmark-inference", model, *words, "--output", str(tmp_path / "lines.jsonl")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
+    sizes = [(1, 8), (1, 70), (3, 8), (3, 70)]  # the model has 70 positions
+    forms = forms or latency.installed_forms()
+    assert {"jax", "jax-bfloat16", "stablehlo"} <= set(latency.installed_forms())
+    assert [(line["form"], line["batch"], line["length"]) for line in lines] == [
+        (form, *size) for form in forms for size in sizes
+    ]
+    for line in lines:
+        assert 0 < line["median_ms"] <= line["p99_ms"] and line["runs"] >= 4
+        assert line["texts_per_second"] == pytest.approx(1e3 * line["batch"] / line["median_ms"], rel=0.05)
+        assert line["megabytes"] > 0
+    memory = {line["form"]: line["peak_memory_mb"] for line in lines}
+    if "onnx" in memory:
+        assert memory["onnx"] < memory["jax"]  # that process has no jax
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == len(forms) + 1 + len(lines) and "p99 ms" in printed[len(forms)]
+
+
+def test_bad_input(model, capsys, monkeypatch):
+    monkeypatch.setattr(latency, "installed_forms", lambda: ("jax",))
+    for words, message in (
+        (["--forms", "tflite"], "--forms: 'tflite' is not allowed; allowed: jax, jax-bfloat16, onnx, stablehlo"),
+        (["--forms", "onnx"], "--forms: onnx: requires the package onnxruntime; install it, or omit onnx"),
+        (["--lengths", "71"], "--lengths: the model has 70 positions; give a smaller length"),
+        (["--batches", "0"], "--batches: 0 is not allowed; allowed: 1 or more"),
+        (["--seconds", "0"], "--seconds, --repeats, --cpus: allowed: above 0, 1 or more, 0 or more"),
+    ):
+        assert main(["benchmark-inference", model, *words]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert message in line
