@@ -11,9 +11,10 @@ from builders import content, drawn, tiny_model, words
 from support import random_batch, relative_difference, tiny_config, train_synthetic, whole_and_resumed
 
 from bert_jax.compression.teacher import check_vocabulary, find_teacher
-from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
+from bert_jax.config import FinetuneConfig, HeadsConfig, ModelSpec, RunOptions, TokenizerConfig
 from bert_jax.inference.loaded import prepare
 from bert_jax.interop.export import export_model
+from bert_jax.interop.initialization import plan_start
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.model import from_canonical, to_canonical
@@ -276,3 +277,8 @@ def test_sentence_pairs_are_refused():
     config = tiny_config("--objective.name distillation")
     with pytest.raises(ValueError, match=r"^data.next_sentence: 'nsp' is not allowed with objective.name dist"):
         Distillation(config, None)
+
+
+def test_fine_tuning_has_no_teacher(tmp_path):
+    with pytest.raises(ValueError, match=r"^--teacher: allowed in pretraining only; omit it in fine-tuning$"):
+        plan_start(FinetuneConfig, RunOptions(teacher="a"), tmp_path / "run", [])
