@@ -220,11 +220,10 @@ class Story:
                     "training.num_steps": self.steps(name, budget), "optimizer.learning_rate": self.rate(name),
                 }  # fmt: skip
             measured = self.train(name, workdir, "results", seed, changes)
-            rate = changes["optimizer.learning_rate"]
-            steps = changes["training.num_steps"]
-            tokens = steps * self.tokens_of_step(name)
+            rate, steps = changes["optimizer.learning_rate"], changes["training.num_steps"]
+            line = {"key": key, "rate": rate, "steps": steps, "tokens": steps * self.tokens_of_step(name)}
             if key not in self.lines.found:
-                self.lines.add({"key": key, "rate": rate, "steps": steps, "tokens": tokens, **measured})
+                self.lines.add(line | measured)
             self.ready.add(key)
         return workdir
 
@@ -274,12 +273,10 @@ class Story:
     def unit(self, budget: str, seed: int, name: str, ceiling: Path | None = None) -> None:
         """Train a system and measure it; skip what is there."""
 
-        def model() -> Path:
-            return ceiling or self.model(budget, name, seed)
+        def of(budget: str, seed: int) -> Model:
+            return lambda: ceiling or self.model(budget, name, seed)
 
-        def first() -> Path:
-            return ceiling or self.model("seconds", name, 0)
-
+        model, first = of(budget, seed), of("seconds", 0)
         self.inspect(budget, name, seed, model)
         for task, given in TASKS.items():
             for way in given.ways:
@@ -363,8 +360,7 @@ def main() -> int:
 
 def run_unit(story: Story, options: argparse.Namespace) -> None:
     kind, _, rest = options.unit.partition("/")
-    own = story.folder / "lines" / f"{options.unit.replace('/', '-').replace(' ', '_')}.jsonl"
-    story.lines.path = own
+    story.lines.path = story.folder / "lines" / f"{options.unit.replace('/', '-').replace(' ', '_')}.jsonl"
     if kind == "steps":
         story.calibrate(rest)
     elif kind == "rates":

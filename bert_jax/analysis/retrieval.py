@@ -36,6 +36,13 @@ def relevance_label(model: Engine, label: str | None) -> str | None:
     return labels[1] if label is None else label
 
 
+def require_texts(*collections: Collection) -> None:
+    """Raise ``ValueError`` if a collection has vectors instead of texts."""
+    for collection in collections:
+        if collection.texts is None:
+            raise ValueError(f"{collection.name}: --rerank reads texts, but these are vectors; give the texts")
+
+
 def reranked(
     found: Iterator[Hits], queries: Collection, corpus: Collection, model: Engine, label: str | None, top: int,
     **options: Any,
@@ -46,9 +53,7 @@ def reranked(
     ``label``: see :func:`relevance_label`; ``options``: of :func:`bert_jax.inference.predict.predict`. Raises
     ``ValueError`` if the queries or the corpus are vectors without texts.
     """
-    for collection in (queries, corpus):
-        if collection.texts is None:
-            raise ValueError(f"{collection.name}: --rerank reads texts, but these are vectors; give the texts")
+    require_texts(queries, corpus)
     assert queries.texts is not None and corpus.texts is not None
     numbered = enumerate(found)
     while block := list(itertools.islice(numbered, _QUERIES)):

@@ -2,7 +2,7 @@
 
 import argparse
 import collections
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ def search_command(arguments: argparse.Namespace) -> None:
     if own_relevant:
         query = f"the query {own_relevant[0]!r} is relevant to itself, but is not among its hits"
         raise ValueError(f"{arguments.relevant}: {query}; correct the file, or set --keep_self")
+    rerank = _reranker(arguments, queries, corpus) if arguments.rerank else None
     vectors, query_vectors = _vectors(arguments, corpus, queries)
 
     from numpy import arange
@@ -47,8 +48,8 @@ def search_command(arguments: argparse.Namespace) -> None:
         query_vectors, vectors, arguments.candidates if arguments.rerank else arguments.top,
         similarity=arguments.similarity, own=arange(len(corpus)) if leaves_own_out else None,
     )  # fmt: skip
-    if arguments.rerank:
-        found = _reranked(arguments, found, queries, corpus)
+    if rerank is not None:
+        found = rerank(found)
     lines = hit_lines(found, queries, corpus)
     if relevant is None:
         write_json_lines(lines, arguments.output)
@@ -81,14 +82,15 @@ def _check_reranking(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--candidates: {arguments.candidates} is not allowed; allowed: {arguments.top} or more")
 
 
-def _reranked(arguments: argparse.Namespace, found: Iterator[Any], queries: Any, corpus: Any) -> Iterator[Any]:
-    from bert_jax.analysis.retrieval import relevance_label, reranked
+def _reranker(arguments: argparse.Namespace, queries: Any, corpus: Any) -> Callable[[Any], Iterator[Any]]:
+    """Return a function that orders hits by the model of --rerank, which is checked here, before the search."""
+    from bert_jax.analysis.retrieval import relevance_label, require_texts, reranked
     from bert_jax.inference.loaded import load
 
+    require_texts(queries, corpus)
     cross_encoder = load(arguments.rerank)
-    label = relevance_label(cross_encoder, arguments.rerank_label)
-    options = run_options(arguments)
-    return reranked(found, queries, corpus, cross_encoder, label, arguments.top, **options)
+    label, options = relevance_label(cross_encoder, arguments.rerank_label), run_options(arguments)
+    return lambda found: reranked(found, queries, corpus, cross_encoder, label, arguments.top, **options)
 
 
 def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[Any, Any]:

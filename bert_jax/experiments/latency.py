@@ -49,8 +49,8 @@ def benchmark(
     disk and ``peak_memory_mb``, the resident memory of a process that runs this form alone.
 
     Each form runs in a process of its own, one after the other. Lengths beyond those of the model are left out.
-    ``report`` is called with each line of the log. Raises ``ValueError`` for an unknown or not installed form, and
-    for a model that it cannot hold.
+    A form that cannot hold the model is left out. ``report`` is called with each line of the log. Raises
+    ``ValueError`` for an unknown or not installed form, and if a form fails.
     """
     for form in forms:
         if form not in FORMS:
@@ -64,10 +64,14 @@ def benchmark(
     with tempfile.TemporaryDirectory(prefix="bert_jax-") as scratch:
         for form in forms:
             format, folder = FORMS[form][0], Path(scratch) / form
-            if format:
-                export_model(source, folder, format, verify=False, report=lambda line: None)
-            else:
-                write_saved(folder, weights)
+            try:
+                if format:
+                    export_model(source, folder, format, verify=False, report=lambda line: None)
+                else:
+                    write_saved(folder, weights)
+            except ValueError as error:
+                report(f"{form}: left out; {error}")
+                continue
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
             report(f"{form}: {FORMS[form][2]}, {size:,.1f} MB")
             for line in _run(form, folder, weights.spec.model.vocab_size, lengths, load):

@@ -173,7 +173,7 @@ class Distillation(TaughtObjective, MaskedLm):
         student, vectors = self._outputs(self.model, params, batch, key)
         with jax.named_scope("teacher"):
             assert self.teacher is not None
-            teacher, teacher_vectors = jax.lax.stop_gradient(self._outputs(self.teacher, taught, batch, None))
+            teacher, teacher_vectors = self._outputs(self.teacher, taught, batch, None)
         sums = padding_sums(batch["sequence_ids"])
         if options.mlm_weight or options.soft_weight:
             logits, weights = student.mlm_logits, batch["mlm_weights"]

@@ -41,6 +41,18 @@ def test_every_form_is_timed(model, tmp_path, capsys, forms):
     assert len(printed) == len(forms) + 1 + len(lines) and "p99 ms" in printed[len(forms)]
 
 
+def test_a_form_that_cannot_hold_the_model_is_left_out(model, capsys, monkeypatch):
+    def refuse(*arguments, **options):
+        raise ValueError("onnx: not this model")
+
+    monkeypatch.setattr(latency, "export_model", refuse)
+    words = ["--batches", "1", "--lengths", "8", "--seconds", "0.01", "--repeats", "1"]
+    words += ["--forms", "stablehlo", "jax"]
+    assert main(["benchmark-inference", model, *words]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "stablehlo: left out; onnx: not this model" and len(printed) == 4
+
+
 def test_bad_input(model, capsys, monkeypatch):
     monkeypatch.setattr(latency, "installed_forms", lambda: ("jax",))
     for words, message in (
