@@ -27,7 +27,7 @@ from bert_jax.process import exits
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.allocator import keep_freed_memory
 from bert_jax.process.exits import run_command
-from bert_jax.training.launch import Launch
+from bert_jax.training.launch import Launch, Teaching
 
 if TYPE_CHECKING:
     from bert_jax.interop.initialization import Start
@@ -110,13 +110,22 @@ def train(options: FinetuneRunOptions, arguments: list[str], started: float = ST
         rows = config.training.global_batch_size // config.training.accumulation_steps
         keep_freed_memory(config.model, rows * config.task.max_length, config.task.max_length)
 
+    from bert_jax.compression.teacher import find_task_teachers
     from bert_jax.finetuning.finetune import finetune
-    from data_pipeline.tasks import read_splits, split_names
+    from bert_jax.process import hosts
+    from data_pipeline.tasks import read_splits, read_unlabelled, split_names
 
     splits = read_splits(config.data, config.task.kind)
+    teachers, record = find_task_teachers(options.teacher, location(options.folder("finetune")))
+
+    def report(line: str) -> None:
+        if hosts.is_lead():
+            print(line, flush=True)
+
     launch = Launch(
         workdir=location(options.folder("finetune")),
         stop=STOP,
+        teaching=Teaching(teachers, record, read_unlabelled(config.data, config.task.kind), report),
         allow_numeric_change=options.allow_numeric_change,
         host_timeout=options.host_timeout,
         started=started,

@@ -19,7 +19,7 @@ from bert_jax.interop.initialization import plan_start
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.process.signals import StopRequest
 from bert_jax.records import Record
-from bert_jax.training.launch import Launch
+from bert_jax.training.launch import NO_TEACHING, Launch
 
 PIECES = [*words(60), "good", "bad"]
 MODEL = ModelConfig(
@@ -71,13 +71,24 @@ def configured(source: Path, workdir: Path, arguments: str = ""):
     return load_config(FinetuneConfig, words, extra_settings=start.settings), start
 
 
-def run(source: Path, workdir: Path, arguments: str = "", splits=SPLITS, tests=(), devices=1, **options):
+def run(
+    source: Path,
+    workdir: Path,
+    arguments: str = "",
+    splits=SPLITS,
+    tests=(),
+    devices=1,
+    teaching=NO_TEACHING,
+    **options,
+):
     """Fine-tune in ``workdir`` on so many devices."""
     config, start = configured(source, workdir, arguments)
-    launch = Launch(workdir=workdir, **{"stop": StopRequest(), "devices": jax.devices()[:devices], **options})
+    launch = Launch(
+        workdir=workdir, teaching=teaching, **{"stop": StopRequest(), "devices": jax.devices()[:devices], **options}
+    )
 
     def programs(resolved, model, mesh):
-        key = (config, source, repr(splits), mesh)
+        key = (config, source, repr(splits), mesh, teaching.record)
         return shared_programs(key, lambda: training_programs(resolved, model, mesh))
 
     with mock.patch("bert_jax.finetuning.finetune.training_programs", programs):

@@ -1,9 +1,12 @@
-"""The teacher of a run (``--teacher``): a model in any readable format that has the vocabulary of the run."""
+"""The teachers of a run (``--teacher``): models in any readable format. A run records them, keeps them when it
+resumes, and refuses others."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
-from bert_jax.interop.exchange import ReadOptions
+from bert_jax.inference.loaded import LoadedModel, prepare
+from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.io.storage import Location
 from bert_jax.tokenization import Tokenizer, build_tokenizer
@@ -11,28 +14,53 @@ from bert_jax.training.checkpoint.parameters import arrays_digest
 from bert_jax.training.launch import TEACHER_RECORD, Teacher
 
 
-def find_teacher(name: str, workdir: Location) -> Teacher | None:
-    """Return the model ``name`` or, if it is empty, the teacher with which the run in ``workdir`` began; None if
-    there is neither.
+def find_teacher(names: Sequence[str], workdir: Location) -> Teacher | None:
+    """Return the teacher of a pretraining run: the model that ``names`` names or, if it is empty, the one with
+    which the run in ``workdir`` began; None if there is neither.
 
-    Raises ``ValueError`` if the model cannot be read, or if the run began with another one.
+    Raises ``ValueError`` if there are several names, if the model cannot be read, or if the run began with another
+    one.
     """
-    path = workdir / TEACHER_RECORD
-    record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    name = name or (record["teacher"] if record else "")
-    if not name:
+    if len(names) > 1:
+        raise ValueError(f"--teacher: {len(names)} models are not allowed in pretraining; allowed: one")
+    found = _find(names, workdir)
+    if not found:
         return None
-    weights = read_weights(Path(name), ReadOptions())
-    digest = arrays_digest(weights.params, weights.spec.model.vocab_size)
-    if record and record["digest"] != digest:
-        began = f"the run in {workdir} began with {record['teacher']}, another model"
-        raise ValueError(f"--teacher {name}: {began}; give that one, or another --workdir")
+    ((name, weights, record),) = found
     config, content = weights.spec.tokenizer, weights.tokenizer_content
     fingerprint = None
     if config is not None and content is not None:
         fingerprint = build_tokenizer(config, content, name).fingerprint
-    text = json.dumps({"teacher": str(Path(name).absolute()), "digest": digest}, indent=1)
-    return Teacher(name, weights.spec, weights.params, fingerprint, text)
+    return Teacher(name, weights.spec, weights.params, fingerprint, json.dumps(record, indent=1))
+
+
+def find_task_teachers(names: Sequence[str], workdir: Location) -> tuple[tuple[LoadedModel, ...], str]:
+    """Return the teachers of a fine-tuning run, as :func:`find_teacher` finds them, and the text of the file that
+    records them; empty without teachers. Raises ``ValueError`` as :func:`find_teacher` does."""
+    found = _find(names, workdir)
+    record = json.dumps([record for _, _, record in found], indent=1) if found else ""
+    return tuple(prepare(weights, name=name) for name, weights, _ in found), record
+
+
+def _find(names: Sequence[str], workdir: Location) -> list[tuple[str, ModelBundle, dict[str, str]]]:
+    """Return name, weights and record of each teacher."""
+    path = workdir / TEACHER_RECORD
+    recorded = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    recorded = recorded if isinstance(recorded, list) else [recorded]
+    found = []
+    for name in names or [one["teacher"] for one in recorded]:
+        weights = read_weights(Path(name), ReadOptions())
+        digest = arrays_digest(weights.params, weights.spec.model.vocab_size)
+        found.append((name, weights, {"teacher": str(Path(name).absolute()), "digest": digest}))
+    digests = [record["digest"] for _, _, record in found]
+    if recorded and digests != [one["digest"] for one in recorded]:
+        given, before = " ".join(names), " ".join(one["teacher"] for one in recorded)
+        other = "another model" if len(recorded) == len(found) == 1 else "other models"
+        raise ValueError(
+            f"--teacher {given}: the run in {workdir} began with {before}, {other}; give "
+            f"{'that one' if len(recorded) == 1 else 'those'}, or another --workdir"
+        )
+    return found
 
 
 def check_vocabulary(teacher: Teacher, tokenizer: Tokenizer, vocabulary: Path) -> None:

@@ -7,7 +7,7 @@ The rules of ``schema`` apply: frozen, hashable, validated when created; no JAX 
 
 import operator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.config.schema import (
@@ -17,6 +17,7 @@ from bert_jax.config.schema import (
     OptimizerConfig,
     Positive,
     Probability,
+    Range,
     Section,
     TrainingConfig,
     only,
@@ -41,6 +42,8 @@ from bert_jax.config.task import (
 _SOFTMAX = {KIND: ("classification", "choice", *WORDS, "sentence"), LOSS: ("softmax",), CRF: (False,)}
 _FOCAL = {**_SOFTMAX, KIND: ("multi_label", *_SOFTMAX[KIND])}
 _HEAD = (*WHOLE, "choice", *WORDS)
+# A share of the whole.
+Share = Annotated[float, Range("a number above 0, at most 1", lambda value: 0 < value <= 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +90,19 @@ class LossConfig(Section, prefix="loss."):
     layers: tuple[int, ...] = only((), {KIND: WHOLE})
     # Weight of the loss of each of these layers.
     layer_weight: Positive[float] = only(0.1, {KIND: WHOLE})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationConfig(Section, prefix="distillation."):
+    """Loss between the model and its teachers, the models of ``--teacher`` (Hinton et al. 2015)."""
+
+    # Share of the loss between student and teacher in the loss; the rest is the loss of the labels.
+    weight: Share = 0.5
+    # The logits of student and teacher are divided by this.
+    temperature: Positive[float] = only(2.0, {KIND: (*_SOFTMAX[KIND][:-1], "multi_label", "qa")})
+    # Weight of the distance between the first tokens of the layers of student and teacher, without the last (Sun et
+    # al. 2019); 0: off.
+    layers_weight: AtLeast0[float] = only(0.0, {KIND: (*_HEAD, "qa")})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +214,7 @@ class FinetuneConfig:
     data: TaskDataConfig = TaskDataConfig()
     input: InputConfig = InputConfig()
     loss: LossConfig = LossConfig()
+    distillation: DistillationConfig = DistillationConfig()
     regularization: RegularizationConfig = RegularizationConfig()
     features: FeaturesConfig = FeaturesConfig()
     qa: QaConfig = only(QaConfig(), {KIND: ("qa",)})

@@ -287,9 +287,10 @@ class RunOptions(Section):
     # folder or checkpoint of any format that bert-jax reads. The run has the sizes and the vocabulary of this
     # model. A run that already has a checkpoint continues from the checkpoint instead.
     init_from: str = ""
-    # Model whose outputs the run learns to reproduce, in any format that bert-jax reads, with the vocabulary of the
-    # run (objective.name distillation). A run that resumes needs no teacher here.
-    teacher: str = ""
+    # Model whose outputs the run learns to reproduce, in any format that bert-jax reads. Pretraining
+    # (objective.name distillation): one model with the vocabulary of the run. Fine-tuning: models with the output
+    # layer of the task, whose outputs are averaged. A run that resumes needs no teacher here.
+    teacher: tuple[str, ...] = ()
     # File of words, one per line, to add to the WordPiece vocabulary of --init_from. The embedding of an added word
     # starts as the mean of the embeddings of its pieces. Because the longest match is used, longer words that begin
     # with an added word are then split differently.

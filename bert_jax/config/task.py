@@ -76,6 +76,8 @@ class TaskDataConfig(Section, prefix="data."):
     dir: str = ""
     # Training files.
     train: tuple[str, ...] = ()
+    # Files whose labels are not read: more texts to learn from, with --teacher. Columns as those of data.test.
+    unlabelled: tuple[str, ...] = ()
     # Files to evaluate on. With several files, each is a separate split named after the file, and the first one
     # selects the best checkpoint.
     dev: tuple[str, ...] = ()

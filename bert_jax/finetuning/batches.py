@@ -73,6 +73,8 @@ class ExampleBatches:
         numbers, targets = self.numbers(data_step).tolist(), task.targets
         units = [augmented(self._units[i], config, tokenizer, (data_step, i)) for i in numbers]
         keys = [2 * i for i in numbers]
+        if self._resolved.soft is not None:
+            targets = {**targets, **self._resolved.soft.targets}
         if config.loss.nsp_weight:
             chosen = [self._units[i] for i in numbers]
             units += nsp_auxiliary.next_text_units(chosen, self._units, config, tokenizer, data_step)

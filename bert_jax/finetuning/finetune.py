@@ -16,7 +16,7 @@ from bert_jax.finetuning.results import has_results, write_results
 from bert_jax.finetuning.training_model import start_parameters, training_model, training_programs
 from bert_jax.interop.initialization import Start, store_tokenizer
 from bert_jax.training.job import Context, Data, Job
-from bert_jax.training.launch import InitialModel, Launch
+from bert_jax.training.launch import NO_TEACHING, InitialModel, Launch, Teaching
 from bert_jax.training.programs import TrainPrograms, with_shardings
 from bert_jax.training.run import train
 from bert_jax.training.state import TrainState
@@ -33,7 +33,7 @@ def finetune(config: FinetuneConfig, launch: Launch, *, splits: Splits, tests: S
             f"--workdir {launch.workdir}: fine-tuning writes to a folder that all hosts share, not to a URL; "
             "give a path"
         )
-    job = FinetuneJob(config, splits, tests, start)
+    job = FinetuneJob(config, splits, tests, start, launch.teaching)
     train(job, dataclasses.replace(launch, initial_model=job.initial_model()))
 
 
@@ -47,12 +47,19 @@ class FinetuneJob(Job):
         "task.truncation, qa, tagging, sentence)"
     )
 
-    def __init__(self, config: FinetuneConfig, splits: Splits, tests: Sequence[str], start: Start) -> None:
-        self.resolved = resolve_task(config, splits, tests, start.tokenizer)
+    def __init__(
+        self,
+        config: FinetuneConfig,
+        splits: Splits,
+        tests: Sequence[str],
+        start: Start,
+        teaching: Teaching = NO_TEACHING,
+    ) -> None:
+        self.resolved = resolve_task(config, splits, tests, start.tokenizer, teaching)
         super().__init__(self.resolved.config, start.tokenizer)
         self.task, self.heads, devs = self.resolved.task, self.resolved.heads, self.resolved.dev_splits
         self.eval_split = devs[0] if devs else "dev"
-        self._start = start
+        self._start, self._teaching = start, teaching
         # Shapes of the training batches, planned for the first mesh; empty: not planned yet.
         self.shapes: list[Shape] = []
         self.model = training_model(self.resolved)
@@ -67,6 +74,7 @@ class FinetuneJob(Job):
 
     def write_tokenizer(self, folder: Path) -> None:
         store_tokenizer(folder, self._start)
+        self._teaching.write_record(folder)
 
     def data(self, mesh: Mesh, *, complete: bool) -> Data:
         if not complete:

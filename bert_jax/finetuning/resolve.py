@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,15 @@ import numpy as np
 from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.artifacts import records_digest
+from bert_jax.finetuning.distillation.soft_targets import SoftTargets
+from bert_jax.finetuning.distillation.teachers import check_teaching, student_units, taught_units, with_names
 from bert_jax.records import Record
 from bert_jax.tasks import sampling
 from bert_jax.tasks.registry import task_class
 from bert_jax.tasks.task import ModelInput, Task
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training.checkpoint.digest import json_digest
+from bert_jax.training.launch import NO_TEACHING, Teaching
 
 Splits = Mapping[str, Sequence[Record]]
 
@@ -36,6 +40,9 @@ class ResolvedTask:
     dev_splits: tuple[str, ...]
     # Lines for the log.
     notes: tuple[str, ...]
+    # The loss of the outputs of the teachers, and the record of these; None and empty: no teacher.
+    soft: SoftTargets | None = None
+    teachers: str = ""
 
     @property
     def predicted_splits(self) -> list[str]:
@@ -84,10 +91,19 @@ class ResolvedTask:
             for sequence in one.sequences:
                 digest.update(np.asarray(sequence.ids, np.int32).tobytes() + b"|")
             for name, values in sorted(one.targets.items()):
-                digest.update(name.encode() + np.asarray(values).tobytes())
+                # The outputs of teachers differ in the last digits between machines; their digests stand below.
+                if name in self.task.targets:
+                    digest.update(name.encode() + np.asarray(values).tobytes())
             digest.update(f"{one.weight}".encode())
         key = [config.training.global_batch_size, config.training.seed, dataclasses.asdict(config.input)]
+        if self.soft is not None:
+            key += [dataclasses.asdict(config.distillation), self.teacher_digests]
         return json_digest([digest.hexdigest(), key])
+
+    @property
+    def teacher_digests(self) -> list[str]:
+        """Digests of the parameters of the teachers."""
+        return [one["digest"] for one in json.loads(self.teachers)] if self.teachers else []
 
     def train_classes(self) -> np.ndarray:
         """Return int64[n], the class of each training example as an index into ``data.labels``."""
@@ -96,24 +112,31 @@ class ResolvedTask:
 
 
 def resolve_task(
-    config: FinetuneConfig, splits: Splits, tests: Sequence[str], tokenizer: Tokenizer
+    config: FinetuneConfig,
+    splits: Splits,
+    tests: Sequence[str],
+    tokenizer: Tokenizer,
+    teaching: Teaching = NO_TEACHING,
 ) -> ResolvedTask:
     """Resolve the task of ``config`` on the records of ``splits``; ``tests``: names of the splits that do not
     select the best parameters.
 
-    All records are converted to model inputs here, so that an invalid record is reported before training. Raises
-    ``ValueError`` for records that cannot be trained on or evaluated.
+    All records are converted to model inputs here, so that an invalid record is reported before training; then the
+    teachers read them. Raises ``ValueError`` for records that cannot be trained on or evaluated.
     """
     kind, records = task_class(config), dict(splits)
-    train = records.get("train", ())
+    train = records.setdefault("train", ())
+    check_teaching(teaching, config, has_labels=bool(train))
     if not train:
-        raise ValueError("data.train: no training records; set data.train to files that contain records")
+        if not teaching.unlabelled or config.task.kind == "choice":
+            raise ValueError("data.train: no training records; set data.train to files that contain records")
+        config = with_names(config, teaching.teachers[0].spec.heads)
     if config.input.few_shot:
         labels = [record.label or "" for record in train]
         chosen = sampling.few_shot(labels, config.input.few_shot, config.data.split_seed)
         records["train"] = train = [train[i] for i in chosen]
     config = kind.from_data(config, records)
-    examples = kind(config, tokenizer, train).featurize(train, training=True)
+    examples = student_units(kind(config, tokenizer, train), train, teaching.unlabelled)
     if not examples:
         raise ValueError(
             "data.train: no training record yields a training example; check that the records contain words, and "
@@ -137,7 +160,12 @@ def resolve_task(
     inputs = {"train": examples} | {
         split: task.featurize(own, training=False) for split, own in records.items() if split != "train"
     }
-    return ResolvedTask(config, task, records, inputs, dev_splits, tuple(notes))
+    resolved = ResolvedTask(config, task, records, inputs, dev_splits, tuple(notes))
+    if not teaching.teachers:
+        return resolved
+    soft, taught = taught_units(task, examples, train, teaching)
+    inputs["train"] = taught
+    return dataclasses.replace(resolved, inputs=inputs, soft=soft, teachers=teaching.record)
 
 
 def with_steps(config: FinetuneConfig, count: int) -> FinetuneConfig:

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 
 from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.finetuning.distillation.soft_targets import SoftTargets
 from bert_jax.model import BertModel
 from bert_jax.model.canonical import STACKED, path_name
 from bert_jax.model.dropout import DropoutKey, whole_key
 from bert_jax.objectives.causal_lm import CausalLm, next_weights
-from bert_jax.objectives.display import Display
+from bert_jax.objectives.display import Column, Display, Panel
 from bert_jax.objectives.masked_lm import COLUMNS, MLM_EPSILON, PANELS
 from bert_jax.objectives.objective import (
     Batch,
@@ -31,18 +32,28 @@ _WEIGHTS = 1 << 20
 class TaskObjective(Objective):
     """The loss of a task and auxiliary losses, on parameters that may be perturbed."""
 
-    # The columns and panels of the auxiliary pretraining losses.
-    display = Display(columns=(*COLUMNS, *CausalLm.display.columns), panels=(*PANELS, *CausalLm.display.panels[:1]))
+    # The columns and panels of the auxiliary losses.
+    display = Display(
+        columns=(Column("teacher {}", "teacher_loss"), *COLUMNS, *CausalLm.display.columns),
+        panels=(Panel("difference from the teacher", "teacher_loss"), *PANELS, *CausalLm.display.panels[:1]),
+    )
 
-    def __init__(self, task: Task, config: FinetuneConfig, model: BertModel) -> None:
+    def __init__(
+        self, task: Task, config: FinetuneConfig, model: BertModel, soft: SoftTargets | None = None
+    ) -> None:
         super().__init__(config, model)
-        self._task = task
+        self._task, self._soft = task, soft
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Return the denominator of each loss by name. The denominators of the auxiliary losses are divided by the
         weights of these losses, so that the quotients are the weighted losses."""
         options = self._task.config.loss
         values = self._task.denominators(batch)
+        if self._soft is not None:
+            # Without weight, the loss of the labels is logged only.
+            share = 1 - self._task.config.distillation.weight
+            values = {name: value / share for name, value in values.items() if share}
+            values |= self._soft.denominators(batch)
         values |= {f"layer_{n}_loss": values["loss"] / options.layer_weight for n in options.layers}
         if options.nsp_weight:
             values["nsp_loss"] = jnp.maximum(jnp.sum(batch["nsp_weights"]), MLM_EPSILON) / options.nsp_weight
@@ -60,6 +71,8 @@ class TaskObjective(Objective):
             params = perturbed(params, start, key, options.weight_dropout, options.mixout)
         output = self.model.apply({"params": params}, batch, key)
         sums = self._task.loss(output, batch, axis=axis)
+        if self._soft is not None:
+            sums |= self._soft.sums(output, batch)
         for number in losses.layers:
             hidden_BxSxH = output.hidden_states[number]
             logits = self.model.apply({"params": params}, hidden_BxSxH, batch, key, method="pooled_logits")

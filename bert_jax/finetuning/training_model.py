@@ -33,7 +33,7 @@ def training_model(resolved: ResolvedTask) -> BertModel:
         config.execution,
         dataclasses.replace(heads, mlm=has_mlm, nsp=has_nsp, pooler=heads.pooler or has_nsp),
         resolved.task.sentence,
-        all_layers=bool(config.loss.layers),
+        all_layers=bool(config.loss.layers or config.distillation.layers_weight),
         frozen_encoder=config.features.frozen_encoder,
     )
 
@@ -57,7 +57,7 @@ def training_programs(resolved: ResolvedTask, model: BertModel, mesh: Mesh) -> T
     if config.features.frozen_encoder:  # weight decay and auxiliary losses must not change it either
         optimizer = dataclasses.replace(optimizer, frozen=(*optimizer.frozen, "embeddings", "encoder"))
     return make_programs(
-        TaskObjective(resolved.task, config, model),
+        TaskObjective(resolved.task, config, model, resolved.soft),
         lr_multipliers=lr_multipliers(optimizer, *parts),
         unfreeze_updates=unfreeze_updates(optimizer, *parts),
         decay_toward_start=config.optimizer.decay_to_start,

@@ -1,10 +1,10 @@
 """Inputs of a run that are not part of its config. This module does not import jax."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from bert_jax.config import ModelSpec
 from bert_jax.io.files import write_whole
 from bert_jax.io.storage import Location
 from bert_jax.process.signals import StopRequest
+from bert_jax.records import Record
 
 if TYPE_CHECKING:
     import jax
@@ -41,7 +42,7 @@ class InitialModel:
 
 @dataclass(frozen=True)
 class Teacher:
-    """A model whose outputs a run learns to reproduce. Created by ``bert_jax.interop.teacher``."""
+    """A model whose outputs a pretraining run learns to reproduce. Created by ``bert_jax.compression.teacher``."""
 
     # Path, as it was given.
     name: str
@@ -58,6 +59,28 @@ class Teacher:
         write_whole(folder / TEACHER_RECORD, self.record)
 
 
+@dataclass(frozen=True)
+class Teaching:
+    """Sources of a fine-tuning run beside its labels: teachers, and texts that only they label."""
+
+    # Models with the output layer of the task, each a ``bert_jax.inference.engine.Engine``; empty: no teacher.
+    teachers: Sequence[Any] = ()
+    # Text of WORKDIR/teacher.json: paths and digests of the teachers.
+    record: str = ""
+    # Records whose labels are not read.
+    unlabelled: Sequence[Record] = ()
+    # Called with each line about the reading of the teachers.
+    report: Callable[[str], None] = lambda line: None
+
+    def write_record(self, folder: Path) -> None:
+        """Write ``record``, unless it is empty, to a file in the workdir ``folder``."""
+        if self.record:
+            write_whole(folder / TEACHER_RECORD, self.record)
+
+
+NO_TEACHING = Teaching()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """Inputs of one run that are not part of its config."""
@@ -72,6 +95,8 @@ class Launch:
     extend_positions: Literal["", "tile", "interpolate"] = ""
     # Model that sets the parameters at step 0. A run that has a checkpoint ignores these parameters.
     initial_model: InitialModel = field(default_factory=InitialModel)
+    # Teachers of fine-tuning.
+    teaching: Teaching = NO_TEACHING
     # Allow a resumed run to change execution.prng.
     allow_numeric_change: bool = False
     # Maximum seconds that the processes of the run wait for each other.

@@ -21,7 +21,7 @@ def read_splits(data: TaskDataConfig, kind: TaskKind) -> dict[str, list[Record]]
     from the remaining training records. ``dev_limit`` keeps the first records of each dev split. Raises
     ``ValueError`` if no file is set or a file is invalid.
     """
-    if not (data.train or data.dev or data.test):
+    if not (data.train or data.dev or data.test or data.unlabelled):
         raise ValueError("data.train: not set; name files in data.train, data.dev or data.test")
     dev_names, test_names = split_names(data)
     splits = {"train": [record for name in data.train for record in read_named(name, data, kind, "train")]}
@@ -40,6 +40,15 @@ def read_splits(data: TaskDataConfig, kind: TaskKind) -> dict[str, list[Record]]
     for name, file in zip(test_names, data.test, strict=True):
         splits[name] = list(read_named(file, data, kind, "test"))
     return splits
+
+
+def read_unlabelled(data: TaskDataConfig, kind: TaskKind) -> list[Record]:
+    """Return the records of ``data.unlabelled`` without their labels. Raises ``ValueError`` for an invalid file."""
+    return [
+        replace(record, label=None, labels=None, tags=None, answers=None)
+        for name in data.unlabelled
+        for record in read_named(name, data, kind, "test")
+    ]
 
 
 def read_named(name: str, data: TaskDataConfig, kind: TaskKind, split: Split) -> Iterable[Record]:

@@ -11,10 +11,9 @@ from builders import content, drawn, tiny_model, words
 from support import random_batch, relative_difference, tiny_config, train_synthetic, whole_and_resumed
 
 from bert_jax.compression.teacher import check_vocabulary, find_teacher
-from bert_jax.config import FinetuneConfig, HeadsConfig, ModelSpec, RunOptions, TokenizerConfig
+from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.inference.loaded import prepare
 from bert_jax.interop.export import export_model
-from bert_jax.interop.initialization import plan_start
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.model import from_canonical, to_canonical
@@ -223,17 +222,17 @@ def save(folder, vocab_size=40, seed=0, pieces=None):
 def test_a_run_keeps_its_teacher(tmp_path):
     workdir = tmp_path / "run"
     workdir.mkdir()
-    assert find_teacher("", workdir) is None
-    found = find_teacher(str(save(tmp_path / "a")), workdir)
+    assert find_teacher([], workdir) is None
+    found = find_teacher([str(save(tmp_path / "a"))], workdir)
     assert found.spec.model.num_layers == LAYERS
     (workdir / TEACHER_RECORD).write_text(found.record)
-    assert find_teacher("", workdir).name == str(tmp_path / "a")
+    assert find_teacher([], workdir).name == str(tmp_path / "a")
     (tmp_path / "a").rename(tmp_path / "b")
-    assert find_teacher(str(tmp_path / "b"), workdir).fingerprint == found.fingerprint
+    assert find_teacher([str(tmp_path / "b")], workdir).fingerprint == found.fingerprint
     save(tmp_path / "c", seed=1)
     began = re.escape(f"the run in {workdir} began with {tmp_path / 'a'}, another model")
     with pytest.raises(ValueError, match=f"^--teacher .*/c: {began}; give that one, or another --workdir$"):
-        find_teacher(str(tmp_path / "c"), workdir)
+        find_teacher([str(tmp_path / "c")], workdir)
     check_vocabulary(found, WordPieceTokenizer(words(35), lower_case=True), tmp_path / "vocab.txt")
     other = WordPieceTokenizer([*words(34), "other"], lower_case=True)
     with pytest.raises(ValueError, match=r"^--teacher .*: the model has another vocabulary than .*vocab.txt; set"):
@@ -277,8 +276,3 @@ def test_sentence_pairs_are_refused():
     config = tiny_config("--objective.name distillation")
     with pytest.raises(ValueError, match=r"^data.next_sentence: 'nsp' is not allowed with objective.name dist"):
         Distillation(config, None)
-
-
-def test_fine_tuning_has_no_teacher(tmp_path):
-    with pytest.raises(ValueError, match=r"^--teacher: allowed in pretraining only; omit it in fine-tuning$"):
-        plan_start(FinetuneConfig, RunOptions(teacher="a"), tmp_path / "run", [])

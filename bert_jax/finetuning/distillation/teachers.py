@@ -1,0 +1,155 @@
+"""The outputs of teachers for the units of a student, computed once before training."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.config import HeadsConfig
+from bert_jax.config.finetune import DistillationConfig, FinetuneConfig
+from bert_jax.finetuning.distillation.kinds import Vectors, soft_targets
+from bert_jax.finetuning.distillation.soft_targets import SoftTargets, first_tokens
+from bert_jax.inference.batching import by_level
+from bert_jax.inference.engine import Engine
+from bert_jax.records import Record
+from bert_jax.tasks.task import ModelInput, Outputs, Task
+from bert_jax.training.launch import Teaching
+
+# Texts between two lines of progress.
+_REPORTED = 20_000
+
+
+def check_teaching(teaching: Teaching, config: FinetuneConfig, *, has_labels: bool) -> None:
+    """Raise ``ValueError`` for options of distillation without a teacher, and for a loss of labels without labels;
+    ``has_labels``: there are training records with labels."""
+    if not teaching.teachers:
+        if teaching.unlabelled:
+            raise ValueError("data.unlabelled: no teacher labels these texts; add --teacher MODEL, or omit them")
+        if config.distillation != DistillationConfig():
+            raise ValueError("distillation: these options need --teacher MODEL; add it, or omit them")
+        return
+    weight = config.distillation.weight
+    if not has_labels and weight < 1:
+        given = f"distillation.weight: {weight} is not allowed without data.train"
+        raise ValueError(f"{given}, because no text has a label; set 1")
+    if teaching.unlabelled and config.input.balanced:
+        raise ValueError("input.balanced: true is not allowed with data.unlabelled, whose texts have no class")
+
+
+def with_names(config: FinetuneConfig, heads: HeadsConfig) -> FinetuneConfig:
+    """Return ``config`` with the classes and tags of a teacher where it has none, for a run without labels."""
+    data = config.data
+    if config.task.kind not in ("regression", "qa", "choice"):
+        labels, tags = data.labels or heads.sequence_labels, data.tags or heads.token_labels
+        data = dataclasses.replace(data, labels=labels, tags=tags)
+    return dataclasses.replace(config, data=data)
+
+
+def student_units(task: Task, train: Sequence[Record], unlabelled: Sequence[Record]) -> list[ModelInput]:
+    """Return the units of the training records and, with weight 0 in the loss of the labels, those of the records
+    without labels, whose ``record`` counts on from the training records."""
+    more = task.featurize(unlabelled, training=False) if unlabelled else []
+    own = task.featurize(train, training=True) if train else []
+    return own + [dataclasses.replace(unit, record=len(train) + unit.record, weight=0.0) for unit in more]
+
+
+def taught_units(
+    task: Task, units: Sequence[ModelInput], train: Sequence[Record], teaching: Teaching
+) -> tuple[SoftTargets, list[ModelInput]]:
+    """Return the soft targets of ``task``, and ``units``, its :func:`student_units`, with the outputs of the
+    teachers, each of which reads the texts with its own tokenizer.
+
+    Raises ``ValueError`` if a teacher lacks the output layer of the task, or has other classes.
+    """
+    soft = soft_targets(task)
+    for teacher in teaching.teachers:
+        check_teacher(soft, teacher, len(teaching.teachers))
+    of_teachers = [_arrays(soft, teacher, units, train, teaching) for teacher in teaching.teachers]
+    taught = []
+    for unit, weight, *arrays in zip(units, soft.weights(units), *of_teachers, strict=True):
+        targets = {name: np.mean([one[name] for one in arrays], axis=0) for name in arrays[0]}
+        taught.append(dataclasses.replace(unit, targets={**unit.targets, **targets, "soft_weights": weight}))
+    return soft, taught
+
+
+def check_teacher(soft: SoftTargets, teacher: Engine, teachers: int) -> None:
+    """Raise ``ValueError`` if a model cannot teach the student."""
+    given, spec, own = f"--teacher {teacher.name}: the model", teacher.spec, soft.task.config.model
+    if not soft.has_head(spec):
+        heads = ", ".join(spec.heads.present()) or "none"
+        kind = soft.task.config.task.kind
+        raise ValueError(f"{given} lacks {soft.needs} (heads: {heads}); give a model for task.kind {kind}")
+    if soft.layers:
+        if teachers > 1:
+            raise ValueError(
+                f"distillation.layers_weight: not allowed with {teachers} teachers; give one, or set 0"
+            )
+        if spec.model.hidden_size != own.hidden_size or spec.model.num_layers % own.num_layers:
+            sizes = f"{spec.model.num_layers} layers of width {spec.model.hidden_size}"
+            raise ValueError(
+                f"{given} has {sizes}; distillation.layers_weight compares layers in proportion: allowed are a "
+                f"multiple of {own.num_layers} layers and width {own.hidden_size}; or set it to 0"
+            )
+
+
+def _arrays(
+    soft: SoftTargets, teacher: Engine, units: Sequence[ModelInput], train: Sequence[Record], teaching: Teaching
+) -> list[dict[str, np.ndarray]]:
+    """Return the arrays of each of ``units``, the units of the student, from the outputs of ``teacher``."""
+    config, spec, unlabelled = soft.task.config, teacher.spec, teaching.unlabelled
+    length = min(config.task.max_length, spec.max_length)
+    config = dataclasses.replace(
+        config, model=spec.model, task=dataclasses.replace(config.task, max_length=length)
+    )  # fmt: skip
+    task = type(soft.task)(config, teacher.need_tokenizer(), train)
+    read = student_units(task, train, unlabelled)
+    every = spec.model.num_layers // soft.task.config.model.num_layers
+    outputs = _outputs(type(soft)(task), teacher, [every * n for n in soft.layers], read, teaching.report)
+    for name, order in soft.order(spec.heads).items():
+        outputs = [{**output, name: output[name][..., list(order)]} for output in outputs]
+    arrays = soft.of_units(units, len(train) + len(unlabelled), read, outputs)
+    if not soft.layers:
+        return arrays
+    if [unit.record for unit in read] != [unit.record for unit in units]:
+        raise ValueError(
+            f"--teacher {teacher.name}: the model divides the texts into other windows; distillation.layers_weight "
+            "compares windows, so give a teacher with the vocabulary of the student, or set it to 0"
+        )
+    return [{**one, "soft_layers": output["soft_layers"]} for one, output in zip(arrays, outputs, strict=True)]
+
+
+def _outputs(
+    soft: SoftTargets,
+    teacher: Engine,
+    layers: Sequence[int],
+    read: Sequence[ModelInput],
+    report: Callable[[str], None],
+) -> Outputs:
+    """Return the outputs of ``teacher``, whose soft targets are ``soft``, for the units that it reads."""
+    task = soft.task
+    sentence = teacher.model.sentence if isinstance(soft, Vectors) else None
+    model = teacher.model.clone(sentence=sentence, all_layers=bool(layers))
+
+    def run(params: Any, batch: dict[str, jax.Array]) -> Any:
+        output = model.apply({"params": params}, batch)
+        outputs = soft.outputs(output, batch)
+        if layers:
+            outputs["soft_layers"] = ("unit", first_tokens(output, batch, layers))
+        return by_level(outputs)
+
+    report(f"teacher {teacher.name}: reads {len(read):,} texts")
+    done = 0
+
+    def progress(count: int) -> None:
+        nonlocal done
+        before, done = done, done + count
+        if before // _REPORTED < done // _REPORTED:
+            report(f"teacher {teacher.name}: {done:,} of {len(read):,} texts")
+
+    windows = teacher.windows(
+        read, lambda part: part, teacher.program(("distill", tuple(layers)), run), sequences=task.sequences_of,
+        targets=task.targets, progress=progress,
+    )  # fmt: skip
+    return [output for _, _, outputs in windows for output in outputs]
