@@ -32,15 +32,17 @@ class SmallTask:
 
 def write_intents(source: Path, folder: Path, seed: int, count: int | None = None) -> None:
     """Write the parts of CLINC150 without its texts out of scope, with ``count`` training texts of each intent
-    (None: all)."""
+    (None: all); the rest is the part ``unlabelled``."""
     splits = json.loads((source / "data_full.json").read_text())
     of_intent: dict[str, list[list[str]]] = {}
     for text, intent in splits["train"]:
         of_intent.setdefault(intent, []).append([text, intent])
-    chosen = []
+    chosen, rest = [], []
     for number, (_, rows) in enumerate(sorted(of_intent.items())):
-        chosen += [rows[place] for place in permutation(len(rows), seed, number)[:count]]
-    splits = {"train": chosen, "rates": splits["val"], "results": splits["test"]}
+        order = permutation(len(rows), seed, number)
+        chosen += [rows[place] for place in order[:count]]
+        rest += [rows[place] for place in order[count:]] if count else []
+    splits = {"train": chosen, "rates": splits["val"], "results": splits["test"], "unlabelled": rest}
     (folder / "texts.json").write_text(json.dumps(splits))
 
 
@@ -81,10 +83,19 @@ def texts(task: SmallTask, data: Path | None, folder: Path, seed: int) -> Path:
 
 
 def score(
-    task: SmallTask, part: str, texts: Path, model: Path, rate: float, seed: int, workdir: Path
+    task: SmallTask,
+    part: str,
+    texts: Path,
+    model: Path,
+    rate: float,
+    seed: int,
+    workdir: Path,
+    *,
+    keep: bool = False,
 ) -> dict[str, Any]:
     """Fine-tune ``model`` to its end (no checkpoint is chosen) and return its score on ``part``, its number of
-    records and the seconds of the command; the score of a run whose loss is not finite is -inf."""
+    records and the seconds of the command; the score of a run whose loss is not finite is -inf. The workdir is
+    deleted unless ``keep`` is True."""
     options = {
         "config": REPOSITORY / f"configs/finetune/{task.recipe}.yaml", "init_from": model,
         "data.dir": texts, "data.train": task.file.format("train"), "data.dev": task.file.format(part),
@@ -99,5 +110,6 @@ def score(
         line |= {"score": round(result["metrics"][task.metric]["value"], 5), "n": result["n"]}
     except FloatingPointError:
         report(f"{workdir.name}: the loss is not finite")
-    forget(workdir)
+    if not keep:
+        forget(workdir)
     return line

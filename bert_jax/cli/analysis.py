@@ -152,6 +152,28 @@ def mine_command(arguments: argparse.Namespace) -> None:
     say(f"{len(lines):,} pairs, {total / len(lines):.2f} negatives each; {without:,} pairs have none")
 
 
+def augment_command(arguments: argparse.Namespace) -> None:
+    """Write new texts of each text or pair, in which words are replaced by words that a masked language model
+    expects in their place, as JSON lines with text and text_pair. Fine-tuning reads them as data.unlabelled, and a
+    teacher labels them."""
+    from bert_jax.compression.augment import Replacement, augment
+    from bert_jax.inference.text_files import read_texts, write_json_lines
+
+    options = Replacement(arguments.copies, arguments.share, arguments.candidates, arguments.seed)
+    texts = (
+        (value,) if isinstance(value, str) else _texts(value, f"{arguments.input}: entry {number}")
+        for number, value in enumerate(read_texts((), arguments.input, False), 1)
+    )
+    write_json_lines(augment(load_model(arguments), texts, options, **run_options(arguments)), arguments.output)
+
+
+def _texts(value: Any, where: str) -> tuple[str, ...]:
+    texts = tuple(value[name] for name in ("text", "text_pair") if value.get(name) is not None)
+    if not texts or "text" not in value or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f'{where}: no text; write {{"text": "..."}}, with "text_pair" for a pair')
+    return texts
+
+
 def _pair(value: Any, where: str) -> tuple[str, str]:
     texts = value.get("text"), value.get("text_pair")
     if not all(isinstance(text, str) and text.strip() for text in texts):
@@ -257,6 +279,19 @@ COMMANDS = (
         pooling,
         option("--corpus_prompt", metavar="TEXT", help="text to insert before every answer and text of the corpus"),
         option("--query_prompt", metavar="TEXT", help="text to insert before every first text"),
+    )),
+    Command("augment", "more texts for a teacher to label, with words replaced", augment_command, (
+        model(required=True, with_labels=False),
+        option(
+            "--input", required=True, metavar="FILE",
+            help="one text per line, or JSON lines (.jsonl) with text and, for pairs, text_pair",
+        ),
+        option("--copies", type=int, default=20, metavar="N", help="most new texts of a text (default: 20)"),
+        option("--share", type=float, default=0.4, metavar="X", help="replaced share of the words (default: 0.4)"),
+        option("--candidates", type=int, default=15, metavar="N", help="words to draw from (default: 15)"),
+        option("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)"),
+        option("--batch_tokens", type=int, metavar="N", help="number of tokens per batch"),
+        OUTPUT,
     )),
     Command("cluster", "groups of similar texts", cluster_command, (
         model(required=False, with_labels=False),

@@ -76,7 +76,7 @@ class TaskDataConfig(Section, prefix="data."):
     dir: str = ""
     # Training files.
     train: tuple[str, ...] = ()
-    # Files whose labels are not read: more texts to learn from, with --teacher. Columns as those of data.test.
+    # Files whose labels are not read: more texts to learn from, with --teacher.
     unlabelled: tuple[str, ...] = ()
     # Files to evaluate on. With several files, each is a separate split named after the file, and the first one
     # selects the best checkpoint.
@@ -89,9 +89,9 @@ class TaskDataConfig(Section, prefix="data."):
     format: Literal["auto", "tsv", "csv", "jsonl", "conll", "squad", "slots", "snips", "clinc", "tfds"] = "auto"
     # Columns of a line: ROLE=COLUMN, the column by name, or by number from 1 if the file has no header. Roles: id,
     # text, text_pair, label, labels, negative and choice (may occur several times, in order), choice_prefix
-    # (precedes every choice), group, words, tags, answers. SPLIT:ROLE=COLUMN (train, dev, test) sets the columns of
-    # the files of one split; entries without SPLIT then do not apply to these files. Empty: columns with the names
-    # of the roles.
+    # (precedes every choice), group, words, tags, answers. SPLIT:ROLE=COLUMN (train, dev, test, unlabelled) sets
+    # the columns of the files of one split; entries without SPLIT then do not apply to these files. Empty: columns
+    # with the names of the roles.
     columns: tuple[str, ...] = ()
     # The first line names the columns; auto: true if data.columns is empty or names a column.
     header: Literal["auto", "true", "false"] = "auto"
@@ -140,7 +140,7 @@ class TaskDataConfig(Section, prefix="data."):
             require(bool(known), "data.columns", column, f"ROLE=COLUMN with a role of {', '.join(COLUMN_ROLES)}")
 
 
-SPLITS = ("train", "dev", "test")
+SPLITS = ("train", "dev", "test", "unlabelled")
 COLUMN_ROLES = (
     "id", "text", "text_pair", "label", "labels", "negative", "choice", "choice_prefix", "group", "words", "tags",
     "answers",
@@ -190,7 +190,7 @@ class SentenceTaskConfig(Section, prefix="sentence."):
 
     # softmax: classification of (u, v, |u - v|). cosine: regression of the cosine. cosent: ranking of the cosines.
     # triplet: anchors nearer to their positives than to their negatives. negatives: retrieval of the positive of
-    # each anchor among all positives of the batch (of a microbatch, with accumulation) and any hard negatives.
+    # each anchor among all positives of the batch (of a microbatch, without gradient_cache) and any hard negatives.
     # simcse: the same, with a second encoding of each text, with other dropout, as its positive.
     loss: SentenceLoss = "softmax"
     # Pooling of the token outputs to one vector.
@@ -208,5 +208,8 @@ class SentenceTaskConfig(Section, prefix="sentence."):
     # Widths at which the first values of a vector, divided by their norm, are trained too (Kusupati et al. 2022);
     # the loss is the sum of those of all widths. Empty: whole vectors only.
     matryoshka: tuple[int, ...] = only((), {LOSS: ("cosine", "cosent", "triplet", "negatives", "simcse")})
+    # With training.accumulation_steps, compare the texts of all microbatches instead of those of one (GradCache;
+    # Gao et al. 2021). The memory stays that of one, and every text is encoded twice.
+    gradient_cache: bool = only(False, {LOSS: ("cosent", "negatives", "simcse")})
     # Largest possible label; labels of cosine and cosent are divided by it.
     label_scale: Positive[float] = only(1.0, {LOSS: ("cosine", "cosent")})

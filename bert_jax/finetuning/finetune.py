@@ -97,7 +97,8 @@ class FinetuneJob(Job):
         return bool(self.resolved.dev_splits)
 
     def evaluate(self, context: Context, state: TrainState, step: int) -> bool:
-        self._evaluator.evaluate(context, state, step)
+        if self.has_eval_data():
+            self._evaluator.evaluate(context, state, step)
         return self.stopped_early()
 
     def stopped_early(self) -> bool:

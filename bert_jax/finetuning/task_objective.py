@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.distillation.soft_targets import SoftTargets
-from bert_jax.model import BertModel
+from bert_jax.model import BertModel, BertOutput
 from bert_jax.model.canonical import STACKED, path_name
 from bert_jax.model.dropout import DropoutKey, whole_key
 from bert_jax.objectives.causal_lm import CausalLm, next_weights
@@ -66,17 +66,35 @@ class TaskObjective(Objective):
     def sums(self, params: Any, batch: Batch, key: DropoutKey | None, *, start: Any, axis: str | None) -> Sums:
         """Return (sum, weight) of the losses and of the logged values. ``start`` contains the values to which
         mixout sets random weights."""
+        output, others = self._outputs(params, batch, key, start)
+        return self._task.loss(output, batch, axis=axis) | others
+
+    @property
+    def is_pooled(self) -> bool:
+        config = self._task.config
+        return config.task.kind == "sentence" and config.sentence.gradient_cache
+
+    def vectors(self, params: Any, batch: Batch, key: DropoutKey | None, *, start: Any) -> tuple[jax.Array, Sums]:
+        output, others = self._outputs(params, batch, key, start)
+        return output.sentence_embeddings, others
+
+    def pooled_sums(self, vectors: jax.Array, batch: Batch, *, axis: str | None) -> Sums:
+        output = BertOutput(sequence_output=vectors, sentence_embeddings=vectors)
+        return self._task.loss(output, batch, axis=axis)
+
+    def _outputs(self, params: Any, batch: Batch, key: DropoutKey | None, start: Any) -> tuple[BertOutput, Sums]:
+        """Return the output of the model, and the sums of all losses and values but those of the task."""
         options, losses = self._task.config.regularization, self._task.config.loss
         if key is not None and (options.weight_dropout or options.mixout):
             params = perturbed(params, start, key, options.weight_dropout, options.mixout)
         output = self.model.apply({"params": params}, batch, key)
-        sums = self._task.loss(output, batch, axis=axis)
+        sums = padding_sums(batch["sequence_ids"])
         if self._soft is not None:
             sums |= self._soft.sums(output, batch)
         for number in losses.layers:
             hidden_BxSxH = output.hidden_states[number]
             logits = self.model.apply({"params": params}, hidden_BxSxH, batch, key, method="pooled_logits")
-            of_layer = self._task.loss(output.replace(sequence_logits=logits), batch, axis=axis)
+            of_layer = self._task.loss(output.replace(sequence_logits=logits), batch, axis=None)
             sums[f"layer_{number}_loss"] = of_layer["loss"]
         if losses.mlm_weight:
             sums |= weighted_cross_entropy("mlm", output.mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
@@ -85,7 +103,7 @@ class TaskObjective(Objective):
             sums |= weighted_cross_entropy("lm", output.mlm_logits[:, :-1], targets, weights)
         if losses.nsp_weight:
             sums |= weighted_cross_entropy("nsp", output.nsp_logits, batch["nsp_labels"], batch["nsp_weights"])
-        return sums | padding_sums(batch["sequence_ids"])
+        return output, sums
 
     def damaged_rows(self, sequence_ids: jax.Array) -> jax.Array:
         """Return 0, because a row without tokens is an unused row of the batch, not a damaged record."""

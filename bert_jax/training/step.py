@@ -1,5 +1,6 @@
 """The optimizer step and the evaluation step, as pure functions of the state and a batch."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -62,22 +63,23 @@ def loss_and_gradients(
     ) -> Gradients:
         (start, taught), (rows, carry) = fixed, own
 
+        axis = "data" if replicas > 1 else None
+
+        key_of = functools.partial(_rows_key, objective, key, replica[0], replicas)
+
         def gradients(rows: Batch, index: jax.Array | int) -> Gradients:
-            rows_key: DropoutKey | None = None if key is None else jax.random.fold_in(key, index)
-            if key is not None and replicas > 1:
-                rows_key = replica_key(rows_key, replica[0], replicas, rows["input_ids"].shape[0])
-            if key is not None and objective.model.execution.prng == "hash":
-                # The same bits in every microbatch and replica.
-                rows_key = TokenKey.of(key, *(rows[name] for name in TOKEN_FEATURES))
+            rows_key = key_of(rows, index)
 
             def loss_of(params: Any) -> tuple[jax.Array, tuple[Sums, Any]]:
-                axis = "data" if replicas > 1 else None
                 sums, after = _sums(objective, params, rows, rows_key, carry, start=start, taught=taught, axis=axis)
-                return sum(sums[name][0] / total for name, total in denominators.items()), (sums, after)
+                return total_loss(sums, denominators), (sums, after)
 
             (loss, (sums, after)), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
             return loss, constrain_tree(grads, shardings, mesh), sums, after
 
+        if objective.is_pooled and accumulation_steps > 1:
+            options = {"key_of": key_of, "start": start, "axis": axis, "shardings": shardings}
+            return pooled_gradients(objective, params, rows, denominators, accumulation_steps, **options)
         return accumulate(gradients, rows, accumulation_steps)
 
     inputs = params, (start, taught), (batch, carry), key, denominators, jnp.arange(replicas)
@@ -101,6 +103,74 @@ def _sums(
         return objective.sums(params, rows, key, start=start, axis=axis), None
     assert isinstance(objective, StatefulObjective)
     return objective.carried_sums(params, rows, key, carry)
+
+
+def _rows_key(
+    objective: Objective, key: Any, replica: jax.Array, replicas: int, rows: Batch, index: jax.Array | int
+) -> DropoutKey | None:
+    """Return the dropout key of microbatch ``index`` of a replica."""
+    if key is None:
+        return None
+    if objective.model.execution.prng == "hash":
+        # The same bits in every microbatch and replica.
+        return TokenKey.of(key, *(rows[name] for name in TOKEN_FEATURES))
+    own = jax.random.fold_in(key, index)
+    return own if replicas == 1 else replica_key(own, replica, replicas, rows["input_ids"].shape[0])
+
+
+def total_loss(sums: Sums, denominators: dict[str, jax.Array]) -> jax.Array:
+    """Return the sum of (sum / denominator) over the losses that ``denominators`` names."""
+    return sum((sums[name][0] / total for name, total in denominators.items()), jnp.zeros(()))
+
+
+def pooled_gradients(
+    objective: Objective,
+    params: Any,
+    rows: Batch,
+    denominators: dict[str, jax.Array],
+    count: int,
+    *,
+    key_of: Callable[[Batch, jax.Array | int], DropoutKey | None],
+    start: Any,
+    axis: str | None,
+    shardings: Any,
+) -> Gradients:
+    """Return the gradients of losses that compare all ``rows``, with the memory of one of ``count`` microbatches
+    (GradCache; Gao et al. 2021, section 3.2).
+
+    The vectors of all rows are computed without a backward pass; the loss gives the slope of each vector; then
+    every microbatch is computed again, and its backward pass starts from the slopes of its vectors.
+    """
+
+    def part(sums: Sums) -> jax.Array:
+        return total_loss(sums, {name: total for name, total in denominators.items() if name in sums})
+
+    def vectors(params: Any, rows: Batch, index: jax.Array | int) -> tuple[jax.Array, Sums]:
+        return objective.vectors(params, rows, key_of(rows, index), start=start)
+
+    split = split_microbatches(rows, count)
+    found = jax.lax.map(lambda one: vectors(params, *one)[0], (split, jnp.arange(count)))
+    whole = jnp.swapaxes(found, 0, 1).reshape(-1, *found.shape[2:])
+
+    def pooled_loss(whole: jax.Array) -> tuple[jax.Array, Sums]:
+        sums = objective.pooled_sums(whole, rows, axis=axis)
+        return part(sums), sums
+
+    (loss, sums), slopes = jax.value_and_grad(pooled_loss, has_aux=True)(whole)
+
+    def gradients(rows: Batch, index: jax.Array | int) -> Gradients:
+        own = {name: x for name, x in rows.items() if name != "slopes"}
+
+        def loss_of(params: Any) -> tuple[jax.Array, tuple[jax.Array, Sums]]:
+            here, others = vectors(params, own, index)
+            rest = part(others)
+            return jnp.vdot(here, rows["slopes"]) + rest, (rest, others)
+
+        (_, (rest, others)), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
+        return rest, constrain_tree(grads, shardings, objective.mesh), others, None
+
+    rest, grads, others, _ = accumulate(gradients, {**rows, "slopes": slopes}, count)
+    return loss + rest, grads, sums | others, None
 
 
 def accumulate(gradients: Callable[[Batch, Any], Gradients], rows: Batch, count: int) -> Gradients:

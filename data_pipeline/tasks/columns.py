@@ -10,7 +10,7 @@ from bert_jax.config.task import COLUMN_ROLES, SPLITS, TaskDataConfig, TaskKind
 from bert_jax.records import Answer, Record
 from data_pipeline.tasks.task_files import characters, did_you_mean, listed
 
-Split = Literal["train", "dev", "test"]
+Split = Literal["train", "dev", "test", "unlabelled"]
 
 _TEXTS = ("id", "text", "text_pair", "label", "group", "choice_prefix")
 _SEVERAL = ("negative", "choice")
@@ -56,6 +56,11 @@ class Columns:
         return cls(roles=tuple(roles), kind=kind, split=split)
 
     @property
+    def needs_labels(self) -> bool:
+        """False for files whose records may have no labels."""
+        return self.split in ("train", "dev")
+
+    @property
     def inputs(self) -> tuple[str, ...]:
         """Roles that every record must have."""
         return _INPUTS[self.kind]
@@ -83,13 +88,13 @@ class Columns:
             if len(matches) > 1:
                 advice = "; use numbers for all columns, and data.header true" if numbers else ""
                 raise ValueError(f"{where}: {len(matches)} columns are named {column!r} ({role}){advice}")
-            if not matches and role in _LABELS and self.split == "test":
+            if not matches and role in _LABELS and not self.needs_labels:
                 continue
             if not matches:
                 raise ValueError(
                     f"{where}: no column {column!r} ({role}={column} in data.columns); existing columns: "
                     f"{listed(names)}"
-                    f"{did_you_mean(column, names)}{self._test_advice()}"
+                    f"{did_you_mean(column, names)}{self._advice()}"
                 )
             places.append((role, matches[0]))
         return places
@@ -98,12 +103,12 @@ class Columns:
         places = [(_ALIASES.get(name, name), i) for i, name in enumerate(names)]
         places = [(role, i) for role, i in places if role in COLUMN_ROLES]
         counts = Counter(role for role, _ in places)
-        needed = self.inputs + (() if self.split == "test" else _TARGETS[self.kind])
+        needed = self.inputs + (_TARGETS[self.kind] if self.needs_labels else ())
         for role in needed:
             if role not in counts:
                 raise ValueError(
                     f"{where}: no column {role!r}, which {self.kind} needs; existing columns: {listed(names)}"
-                    f"{did_you_mean(role, names)}; name it in data.columns: {role}=COLUMN{self._test_advice()}"
+                    f"{did_you_mean(role, names)}; name it in data.columns: {role}=COLUMN{self._advice()}"
                 )
         for role, count in counts.items():
             if count > 1 and role not in _SEVERAL:
@@ -112,8 +117,9 @@ class Columns:
                 )
         return places
 
-    def _test_advice(self) -> str:
-        return "; if test files have other columns, set test:ROLE=COLUMN" if self.split == "test" else ""
+    def _advice(self) -> str:
+        split = self.split
+        return "" if self.needs_labels else f"; if {split} files have other columns, set {split}:ROLE=COLUMN"
 
     def require_inputs(self) -> None:
         """Raise ``ValueError`` if ``data.columns`` is set but lacks a role that every record must have."""

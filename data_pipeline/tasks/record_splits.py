@@ -47,7 +47,7 @@ def read_unlabelled(data: TaskDataConfig, kind: TaskKind) -> list[Record]:
     return [
         replace(record, label=None, labels=None, tags=None, answers=None)
         for name in data.unlabelled
-        for record in read_named(name, data, kind, "test")
+        for record in read_named(name, data, kind, "unlabelled")
     ]
 
 

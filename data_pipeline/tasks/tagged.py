@@ -35,7 +35,7 @@ def read_conll(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
                     "(1-2), empty nodes (1.1); give the file another suffix if it has other columns"
                 )
             too_few = len(fields) < max(word, tag) + 1 or (tag < 0 and len(fields) < 2)
-            if too_few and (len(fields) <= word or columns.split != "test"):
+            if too_few and (len(fields) <= word or columns.needs_labels):
                 needed = max(word, tag, 1) + 1
                 raise ValueError(
                     f"{path}:{line}: {len(fields)} column(s); the word and its tag require {needed} or more; to "
@@ -73,9 +73,9 @@ def read_slots(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
     if not folder.is_dir():
         raise ValueError(f"{folder}: the path is a file; allowed: a folder with seq.in, seq.out and label")
     texts = _lines(folder / "seq.in") or []
-    is_test = columns.split == "test"
-    tags = _lines(folder / "seq.out", needed=not is_test)
-    labels = _lines(folder / "label", needed=not is_test and columns.kind != "tagging")
+    needed = columns.needs_labels
+    tags = _lines(folder / "seq.out", needed=needed)
+    labels = _lines(folder / "label", needed=needed and columns.kind != "tagging")
     for other, lines in (("seq.out", tags), ("label", labels)):
         if lines is not None and len(lines) != len(texts):
             raise ValueError(

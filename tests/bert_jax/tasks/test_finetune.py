@@ -245,6 +245,14 @@ def test_the_last_parameters_where_the_best_are_not_asked_for(source, tmp_path):
     assert results(tmp_path / "w")["dev"]["step"] == 9
 
 
+def test_without_a_dev_split_the_last_parameters_are_kept(source, tmp_path):
+    splits = {"train": SPLITS["train"], "test": SPLITS["dev"]}
+    run(source, tmp_path / "w", splits=splits, tests=("test",))
+    assert set(results(tmp_path / "w")) == {"test"}
+    assert not any("accuracy" in line and "split" in line for line in lines(tmp_path / "w"))
+    assert (tmp_path / "w" / "best" / "model.json").is_file()
+
+
 def test_a_finished_task_starts_another_one_with_or_without_its_head(source, learned, tmp_path):
     """Intermediate-task training: the same classes keep the head, others drop it."""
     config, start = configured(learned / "best", tmp_path / "w")

@@ -387,3 +387,10 @@ def test_labels_of_unlabelled_files_are_not_read(tmp_path):
     found = read_unlabelled(data, "classification")
     assert [(one.text, one.label) for one in found] == [("good w1", None), ("bad w2", None)]
     assert read_splits(data, "classification") == {"train": []}
+    own = dataclasses.replace(data, columns=("text=sentence", "label=label", "unlabelled:text=text"))
+    assert read_unlabelled(own, "classification") == found
+    wrong = dataclasses.replace(data, columns=("text=sentence", "label=label"))
+    with pytest.raises(
+        ValueError, match=r"existing columns: .*; if unlabelled files have other columns, set unlabe"
+    ):
+        read_unlabelled(wrong, "classification")
