@@ -41,7 +41,7 @@ def computed(source, folder, loss, steps, *, cached=True, devices=1, options="",
     ("loss", "options"),
     [
         ("negatives", ""),
-        ("cosent", "--sentence.matryoshka 8 --loss.mlm_weight 0.5"),
+        pytest.param("cosent", "--sentence.matryoshka 8 --loss.mlm_weight 0.5", marks=pytest.mark.slow),
         pytest.param("simcse", "", marks=pytest.mark.slow),
     ],
 )
@@ -64,6 +64,7 @@ def test_microbatches_are_one_large_batch(source, tmp_path, loss, options):
     assert abs(float(apart[0]) - float(whole[0])) > 0.1  # fewer texts to compare
 
 
+@pytest.mark.slow
 def test_a_run_has_the_lines_of_one_large_batch(tmp_path):
     source = saved_model(tmp_path / "model")
     lines = []
