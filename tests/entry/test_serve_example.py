@@ -1,0 +1,133 @@
+"""``docs/examples/serve_onnx.py``: right answers to several clients at a time, and clear ones to wrong requests."""
+
+import dataclasses
+import json
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exported import MODEL, VOCABULARY, random_weights, source
+
+from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, TokenizerConfig
+from bert_jax.inference.loaded import prepare
+from bert_jax.interop.export import export_model
+from bert_jax.interop.programs.onnx_graph import write_onnx
+
+SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "examples" / "serve_onnx.py"
+LABELS = HeadsConfig(pooler=True, sequence_labels=("a", "b", "c"))
+SPECS = {
+    "classes": ModelSpec(model=MODEL, heads=LABELS, tokenizer=TokenizerConfig()),
+    "labels": ModelSpec(
+        model=MODEL, heads=dataclasses.replace(LABELS, problem="multi_label"), tokenizer=TokenizerConfig()
+    ),
+    "vectors": ModelSpec(
+        model=MODEL, heads=HeadsConfig(), sentence=SentenceConfig(), tokenizer=TokenizerConfig()
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(params=SPECS)
+def server(request, tmp_path):
+    """(address, what the model itself answers to texts)."""
+    weights = dataclasses.replace(random_weights(SPECS[request.param]), tokenizer_content=VOCABULARY)
+    write_onnx(tmp_path, weights)
+    words = [sys.executable, str(SCRIPT), str(tmp_path), "--port", "0"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        yield process.stdout.readline().strip(), answers_of(prepare(weights), request.param)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answers_of(model, kind):
+    def answers(texts):
+        if kind == "vectors":
+            return np.asarray(model.embed(texts))
+        found = model.predict([tuple(text) if isinstance(text, list) else text for text in texts])
+        return np.array([[one["probabilities"][name] for name in LABELS.sequence_labels] for one in found])
+
+    return answers
+
+
+def post(address, body, headers=None):
+    """(status, value) of a request."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, content, headers or {}), timeout=60) as reply:
+            return reply.status, json.load(reply)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def values(answers):
+    return [one["embedding"] if "embedding" in one else list(one["scores"].values()) for one in answers]
+
+
+def cut(address, content):
+    """Send a part of a request and leave."""
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(content)
+
+
+def test_clients_get_their_own_answers_whatever_the_others_do(server):
+    address, expected = server
+    rng = np.random.default_rng(0)
+    texts = [" ".join(f"w{n}" for n in rng.integers(0, 96, rng.integers(1, 20))) for _ in range(60)]
+
+    def client(number):
+        own = texts[number::4]
+        for i in range(0, len(own), 3):
+            part = own[i : i + 3]
+            cut(address, b'POST / HTTP/1.1\r\nContent-Length: 100\r\n\r\n{"texts": [')
+            assert post(address, b"{")[0] == 400
+            status, value = post(address, {"texts": part})
+            assert status == 200 and not any(one["truncated"] for one in value["answers"])
+            np.testing.assert_allclose(values(value["answers"]), expected(part), atol=1e-4)
+
+    expected(texts)  # compiled once
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(client, range(4)))
+
+
+def test_wrong_and_large_requests(server):
+    address, expected = server
+    for body, message in (
+        (b"", "the body is not JSON"),
+        (b"\xff", "the body is not JSON"),
+        (b"[" * 100_000, "the body is not JSON"),
+        ([], 'give {"texts": [...]} with 1 to 64 texts'),
+        ({"texts": []}, 'give {"texts": [...]} with 1 to 64 texts'),
+        ({"texts": ["w1"] * 65}, 'give {"texts": [...]} with 1 to 64 texts'),
+        ({"texts": "w1"}, 'give {"texts": [...]} with 1 to 64 texts'),
+        ({"texts": ["w1", " "]}, "a text is a string that is not blank, or a list of two such strings"),
+        ({"texts": [["w1", "w2", "w3"]]}, "a text is a string that is not blank, or a list of two such strings"),
+        ({"texts": [7]}, "a text is a string that is not blank, or a list of two such strings"),
+    ):
+        assert post(address, body) == (400, {"error": message})
+    status, value = post(address, b"", {"Content-Length": "5000000"})
+    assert status == 413 and value == {"error": "Content-Length: 5000000; allowed: at most 4000000"}
+    long = "w1 w2 " * 170_000  # a megabyte
+    status, value = post(address, {"texts": [long, "w3"]})
+    assert status == 200 and [one["truncated"] for one in value["answers"]] == [True, False]
+    np.testing.assert_allclose(values(value["answers"]), expected([long, "w3"]), atol=1e-4)
+    if "scores" in value["answers"][0]:
+        (pair,) = values(post(address, {"texts": [["w3 w4", "w5"]]})[1]["answers"])
+        np.testing.assert_allclose(pair, expected([["w3 w4", "w5"]])[0], atol=1e-4)
+
+
+def test_a_sentence_model_has_the_files_that_text_embeddings_inference_reads(tmp_path):
+    """As its documentation lists them; the pooling is one of those that it knows."""
+    folder = source(tmp_path / "model", SPECS["vectors"], tokenizer=True)
+    export_model(folder, tmp_path / "out", "sentence-transformers", verify=False, report=lambda line: None)
+    names = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*")}
+    assert names > {"config.json", "tokenizer.json", "model.safetensors", "modules.json", "1_Pooling/config.json"}
+    pooling = json.loads((tmp_path / "out" / "1_Pooling" / "config.json").read_text())
+    assert pooling["pooling_mode_mean_tokens"] is True
