@@ -2,11 +2,11 @@
 
     python benchmarks/rerank.py --model MINILM --squad train-v1.1.json --folder DIR [--questions 200]
 
-The paragraphs are those of 12 articles of SQuAD 1.1, the questions are drawn from them; the cross-encoder is --model
-tuned on pairs of question and paragraph of other articles, half of them right and half the nearest wrong paragraph
-of the same article. Reported are the mean reciprocal rank among all paragraphs, with a 95% bootstrap interval, and
-seconds a question, the encoding of the paragraphs apart. The last row, all pairs, is measured on --sample questions
-and extrapolated in time.
+The paragraphs are those of 12 articles of SQuAD 1.1, and the questions are drawn from them. The cross-encoder is
+--model, tuned on pairs of question and paragraph of the other articles, half of them right and half with the nearest
+wrong paragraph. Reported are the mean reciprocal rank among all paragraphs, with a 95% bootstrap interval, and
+seconds a question, without the encoding of the paragraphs. The last row, all pairs, is measured on --sample
+questions.
 
 About 25 minutes of two processors for the first run; a tuned cross-encoder in DIR is used again. Exit code 3 unless
 the best 50 in the order of the cross-encoder have a higher reciprocal rank than the vectors, by two standard errors
