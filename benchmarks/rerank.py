@@ -3,7 +3,7 @@
     python benchmarks/rerank.py --model MINILM --squad train-v1.1.json --folder DIR [--questions 200]
 
 The paragraphs are those of 12 articles of SQuAD 1.1, and the questions are drawn from them. The cross-encoder is
---model, tuned on pairs of question and paragraph of the other articles, half of them right and half with the nearest
+--model, tuned on pairs of question and paragraph of the other articles, half of them right, half with the nearest
 wrong paragraph. Reported are the mean reciprocal rank among all paragraphs, with a 95% bootstrap interval, and
 seconds a question, without the encoding of the paragraphs. The last row, all pairs, is measured on --sample
 questions.
