@@ -48,11 +48,11 @@ def with_names(config: FinetuneConfig, heads: HeadsConfig) -> FinetuneConfig:
 
 
 def student_units(task: Task, train: Sequence[Record], unlabelled: Sequence[Record]) -> list[ModelInput]:
-    """Return the units of the training records and, with weight 0 in the loss of the labels, those of the records
-    without labels, whose ``record`` counts on from the training records."""
+    """Return the units of the training records and those of the records without labels, which have weight 0 in the
+    loss of the labels; their ``record`` counts on from the training records."""
     more = task.featurize(unlabelled, training=False) if unlabelled else []
     own = task.featurize(train, training=True) if train else []
-    return own + [dataclasses.replace(unit, record=len(train) + unit.record, weight=0.0) for unit in more]
+    return own + [dataclasses.replace(unit, record=len(train) + unit.record) for unit in more]
 
 
 def taught_units(

@@ -46,6 +46,8 @@ def test_words_are_those_that_the_model_expects_and_nothing_else_changes(model):
         allowed = expected(model, text, word, 4)
         allowed = [other.capitalize() for other in allowed] if place == 2 else allowed
         assert set(seen[place]) - {word, word.capitalize()} == set(allowed)
+    few = [one["text"].split()[0] for one in augment(model, [(TEXT,)], Replacement(copies=100, candidates=1))]
+    assert set(few) == {"the", *expected(model, masked[0], "the", 1)} or not expected(model, masked[0], "the", 1)
     # "unknown" and "plums" have two pieces, "7" and the signs are no words.
     assert all(one.endswith(", unknown 7 plums.") for one in found)
 

@@ -154,6 +154,15 @@ def test_a_student_that_is_its_teacher_has_no_loss_and_another_has(kind, tmp_pat
     assert max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(gradient)) < 2e-5
     (_, parts), _ = losses(job, drawn_student(job), batch)
     assert min(map(float, parts.values())) > 1e-3, parts
+    # Each unit has its share: the same in rows of its own.
+    apart = FinetuneJob(
+        dataclasses.replace(job.config, input=dataclasses.replace(job.config.input, packing=False)),
+        {"train": KINDS[kind][0]}, (), job._start, job._teaching,
+    )  # fmt: skip
+    alone = apart.batches(make_mesh(job.config.mesh, jax.devices()[:1])).pack(0)[0]
+    (_, single), _ = losses(apart, drawn_student(job), alone)
+    for name, value in parts.items():
+        assert float(single[name]) == pytest.approx(float(value), rel=1e-5), name
 
 
 def kl(student, teacher, temperature=2.0):
@@ -323,6 +332,19 @@ def test_a_run_learns_from_its_teacher_and_continues_with_it(source, tmp_path):
         ValueError, match=r"^--teacher .*: the run in .*cut began with .*teacher, another model; give"
     ):
         find_task_teachers([str(teacher_folder(tmp_path / "other", "classification"))], tmp_path / "cut")
+
+
+def test_the_last_digits_of_a_teacher_do_not_stop_a_run_but_another_teacher_does(tmp_path):
+    resolved = job_of(
+        tmp_path, "regression", teaching_of(tmp_path, teacher_folder(tmp_path / "t", "regression"))
+    ).resolved  # fmt: skip
+    changed = [
+        dataclasses.replace(unit, targets={**unit.targets, "soft_logits": unit.targets["soft_logits"] * (1 + 1e-6)})
+        for unit in resolved.inputs["train"]
+    ]
+    near = dataclasses.replace(resolved, inputs={"train": changed})
+    other = dataclasses.replace(resolved, teachers='[{"digest": "another"}]')
+    assert near.order_digest == resolved.order_digest != other.order_digest
 
 
 BAD = {
