@@ -74,6 +74,8 @@ def attended(
             f"{loaded.name}: the encoder ({encoder}) has no attention, which heads requires; give a Transformer, "
             "or another task"
         )
+    if len(set(loaded.spec.model.heads_by_layer)) > 1:
+        raise ValueError(f"{loaded.name}: its layers have different numbers of heads; give a model before pruning")
     parsed = spread(sentences, limit)
     run = loaded.program("attended words", _attended_words(loaded))
     tokenizer, maximum = loaded.need_tokenizer(), loaded.spec.max_length

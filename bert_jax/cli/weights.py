@@ -54,6 +54,25 @@ def trim_command(arguments: argparse.Namespace) -> None:
     )
 
 
+def prune_command(arguments: argparse.Namespace) -> None:
+    """Save a model with fewer layers, attention heads and feed-forward units: really smaller arrays, not zeros.
+    Heads and units are chosen among all layers by their importance for the loss of the model on examples, by the
+    norm of their parameters, or at random; each layer keeps at least one of each."""
+    from bert_jax.compression.prune import Pruning, prune_model
+
+    pruning = Pruning(
+        heads=arguments.heads,
+        units=arguments.units,
+        layers=tuple(arguments.layers),
+        even=arguments.even,
+        importance=arguments.importance,
+        examples=tuple(arguments.examples),
+        limit=arguments.limit,
+        seed=arguments.seed,
+    )
+    prune_model(Path(arguments.source), arguments.target, pruning, read_options(arguments))
+
+
 _CHECKING = (
     option("--no_verify", action="store_true", help="do not compare outputs with those of the other library"),
     option(
@@ -98,6 +117,41 @@ COMMANDS = (
             help="keep a piece that no text has if every N characters of it occur in a word of the texts; 0: keep "
             "none (default: 5)",
         ),
+        reading(),
+    )),
+    Command("prune", "leave out layers, attention heads and feed-forward units", prune_command, (
+        option("--from", dest="source", required=True, metavar="DIR_OR_PREFIX", help=READABLE),
+        option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
+        option(
+            "--heads", type=float, default=1.0, metavar="SHARE",
+            help="share of the attention heads to KEEP, above 0 (default: 1, all)",
+        ),
+        option(
+            "--units", type=float, default=1.0, metavar="SHARE",
+            help="share of the feed-forward units to KEEP, above 0 (default: 1, all)",
+        ),
+        option(
+            "--layers", type=int, nargs="+", default=(), metavar="N",
+            help="layers to KEEP, counted from 0 (default: all); they are left out before importance is computed",
+        ),
+        option(
+            "--even", action="store_true",
+            help="keep the share in each layer, which leaves them all one size, instead of the best of all layers",
+        ),
+        option(
+            "--importance", choices=("gradient", "magnitude", "random"), default="gradient",
+            help="gradient (of the loss on --examples; default), magnitude (norm of the parameters) or random",
+        ),
+        option(
+            "--examples", nargs="+", default=(), metavar="FILE",
+            help="for gradient: labeled examples as bert-data records prints them (.jsonl), for a masked language "
+            "model also texts, one per line",
+        ),
+        option(
+            "--limit", type=int, default=2000, metavar="N",
+            help="examples that count, drawn from all; 0: all (default: 2000)",
+        ),
+        option("--seed", type=int, default=0, metavar="N", help="seed of draws (default: 0)"),
         reading(),
     )),
 )  # fmt: skip

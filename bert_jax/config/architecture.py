@@ -7,7 +7,7 @@ A family of encoders is a set of values of these options. Their defaults describ
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from bert_jax.config.schema import AtLeast0, Positive, Probability, Range, Section, only
+from bert_jax.config.schema import AtLeast0, Positive, Probability, Range, Section, only, require
 
 # A probability, or -1: another option applies.
 Inherited = Annotated[float, Range("-1 or a number from 0 to below 1", lambda value: value == -1 or 0 <= value < 1)]
@@ -65,8 +65,14 @@ class ModelConfig(Section, prefix="model."):
     character_activation: Literal["relu", "tanh"] = only("relu", OF_OTHERS)
     # Attention heads per layer; must divide hidden_size.
     num_attention_heads: Positive[int] = 12
+    # Attention heads of each layer, at most num_attention_heads, which with hidden_size determines the width of a
+    # head (a pruned model); empty: num_attention_heads in every layer.
+    layer_heads: tuple[int, ...] = ()
     # Width of the feed-forward layer.
     intermediate_size: Positive[int] = 3072
+    # Width of the feed-forward layer of each layer, at most intermediate_size (a pruned model); empty:
+    # intermediate_size in every layer.
+    layer_units: tuple[int, ...] = ()
     # Width of the embeddings, which a dense layer projects to hidden_size; 0: hidden_size, without a dense layer.
     embedding_size: AtLeast0[int] = 0
     # Rows of the position table.
@@ -223,6 +229,23 @@ class ModelConfig(Section, prefix="model."):
         self._require("global_tokens", not self.global_tokens or windowed, allowed)
         allowed = "0 unless attention is bidirectional, without attention_windows, no position relative"
         self._require("attention_block", not self.attention_block or (plain and not any(windows)), allowed)
+        self._check_pruned()
+
+    def _check_pruned(self) -> None:
+        """Check the sizes of single layers."""
+        for name, most in (("layer_heads", self.num_attention_heads), ("layer_units", self.intermediate_size)):
+            sizes: tuple[int, ...] = getattr(self, name)
+            if not sizes:
+                continue
+            has_layers = self.encoder == "transformer" and not self.shared_layers
+            self._require(name, has_layers, "no numbers unless encoder is transformer, without shared_layers")
+            allowed = f"one number from 1 to {most} for each of the {self.num_layers} layers"
+            fits = len(sizes) == self.num_layers and all(1 <= size <= most for size in sizes)
+            self._require(name, fits, allowed)
+        # Slopes, biases and random blocks belong to the number of a head.
+        plain = self.relative_positions == "none" and not self.attention_block
+        allowed = "no numbers unless relative_positions is none, without attention_block"
+        self._require("layer_heads", plain or not self.layer_heads, allowed)
 
     def _check_other_encoder(self) -> None:
         """Check the options of an encoder without attention."""
@@ -319,7 +342,24 @@ class ModelConfig(Section, prefix="model."):
     @property
     def has_equal_layers(self) -> bool:
         """True if all layers compute the same function of their parameters, so that one loop can compute them."""
-        return self.norm_position != "pre_skip_first" and len(set(self.layer_windows)) == 1
+        kinds = set(zip(self.layer_windows, self.heads_by_layer, self.units_by_layer, strict=True))
+        return self.norm_position != "pre_skip_first" and len(kinds) == 1
+
+    def check_loop(self, scan_layers: bool) -> None:
+        """Raise ``ValueError`` if one loop is to compute layers of different sizes."""
+        is_even = len(set(self.heads_by_layer)) <= 1 and len(set(self.units_by_layer)) <= 1
+        allowed = "false with layers of different sizes (model.layer_heads, model.layer_units)"
+        require(is_even or not scan_layers, "execution.scan_layers", scan_layers, allowed)
+
+    @property
+    def heads_by_layer(self) -> tuple[int, ...]:
+        """Number of attention heads of each layer."""
+        return self.layer_heads or (self.num_attention_heads,) * self.num_layers
+
+    @property
+    def units_by_layer(self) -> tuple[int, ...]:
+        """Width of the feed-forward layer of each layer."""
+        return self.layer_units or (self.intermediate_size,) * self.num_layers
 
     @property
     def own_layers(self) -> int:

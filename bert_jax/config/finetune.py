@@ -234,6 +234,7 @@ class FinetuneConfig:
     FORMER_OPTIONS = ("class_weights", "hard_negatives")
 
     def __post_init__(self) -> None:
+        self.model.check_loop(self.execution.scan_layers)
         length, most = self.task.max_length, self.model.max_length
         fits = length <= most or self.model.position_embeddings == "sinusoidal"
         require(fits, "task.max_length", length, f"at most the {most} positions of the model")

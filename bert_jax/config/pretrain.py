@@ -317,6 +317,7 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         data, model = self.data, self.model
+        model.check_loop(self.execution.scan_layers)
         fits = data.seq_length <= model.max_length or model.position_embeddings == "sinusoidal"
         allowed = f"at most model.max_position_embeddings ({model.max_length})"
         require(fits, "data.seq_length", data.seq_length, allowed)

@@ -18,7 +18,8 @@ TRAINING_ONLY = (
 
 # Fields that only the Transformer reads.
 TRANSFORMER_ONLY = (
-    "num_attention_heads", "intermediate_size", "activation", "feed_forward", "norm_position",
+    "num_attention_heads", "layer_heads", "intermediate_size", "layer_units", "activation", "feed_forward",
+    "norm_position",
     "final_norm", "qkv_bias", "attention_output_bias", "feed_forward_bias", "rotary_base", "rotary_window_base",
     "relative_buckets", "relative_max_distance", "attention", "separator_id", "random_blocks",
 )  # fmt: skip
@@ -60,7 +61,8 @@ def function_of(model: ModelConfig) -> dict[str, Any]:
     values = dataclasses.asdict(model) | {
         "embedding_norm": model.has_embedding_norm, "final_norm": model.has_final_norm,
         "norm_bias": model.has_norm_bias, "mlm_activation": model.head_activation,
-        "attention_windows": model.layer_windows,
+        "attention_windows": model.layer_windows, "layer_heads": model.heads_by_layer,
+        "layer_units": model.units_by_layer,
         "sequence_activation": model.head_sequence_activation,
     }  # fmt: skip
     rotary = model.position_embeddings == "rotary"

@@ -67,12 +67,14 @@ def forward(
         hidden_states: add hidden_states [L + 1, B, S, H], the embeddings first.
         attentions: add attentions [L, B, A, S, S], the probabilities.
 
-    Raises ``ValueError`` for invalid ids, shapes or dtypes, for the attentions of an encoder without attention,
-    and for the hidden states of one whose layers have different widths.
+    Raises ``ValueError`` for invalid ids, shapes or dtypes, for the attentions of an encoder without attention or
+    with layers of different numbers of heads, and for the hidden states of one whose layers have different widths.
     """
     encoder = loaded.spec.model.encoder
     if attentions and encoder != "transformer":
         raise ValueError(f"{loaded.name}: the encoder ({encoder}) has no attention; omit attentions")
+    if attentions and len(set(loaded.spec.model.heads_by_layer)) > 1:
+        raise ValueError(f"{loaded.name}: the layers have different numbers of heads; omit attentions")
     if hidden_states:
         loaded.spec.model.require_equal_widths()
     arrays, choices = _checked(loaded, inputs)

@@ -46,8 +46,8 @@ def predict(
     ``truncated`` is true for a text that was truncated to the maximum length of the model. Raises ``ValueError``
     for a model without a task head, several task heads without ``task``, and inputs that the head does not accept.
     """
-    head = _head(loaded, task)
-    decoder, model = _decoder(loaded, head), loaded.model.clone(sentence=None)
+    head = task_head(loaded, task)
+    decoder, model = task_of(loaded, head), loaded.model.clone(sentence=None)
 
     def run(params: Any, batch: dict[str, jax.Array]) -> Any:
         return by_level(decoder.outputs(model.apply({"params": params}, batch), batch))
@@ -72,7 +72,9 @@ def predict(
     )
 
 
-def _head(loaded: Engine, task: str | None) -> str:
+def task_head(loaded: Engine, task: str | None = None) -> str:
+    """Return the name of the task head ``task``; None: of the only one. Raises ``ValueError`` if the model has no
+    such head, or several."""
     present = [head for head in loaded.spec.heads.present() if head in HEADS]
     if not present:
         heads = ", ".join(loaded.spec.heads.present()) or "none"
@@ -86,7 +88,7 @@ def _head(loaded: Engine, task: str | None) -> str:
     return task or present[0]
 
 
-def _decoder(loaded: Engine, head: str) -> Task:
+def task_of(loaded: Engine, head: str) -> Task:
     """Return the task of a head, with the options that the saved model defines and defaults for all other
     options."""
     spec, plain = loaded.spec, FinetuneConfig()

@@ -50,6 +50,8 @@ _TABLE = {
     "gelu_sigmoid": ("activation gelu_sigmoid", ""),
     "relu": ("activation relu", ""),
     "epsilon": ("LayerNorm epsilon other than 1e-12", ""),
+    "pruned heads": ("layers with fewer attention heads", ""),
+    "pruned units": ("feed-forward layers of different widths", ""),
     "bfloat16": ("stored as bfloat16", "yyryyy"),
 }
 ROWS = {row: meaning for row, (meaning, _) in _TABLE.items()}
@@ -66,6 +68,8 @@ _FIELD_ROWS: dict[str, tuple[str, Any]] = {
     "sinusoidal": ("position_embeddings", "sinusoidal"),
     **{kind: ("activation", kind) for kind in ("gelu", "gelu_tanh", "gelu_sigmoid", "relu")},
     "epsilon": ("norm_epsilon", 1e-5),
+    "pruned heads": ("layer_heads", (6, *[12] * 11)),
+    "pruned units": ("layer_units", (1024, *[3072] * 11)),
 }
 # Format -> function that returns a line for each field of a model that the format does not support.
 UNSUPPORTED: dict[str, Callable[[ModelSpec], list[str]]] = {
@@ -119,6 +123,8 @@ def rows_of(spec: ModelSpec, dtype: str = "float32") -> Iterator[str]:
         "offset": spec.family in ("bert", "roberta") and (model.position_offset > 0) != (spec.family == "roberta"),
         **{row: getattr(model, field) == value for row, (field, value) in _FIELD_ROWS.items()},
         "epsilon": model.norm_epsilon != 1e-12,
+        "pruned heads": bool(model.layer_heads),
+        "pruned units": bool(model.layer_units),
         "bfloat16": dtype == "bfloat16",
     }
     return (row for row, applies in conditions.items() if applies)

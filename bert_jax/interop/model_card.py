@@ -114,8 +114,8 @@ def _facts(spec: ModelSpec, dtype: str) -> list[tuple[str, str]]:
     if model.encoder == "transformer":
         facts = [
             ("layers", f"{model.num_layers}"),
-            ("width, feed-forward width", f"{model.hidden_size}, {model.intermediate_size}"),
-            ("attention heads", f"{model.num_attention_heads}"),
+            ("width, feed-forward width", f"{model.hidden_size}, {_sizes(model.units_by_layer)}"),
+            ("attention heads", _sizes(model.heads_by_layer)),
             *inputs,
             ("activation", f"`{model.activation}`: {_ACTIVATIONS[model.activation]}"),
             (
@@ -130,6 +130,11 @@ def _facts(spec: ModelSpec, dtype: str) -> list[tuple[str, str]]:
         case = "WordPiece, uncased: " if tokenizer.lower_case else "WordPiece, cased: "
         facts.append(("tokenizer", f"{case if tokenizer.file.endswith('.txt') else ''}`{tokenizer.file}`"))
     return facts
+
+
+def _sizes(of_layers: Sequence[int]) -> str:
+    """Return the size of all layers, or that of each layer."""
+    return f"{of_layers[0]}" if len(set(of_layers)) == 1 else f"{', '.join(map(str, of_layers))} (by layer)"
 
 
 def _outputs(spec: ModelSpec, format: str) -> list[str]:

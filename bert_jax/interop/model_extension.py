@@ -60,17 +60,18 @@ def initial_weights(options: RunOptions, given: Given) -> ModelBundle:
     )  # fmt: skip
 
 
-def with_layers(weights: ModelBundle, layers: Sequence[int]) -> ModelBundle:
-    """Return a model whose layers are ``layers`` of ``weights``, counted from 0, in this order.
+def with_layers(weights: ModelBundle, layers: Sequence[int], option: str = "--init_layers") -> ModelBundle:
+    """Return a model whose layers are ``layers`` of ``weights``, counted from 0, in this order. ``option`` names
+    them in messages.
 
     Raises ``ValueError`` for a layer that the model lacks, and for a network whose layers differ from each other in
     more than their windows.
     """
     model, count = weights.spec.model, weights.spec.model.num_layers
-    given = f"--init_layers: {' '.join(map(str, layers))} is not allowed"
+    given = f"{option}: {' '.join(map(str, layers))} is not allowed"
     if model.encoder != "transformer" or model.shared_layers:
         what = "whose layers are one" if model.shared_layers else f"whose encoder is {model.encoder}"
-        raise ValueError(f"{given} with a model {what}; omit --init_layers")
+        raise ValueError(f"{given} with a model {what}; omit {option}")
     if not all(0 <= layer < count for layer in layers):
         raise ValueError(f"{given}; allowed: layers from 0 to {count - 1}")
     if model.norm_position == "pre_skip_first" and [layer for layer in layers if not layer] != list(layers[:1]):
@@ -83,9 +84,11 @@ def with_layers(weights: ModelBundle, layers: Sequence[int]) -> ModelBundle:
             params |= {
                 f"encoder/layer_{new}/{rest}": array for new, old in enumerate(layers) if old == int(match[1])
             }
-    spec = dataclasses.replace(
-        weights.spec, model=dataclasses.replace(model, num_layers=len(layers), attention_windows=windows)
-    )
+    heads = tuple(model.layer_heads[layer] for layer in layers) if model.layer_heads else ()
+    units = tuple(model.layer_units[layer] for layer in layers) if model.layer_units else ()
+    sizes = {"attention_windows": windows, "layer_heads": heads, "layer_units": units}
+    smaller = dataclasses.replace(model, num_layers=len(layers), **sizes)  # type: ignore[arg-type]
+    spec = dataclasses.replace(weights.spec, model=smaller)
     note = f"layers {' '.join(map(str, layers))} of {count}"
     return dataclasses.replace(weights, spec=spec, params=params, notes=(*weights.notes, note))
 

@@ -71,7 +71,8 @@ class Encoder(Block):
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
             name, window = "layer_0" if is_shared else "layers", config.layer_windows[0]
-            layers = scanned(config, execution, self.mesh, self.collect, window, name=name)
+            sizes = {"heads": config.heads_by_layer[0], "units": config.units_by_layer[0]}
+            layers = scanned(config, execution, self.mesh, self.collect, window, name=name, **sizes)
             numbers = 1 + jnp.arange(config.num_layers)
             x_BxSxH, all_LxBxSxH = layers(x_BxSxH, numbers, tokens, relative, dropout_key)
         else:
@@ -80,7 +81,9 @@ class Encoder(Block):
                 name = "layer_0" if config.shared_layers else f"layer_{i}"
                 if name not in made:
                     skip = i == 0 and config.norm_position == "pre_skip_first"
-                    made[name] = layer_type(config, execution, self.mesh, self.collect, window, skip, name=name)
+                    sizes = {"heads": config.heads_by_layer[i], "units": config.units_by_layer[i]}
+                    options = (self.collect, window, skip)
+                    made[name] = layer_type(config, execution, self.mesh, *options, name=name, **sizes)
                 x_BxSxH, also = made[name](x_BxSxH, 1 + i, tokens, relative, dropout_key)
                 collected.append(also)
             all_LxBxSxH = jnp.stack(collected) if self.collect else None

@@ -1,10 +1,11 @@
 """Building blocks of the encoder: LayerNorm, attention, feed-forward, one encoder layer.
 
-Shapes: B rows, S tokens, H width, A heads, D head size, F feed-forward width.
+Shapes: B rows, S tokens, H width, A heads of the layer, D head size, F feed-forward width of the layer.
 Parameters are float32 and carry their logical axes; ``dtype`` is the dtype of the computation.
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 
 import jax
@@ -143,12 +144,13 @@ class SelfAttention(Block):
     """Multi-head self-attention with output projection, dropout, residual connection and LayerNorm.
 
     ``window``: number of keys on each side that a query sees; 0: no limit. ``skip_norm``: True for the first layer
-    with ``norm_position`` pre_skip_first. ``relative``, if it is an input, is the bias of the scores,
-    float32[A, S, T], or (disentangled) the embeddings of distances, [R, H].
+    with ``norm_position`` pre_skip_first. ``heads``: number of heads; 0: that of the config. ``relative``, if it
+    is an input, is the bias of the scores, float32[A, S, T], or (disentangled) the embeddings of distances, [R, H].
     """
 
     window: int = 0
     skip_norm: bool = False
+    heads: int = 0
 
     @nn.compact
     def __call__(
@@ -161,11 +163,11 @@ class SelfAttention(Block):
     ) -> jax.Array:
         config, dtype = self.config, compute_dtype(self.execution)
         sequence_ids_BxS, mesh, head_size = tokens["sequence_ids"], self.mesh, config.head_size
-        batch, length, width = x_BxSxH.shape
+        (batch, length, width), heads = x_BxSxH.shape, self.heads or config.num_attention_heads
         axes_of_heads = ("act_batch", "act_length", "act_heads", None)
         inner_BxSxH, x_BxSxH = (x_BxSxH, x_BxSxH) if self.skip_norm else norm_before(self, x_BxSxH)
         dense = {
-            name: Dense(width, ("embed", "heads"), config, dtype, config.qkv_bias, name=name)
+            name: Dense(heads * head_size, ("embed", "heads"), config, dtype, config.qkv_bias, name=name)
             for name in ("query", "key", "value")
         }
         rate, look_inside = config.attention_dropout, self.is_mutable_collection(INTERMEDIATES)
@@ -188,14 +190,14 @@ class SelfAttention(Block):
             form = Form(head_size, rate, self.window, causal)
             attend = functools.partial(kernel_attention, kernel=kernel, form=form, mesh=mesh, turns=turns)
         else:
-            heads = self._heads(products, biases, tokens["position_ids"])
+            vectors = self._heads(products, biases, tokens["position_ids"])
             if "cache_start" in tokens:
-                heads[1:], sees = self._cached(heads[1:], tokens["cache_ids"], tokens["cache_start"])
+                vectors[1:], sees = self._cached(vectors[1:], tokens["cache_ids"], tokens["cache_start"])
             scores = self._relative_scores(relative, dense, length)
             attend, scores, slots = local.attention_function(
                 config, self.window, tokens, scores, sees, plain, probabilities_key
             )
-            operands = [*(constrain(y, axes_of_heads, mesh) for y in heads), sequence_ids_BxS, scores]
+            operands = [*(constrain(y, axes_of_heads, mesh) for y in vectors), sequence_ids_BxS, scores]
         if self.execution.remat == "attention":
             attend = jax.checkpoint(attend)
         if look_inside:
@@ -207,10 +209,10 @@ class SelfAttention(Block):
         if config.global_tokens:
             context = self._replace_global(context, inner_BxSxH, tokens, slots, probabilities_key)
         context = constrain(context.reshape(batch, length, -1, head_size), axes_of_heads, mesh)
-        context_BxSxH = context.reshape(batch, length, width)
+        inner = (context.reshape(batch, length, -1),)
         output = Dense(width, ("heads", "embed"), config, dtype, config.attention_output_bias, True, name="output")
         rate = config.dropout_at("attention_output")
-        return output_residual_norm(self, (context_BxSxH,), x_BxSxH, output, rate, output_key)
+        return output_residual_norm(self, inner, x_BxSxH, output, rate, output_key)
 
     def _kernel_operands(
         self, products: list[jax.Array], biases: list[jax.Array], position_ids_BxS: jax.Array, kernel: str
@@ -261,7 +263,7 @@ class SelfAttention(Block):
         config = self.config
         if config.qkv_bias:
             heads = [add_bias(y, bias) for y, bias in zip(heads, biases, strict=True)]
-        heads = [y.reshape(*y.shape[:2], config.num_attention_heads, config.head_size) for y in heads]
+        heads = [y.reshape(*y.shape[:2], -1, config.head_size) for y in heads]
         if config.position_embeddings == "rotary":
             turns = [x[:, :, None] for x in rotary_factors(config, self.window, position_ids_BxS)]
             heads[:2] = [rotate(y, *turns) for y in heads[:2]]
@@ -278,8 +280,9 @@ class SelfAttention(Block):
         """Return ``context`` with the attention of global tokens, which has its own projections, in their places,
         and 0 for padding. ``slots``: compute only these queries."""
         config, dtype, width = self.config, compute_dtype(self.execution), x_BxSxH.shape[-1]
+        shape = context_BxSxAxD.shape[2:]
         projections = [
-            Dense(width, ("embed", "heads"), config, dtype, config.qkv_bias, name=f"{name}_global")
+            Dense(math.prod(shape), ("embed", "heads"), config, dtype, config.qkv_bias, name=f"{name}_global")
             for name in ("query", "key", "value")
         ]
         ids_BxS = tokens["sequence_ids"]
@@ -289,7 +292,6 @@ class SelfAttention(Block):
                 dense.parameters(width)
             return real_BxSxAxD
         inputs = (x_BxSxH if slots_BxG is None else local.at_slots(x_BxSxH, slots_BxG), x_BxSxH, x_BxSxH)
-        shape = (config.num_attention_heads, config.head_size)
         axes = ("act_batch", "act_length", "act_heads", None)
         heads = [dense(x) for dense, x in zip(projections, inputs, strict=True)]
         heads = [y.reshape(*y.shape[:2], *shape) for y in heads]
@@ -320,17 +322,19 @@ class SelfAttention(Block):
 class FeedForward(Block):
     """Feed-forward block of an encoder layer: two dense layers with the activation between them, dropout, residual
     connection and LayerNorm. A gated layer multiplies the activated output of a third dense layer with that of the
-    first (Shazeer 2020)."""
+    first (Shazeer 2020). ``units``: width between them; 0: that of the config."""
+
+    units: int = 0
 
     @nn.compact
     def __call__(self, x_BxSxH: jax.Array, output_key: DropoutKey | None) -> jax.Array:
         config, dtype = self.config, compute_dtype(self.execution)
         bias = config.feed_forward_bias
         inner_BxSxH, x_BxSxH = norm_before(self, x_BxSxH)
-        is_gated = config.feed_forward == "gated"
+        is_gated, units = config.feed_forward == "gated", self.units or config.intermediate_size
         hidden = []
         for name in ("gate", "intermediate") if is_gated else ("intermediate",):
-            dense = Dense(config.intermediate_size, ("embed", "mlp"), config, dtype, bias, name=name)
+            dense = Dense(units, ("embed", "mlp"), config, dtype, bias, name=name)
             hidden.append(constrain(dense(inner_BxSxH), ("act_batch", "act_length", "act_mlp"), self.mesh))
 
         def activate(first: jax.Array, *second: jax.Array) -> jax.Array:
@@ -347,11 +351,14 @@ class FeedForward(Block):
 
 class EncoderLayer(Block):
     """One encoder layer. ``layer`` (1 to L) determines the dropout keys. Returns ``(x, None)``, which ``nn.scan``
-    expects, or ``(x, x)`` with ``collect``. ``window``, ``skip_norm``, ``relative``: see :class:`SelfAttention`."""
+    expects, or ``(x, x)`` with ``collect``. ``window``, ``skip_norm``, ``heads``, ``relative``: see
+    :class:`SelfAttention`; ``units``: see :class:`FeedForward`."""
 
     collect: bool = False
     window: int = 0
     skip_norm: bool = False
+    heads: int = 0
+    units: int = 0
 
     @nn.compact
     def __call__(
@@ -363,7 +370,7 @@ class EncoderLayer(Block):
         dropout_key: DropoutKey | None,
     ) -> tuple[jax.Array, jax.Array | None]:
         attention = SelfAttention(
-            self.config, self.execution, self.mesh, self.window, self.skip_norm, name="attention"
+            self.config, self.execution, self.mesh, self.window, self.skip_norm, self.heads, name="attention"
         )
         if "random_blocks" in tokens:
             tokens = {**tokens, "random_blocks": tokens["random_blocks"][layer - 1]}
@@ -379,7 +386,7 @@ class EncoderLayer(Block):
             site_key(dropout_key, layer, Site.ATTENTION_PROBABILITIES),
             site_key(dropout_key, layer, Site.ATTENTION_OUTPUT),
         )
-        x_BxSxH = FeedForward(self.config, self.execution, self.mesh, name="feed_forward")(
+        x_BxSxH = FeedForward(self.config, self.execution, self.mesh, self.units, name="feed_forward")(
             x_BxSxH, site_key(dropout_key, layer, Site.FEED_FORWARD_OUTPUT)
         )
         if self.is_mutable_collection(INTERMEDIATES):

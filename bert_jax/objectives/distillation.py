@@ -135,16 +135,20 @@ class Distillation(TaughtObjective, MaskedLm):
         for name, model in (("the teacher", teacher), ("the student", own)):
             if model.encoder != "transformer":
                 raise ValueError(f"objective.attention_loss: {kind}, but {name} has no attention; set none")
-            if kind == "relations" and model.hidden_size % heads:
-                allowed = f"a divisor of {model.hidden_size}, the width of {name}"
-                raise ValueError(f"objective.relation_heads: {heads} is not allowed; allowed: {allowed}")
-        if kind == "scores" and teacher.num_attention_heads != own.num_attention_heads:
-            given = f"model.num_attention_heads: {own.num_attention_heads} is not allowed"
-            allowed = f"{teacher.num_attention_heads}, as in the teacher, or objective.attention_loss relations"
-            raise ValueError(f"{given}; allowed: {allowed}")
         if kind == "relations" and not -teacher.num_layers <= layer < teacher.num_layers:
             allowed = f"{-teacher.num_layers} to {teacher.num_layers - 1}"
             raise ValueError(f"objective.relation_layer: {layer} is not allowed; allowed: {allowed}")
+        for name, model, compared in (("the teacher", teacher, layer), ("the student", own, -1)):
+            if kind == "relations" and (width := model.heads_by_layer[compared] * model.head_size) % heads:
+                allowed = f"a divisor of {width}, the width of {name}"
+                raise ValueError(f"objective.relation_heads: {heads} is not allowed; allowed: {allowed}")
+        if kind == "scores" and len({*teacher.heads_by_layer, *own.heads_by_layer}) > 1:
+            given = f"model.num_attention_heads: {own.num_attention_heads} is not allowed"
+            allowed = f"{teacher.num_attention_heads}, as in the teacher, or objective.attention_loss relations"
+            if own.layer_heads or teacher.layer_heads:
+                given = "objective.attention_loss: scores is not allowed with layers of different numbers of heads"
+                allowed = "relations"
+            raise ValueError(f"{given}; allowed: {allowed}")
 
     # ------------------------------------------------------------------ losses
 

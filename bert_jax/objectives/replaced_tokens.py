@@ -62,7 +62,7 @@ def generator_config(config: PretrainConfig) -> ModelConfig:
     is_own = objective.embedding_sharing == "none"
     embedding = 0 if is_own and not model.embedding_size else model.embedding_width
     return dataclasses.replace(
-        model, hidden_size=width, num_attention_heads=heads,
+        model, hidden_size=width, num_attention_heads=heads, layer_heads=(), layer_units=(),
         intermediate_size=part(objective.generator_width, model.intermediate_size),
         num_layers=part(objective.generator_depth, model.num_layers),
         embedding_size=0 if embedding == width else embedding,
@@ -228,7 +228,8 @@ class ReplacedTokens(PretrainObjective):
         return sums | padding_sums(batch["sequence_ids"])
 
     def flops_per_sequence(self) -> float:
-        execution = ExecutionConfig(scan_layers=True, vocab_multiple=1, attention="xla", residual_norm="xla")
+        scans = self.config.model.has_equal_layers
+        execution = ExecutionConfig(scan_layers=scans, vocab_multiple=1, attention="xla", residual_norm="xla")
         config = dataclasses.replace(self.config, execution=execution)
         alone = type(self)(config, None)
         shapes = self.row_shape.features(1)

@@ -68,7 +68,7 @@ def temporary_bytes(config: PretrainConfig, mesh_shape: Mapping[str, int], *, ke
     item = 2 if execution.dtype == "bfloat16" else 4
     linear = {"none": 34, "attention": 34, "full": 2}[execution.remat] * item / 2
     square = (5 if execution.remat == "none" and keeps_scores else 0) * item / 2
-    per_layer = rows * length * (hidden * linear + model.num_attention_heads * length * square / tensor)
+    layers = model.num_layers * hidden * linear + sum(model.heads_by_layer) * length * square / tensor
     # All activations of one layer exist while its backward pass runs, with or without recomputation.
     scores = model.num_attention_heads * length * 5 / tensor * keeps_scores
     working = rows * length * (hidden * 34 + scores) * item / 2
@@ -77,7 +77,7 @@ def temporary_bytes(config: PretrainConfig, mesh_shape: Mapping[str, int], *, ke
     gathered = gradients if config.mesh.shard_optimizer and mesh_shape["data"] > 1 else 0
     if config.training.accumulation_steps > 1:
         gradients *= 2  # the sum, and the gradients of the current microbatch
-    return round(per_layer * model.num_layers + working + logits + gradients + gathered)
+    return round(rows * length * layers + working + logits + gradients + gathered)
 
 
 def rows_per_device(config: PretrainConfig, mesh_shape: Mapping[str, int]) -> float:
@@ -111,7 +111,7 @@ def step_seconds(config: PretrainConfig, topology: Topology, mesh_shape: Mapping
     )
     encoder = flops.total() - attention - head
     again = {"none": (1, 1), "attention": (1, 4 / 3), "full": (4 / 3, 4 / 3)}[execution.remat]
-    probabilities = model.num_layers * model.num_attention_heads * length**2
+    probabilities = sum(model.heads_by_layer) * length**2
     elementwise = _ELEMENTWISE * item / 2 * model.num_layers * hidden * length / memory
     logits = predictions * model.vocab_size * (item + 4 * 4) / memory
     scores = _PROBABILITY * item / 2 * probabilities / memory / tensor * _keeps_scores(config, topology, mesh_shape)

@@ -7,6 +7,7 @@ and order the others; the first few are compiled.
 """
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -58,7 +59,7 @@ def search(
         tried.append(_try(candidate, topology, asked, f"{number} of {len(chosen)}", progress))
     # Scanning or unrolling the layers hardly changes which candidate is best, so only the best one is tried both
     # ways.
-    if (best := _best(tried)) and tries > 1:
+    if config.model.has_equal_layers and (best := _best(tried)) and tries > 1:
         execution = best[0].execution
         other = dataclasses.replace(execution, scan_layers=not execution.scan_layers)
         which = f"the best, {'unrolled' if execution.scan_layers else 'scanned'}"
@@ -139,7 +140,7 @@ def candidates(config: PretrainConfig, topology: Topology, batches: Sequence[int
 
 def _meshes(config: PretrainConfig, devices: int) -> Iterator[MeshConfig]:
     """Yield the data-parallel mesh, and the meshes with fsdp and tensor axes that the model allows."""
-    heads = config.model.num_attention_heads
+    heads = math.gcd(config.model.num_attention_heads, *config.model.heads_by_layer)
     for tensor in (1, 2, 4, 8):
         for fsdp in dict.fromkeys((1, 2, 4, 8, devices // tensor)):
             if fsdp and heads % tensor == 0 and devices % (tensor * fsdp) == 0:

@@ -32,9 +32,10 @@ def keep_freed_memory(model: ModelConfig, tokens: int, length: int) -> bool:
     arenas of their own. A later call, as in a sweep, changes nothing; a call is never undone.
     """
     width = model.hidden_size
-    parameters = model.num_layers * width * (4 * width + 2 * model.intermediate_size) + model.vocab_size * width
+    layers = model.num_layers * 4 * width + 2 * sum(model.units_by_layer)
+    parameters = width * layers + model.vocab_size * width
     # Korthikanti et al. 2022, section 4.1, in float32.
-    temporary = tokens * model.num_layers * (68 * width + 10 * model.num_attention_heads * length)
+    temporary = tokens * (68 * model.num_layers * width + 10 * sum(model.heads_by_layer) * length)
     is_cpu = not may_have_accelerator()
     c_library = ctypes.CDLL(None) if os.name == "posix" else None
     if not (is_cpu and hasattr(c_library, "mallopt") and parameters <= _MOST_PARAMETERS):

@@ -23,7 +23,9 @@ from bert_jax.interop.hf.family import (
     flag,
     integer,
     number,
+    pruned_heads,
     short,
+    with_pruned_heads,
 )
 from bert_jax.interop.stored import default_labels
 from bert_jax.io.untrusted_folder import json_object, read_small
@@ -81,7 +83,8 @@ def model_parts(config: Mapping[str, Any], name: str, *, allow_unknown: bool = F
     """
     family, architecture = _family(config, name)
     for key, allowed in (REFUSED | dict(family.refused)).items():
-        if key in config and key not in family.other_keys and config[key] not in allowed:
+        is_read = key in family.other_keys or (key == "pruned_heads" and family.prunes)
+        if key in config and not is_read and config[key] not in allowed:
             values = [short(value) for value in allowed if value not in (None, {}, [])]
             supported = ", ".join(dict.fromkeys(values)) or "folders without it"
             raise ValueError(f"{name}: {key} is {short(config[key])}; supported: {supported}")
@@ -92,6 +95,7 @@ def model_parts(config: Mapping[str, Any], name: str, *, allow_unknown: bool = F
     tied = config.get("tie_word_embeddings") is None or flag(config, "tie_word_embeddings", name)
     fields = {"family": family.name, "tied_output": tied, **family.fixed}
     model = model_config(config, name, family.keys, **fields | family.read(config, name))
+    model = with_pruned_heads(model, config, name) if family.prunes else model
     problem = config.get("problem_type")
     if problem is not None and (not isinstance(problem, str) or problem not in _PROBLEMS):
         raise ValueError(f"{name}: problem_type is {short(problem)}; allowed: {', '.join(_PROBLEMS)}")
@@ -232,6 +236,7 @@ def unsupported(spec: ModelSpec, name: str) -> list[str]:
     model, family = spec.model, spec.family
     names = FAMILIES[family]
     written = keys_of(model, names.keys) | names.write(model) | {"tie_word_embeddings": model.tied_output}
+    written |= pruned_heads(model) if names.prunes else {}
     try:
         again = function_of(model_parts({"model_type": family, **written}, "config.json").model)
     except ValueError as error:
@@ -273,6 +278,7 @@ def hf_config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
         **keys_of(model, family.keys),
         "pad_token_id": 0,
         **family.write(model),
+        **(pruned_heads(model) if family.prunes else {}),
         **_dropout_key(spec),
         "tie_word_embeddings": model.tied_output,
         "use_cache": False,

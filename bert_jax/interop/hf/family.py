@@ -3,6 +3,7 @@
 A family is one file in ``families``: a :class:`Family`, which the reader and the writer of folders both use.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -58,6 +59,8 @@ HARMLESS = words(
         generator_size is_composition keys_to_ignore_at_inference total_flos max_seq_length
         do_lower_case"""
 )
+# Most layers of a model with pruned_heads.
+_MOST_PRUNED = 1024
 # Key -> values that every family supports. A model with any other value computes a different function.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "is_decoder": (False, None),
@@ -128,6 +131,8 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     # Further keys: those that ``read`` reads and ``write`` writes.
     other_keys: frozenset[str] = frozenset()
+    # transformers 4 removes the attention heads that ``pruned_heads`` lists.
+    prunes: bool = False
     # Fields from the other keys; raises ``ValueError`` with a message that begins with ``name``.
     read: Callable[[Mapping[str, Any], str], dict[str, Any]] = no_fields
     # The other keys from a model.
@@ -232,6 +237,33 @@ def choice(config: Mapping[str, Any], key: str, name: str, default: str, allowed
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name}: {key} is {short(value)}; allowed: {', '.join(allowed)}")
     return value
+
+
+def with_pruned_heads(model: ModelConfig, config: Mapping[str, Any], name: str) -> ModelConfig:
+    """Return ``model`` without the attention heads that ``pruned_heads`` of ``config`` lists by layer. Raises
+    ``ValueError`` for a list that does not fit the model."""
+    table, most = config.get("pruned_heads") or {}, model.num_attention_heads
+    layers = min(model.num_layers, _MOST_PRUNED)  # a file may declare any size
+    problem = f"{name}: pruned_heads is {short(table)}; allowed: a map from layers (0 to {layers - 1}) to heads"
+    left = {}
+    for layer, heads in table.items() if isinstance(table, dict) else [("", None)]:
+        fits = isinstance(heads, list) and all(type(head) is int and 0 <= head < most for head in heads)
+        if not (layer in map(str, range(layers)) and fits and len({*heads}) < most):
+            raise ValueError(f"{problem} (0 to {most - 1}), one or more of which is left")
+        left[int(layer)] = most - len({*heads})
+    if not left:
+        return model
+    if model.num_layers > layers:
+        raise ValueError(f"{name}: pruned_heads: the model has {model.num_layers} layers; allowed: up to {layers}")
+    return dataclasses.replace(model, layer_heads=tuple(left.get(i, most) for i in range(model.num_layers)))
+
+
+def pruned_heads(model: ModelConfig) -> dict[str, Any]:
+    """Return the key ``pruned_heads`` of a model, {} if it has all heads. Tensors hold the heads that are left, and
+    only the number of the others matters."""
+    most = model.num_attention_heads
+    table = {str(layer): [*range(left, most)] for layer, left in enumerate(model.heads_by_layer) if left < most}
+    return {"pruned_heads": table} if table else {}
 
 
 def check_head_size(config: Mapping[str, Any], key: str, name: str, width: int, heads: int) -> None:

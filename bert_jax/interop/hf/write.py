@@ -43,6 +43,8 @@ def write_hf(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float3
         tokenizer = build_tokenizer(spec.tokenizer, weights.tokenizer_content, spec.tokenizer.file)
         ids = {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.end_id, "pad_token_id": tokenizer.pad_id}
         config |= {key: ids[key] for key in ids if key in config}
+    if "pruned_heads" in config:
+        notes.append("the layers have fewer heads (pruned_heads): load the folder with transformers 4")
     write_json(folder / CONFIG_FILE, config)
     names = hf_names(spec)
     # If the output layer is not tied, releases of transformers from 5 on have two biases, and add the second one.

@@ -20,7 +20,7 @@ from bert_jax.model.positions import rotary_tables, sinusoidal_positions
 # Standard operators cover every field, so a new field is refused by name until it is added here.
 SUPPORTED: Supported = SIZES | dict.fromkeys(
     (
-        "position_offset", "embedding_size", "shared_layers", "embedding_dropout",
+        "layer_heads", "layer_units", "position_offset", "embedding_size", "shared_layers", "embedding_dropout",
         "attention_output_dropout", "feed_forward_dropout", "activation", "feed_forward", "norm",
         "norm_position", "norm_epsilon", "norm_bias", "embedding_norm", "final_norm", "qkv_bias",
         "attention_output_bias", "feed_forward_bias", "position_embeddings", "rotary_base",
@@ -173,14 +173,15 @@ def _attention(graph: Graph, x_BxSxH: str, layer: Layer) -> str:
             "Greater", graph.op("Unsqueeze", layer.global_tokens, graph.axes(2, 3)), graph.scalar(0)
         )
         context_BxSxAxD = graph.op("Where", is_global, whole_BxSxAxD, context_BxSxAxD)
-    context_BxSxH = graph.op("Reshape", context_BxSxAxD, graph.axes(0, 0, model.hidden_size))
-    return graph.dense(context_BxSxH, f"{layer.name}/attention/output", model.attention_output_bias)
+    width = model.heads_by_layer[layer.index] * model.head_size
+    context_BxSxN = graph.op("Reshape", context_BxSxAxD, graph.axes(0, 0, width))
+    return graph.dense(context_BxSxN, f"{layer.name}/attention/output", model.attention_output_bias)
 
 
 def _context(graph: Graph, x_BxSxH: str, layer: Layer, bias: str, kind: str = "") -> str:
     """Append the attention with ``bias`` and the projections whose names end with ``kind``, float32[B, S, A, D]."""
     model = graph.spec.model
-    split = graph.axes(0, 0, model.num_attention_heads, model.head_size)
+    split = graph.axes(0, 0, model.heads_by_layer[layer.index], model.head_size)
 
     def projected(part: str, order: list[int]) -> str:
         dense = graph.dense(x_BxSxH, f"{layer.name}/attention/{part}{kind}", model.qkv_bias)

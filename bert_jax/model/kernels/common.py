@@ -28,9 +28,10 @@ _LEAST_CAPABILITY = 8.0
 # The kernels that a CPU interprets, tpu or gpu.
 INTERPRETED = "tpu"
 # Fields of ``ModelConfig`` without an effect on the attention of heads to each other, after their projection, nor,
-# except for ``norm``, on dropout, residual and LayerNorm.
+# except for ``norm``, on dropout, residual and LayerNorm. The attention kernels check the numbers of heads.
 BESIDE_ATTENTION: Supported = SIZES | dict.fromkeys(
     (
+        "layer_heads", "layer_units",
         "position_offset", "embedding_scale", "embedding_size", "shared_layers", "embedding_dropout",
         "attention_output_dropout", "feed_forward_dropout", "activation", "feed_forward", "norm", "norm_position",
         "norm_epsilon", "norm_bias", "embedding_norm", "final_norm", "qkv_bias", "attention_output_bias",

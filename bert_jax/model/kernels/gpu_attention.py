@@ -52,8 +52,9 @@ def unsupported(model: ModelConfig, length: int, parts: int = 1) -> str:
         return f"length {length} is not a multiple of {_LEAST_BLOCK}"
     if model.head_size not in _HEAD_SIZES:
         return f"heads of size {model.head_size} are not supported (supported: {', '.join(map(str, _HEAD_SIZES))})"
-    if model.num_attention_heads % parts:
-        return f"{model.num_attention_heads} heads cannot be divided into {parts} parts"
+    for heads in model.heads_by_layer:
+        if heads % parts:
+            return f"{heads} heads cannot be divided into {parts} parts"
     return ""
 
 

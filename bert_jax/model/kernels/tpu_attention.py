@@ -48,15 +48,17 @@ def unsupported(model: ModelConfig, length: int, parts: int = 1, fast_memory: in
     """Return the reason why the kernel cannot run rows of ``length`` tokens if the heads of ``model`` are divided
     into ``parts`` equal groups, one per device, which has ``fast_memory`` bytes of vector memory. Return "" if the
     kernel can run."""
-    width, head_size = model.hidden_size // parts, model.head_size
+    head_size = model.head_size
     for line in unsupported_fields(model, _SUPPORTED, "the attention kernel"):
         return line
     if length % LANES or length > MAX_LENGTH:
         return f"length {length} is not a multiple of {LANES} up to {MAX_LENGTH}"
     if length > _BLOCK_TOKENS and _memory_of(length, model.position_embeddings == "rotary") > fast_memory:
         return f"length {length} does not fit into {fast_memory // 2**20} MiB of vector memory"
-    if head_size not in _HEAD_SIZES or width % LANES:
-        return f"width {width} with heads of size {head_size} does not fill blocks of {LANES}"
+    for heads in model.heads_by_layer:
+        width = heads * head_size // parts
+        if head_size not in _HEAD_SIZES or width % LANES:
+            return f"width {width} with heads of size {head_size} does not fill blocks of {LANES}"
     return ""
 
 

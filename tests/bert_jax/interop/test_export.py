@@ -60,6 +60,8 @@ SAMPLES = {
     "gelu_sigmoid": model(activation="gelu_sigmoid"),
     "relu": model(activation="relu"),
     "epsilon": model(norm_epsilon=1e-5),
+    "pruned heads": model(layer_heads=(1, 3)),
+    "pruned units": model(layer_units=(48, 20)),
     "bfloat16": model(),
 }
 

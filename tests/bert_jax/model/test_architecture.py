@@ -7,7 +7,8 @@ import pytest
 from architectures import SIZES, SWITCHES
 from flax import linen as nn
 
-from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig
+from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, PretrainConfig, load_config
+from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.model import BertModel, to_canonical
 from bert_jax.model.canonical import abstract_params, canonical_shapes, from_canonical
 from bert_jax.model.dropout import TOKEN_FEATURES, TokenKey
@@ -90,6 +91,40 @@ def test_layers_that_differ_are_not_stacked():
         strict=True,
     ):
         np.testing.assert_array_equal(a, b)
+
+
+def test_pruned_layers_of_one_size_are_stacked():
+    sizes = {"layer_heads": (2, 2, 2), "layer_units": (9, 9, 9)}
+    stacked, plain = network(scan=True, **sizes), network(**sizes)
+    assert abstract_params(stacked)["encoder"]["layers"]["attention"]["query"]["kernel"].value.shape == (3, 24, 16)
+    params = drawn(plain)
+    for a, b in zip(run(stacked, params)[0], run(plain, params)[0], strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5 * max(1, np.abs(a).max()))
+
+
+@pytest.mark.parametrize(
+    ("switches", "message"),
+    [
+        ({"layer_heads": (1, 2)}, r"layer_heads: \(1, 2\) is not allowed; allowed: one number from 1 to 3"),
+        ({"layer_heads": (1, 2, 4)}, "one number from 1 to 3 for each of the 3 layers"),
+        ({"layer_heads": (1, 2, 0)}, "one number from 1 to 3"),
+        ({"layer_units": (21, 1, 1)}, "one number from 1 to 20"),
+        ({"layer_units": (2, 2, 2), "shared_layers": True}, "no numbers unless encoder is transformer"),
+        ({"layer_heads": (2, 2, 2), "relative_positions": "alibi"}, "no numbers unless relative_positions is none"),
+        ({"layer_heads": (2, 2, 2), "attention_block": 2}, "no numbers unless relative_positions is none"),
+    ],
+)
+def test_sizes_of_layers_that_are_refused(switches, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**SIZES | switches)
+
+
+@pytest.mark.parametrize("config_type", [PretrainConfig, FinetuneConfig])
+def test_one_loop_does_not_compute_layers_of_different_sizes(config_type):
+    words = "--execution.scan_layers true --model.num_layers 2 --model.layer_units"
+    assert load_config(config_type, [*words.split(), "9", "9"]).model.has_equal_layers
+    with pytest.raises(ValueError, match=r"execution\.scan_layers: True is not allowed; allowed: false with"):
+        load_config(config_type, [*words.split(), "9", "8"])
 
 
 def test_a_window_hides_far_keys_and_has_its_own_rotary_base():

@@ -147,6 +147,11 @@ def test_what_the_kernel_cannot_do():
             attention_kernel_of("pallas", None, model, length)
         assert not attention_kernel_of("auto", None, model, length)
     base = ModelConfig()
+    pruned = ModelConfig(layer_heads=(12, 4) * 6, layer_units=(8,) * 12)
+    assert not tpu_attention.unsupported(pruned, 128) and not tpu_norm.unsupported(pruned, 128)
+    assert not tpu_attention.unsupported(pruned, 128, 2)
+    pruned = dataclasses.replace(pruned, layer_heads=(12, 6) * 6)
+    assert "width 192 with heads of size 64" in tpu_attention.unsupported(pruned, 128, 2)
     assert "does not fit into 16 MiB" in tpu_attention.unsupported(base, 2048, fast_memory=2**24)
     assert not tpu_attention.unsupported(base, 8192)
     assert attention_kernel_of("pallas", None, base, 128) == "tpu"
@@ -159,6 +164,9 @@ def test_what_the_gpu_kernel_cannot_do():
         "is not a multiple of 16": gpu_attention.unsupported(ModelConfig(), 100),
         "heads of size 96": gpu_attention.unsupported(ModelConfig(num_attention_heads=8), 128),
         "cannot be divided into 5": gpu_attention.unsupported(ModelConfig(), 128, 5),
+        "7 heads cannot be divided into 2": gpu_attention.unsupported(
+            ModelConfig(layer_heads=(12, 7) * 6, layer_units=(8,) * 12), 128, 2
+        ),
         "model.relative_positions: alibi": gpu_attention.unsupported(ModelConfig(relative_positions="alibi"), 128),
         "model.attention_block: 64": gpu_attention.unsupported(ModelConfig(attention_block=64), 128),
         "model.global_tokens: 2": gpu_attention.unsupported(
@@ -324,6 +332,15 @@ MODERN = {
     "norm_position": "pre_skip_first", "norm_bias": False, "qkv_bias": False, "feed_forward_bias": False,
     "feed_forward": "gated", "position_embeddings": "rotary", "attention_windows": (0, 10),
 }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_pruned_model_of_kernels_equals_the_plain_model():
+    config = model_config(dropout=0.1, layer_heads=(2, 4), layer_units=(100, 256))
+    plain = loss_of_model(config)
+    loss, grads = loss_of_model(config, **KERNELS)
+    assert abs(loss - plain[0]) <= 1e-6 * abs(plain[0])
+    assert relative_difference(grads, plain[1]) <= 5e-6
 
 
 @pytest.mark.parametrize("on_mesh", [False, True])

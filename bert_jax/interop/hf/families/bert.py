@@ -71,6 +71,7 @@ FAMILY = Family(
     },
     prefix="bert.",
     keys=KEYS,
+    prunes=True,
     refused={"position_embedding_type": ("absolute", None)},
     encoder=EMBEDDINGS,
     layer="encoder.layer.{i}.",

@@ -16,6 +16,7 @@ FAMILY = Family(
     class_prefix="DistilBert",
     classes=headed("DistilBert", ("Model", ())),
     prefix="distilbert.",
+    prunes=True,
     keys={
         "vocab_size": Key("vocab_size", "integer"),
         "dim": Key("hidden_size", "integer"),

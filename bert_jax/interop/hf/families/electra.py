@@ -33,6 +33,7 @@ FAMILY = Family(
     classes=headed("Electra", ("Model", ()), ("ForPreTraining", ("rtd",))),
     prefix="electra.",
     keys=bert.KEYS,
+    prunes=True,
     fixed={"mlm_activation": "gelu", "pooler_activation": "gelu"},
     other_keys=frozenset({"embedding_size"}),
     read=read,
@@ -68,7 +69,7 @@ FAMILY = Family(
     sizes=bert.SIZES
     | {
         "embedding_size": ("embeddings_project.weight", 1, 1),
-        "hidden_size": ("encoder.layer.0.attention.self.query.weight", 0, 1),
+        "hidden_size": ("encoder.layer.0.attention.self.query.weight", 1, 1),
     },
     dropouts={
         "sequence": _CLASSIFIER_DROPOUT, "token": _CLASSIFIER_DROPOUT,

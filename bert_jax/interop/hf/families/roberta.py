@@ -38,6 +38,7 @@ ROBERTA = Family(
     classes=headed("Roberta"),
     prefix="roberta.",
     keys=bert.KEYS,
+    prunes=True,
     refused={"position_embedding_type": ("absolute", None)},
     fixed={"mlm_activation": "gelu"},
     other_keys=frozenset({"pad_token_id"}),
