@@ -95,26 +95,13 @@ def export_model(
     VERIFICATION_FAILED if the written files differ from the model. If an exception is raised, ``target`` is
     unchanged.
     """
-    if format not in (*FORMATS, *OTHER_FORMATS):
-        allowed = ", ".join((*FORMATS, *OTHER_FORMATS))
-        raise ValueError(f"--format: {format!r} is not allowed; allowed: {allowed}")
-    if dtype not in DTYPES:
-        raise ValueError(f"--dtype: {dtype!r} is not allowed; allowed: {', '.join(DTYPES)}")
-    if calibrate is not None and dtype != "int8":
-        raise ValueError(f"--calibration: not allowed with --dtype {dtype}; allowed with int8")
-    if check is not None and format != "onnx":
-        raise ValueError(f"--check: not allowed with --format {format}; allowed with onnx")
+    _check_options(format, dtype, calibrate is not None, check is not None)
     target = target.resolve()
     _check_target(source, target, force)
     weights = read_weights(source, options)
     for note in weights.notes:
         report(note)
-    if heads is not None:
-        weights = keep_heads(weights, heads)
-    weights = weights if width is None else keep_width(weights, width, format)
-    weights, notes = fit(weights, format, dtype)
-    if dtype == "float16":
-        _check_float16(weights)
+    weights, notes = _fitted(weights, format, dtype, heads, width)
     weights = weights if calibrate is None else calibrate(weights)
     with whole_folder(target, target.with_name(f".{target.name}.replaced")) as partial:
         notes += WRITERS[format](partial, weights, dtype=dtype)
@@ -124,15 +111,37 @@ def export_model(
         for note in notes:
             report(note)
         if verify:
-            stored = _as_stored(weights, dtype)
-            if format in READ_BACK:
-                check_read_back(partial, stored, report)
-            result = _consumer_differences(partial, stored, format, dtype, peer_python)
-            judge(result, "", "; nothing was exported", report, strict=True)
+            _verify(partial, weights, format, dtype, peer_python, report)
         if check is not None:
             check(partial, weights)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     report(f"{target}: {format}, {size / 1e6:,.1f} MB")
+
+
+def _check_options(format: str, dtype: str, has_calibration: bool, has_check: bool) -> None:
+    if format not in (*FORMATS, *OTHER_FORMATS):
+        allowed = ", ".join((*FORMATS, *OTHER_FORMATS))
+        raise ValueError(f"--format: {format!r} is not allowed; allowed: {allowed}")
+    if dtype not in DTYPES:
+        raise ValueError(f"--dtype: {dtype!r} is not allowed; allowed: {', '.join(DTYPES)}")
+    if has_calibration and dtype != "int8":
+        raise ValueError(f"--calibration: not allowed with --dtype {dtype}; allowed with int8")
+    if has_check and format != "onnx":
+        raise ValueError(f"--check: not allowed with --format {format}; allowed with onnx")
+
+
+def _fitted(
+    weights: ModelBundle, format: str, dtype: str, heads: Sequence[str] | None, width: int | None
+) -> tuple[ModelBundle, list[str]]:
+    """Return ``weights`` with the chosen heads and width, without the parts that ``format`` cannot represent, and
+    notes."""
+    if heads is not None:
+        weights = keep_heads(weights, heads)
+    weights = weights if width is None else keep_width(weights, width, format)
+    weights, notes = fit(weights, format, dtype)
+    if dtype == "float16":
+        _check_float16(weights)
+    return weights, notes
 
 
 def _check_float16(weights: ModelBundle) -> None:
@@ -157,6 +166,17 @@ def _check_target(source: Path, target: Path, force: bool) -> None:
 
 
 # ------------------------------------------------------------------ reading back
+
+
+def _verify(
+    folder: Path, weights: ModelBundle, format: str, dtype: str, peer_python: str | None,
+    report: Callable[[str], None],
+) -> None:  # fmt: skip
+    stored = _as_stored(weights, dtype)
+    if format in READ_BACK:
+        check_read_back(folder, stored, report)
+    result = _consumer_differences(folder, stored, format, dtype, peer_python)
+    judge(result, "", "; nothing was exported", report, strict=True)
 
 
 def _as_stored(bundle: ModelBundle, dtype: str) -> ModelBundle:
