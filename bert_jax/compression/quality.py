@@ -19,22 +19,29 @@ from bert_jax.records import Answer, Record
 from bert_jax.tasks.task import Prediction, Task
 
 
-def check_program(
-    folder: Path,
-    weights: ModelBundle,
-    *,
-    file: str,
-    allowed: float | None,
-    dtype: str,
-    report: Callable[[str], None],
-) -> None:
-    """Report the score of the model ``weights`` in float32 and that of its ONNX export in ``folder`` on the labeled
-    records of ``file``, JSON lines with the fields of ``bert-data records``.
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """The chosen metric of the model in float32 and of its exported program on ``count`` records."""
+
+    name: str
+    count: int
+    model: float
+    program: float
+    higher_is_better: bool
+
+    @property
+    def loss(self) -> float:
+        """By how much the program is worse."""
+        return self.model - self.program if self.higher_is_better else self.program - self.model
+
+
+def program_scores(folder: Path, weights: ModelBundle, file: str) -> Scores:
+    """Return the scores of the model ``weights`` and of its ONNX export in ``folder`` on the labeled records of
+    ``file``, JSON lines with the fields of ``bert-data records``.
 
     The score is the one that fine-tuning chooses by; a model of text vectors has that of pairs with values (the
-    correlation of cosines) or without labels (retrieval). ``allowed``: raise ``Stop`` with VERIFICATION_FAILED if
-    the program is worse by more; None: only report. ``dtype``: its name for the report. Raises ``ValueError`` for a
-    model without a task, invalid or unlabeled records, and if onnxruntime is not installed.
+    correlation of cosines) or without labels (retrieval). Raises ``ValueError`` for a model without a task, invalid
+    or unlabeled records, and if onnxruntime is not installed.
     """
     engine = prepare(weights)
     head = _head(engine)
@@ -44,17 +51,33 @@ def check_program(
     task = _task(engine, head, records)
     if not task.scored(records):
         raise ValueError(f"--check {file}: no record has a label ({', '.join(task.gold)}); give labeled records")
-    scores = []
+    values = []
     for one in predictions(engine, task, records, folder):
         named, count = scores_of(task, records, one)
         score = choosing_score("", named)
-        scores.append(float(value_of(score, count)))
-    change = scores[1] - scores[0]
-    values = f"{score.name} float32 {scores[0]:.4f}, {dtype} {scores[1]:.4f} ({change:+.4f})"
-    report(f"{file}: {count:,} records: {values}")
-    loss = -change if score.higher_is_better else change
-    if allowed is not None and not loss <= allowed:
-        problem = f"{score.name} is worse by {loss:.4f} (allowed: {allowed:g})"
+        values.append(float(value_of(score, count)))
+    return Scores(score.name, count, *values, score.higher_is_better)
+
+
+def check_program(
+    folder: Path,
+    weights: ModelBundle,
+    *,
+    file: str,
+    allowed: float | None,
+    dtype: str,
+    report: Callable[[str], None],
+) -> None:
+    """Report the :func:`program_scores` of an export of ``dtype``.
+
+    ``allowed``: raise ``Stop`` with VERIFICATION_FAILED if the program is worse by more; None: only report.
+    """
+    scores = program_scores(folder, weights, file)
+    change = scores.program - scores.model
+    values = f"{scores.name} float32 {scores.model:.4f}, {dtype} {scores.program:.4f} ({change:+.4f})"
+    report(f"{file}: {scores.count:,} records: {values}")
+    if allowed is not None and not scores.loss <= allowed:
+        problem = f"{scores.name} is worse by {scores.loss:.4f} (allowed: {allowed:g})"
         raise Stop(VERIFICATION_FAILED, f"--check {file}: {problem}; nothing was exported")
 
 
@@ -93,8 +116,15 @@ def _head(engine: Engine) -> str:
     return present[0] if present else "sentence"
 
 
-def _task(engine: Engine, head: str, records: Sequence[Record]) -> Task:
+def _task(engine: Engine, head: str, records: list[Record]) -> Task:
     task = head_task(engine, head)
+    if head == "sequence" and engine.spec.heads.problem == "single_label":
+        # Files name classes by label or, if data.label_names renamed them, by their index.
+        names = task.names
+        indices = {str(i): name for i, name in enumerate(names)}
+        for number, record in enumerate(records):
+            if record.label is not None and record.label not in names and record.label in indices:
+                records[number] = dataclasses.replace(record, label=indices[record.label])
     if head != "choice":
         return task
     # The number of choices belongs to the data, not to the model.
