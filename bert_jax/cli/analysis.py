@@ -12,26 +12,18 @@ _TEXTS = "one text per line (blank lines are skipped), .jsonl with id and text, 
 
 
 def search_command(arguments: argparse.Namespace) -> None:
-    """Find the texts of a corpus that are nearest to each query; every query is compared with every text. Writes
-    JSON lines with query, text and hits (id, score, text). The best hits come first; hits with equal scores are
-    in the order of the corpus."""
+    """Find the texts of a corpus, or of an index of bert-jax embed, that are nearest to each query; every query is
+    compared with every text. Writes JSON lines with query, text and hits (id, score, text). The best hits come
+    first; hits with equal scores are in the order of the corpus."""
     from bert_jax.analysis.collection import read_collection
-    from bert_jax.analysis.neighbors import hit_lines, nearest, read_relevant, relevance
+    from bert_jax.analysis.neighbors import hit_lines, read_relevant, relevance
+    from bert_jax.analysis.vector_index import VectorIndex
     from bert_jax.inference.text_files import write_json_lines
 
-    if arguments.queries and arguments.query_file is not None:
-        raise ValueError("queries on the command line and --queries: give only one of them")
-    if arguments.top < 1:
-        raise ValueError(f"--top: {arguments.top} is not allowed; allowed: 1 or more")
-    if arguments.dimensions is not None and not arguments.whiten:
-        raise ValueError("--dimensions: requires --whiten; add --whiten")
-    _check_reranking(arguments)
     given = bool(arguments.queries) or arguments.query_file is not None
-    if arguments.query_prompt is not None and not given:
-        raise ValueError(
-            "--query_prompt: not allowed without queries (the corpus is its own queries); use --corpus_prompt"
-        )
-    corpus = read_collection(arguments.corpus)
+    _check_search(arguments, given)
+    index = None if arguments.index is None else VectorIndex(arguments.index)
+    corpus = read_collection(arguments.corpus) if index is None else index.entries
     queries = read_collection(arguments.query_file, arguments.queries) if given else corpus
     relevant = read_relevant(arguments.relevant, queries, corpus) if arguments.relevant is not None else None
     leaves_own_out = not given and not arguments.keep_self
@@ -40,17 +32,11 @@ def search_command(arguments: argparse.Namespace) -> None:
         query = f"the query {own_relevant[0]!r} is relevant to itself, but is not among its hits"
         raise ValueError(f"{arguments.relevant}: {query}; correct the file, or set --keep_self")
     rerank = _reranker(arguments, queries, corpus) if arguments.rerank else None
-    vectors, query_vectors = _vectors(arguments, corpus, queries)
-
-    from numpy import arange
-
-    found = nearest(
-        query_vectors, vectors, arguments.candidates if arguments.rerank else arguments.top,
-        similarity=arguments.similarity, own=arange(len(corpus)) if leaves_own_out else None,
-    )  # fmt: skip
-    if rerank is not None:
-        found = rerank(found)
-    lines = hit_lines(found, queries, corpus)
+    if index is not None:
+        found = _index_hits(arguments, index, queries)
+    else:
+        found = _corpus_hits(arguments, corpus, queries, leaves_own_out)
+    lines = hit_lines(found if rerank is None else rerank(found), queries, corpus)
     if relevant is None:
         write_json_lines(lines, arguments.output)
         return
@@ -70,6 +56,53 @@ def search_command(arguments: argparse.Namespace) -> None:
     others = len(queries) - len(ranked)
     skipped = f" ({others:,} queries without relevant ids are not counted)" if others else ""
     print(f"{len(ranked):,} queries, {arguments.top} hits each{skipped}", *score_lines(scores), sep="\n")
+
+
+def _check_search(arguments: argparse.Namespace, has_queries: bool) -> None:
+    if arguments.queries and arguments.query_file is not None:
+        raise ValueError("queries on the command line and --queries: give only one of them")
+    if arguments.top < 1:
+        raise ValueError(f"--top: {arguments.top} is not allowed; allowed: 1 or more")
+    if arguments.dimensions is not None and not arguments.whiten:
+        raise ValueError("--dimensions: requires --whiten; add --whiten")
+    _check_reranking(arguments)
+    if (arguments.corpus is None) == (arguments.index is None):
+        raise ValueError("--corpus and --index: give exactly one of them")
+    if arguments.index is not None:
+        changed = [name for name in ("corpus_prompt", "whiten", "keep_self") if getattr(arguments, name)]
+        changed += ["similarity dot"] if arguments.similarity != "cosine" else []
+        if changed:
+            raise ValueError(f"--{changed[0]}: not allowed with --index, whose vectors are fixed; omit it")
+        if not has_queries:
+            raise ValueError("--index: no queries; write them on the command line, or set --queries FILE")
+    elif arguments.query_prompt is not None and not has_queries:
+        raise ValueError(
+            "--query_prompt: not allowed without queries (the corpus is its own queries); use --corpus_prompt"
+        )
+
+
+def _wanted(arguments: argparse.Namespace) -> int:
+    return arguments.candidates if arguments.rerank else arguments.top
+
+
+def _corpus_hits(arguments: argparse.Namespace, corpus: Any, queries: Any, leaves_own_out: bool) -> Iterator[Any]:
+    from numpy import arange
+
+    from bert_jax.analysis.neighbors import nearest
+
+    vectors, query_vectors = _vectors(arguments, corpus, queries)
+    own = arange(len(corpus)) if leaves_own_out else None
+    return nearest(query_vectors, vectors, _wanted(arguments), similarity=arguments.similarity, own=own)
+
+
+def _index_hits(arguments: argparse.Namespace, index: Any, queries: Any) -> Iterator[Any]:
+    from bert_jax.analysis.collection import embedded
+
+    loaded, options = _model(arguments, queries)
+    if loaded is not None:
+        index.check_model(loaded, **options)
+    vectors = embedded(queries, loaded, prompt=arguments.query_prompt, **options)
+    return index.search(vectors, _wanted(arguments))
 
 
 def _check_reranking(arguments: argparse.Namespace) -> None:
@@ -95,9 +128,8 @@ def _reranker(arguments: argparse.Namespace, queries: Any, corpus: Any) -> Calla
 
 def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[Any, Any]:
     """Return the vectors of ``corpus`` and of ``queries``, whitened if --whiten is set."""
-    from bert_jax.analysis.anisotropy import anisotropy
+    from bert_jax.analysis.anisotropy import anisotropy, fit_whitening
     from bert_jax.analysis.collection import embedded
-    from bert_jax.analysis.whitening import fit_whitening
 
     loaded, options = _model(arguments, corpus, queries)
     vectors = embedded(corpus, loaded, prompt=arguments.corpus_prompt, **options)
@@ -239,7 +271,12 @@ _PROMPT = option("--prompt", metavar="TEXT", help="text to insert before every t
 COMMANDS = (
     Command("search", "the texts of a corpus nearest to each query", search_command, (
         model(required=False),
-        option("--corpus", required=True, metavar="FILE", help=_TEXTS),
+        option("--corpus", metavar="FILE", help=_TEXTS),
+        option(
+            "--index", type=Path, metavar="DIR",
+            help="instead of --corpus: a folder that bert-jax embed --precision wrote; with binary, signs in "
+            "memory select 100 texts, and their int8 vectors on disk order them",
+        ),
         option("queries", nargs="*", metavar="QUERY", help="query texts (default: the texts of the corpus)"),
         option("--queries", dest="query_file", metavar="FILE", help="file of queries, in a format of --corpus"),
         option("--top", type=int, default=10, metavar="K", help="number of hits per query (default: 10)"),

@@ -89,7 +89,10 @@ COMMANDS = (
     )),
     Command("benchmark-inference", "how fast a model answers, form by form", benchmark_command, (
         option("model", metavar="DIR_OR_PREFIX", help=READABLE),
-        option("--forms", nargs="+", metavar="FORM", help="jax, jax-bfloat16, onnx, stablehlo (default: all here)"),
+        option(
+            "--forms", nargs="+", metavar="FORM",
+            help="jax, jax-bfloat16, onnx, stablehlo, onnx-int8 (default: all here)",
+        ),
         option("--batches", type=int, nargs="+", default=[1, 8, 64], metavar="N", help="texts (default: 1 8 64)"),
         option(
             "--lengths", type=int, nargs="+", default=[16, 128, 512], metavar="N",

@@ -39,14 +39,14 @@ def embed_command(arguments: argparse.Namespace) -> None:
         raise ValueError("--per_token, --per_word: not allowed together; give one of them")
     clash = [name for name in _POOLED if getattr(arguments, name) is not None] if parts else []
     if clash or (arguments.layers and not parts):
-        what = (
-            f"--{clash[0]}: not allowed with --{parts[0]}"
-            if clash
-            else "--layers: requires --per_token or --per_word"
-        )
+        needs = "--layers: requires --per_token or --per_word"
+        what = f"--{clash[0]}: not allowed with --{parts[0]}" if clash else needs
         raise ValueError(
             f"{what}; the output is one vector per text or, with these, one per token or word and layer"
         )
+    if arguments.precision != "float32":
+        _write_index(arguments, parts)
+        return
     inputs, options = streaming(arguments)
     texts = (_text_of(value) for value in inputs)
     to_array = arguments.output is not None and arguments.output.suffix in (".npy", ".npz")
@@ -72,6 +72,20 @@ def embed_command(arguments: argparse.Namespace) -> None:
         say(f"{arguments.output}: float32[{count}, {width}]")
         return
     write_json_lines(({"embedding": [round(float(x), 7) for x in vector]} for vector in vectors), arguments.output)
+
+
+def _write_index(arguments: argparse.Namespace, parts: Sequence[str]) -> None:
+    from bert_jax.analysis.vector_index import index_texts
+
+    name, target = f"--precision {arguments.precision}", arguments.output
+    if parts:
+        raise ValueError(f"{name}: not allowed with --{parts[0]}; an index has one vector per text")
+    if target is None or target.suffix in (".npy", ".npz", ".jsonl"):
+        raise ValueError(f"{name}: an index is a folder; give --output with the name of a new folder")
+    inputs, options = streaming(arguments)
+    options |= {name: getattr(arguments, name) for name in _POOLED}
+    entries = ((value, _text_of(value)) for value in inputs)
+    say(index_texts(target, load_model(arguments), entries, arguments.precision, **options))
 
 
 def _text_of(value: Any) -> str:
@@ -269,7 +283,11 @@ COMMANDS = (
         model("texts to embed"),
         option(
             "--output", type=Path, metavar="FILE",
-            help=".npy: float32[texts, E]; .npz: this array, called embeddings; else JSON lines",
+            help=".npy: float32[texts, E]; .npz: this array, called embeddings; index: a folder; else JSON lines",
+        ),
+        option(
+            "--precision", choices=("float32", "int8", "binary"), default="float32",
+            help="int8, binary: an index for search; bytes on disk, with binary bits in memory (default: float32)",
         ),
         pooling,
         _prompts,

@@ -1,6 +1,7 @@
 """Subcommands of ``bert-jax`` that import and export models."""
 
 import argparse
+import functools
 from pathlib import Path
 
 from bert_jax.cli.options import READABLE, Command, names_of, option, read_options, reading
@@ -28,6 +29,19 @@ def export_command(arguments: argparse.Namespace) -> None:
     the largest difference from the output of this library."""
     from bert_jax.interop.export import export_model
 
+    calibrate = check = None
+    if arguments.calibration is not None:
+        from bert_jax.compression.calibration import calibrated
+
+        calibrate = functools.partial(calibrated, files=arguments.calibration, report=print)
+    if arguments.check is not None:
+        from bert_jax.compression.quality import check_program
+
+        check = functools.partial(
+            check_program, file=arguments.check, allowed=arguments.check_loss, report=print, dtype=arguments.dtype
+        )
+    elif arguments.check_loss is not None:
+        raise ValueError("--check_loss: requires --check; add --check with a file of labeled texts")
     export_model(
         Path(arguments.source),
         arguments.target,
@@ -36,6 +50,8 @@ def export_command(arguments: argparse.Namespace) -> None:
         force=arguments.force,
         heads=arguments.heads,
         width=arguments.width,
+        calibrate=calibrate,
+        check=check,
         options=read_options(arguments),
         verify=not arguments.no_verify,
         peer_python=arguments.peer_python,
@@ -92,7 +108,26 @@ COMMANDS = (
         option("--from", dest="source", required=True, metavar="WORKDIR", help=READABLE),
         option("--to", dest="target", required=True, type=Path, metavar="DIR", help="the new folder"),
         option("--format", required=True, choices=_FORMATS, help="see docs/weights.md"),
-        option("--dtype", choices=("float32", "bfloat16"), default="float32", help="default: float32"),
+        option(
+            "--dtype", choices=("float32", "float16", "bfloat16", "int8"), default="float32",
+            help="of the stored weights; int8 (onnx): of encoder and embeddings, and of their products (default: "
+            "float32)",
+        ),
+        option(
+            "--calibration", nargs="+", metavar="FILE",
+            help="with --dtype int8: texts, one per line (.gz: packed), or JSON objects with text and text_pair "
+            "(.jsonl), from which the range of the inputs of every product is taken (default: the range of each "
+            "batch, when the program runs)",
+        ),
+        option(
+            "--check", metavar="FILE",
+            help="labeled JSON lines as for fine-tuning: print the score of the model and that of the exported "
+            "program (onnx)",
+        ),
+        option(
+            "--check_loss", type=float, metavar="X",
+            help="with --check: export nothing (exit code 3) if the score is lower by more than X",
+        ),
         option(
             "--heads", type=names_of, metavar="HEAD,...",
             help="export only these output layers: mlm, nsp, sequence, token, span, choice, pooler (default: all)",

@@ -86,6 +86,10 @@ class ExecutionConfig(Section, prefix="execution."):
     remat: Literal["none", "attention", "full"] = "none"
     # Compute dtype; parameters, LayerNorm statistics, softmax, losses and optimizer state stay float32.
     dtype: Literal["float32", "bfloat16"] = "float32"
+    # Rounding of the weights of embeddings and encoder, and of the inputs of their products, in training and
+    # evaluation: none, or int8 (as in an int8 export, with the range of each batch; gradients ignore the rounding),
+    # so that the trained model loses less when it is exported.
+    quantization: Literal["none", "int8"] = "none"
     # One matrix product for query, key and value (stacked in the forward pass; parameters stay separate).
     fused_qkv: bool = False
     # Attention implementation: xla, pallas (a kernel for TPUs or GPUs; interpreted on a CPU) or auto (pallas on

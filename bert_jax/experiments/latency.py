@@ -21,6 +21,7 @@ FORMS = {
     "jax-bfloat16": ("", "jax", "this library, bfloat16"),
     "onnx": ("onnx", "onnxruntime", "onnxruntime, float32"),
     "stablehlo": ("stablehlo", "jax", "the exported program, run by JAX"),
+    "onnx-int8": ("onnx", "onnxruntime", "onnxruntime, int8 with the ranges of each batch"),
 }
 
 
@@ -66,7 +67,8 @@ def benchmark(
             format, folder = FORMS[form][0], Path(scratch) / form
             try:
                 if format:
-                    export_model(source, folder, format, verify=False, report=lambda line: None)
+                    dtype = "int8" if form.endswith("int8") else "float32"
+                    export_model(source, folder, format, dtype=dtype, verify=False, report=lambda line: None)
                 else:
                     write_saved(folder, weights)
             except ValueError as error:

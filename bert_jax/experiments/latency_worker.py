@@ -72,7 +72,7 @@ def main() -> None:
     available = sorted(os.sched_getaffinity(0))
     cpus = min(given.cpus or len(available), len(available))
     os.sched_setaffinity(0, available[:cpus])  # before any library starts its threads
-    if given.form == "onnx":
+    if given.form.startswith("onnx"):
         run = with_onnx(given.folder, cpus)
     elif given.form == "stablehlo":
         run = with_stablehlo(given.folder)

@@ -19,7 +19,7 @@ from bert_jax.tasks.task import ModelInput, Task
 from bert_jax.tasks.words import Window
 
 HEADS = ("sequence", "token", "span", "choice")
-_KINDS = {"token": "tagging", "span": "qa", "choice": "choice"}
+_KINDS = {"token": "tagging", "span": "qa", "choice": "choice", "sentence": "sentence"}
 _PROBLEMS = {"single_label": "classification", "multi_label": "multi_label", "regression": "regression"}
 # Number of inputs processed together; the outputs of all their tokens are in memory.
 _WINDOW = 1024
@@ -89,8 +89,8 @@ def task_head(loaded: Engine, task: str | None = None) -> str:
 
 
 def task_of(loaded: Engine, head: str) -> Task:
-    """Return the task of a head, with the options that the saved model defines and defaults for all other
-    options."""
+    """Return the task of a head (``sentence``: of vectors of texts), with the options that the saved model defines
+    and defaults for all other options."""
     spec, plain = loaded.spec, FinetuneConfig()
     kind = _PROBLEMS[spec.heads.problem] if head == "sequence" else _KINDS[head]
     order: PairOrder = "both" if head == "sequence" and spec.heads.both_orders else "given"
@@ -120,7 +120,7 @@ class _Input:
 
 def _input(loaded: Engine, head: str, value: Any) -> _Input:
     """Return ``value`` as an input of the head. Raises ``ValueError`` for a value that the head does not accept."""
-    record = _record(value)
+    record = record_of(value)
     start = f"{(record.text or ' '.join(record.words))[:40]!r}"
     if isinstance(value, Mapping) and "words" in value and "text" not in value:
         if head != "token":
@@ -141,7 +141,9 @@ def _input(loaded: Engine, head: str, value: Any) -> _Input:
     return _Input(record)
 
 
-def _record(value: Any) -> Record:
+def record_of(value: Any) -> Record:
+    """Return ``value``, a text, a pair or an object, as a record without labels. Raises ``ValueError`` for a value
+    of another form."""
     if isinstance(value, str):
         return Record(id="", source="", text=value)
     if isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(text, str) for text in value):

@@ -9,7 +9,7 @@ import numpy as np
 
 from bert_jax.config import ExecutionConfig, ModelSpec
 
-StoredDtype = Literal["float32", "bfloat16"]
+StoredDtype = Literal["float32", "float16", "bfloat16", "int8"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,8 @@ class ModelBundle:
     tokenizer_content: bytes | None = None
     # Notes of the reader, one line each: converted dtypes, dropped names, absent heads.
     notes: tuple[str, ...] = ()
+    # Calibrated inputs of products in 8 bits: name of the kernel or table -> (least value, greatest value).
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     # Origin of the weights for the model card, JSON-serializable ("format", "name", "recipe", "metrics", ...).
     origin: Mapping[str, Any] = field(default_factory=dict)
 

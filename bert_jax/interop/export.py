@@ -38,6 +38,7 @@ _CHECKS: dict[str, tuple[str, float, Callable[[Path, ModelBundle], dict[str, flo
     "npz": ("numpy", 0.0, check_npz),
 }
 CARD = "README.md"
+LARGEST_FLOAT16 = float(np.finfo(np.float16).max)
 
 
 class Writer(Protocol):
@@ -67,6 +68,8 @@ def export_model(
     force: bool = False,
     heads: Sequence[str] | None = None,
     width: int | None = None,
+    calibrate: Callable[[ModelBundle], ModelBundle] | None = None,
+    check: Callable[[Path, ModelBundle], None] | None = None,
     options: ReadOptions | None = None,
     verify: bool = True,
     peer_python: str | None = None,
@@ -75,34 +78,31 @@ def export_model(
     """Read the model ``source`` in any supported format and write it to the folder ``target`` in ``format``.
 
     Args:
-        dtype: dtype of the stored weights, float32 or bfloat16.
+        dtype: dtype of the stored weights; int8 (onnx): of encoder and embeddings, and of their products.
         force: replace a non-empty ``target`` after the new folder is complete.
         heads: heads to export; the pooler is added if one of them needs it. None: all heads.
         width: number of the first values of a text's vector that the exported model returns. None: all.
+        calibrate: for int8: function that returns the model with ``ranges``. None: ranges of each batch.
+        check: for onnx: function that is called with the new folder and the model before the folder is renamed.
         options: options of the reader.
         verify: compare the new folder with the model before the folder is renamed to ``target``: the parameters if
             this library reads the format, and the outputs if the library that loads the format is installed.
         peer_python: Python executable that has transformers or sentence-transformers; None: the running Python.
         report: function that is called with each line of the log.
 
-    Raises ``ValueError`` if the format cannot represent the model (docs/weights.md) or if ``target`` may not be
-    replaced. Raises ``exits.Stop`` with VERIFICATION_FAILED if the written files differ from the model. If an
-    exception is raised, ``target`` is unchanged.
+    Raises ``ValueError`` if the format cannot represent the model (docs/weights.md), if ``target`` may not be
+    replaced, and for ``calibrate`` or ``check`` where they are not defined. Raises ``exits.Stop`` with
+    VERIFICATION_FAILED if the written files differ from the model. If an exception is raised, ``target`` is
+    unchanged.
     """
-    if format not in (*FORMATS, *OTHER_FORMATS):
-        allowed = ", ".join((*FORMATS, *OTHER_FORMATS))
-        raise ValueError(f"--format: {format!r} is not allowed; allowed: {allowed}")
-    if dtype not in DTYPES:
-        raise ValueError(f"--dtype: {dtype!r} is not allowed; allowed: {', '.join(DTYPES)}")
+    _check_options(format, dtype, calibrate is not None, check is not None)
     target = target.resolve()
     _check_target(source, target, force)
     weights = read_weights(source, options)
     for note in weights.notes:
         report(note)
-    if heads is not None:
-        weights = keep_heads(weights, heads)
-    weights = weights if width is None else keep_width(weights, width, format)
-    weights, notes = fit(weights, format, dtype)
+    weights, notes = _fitted(weights, format, dtype, heads, width)
+    weights = weights if calibrate is None else calibrate(weights)
     with whole_folder(target, target.with_name(f".{target.name}.replaced")) as partial:
         notes += WRITERS[format](partial, weights, dtype=dtype)
         (partial / CARD).write_text(
@@ -111,13 +111,45 @@ def export_model(
         for note in notes:
             report(note)
         if verify:
-            stored = _as_stored(weights, dtype)
-            if format in READ_BACK:
-                check_read_back(partial, stored, report)
-            result = _consumer_differences(partial, stored, format, peer_python)
-            judge(result, "", "; nothing was exported", report, strict=True)
+            _verify(partial, weights, format, dtype, peer_python, report)
+        if check is not None:
+            check(partial, weights)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     report(f"{target}: {format}, {size / 1e6:,.1f} MB")
+
+
+def _check_options(format: str, dtype: str, has_calibration: bool, has_check: bool) -> None:
+    if format not in (*FORMATS, *OTHER_FORMATS):
+        allowed = ", ".join((*FORMATS, *OTHER_FORMATS))
+        raise ValueError(f"--format: {format!r} is not allowed; allowed: {allowed}")
+    if dtype not in DTYPES:
+        raise ValueError(f"--dtype: {dtype!r} is not allowed; allowed: {', '.join(DTYPES)}")
+    if has_calibration and dtype != "int8":
+        raise ValueError(f"--calibration: not allowed with --dtype {dtype}; allowed with int8")
+    if has_check and format != "onnx":
+        raise ValueError(f"--check: not allowed with --format {format}; allowed with onnx")
+
+
+def _fitted(
+    weights: ModelBundle, format: str, dtype: str, heads: Sequence[str] | None, width: int | None
+) -> tuple[ModelBundle, list[str]]:
+    """Return ``weights`` with the chosen heads and width, without the parts that ``format`` cannot represent, and
+    notes."""
+    if heads is not None:
+        weights = keep_heads(weights, heads)
+    weights = weights if width is None else keep_width(weights, width, format)
+    weights, notes = fit(weights, format, dtype)
+    if dtype == "float16":
+        _check_float16(weights)
+    return weights, notes
+
+
+def _check_float16(weights: ModelBundle) -> None:
+    for name, values in weights.params.items():
+        largest = float(np.abs(values).max(initial=0))
+        if np.isfinite(largest) and largest > LARGEST_FLOAT16:
+            limit = f"{name} has the value {largest:.3g}, but the largest float16 is {LARGEST_FLOAT16:g}"
+            raise ValueError(f"--dtype float16: {limit}; use bfloat16 or float32")
 
 
 def _check_target(source: Path, target: Path, force: bool) -> None:
@@ -136,8 +168,21 @@ def _check_target(source: Path, target: Path, force: bool) -> None:
 # ------------------------------------------------------------------ reading back
 
 
+def _verify(
+    folder: Path, weights: ModelBundle, format: str, dtype: str, peer_python: str | None,
+    report: Callable[[str], None],
+) -> None:  # fmt: skip
+    stored = _as_stored(weights, dtype)
+    if format in READ_BACK:
+        check_read_back(folder, stored, report)
+    result = _consumer_differences(folder, stored, format, dtype, peer_python)
+    judge(result, "", "; nothing was exported", report, strict=True)
+
+
 def _as_stored(bundle: ModelBundle, dtype: str) -> ModelBundle:
-    """Return ``bundle`` with every value rounded to ``dtype`` and converted back to float32."""
+    """Return ``bundle`` with every value rounded to a floating-point ``dtype`` and converted back to float32."""
+    if dtype == "int8":
+        return bundle  # outputs are compared with those of the weights before rounding
     # numpy accepts the dtype name bfloat16 after ml_dtypes is imported, which JAX does.
     rounded = {
         name: np.asarray(values.astype(dtype, copy=False), np.float32) for name, values in bundle.params.items()
@@ -146,7 +191,7 @@ def _as_stored(bundle: ModelBundle, dtype: str) -> ModelBundle:
 
 
 def _consumer_differences(
-    folder: Path, bundle: ModelBundle, format: str, peer_python: str | None
+    folder: Path, bundle: ModelBundle, format: str, dtype: str, peer_python: str | None
 ) -> Differences | str:
     """Return the differences between ``bundle`` and the results of the library that loads ``folder``. If they
     cannot be compared, return the reason as a string."""
@@ -157,6 +202,8 @@ def _consumer_differences(
     if format not in _CHECKS:
         return f"no other library is run for {format}"
     consumer, allowed, check = _CHECKS[format]
+    # How much 8-bit products may differ depends on the use: --check compares scores.
+    allowed = np.inf if dtype == "int8" else allowed
     values = check(folder, bundle)
     if values is None:
         return f"{consumer} is not installed"

@@ -18,7 +18,7 @@ from bert_jax.interop.tf1 import names as tf1_names
 FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz")
 # Formats of encoders that are no Transformers; they hold an encoder alone.
 OTHER_FORMATS = ("word2vec", "allennlp")
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "float16", "bfloat16", "int8")
 Verdict = Literal["yes", "encoder only", "refused"]
 
 _VERDICTS: dict[str, Verdict] = {"y": "yes", "e": "encoder only", "r": "refused"}
@@ -52,7 +52,9 @@ _TABLE = {
     "epsilon": ("LayerNorm epsilon other than 1e-12", ""),
     "pruned heads": ("layers with fewer attention heads", ""),
     "pruned units": ("feed-forward layers of different widths", ""),
+    "float16": ("stored as float16", "yyryyy"),
     "bfloat16": ("stored as bfloat16", "yyryyy"),
+    "int8": ("encoder and embeddings stored as int8, with products of 8-bit integers", "rrryrr"),
 }
 ROWS = {row: meaning for row, (meaning, _) in _TABLE.items()}
 # Head -> fields of HeadsConfig that describe it.
@@ -125,7 +127,7 @@ def rows_of(spec: ModelSpec, dtype: str = "float32") -> Iterator[str]:
         "epsilon": model.norm_epsilon != 1e-12,
         "pruned heads": bool(model.layer_heads),
         "pruned units": bool(model.layer_units),
-        "bfloat16": dtype == "bfloat16",
+        **{row: row == dtype for row in DTYPES if row != "float32"},
     }
     return (row for row, applies in conditions.items() if applies)
 

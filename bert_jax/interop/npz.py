@@ -22,7 +22,7 @@ from bert_jax.io.safetensors_file import aligned_empty
 from bert_jax.io.untrusted_folder import inside, needed, parse_json, read_small
 
 WEIGHTS_FILE, DTYPES_FILE, SPEC_FILE = "weights.npz", "dtypes.json", "model.json"
-_STORED = {"float32": "<f4", "bfloat16": "<u2"}
+_STORED = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 _DATE = (1980, 1, 1, 0, 0, 0)  # of every member, so that equal weights produce identical files
 
 
@@ -34,7 +34,7 @@ def is_npz(path: Path) -> bool:
 def write_npz(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
     """Write every parameter under its canonical name into the empty ``folder``; return notes.
 
-    If ``dtype`` is bfloat16, values are rounded to nearest even and stored as uint16. ``dtypes.json`` names the
+    16-bit values are rounded to nearest even, those of bfloat16 stored as uint16. ``dtypes.json`` names the
     dtype of every array.
     """
     check_fields(weights.spec.model, EVERY_FIELD, "npz")
@@ -44,6 +44,8 @@ def write_npz(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float
             values = weights.params[name]
             if dtype == "bfloat16":
                 values = values.astype(ml_dtypes.bfloat16).view(np.uint16)
+            elif dtype == "float16":
+                values = values.astype("<f2")
             with archive.open(zipfile.ZipInfo(f"{name}.npy", _DATE), "w", force_zip64=True) as stream:
                 np.lib.format.write_array(stream, np.ascontiguousarray(values), allow_pickle=False)
     dtypes = dict.fromkeys(parameter_shapes(weights.spec), dtype)
@@ -66,7 +68,7 @@ def read_npz(path: Path, options: ReadOptions) -> ModelBundle:
     spec = spec_from_json(read_small(needed(folder, SPEC_FILE), "a model description"), str(folder / SPEC_FILE))
     dtypes = _dtypes(folder)
     params = _read_params(needed(folder, WEIGHTS_FILE), spec, dtypes)
-    notes = ["bfloat16 converted to float32"] if "bfloat16" in dtypes.values() else []
+    notes = [f"{dtype} converted to float32" for dtype in ("float16", "bfloat16") if dtype in dtypes.values()]
     notes += non_finite(params)
     content = None
     if spec.tokenizer is not None:
@@ -125,9 +127,10 @@ def _read_params(file: Path, spec: ModelSpec, dtypes: dict[str, str]) -> dict[st
         for name, shape in expected.items():
             stored = _STORED[dtypes.get(name, "float32")]
             values = arrays.read(name, expected=Header(shape, False, np.dtype(stored)))
-            if stored == _STORED["bfloat16"]:
-                params[name] = aligned_empty(shape)
-                np.copyto(params[name], values.view(ml_dtypes.bfloat16), casting="unsafe")
-            else:
+            if stored == _STORED["float32"]:
                 params[name] = values
+                continue
+            params[name] = aligned_empty(shape)
+            narrow = values.view(ml_dtypes.bfloat16) if stored == _STORED["bfloat16"] else values
+            np.copyto(params[name], narrow, casting="unsafe")
     return params

@@ -30,7 +30,7 @@ class Differences:
 
     # Name and version of the other library, such as "transformers 5.23.0".
     consumer: str
-    # Output -> (largest absolute difference, largest allowed difference).
+    # Output -> (largest absolute difference, largest allowed difference; infinity allows any finite difference).
     values: Mapping[str, tuple[float, float]]
     # Problems that the other library reports.
     problems: tuple[str, ...] = ()
@@ -46,7 +46,8 @@ def judge(result: Differences | str, where: str, end: str, report: Callable[[str
         report(f"outputs not compared: {result}")
         return
     for name, (difference, bar) in result.values.items():
-        report(f"{name}: largest difference from {result.consumer} {difference:.1e} (allowed {bar:.1e})")
+        limit = f" (allowed {bar:.1e})" if np.isfinite(bar) else ""
+        report(f"{name}: largest difference from {result.consumer} {difference:.1e}{limit}")
     if result.problems and strict:
         raise Stop(VERIFICATION_FAILED, f"{where}{result.consumer} reports {'; '.join(result.problems[:10])}{end}")
     for problem in result.problems:
@@ -54,7 +55,7 @@ def judge(result: Differences | str, where: str, end: str, report: Callable[[str
     above = [
         f"{name} by {difference:.3g} (allowed: {bar:.3g})"
         for name, (difference, bar) in result.values.items()
-        if not difference <= bar  # also NaN
+        if not (difference <= bar and np.isfinite(difference))
     ]
     if above:
         raise Stop(VERIFICATION_FAILED, f"{where}{result.consumer} differs in {', '.join(above)}{end}")

@@ -216,6 +216,11 @@ class BertModel(nn.Module):
         config, heads, dtype = self.config, self.heads, compute_dtype(self.execution)
         rows = padded_vocab_size(config, self.execution)
         self.embeddings = Embeddings(config, self.execution, rows, self.mesh)
+        if self.execution.quantization != "none" and config.encoder != "transformer":
+            raise ValueError(
+                f"execution.quantization: {self.execution.quantization} is not allowed with model.encoder "
+                f"{config.encoder}; allowed: none"
+            )
         collect = self.all_layers or heads.features != "last"
         if collect:
             config.require_equal_widths()

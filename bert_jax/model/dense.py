@@ -88,6 +88,24 @@ def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
     return (x.astype(bias.dtype) + bias).astype(x.dtype)
 
 
+def rounded_weight(kernel: jax.Array) -> jax.Array:
+    """Return the kernel [in, out], rounded as in an int8 export: 255 values for each output. The gradient is that
+    of the kernel itself (straight-through estimator; Bengio et al. 2013)."""
+    scale = jnp.maximum(jnp.abs(kernel).max(axis=0, keepdims=True) / 127, jnp.finfo(jnp.float32).tiny)
+    return kernel + jax.lax.stop_gradient(jnp.round(kernel / scale) * scale - kernel)
+
+
+def rounded_inputs(x: jax.Array) -> jax.Array:
+    """Return the input of a product, rounded to 256 values from the least to the greatest one, 0 included. The
+    gradient is that of ``x`` itself."""
+    wide = x.astype(jnp.float32)
+    low, high = jnp.minimum(wide.min(), 0), jnp.maximum(wide.max(), 0)
+    scale = jnp.maximum((high - low) / 255, jnp.finfo(jnp.float32).tiny)
+    zero = jnp.round(-low / scale)
+    rounded = (jnp.clip(jnp.round(wide / scale) + zero, 0, 255) - zero) * scale
+    return x + jax.lax.stop_gradient(rounded - wide).astype(x.dtype)
+
+
 def weight_init(config: ModelConfig, ends_block: bool = False) -> jax.nn.initializers.Initializer:
     """Return a truncated normal initializer, truncated at two standard deviations and not rescaled
     (google-research/bert ``create_initializer``).
@@ -129,19 +147,27 @@ class Dense(nn.Module):
     use_bias: bool = True
     # True for the last layer of an attention or feed-forward block.
     ends_block: bool = False
+    # Round the kernel and the inputs to 8 bits.
+    in_8_bits: bool = False
 
     @nn.compact
     def parameters(self, inputs: int) -> tuple[jax.Array, jax.Array]:
-        """Return the kernel [in, out] and the bias [out] in float32, for a caller that fuses several products."""
+        """Return the kernel [in, out] and the bias [out] in float32, for a caller that fuses several products of
+        :meth:`inputs`."""
         init = weight_init(self.config, self.ends_block)
         kernel = self.param("kernel", with_logical_axes(init, self.axes), (inputs, self.features))
+        kernel = rounded_weight(kernel) if self.in_8_bits else kernel
         if not self.use_bias:
             return kernel, jnp.zeros((self.features,))
         bias = self.param("bias", with_logical_axes(nn.initializers.zeros_init(), self.axes[-1:]), (self.features,))
         return kernel, bias
 
+    def inputs(self, x: jax.Array) -> jax.Array:
+        """Return ``x`` as the product reads it."""
+        return rounded_inputs(x) if self.in_8_bits else x
+
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel, bias = self.parameters(x.shape[-1])
         # In the shape of the product, [tokens, out], because of the stacked arrays of loops over layers.
-        flat = matmul_f32_grad(x, kernel).reshape(-1, self.features)
+        flat = matmul_f32_grad(self.inputs(x), kernel).reshape(-1, self.features)
         return add_bias(flat, bias).reshape(*x.shape[:-1], self.features)

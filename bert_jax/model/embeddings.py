@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ExecutionConfig, ModelConfig
 from bert_jax.model.ancestors.characters import CharacterEmbeddings
-from bert_jax.model.dense import Dense, weight_init
+from bert_jax.model.dense import Dense, rounded_weight, weight_init
 from bert_jax.model.dropout import DropoutKey, Site, dropout, locked_dropout, site_key, whole_key
 from bert_jax.model.layers import ACT, Norm, compute_dtype
 from bert_jax.model.positions import sinusoidal_positions
@@ -66,8 +66,18 @@ class Embeddings(nn.Module):
         config, dtype = self.config, compute_dtype(self.execution)
         width = config.embedding_width
 
+        in_8_bits = self.execution.quantization == "int8"
+
         def table(rows: int, axis: str, name: str) -> jax.Array:
             return Embedding(rows, width, (axis, "embed"), config, name=f"{name}_embeddings")()
+
+        def chosen(rows_BxSxE: jax.Array) -> jax.Array:
+            """Return rows of a table, rounded as in an int8 export: 255 values for each row."""
+            return (
+                rounded_weight(rows_BxSxE.reshape(-1, width).T).T.reshape(rows_BxSxE.shape)
+                if in_8_bits
+                else rows_BxSxE
+            )
 
         if config.character_filters:
             words_VxE = CharacterEmbeddings(config, self.padded_vocab_size, name="characters")()
@@ -77,7 +87,7 @@ class Embeddings(nn.Module):
         # compiler aborts (design/sharding.md).
         is_cut_twice = self.mesh is not None and min(self.mesh.shape["fsdp"], self.mesh.shape["tensor"]) > 1
         rows_VxE = constrain(words_VxE, (None if is_cut_twice else "vocab", None), self.mesh)
-        x_BxSxE = jnp.take(rows_VxE, input_ids_BxS, axis=0)
+        x_BxSxE = chosen(jnp.take(rows_VxE, input_ids_BxS, axis=0))
         words_key = site_key(dropout_key, 0, Site.WORDS)
         if config.word_dropout and words_key is not None:
             kept_Vx1 = dropout(jnp.ones((len(words_VxE), 1)), config.word_dropout, whole_key(words_key))
@@ -85,12 +95,12 @@ class Embeddings(nn.Module):
         if config.embedding_scale:
             x_BxSxE *= width**0.5
         if types := config.type_vocab_size:
-            x_BxSxE += few_rows(token_type_ids_BxS, table(types, "segment", "token_type"))
+            x_BxSxE += chosen(few_rows(token_type_ids_BxS, table(types, "segment", "token_type")))
         if config.position_embeddings == "learned":
             rows = constrain(
                 table(config.max_position_embeddings, "position", "position"), ("position", None), self.mesh
             )
-            x_BxSxE += jnp.take(rows, position_ids_BxS + config.position_offset, axis=0)
+            x_BxSxE += chosen(jnp.take(rows, position_ids_BxS + config.position_offset, axis=0))
         elif config.position_embeddings == "sinusoidal":
             length = max(config.max_position_embeddings, input_ids_BxS.shape[1])
             x_BxSxE += jnp.take(sinusoidal_positions(length, width), position_ids_BxS, axis=0)
@@ -100,5 +110,8 @@ class Embeddings(nn.Module):
         is_transformer = config.encoder == "transformer"
         x_BxSxH = (dropout if is_transformer else locked_dropout)(x_BxSxE.astype(dtype), rate, key)
         if config.embedding_size and is_transformer:
-            x_BxSxH = Dense(config.hidden_size, ("embed", "pooled"), config, dtype, name="projection")(x_BxSxH)
+            projection = Dense(
+                config.hidden_size, ("embed", "pooled"), config, dtype, in_8_bits=in_8_bits, name="projection"
+            )
+            x_BxSxH = projection(x_BxSxH)
         return constrain(x_BxSxH, ACT, self.mesh), words_VxE

@@ -35,7 +35,7 @@ from bert_jax.model.positions import (
     rotary_factors,
     rotate,
 )
-from bert_jax.parallel.axes import constrain, with_logical_axes
+from bert_jax.parallel.axes import Axes, constrain, with_logical_axes
 
 ACT = ("act_batch", "act_length", "act_embed")
 # Linen collection of hidden states and attention probabilities; filled if it is mutable.
@@ -86,6 +86,11 @@ class Block(nn.Module):
     execution: ExecutionConfig
     mesh: Mesh | None = None
 
+    def dense(self, features: int, axes: Axes, use_bias: bool, ends_block: bool = False, *, name: str) -> Dense:
+        """Return a dense layer with the dtype and the rounding of ``execution``."""
+        options = self.config, compute_dtype(self.execution), use_bias, ends_block
+        return Dense(features, axes, *options, self.execution.quantization == "int8", name=name)
+
 
 def norm_before(block: Block, x_BxSxH: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the input of a block, normalized if ``norm_position`` is not post, and the residual that bypasses the
@@ -120,7 +125,7 @@ def output_residual_norm(
     kernel, bias = dense.parameters(inner[0].shape[-1])
 
     def project(inner: tuple[jax.Array, ...], kernel: jax.Array) -> jax.Array:
-        return matmul_f32_grad(activate(*inner), kernel)
+        return matmul_f32_grad(dense.inputs(activate(*inner)), kernel)
 
     if block.execution.scan_layers:
         # A loop copies the values for its backward pass into stacked arrays; recomputing the activation is cheaper.
@@ -161,13 +166,13 @@ class SelfAttention(Block):
         probabilities_key: DropoutKey | None,
         output_key: DropoutKey | None,
     ) -> jax.Array:
-        config, dtype = self.config, compute_dtype(self.execution)
-        sequence_ids_BxS, mesh, head_size = tokens["sequence_ids"], self.mesh, config.head_size
+        config, sequence_ids_BxS = self.config, tokens["sequence_ids"]
+        mesh, head_size = self.mesh, config.head_size
         (batch, length, width), heads = x_BxSxH.shape, self.heads or config.num_attention_heads
         axes_of_heads = ("act_batch", "act_length", "act_heads", None)
         inner_BxSxH, x_BxSxH = (x_BxSxH, x_BxSxH) if self.skip_norm else norm_before(self, x_BxSxH)
         dense = {
-            name: Dense(heads * head_size, ("embed", "heads"), config, dtype, config.qkv_bias, name=name)
+            name: self.dense(heads * head_size, ("embed", "heads"), config.qkv_bias, name=name)
             for name in ("query", "key", "value")
         }
         rate, look_inside = config.attention_dropout, self.is_mutable_collection(INTERMEDIATES)
@@ -210,7 +215,7 @@ class SelfAttention(Block):
             context = self._replace_global(context, inner_BxSxH, tokens, slots, probabilities_key)
         context = constrain(context.reshape(batch, length, -1, head_size), axes_of_heads, mesh)
         inner = (context.reshape(batch, length, -1),)
-        output = Dense(width, ("heads", "embed"), config, dtype, config.attention_output_bias, True, name="output")
+        output = self.dense(width, ("heads", "embed"), config.attention_output_bias, True, name="output")
         rate = config.dropout_at("attention_output")
         return output_residual_norm(self, inner, x_BxSxH, output, rate, output_key)
 
@@ -235,6 +240,7 @@ class SelfAttention(Block):
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Return the queries, keys and values without their biases, each [B, S, H], and the three biases, each [H];
         with ``in_one``, one array [B, S, 3, H]."""
+        x_BxSxH = dense[0].inputs(x_BxSxH)
         pairs = [layer.parameters(x_BxSxH.shape[-1]) for layer in dense]
         biases = [bias for _, bias in pairs]
         if not (self.execution.fused_qkv or in_one):
@@ -279,17 +285,16 @@ class SelfAttention(Block):
     ) -> jax.Array:
         """Return ``context`` with the attention of global tokens, which has its own projections, in their places,
         and 0 for padding. ``slots``: compute only these queries."""
-        config, dtype, width = self.config, compute_dtype(self.execution), x_BxSxH.shape[-1]
-        shape = context_BxSxAxD.shape[2:]
+        config, shape = self.config, context_BxSxAxD.shape[2:]
         projections = [
-            Dense(math.prod(shape), ("embed", "heads"), config, dtype, config.qkv_bias, name=f"{name}_global")
+            self.dense(math.prod(shape), ("embed", "heads"), config.qkv_bias, name=f"{name}_global")
             for name in ("query", "key", "value")
         ]
         ids_BxS = tokens["sequence_ids"]
         real_BxSxAxD = jnp.where(ids_BxS[:, :, None, None] > 0, context_BxSxAxD, 0)
         if self.is_initializing() or "is_global" not in tokens:
             for dense in projections:
-                dense.parameters(width)
+                dense.parameters(x_BxSxH.shape[-1])
             return real_BxSxAxD
         inputs = (x_BxSxH if slots_BxG is None else local.at_slots(x_BxSxH, slots_BxG), x_BxSxH, x_BxSxH)
         axes = ("act_batch", "act_length", "act_heads", None)
@@ -328,13 +333,12 @@ class FeedForward(Block):
 
     @nn.compact
     def __call__(self, x_BxSxH: jax.Array, output_key: DropoutKey | None) -> jax.Array:
-        config, dtype = self.config, compute_dtype(self.execution)
-        bias = config.feed_forward_bias
+        config, bias = self.config, self.config.feed_forward_bias
         inner_BxSxH, x_BxSxH = norm_before(self, x_BxSxH)
         is_gated, units = config.feed_forward == "gated", self.units or config.intermediate_size
         hidden = []
         for name in ("gate", "intermediate") if is_gated else ("intermediate",):
-            dense = Dense(units, ("embed", "mlp"), config, dtype, bias, name=name)
+            dense = self.dense(units, ("embed", "mlp"), bias, name=name)
             hidden.append(constrain(dense(inner_BxSxH), ("act_batch", "act_length", "act_mlp"), self.mesh))
 
         def activate(first: jax.Array, *second: jax.Array) -> jax.Array:
@@ -344,7 +348,7 @@ class FeedForward(Block):
         if self.execution.scan_layers:
             # The shape in which the products write them to the stacked arrays of the loop.
             hidden = [y.reshape(-1, y.shape[-1]) for y in hidden]
-        output = Dense(x_BxSxH.shape[-1], ("mlp", "embed"), config, dtype, bias, True, name="output")
+        output = self.dense(x_BxSxH.shape[-1], ("mlp", "embed"), bias, True, name="output")
         rate = config.dropout_at("feed_forward")
         return output_residual_norm(self, tuple(hidden), x_BxSxH, output, rate, output_key, activate)
 

@@ -19,7 +19,10 @@ from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
 from bert_jax.tokenization import build_tokenizer
 
 WEIGHTS_FILE = "model.safetensors"
-_STORED = {"float32": ("F32", np.dtype("<f4")), "bfloat16": ("BF16", np.dtype(ml_dtypes.bfloat16))}
+_STORED = {
+    "float32": ("F32", np.dtype("<f4")), "float16": ("F16", np.dtype("<f2")),
+    "bfloat16": ("BF16", np.dtype(ml_dtypes.bfloat16)),
+}  # fmt: skip
 
 
 def write_hf(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
@@ -72,7 +75,7 @@ def write_safetensors(
     dtype: str,
     copies: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Write the parameters in ``names`` under their stored names; bfloat16 values are rounded to nearest even.
+    """Write the parameters in ``names`` under their stored names; 16-bit values are rounded to nearest even.
     ``copies``: stored names of further copies of whole parameters -> their canonical names.
 
     Only one tensor at a time is copied, whereas ``safetensors.numpy.save_file`` needs transposed copies of all

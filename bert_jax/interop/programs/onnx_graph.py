@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from bert_jax.config import ModelSpec
 from bert_jax.config.switches import check_fields
 from bert_jax.interop.exchange import ModelBundle, StoredDtype, check_shapes
+from bert_jax.interop.programs.onnx_int8 import CalibrationGraph, Int8Graph
 from bert_jax.interop.programs.onnx_layers import SUPPORTED, add_network
 from bert_jax.interop.programs.onnx_nodes import FLOAT, INT64, Graph
 from bert_jax.interop.programs.serving import (
@@ -37,31 +39,60 @@ def write_onnx(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "floa
     """Write ``model.onnx``, config.json and the files of the tokenizer into ``folder``; return notes.
 
     The inputs input_ids, attention_mask and token_type_ids are int64[batch, sequence]. The outputs are float32 and
-    have the names in ``serving.output_names``. bfloat16 weights are converted to float32 when the file is loaded.
-    Raises ``ValueError`` if the onnx package is not installed or the result is not a valid model.
+    have the names in ``serving.output_names``. 16-bit weights are converted to float32 when the file is loaded;
+    with int8, the graph is an :class:`Int8Graph` with ``weights.ranges``. Raises ``ValueError`` if the onnx package
+    is not installed or the result is not a valid model.
     """
+    if dtype == "int8":
+        graph: Graph = Int8Graph(weights.spec, weights.params, weights.ranges)
+    else:
+        graph = Graph(weights.spec, cast_weights=dtype != "float32")
+    external = _save(folder, weights, graph, dtype)
+    import onnx
+
+    try:
+        # The checker gets the path instead of the model, so that it also reads the file of external data.
+        onnx.checker.check_model(str(folder / FILE), full_check=True)
+    except onnx.checker.ValidationError as error:
+        raise ValueError(f"{folder / FILE}: not a valid ONNX model: {one_line(error)}") from None
+    return [
+        *_notes(weights, graph, external, dtype),
+        *write_companions(folder, weights, "float32" if dtype == "int8" else dtype),
+    ]
+
+
+def write_calibration(folder: Path, weights: ModelBundle) -> dict[str, list[str]]:
+    """Write ``model.onnx`` in float32, with the inputs of all products of an :class:`Int8Graph` as further outputs.
+    Return a dict from the name of each such output to the names of the products. Raises ``ValueError`` as
+    :func:`write_onnx` does."""
+    graph = CalibrationGraph(weights.spec)
+    _save(folder, weights, graph, "float32", graph.inputs)
+    return graph.inputs
+
+
+def _save(folder: Path, weights: ModelBundle, graph: Graph, dtype: str, values: Iterable[str] = ()) -> bool:
+    """Build the network in ``graph``, whose ``values`` are outputs too, and save it; return True if the weights are
+    in a separate file."""
     try:
         import onnx
     except ImportError:
         raise ValueError("ONNX export needs the onnx package: pip install 'bert_jax[onnx]'") from None
     check_fields(weights.spec.model, SUPPORTED, "onnx")
     check_shapes(weights.spec, weights.params, folder)
-    graph = Graph(weights.spec, cast_weights=dtype == "bfloat16")
     outputs = add_network(graph)
     # In the order of ``weights.params``, not in the order in which the graph uses the weights.
-    stored = {name: _stored(weights.params[name], dtype) for name in weights.params if name in graph.weights}
+    stored = {
+        name: graph.stored[name] if name in graph.stored else _stored(weights.params[name], dtype)
+        for name in weights.params
+        if name in graph.weights
+    }
     external = sum(array.nbytes for array in stored.values()) > EXTERNAL_DATA_BYTES
     tensors = _tensors(stored, folder / DATA_FILE if external else None)
     tensors += [onnx.numpy_helper.from_array(value, name) for name, value in graph.constants.items()]
     model = _model(weights.spec, graph, outputs, tensors, dtype)
+    model.graph.output.extend(onnx.helper.make_tensor_value_info(name, FLOAT, None) for name in values)
     onnx.save_model(model, folder / FILE)
-    del model, tensors
-    try:
-        # The checker gets the path instead of the model, so that it also reads the file of external data.
-        onnx.checker.check_model(str(folder / FILE), full_check=True)
-    except onnx.checker.ValidationError as error:
-        raise ValueError(f"{folder / FILE}: not a valid ONNX model: {one_line(error)}") from None
-    return [*_notes(weights, graph, external, dtype), *write_companions(folder, weights, dtype)]
+    return external
 
 
 def check_onnx(
@@ -69,8 +100,8 @@ def check_onnx(
 ) -> dict[str, float] | None:
     """Use onnxruntime to run the file that :func:`write_onnx` wrote into ``folder``.
 
-    For each output, return the largest difference from the output of the model with the weights as stored. Return
-    None if onnxruntime is not installed.
+    For each output, return the largest difference from the output of the model with the weights as stored (int8:
+    with the weights before rounding). Return None if onnxruntime is not installed.
     """
     try:
         import onnxruntime
@@ -89,7 +120,8 @@ def check_onnx(
 
 
 def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
-    return np.asarray(values, ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float32)
+    kinds = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+    return np.asarray(values, kinds.get(dtype, np.float32))
 
 
 def _tensors(stored: dict[str, np.ndarray], file: Path | None) -> list[Any]:
@@ -97,11 +129,16 @@ def _tensors(stored: dict[str, np.ndarray], file: Path | None) -> list[Any]:
     tensors refer to this file."""
     from onnx import TensorProto
 
+    kinds = {
+        "float32": FLOAT,
+        "float16": TensorProto.FLOAT16,
+        "bfloat16": TensorProto.BFLOAT16,
+        "int8": TensorProto.INT8,
+    }
     tensors = []
     with contextlib.nullcontext() if file is None else file.open("xb") as data:
         for name, array in stored.items():
-            kind = FLOAT if array.dtype == np.float32 else TensorProto.BFLOAT16
-            tensor = TensorProto(name=name, data_type=kind, dims=array.shape)
+            tensor = TensorProto(name=name, data_type=kinds[array.dtype.name], dims=array.shape)
             if file is None or data is None:
                 tensor.raw_data = array.tobytes()
             else:
@@ -135,6 +172,11 @@ def _notes(weights: ModelBundle, graph: Graph, external: bool, dtype: str) -> li
     notes = [f"{part}: omitted, because no output of the ONNX file uses it" for part in unused]
     if external:
         notes.append(f"{FILE} needs {DATA_FILE} in the same folder: the weights are too large for one file")
-    if dtype == "bfloat16":
-        notes.append("bfloat16 weights are converted to float32 when the file is loaded; arithmetic is float32")
+    if dtype in ("float16", "bfloat16"):
+        notes.append(f"{dtype} weights are converted to float32 when the file is loaded; arithmetic is float32")
+    if dtype == "int8":
+        source = (
+            "were calibrated on texts" if weights.ranges else "are those of each batch (--calibration fixes them)"
+        )
+        notes.append(f"int8: the ranges of the inputs of products {source}; see docs/small-models.md")
     return notes

@@ -82,15 +82,13 @@ def _position_rows(graph: Graph) -> str:
 
 def _embeddings(graph: Graph) -> str:
     model = graph.spec.model
-    x = graph.op("Gather", graph.weight("embeddings/word_embeddings/embedding"), "input_ids", axis=0)
+    x = graph.rows("embeddings/word_embeddings/embedding", "input_ids")
     if model.embedding_scale:
         x = graph.op("Mul", x, graph.scalar(model.embedding_width**0.5))
     if model.type_vocab_size:
-        table = graph.weight("embeddings/token_type_embeddings/embedding")
-        x = graph.op("Add", x, graph.op("Gather", table, "token_type_ids", axis=0))
+        x = graph.op("Add", x, graph.rows("embeddings/token_type_embeddings/embedding", "token_type_ids"))
     if model.position_embeddings == "learned":
-        table = graph.weight("embeddings/position_embeddings/embedding")
-        x = graph.op("Add", x, graph.op("Gather", table, _position_rows(graph), axis=0))
+        x = graph.op("Add", x, graph.rows("embeddings/position_embeddings/embedding", _position_rows(graph)))
     elif model.position_embeddings == "sinusoidal":
         values = sinusoidal_positions(model.max_position_embeddings, model.embedding_width)
         rows = graph.op("Gather", graph.constant(values, np.float32), _position_rows(graph), axis=0)
@@ -280,8 +278,7 @@ def _mlm(graph: Graph, x: str) -> str:
         dense = graph.dense(x, "mlm_head/transform", model.mlm_transform_bias)
         x = graph.norm(graph.activation(dense, model.head_activation), "mlm_head/layer_norm")
     table = "embeddings/word_embeddings" if model.tied_output else "mlm_head/output_embeddings"
-    table_ExV = graph.op("Transpose", graph.weight(f"{table}/embedding"), perm=[1, 0])
-    logits = graph.op("MatMul", x, table_ExV)
+    logits = graph.product(x, f"{table}/embedding", transposed=True)
     return graph.op("Add", logits, graph.weight("mlm_head/output_bias")) if model.mlm_output_bias else logits
 
 

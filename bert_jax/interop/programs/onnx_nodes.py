@@ -20,6 +20,8 @@ class Graph:
         self.nodes: list[Any] = []
         self.constants: dict[str, np.ndarray] = {}
         self.weights: dict[str, str] = {}
+        # Values of weights that are not stored as ``cast_weights`` requires.
+        self.stored: dict[str, np.ndarray] = {}
         # Names of the cosines and sines of rotary positions, float32[B, S, 1, D / 2], by their base.
         self.turns: dict[float, list[str]] = {}
 
@@ -56,9 +58,18 @@ class Graph:
             self.weights[name] = self.op("Cast", name, to=FLOAT) if self.cast_weights else name
         return self.weights[name]
 
+    def rows(self, name: str, ids: str) -> str:
+        """Append the rows ``ids`` of the table ``name``."""
+        return self.op("Gather", self.weight(name), ids, axis=0)
+
+    def product(self, x: str, name: str, transposed: bool = False) -> str:
+        """Append the product of ``x`` and the parameter ``name``, [in, out] or, with ``transposed``, [out, in]."""
+        kernel = self.weight(name)
+        return self.op("MatMul", x, self.op("Transpose", kernel, perm=[1, 0]) if transposed else kernel)
+
     def dense(self, x: str, name: str, bias: bool = True) -> str:
         """Append ``x @ kernel + bias``."""
-        product = self.op("MatMul", x, self.weight(f"{name}/kernel"))
+        product = self.product(x, f"{name}/kernel")
         return self.op("Add", product, self.weight(f"{name}/bias")) if bias else product
 
     def norm(self, x: str, name: str) -> str:

@@ -31,7 +31,7 @@ FIELDS = {
     "sentence_embedding": "sentence_embedding",
 }  # fmt: skip
 # Fields of BertOutput that have one entry for each sequence of a row.
-_OF_SEQUENCES = ("pooled_output", "nsp_logits", "sequence_logits")
+OF_SEQUENCES = ("pooled_output", "nsp_logits", "sequence_logits")
 HEAD_OUTPUTS = {
     "mlm": ("prediction_logits",), "nsp": ("seq_relationship_logits",), "rtd": ("rtd_logits",),
     "sequence": ("sequence_logits",),
@@ -116,7 +116,7 @@ def forward(
 def output_array(output: BertOutput, field: str) -> jax.Array:
     """Return the output named ``field`` as [B, ...]. Each row of the batch must contain one sequence."""
     values = getattr(output, field)
-    return values[:, 0] if field in _OF_SEQUENCES else values
+    return values[:, 0] if field in OF_SEQUENCES else values
 
 
 def output_shapes(spec: ModelSpec) -> dict[str, list[str | int]]:

@@ -55,8 +55,8 @@ def write_stablehlo(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = 
     names = {name: StoredName(name, transpose=False) for name in weights.params}
     write_safetensors(folder / WEIGHTS, weights.params, names, dtype)
     notes = [f"the program accepts sequence lengths up to {weights.spec.model.max_length}"]
-    if dtype == "bfloat16":
-        notes.append("bfloat16 weights are converted to float32 inside the program; arithmetic is float32")
+    if dtype != "float32":
+        notes.append(f"{dtype} weights are converted to float32 inside the program; arithmetic is float32")
     return [*notes, *write_companions(folder, weights, dtype)]
 
 

@@ -238,7 +238,7 @@ def write_tf1(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float
     """Write ``bert_model.ckpt.*``, ``bert_config.json`` (eleven keys), the vocabulary and ``bert_jax.json``.
 
     ``folder`` must exist and be empty. Returns notes. Raises ``ValueError`` for a model that google-research/bert
-    cannot compute, for heads without variables in google-research/bert, and for bfloat16.
+    cannot compute, for heads without variables in google-research/bert, and for any dtype but float32.
     """
     spec = weights.spec
     if dtype != "float32":

@@ -7,10 +7,9 @@ import pytest
 from inference_models import make_model
 
 from bert_jax.analysis import neighbors as search
-from bert_jax.analysis.anisotropy import Band, anisotropy, frequency_bands
+from bert_jax.analysis.anisotropy import Band, anisotropy, fit_whitening, frequency_bands
 from bert_jax.analysis.collection import Collection, embedded, read_collection
 from bert_jax.analysis.neighbors import hit_lines, nearest, read_relevant, relevance
-from bert_jax.analysis.whitening import fit_whitening
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from safetensors import safe_open
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceConfig, TokenizerConfig
 from bert_jax.inference.loaded import load
 from bert_jax.interop import export
+from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.export import export_model
-from bert_jax.interop.export_table import FORMATS, ROWS, TABLE, fit, rows_of
+from bert_jax.interop.export_table import DTYPES, FORMATS, ROWS, TABLE, fit, rows_of
 from bert_jax.interop.hf.config_json import hf_class
 from bert_jax.interop.readers import read_weights
 from bert_jax.process import exits
@@ -62,7 +63,9 @@ SAMPLES = {
     "epsilon": model(norm_epsilon=1e-5),
     "pruned heads": model(layer_heads=(1, 3)),
     "pruned units": model(layer_units=(48, 20)),
+    "float16": model(),
     "bfloat16": model(),
+    "int8": model(),
 }
 
 
@@ -110,7 +113,7 @@ def test_the_table_in_the_docs_is_the_exporters():
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("row", TABLE)
 def test_every_cell_is_what_happens(row, format):
-    dtype = "bfloat16" if row == "bfloat16" else "float32"
+    dtype = row if row in DTYPES else "float32"
     spec = SAMPLES[row]
     assert row in list(rows_of(spec, dtype))
     weights = random_weights(spec)
@@ -131,7 +134,7 @@ def test_every_cell_is_what_happens(row, format):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("row", TABLE)
+@pytest.mark.parametrize("row", [row for row in TABLE if row not in DTYPES])
 def test_what_hugging_face_folders_hold_comes_back_bit_by_bit(row, dtype, tmp_path):
     source(tmp_path / "source", SAMPLES[row])
     if TABLE[row]["hf"] == "refused":
@@ -149,6 +152,31 @@ def test_what_hugging_face_folders_hold_comes_back_bit_by_bit(row, dtype, tmp_pa
         np.testing.assert_array_equal(stored.view(np.uint32), again.params[name].view(np.uint32), err_msg=name)
     config = json.loads((tmp_path / "target/config.json").read_text())
     assert config["architectures"] == [hf_class(weights.spec)] and config["dtype"] == dtype
+
+
+@pytest.mark.parametrize("format", ["hf", "npz"])
+def test_float16_comes_back_bit_by_bit(format, tmp_path):
+    source(tmp_path / "source", SPECS["mlm"])
+    said = exported(tmp_path, format, dtype="float16", verify=True, peer_python=sys.executable)
+    assert any("bitwise equal" in line for line in said)
+    weights, again = random_weights(SPECS["mlm"]), read_weights(tmp_path / "target")
+    assert any("float16" in note for note in again.notes)
+    for name, values in weights.params.items():
+        np.testing.assert_array_equal(values.astype(np.float16).astype(np.float32), again.params[name])
+    if format == "npz":
+        with np.load(tmp_path / "target/weights.npz") as arrays:
+            assert {arrays[name].dtype for name in arrays.files} == {np.dtype(np.float16)}
+
+
+def test_float16_refuses_what_it_cannot_hold(tmp_path):
+    params = random_weights(SPECS["plain"]).params
+    params["embeddings/layer_norm/bias"][3] = 1e5
+    (tmp_path / "source").mkdir()
+    export.WRITERS["npz"](tmp_path / "source", ModelBundle(spec=SPECS["plain"], params=params), dtype="float32")
+    message = "float16: embeddings/layer_norm/bias has the value 1e[+]05, but the largest float16 is 65504; use"
+    with pytest.raises(ValueError, match=message):
+        exported(tmp_path, "npz", dtype="float16")
+    exported(tmp_path, "npz", dtype="bfloat16")
 
 
 def test_safetensors_are_torchs_without_a_copy_of_the_tied_layer(tmp_path):
@@ -248,7 +276,7 @@ def test_force_never_deletes_the_model_or_where_one_stands(tmp_path, monkeypatch
     assert read_weights(tmp_path / "empty").spec == SPECS["plain"]
 
 
-@pytest.mark.parametrize(("option", "value"), [("format", "pickle"), ("dtype", "float16")])
+@pytest.mark.parametrize(("option", "value"), [("format", "pickle"), ("dtype", "float64")])
 def test_unknown_formats_and_dtypes_list_the_known(option, value, tmp_path):
     source(tmp_path / "source", SPECS["plain"])
     arguments = {"format": "npz", "dtype": "float32", option: value}

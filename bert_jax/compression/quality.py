@@ -1,0 +1,166 @@
+"""Scores of an exported program beside those of the model: does rounding cost quality on the user's own texts?"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.compression.onnx_session import OnnxNetwork
+from bert_jax.finetuning.evaluation import choosing_score, scores_of
+from bert_jax.inference.batching import by_level
+from bert_jax.inference.engine import Engine
+from bert_jax.inference.loaded import prepare
+from bert_jax.inference.predict import HEADS, record_of, task_of
+from bert_jax.inference.text_files import read_texts
+from bert_jax.interop.exchange import ModelBundle
+from bert_jax.metrics.score import value as value_of
+from bert_jax.process.exits import VERIFICATION_FAILED, Stop
+from bert_jax.records import Answer, Record
+from bert_jax.tasks.task import Prediction, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """The chosen metric of the model in float32 and of its exported program on ``count`` records."""
+
+    name: str
+    count: int
+    model: float
+    program: float
+    higher_is_better: bool
+
+    @property
+    def loss(self) -> float:
+        """By how much the program is worse."""
+        return self.model - self.program if self.higher_is_better else self.program - self.model
+
+
+def program_scores(folder: Path, weights: ModelBundle, file: str) -> Scores:
+    """Return the scores of the model ``weights`` and of its ONNX export in ``folder`` on the labeled records of
+    ``file``, JSON lines with the fields of ``bert-data records``.
+
+    The score is the one that fine-tuning chooses by; a model of text vectors has that of pairs with values (the
+    correlation of cosines) or without labels (retrieval). Raises ``ValueError`` for a model without a task, invalid
+    or unlabeled records, and if onnxruntime is not installed.
+    """
+    engine = prepare(weights)
+    head = _head(engine)
+    records = [
+        _record(line, f"{file}: entry {number}") for number, line in enumerate(read_texts((), file, True), 1)
+    ]
+    task = _task(engine, head, records)
+    if not task.scored(records):
+        raise ValueError(f"--check {file}: no record has a label ({', '.join(task.gold)}); give labeled records")
+    values = []
+    for one in predictions(engine, task, records, folder):
+        named, count = scores_of(task, records, one)
+        score = choosing_score("", named)
+        values.append(float(value_of(score, count)))
+    return Scores(score.name, count, *values, score.higher_is_better)
+
+
+def check_program(
+    folder: Path,
+    weights: ModelBundle,
+    *,
+    file: str,
+    allowed: float | None,
+    dtype: str,
+    report: Callable[[str], None],
+) -> None:
+    """Report the :func:`program_scores` of an export of ``dtype``.
+
+    ``allowed``: raise ``Stop`` with VERIFICATION_FAILED if the program is worse by more; None: only report.
+    """
+    scores = program_scores(folder, weights, file)
+    change = scores.program - scores.model
+    values = f"{scores.name} float32 {scores.model:.4f}, {dtype} {scores.program:.4f} ({change:+.4f})"
+    report(f"{file}: {scores.count:,} records: {values}")
+    if allowed is not None and not scores.loss <= allowed:
+        problem = f"{scores.name} is worse by {scores.loss:.4f} (allowed: {allowed:g})"
+        raise Stop(VERIFICATION_FAILED, f"--check {file}: {problem}; nothing was exported")
+
+
+def predictions(
+    engine: Engine, task: Task, records: Sequence[Record], folder: Path
+) -> tuple[list[Prediction], list[Prediction]]:
+    """Return the predictions of ``task`` for all records by the model of ``engine``, and by its ONNX export in
+    ``folder``."""
+    program = OnnxNetwork(folder, engine.spec, engine.need_tokenizer().pad_id)
+
+    def of_model(params: Any, batch: Mapping[str, Any]) -> Any:
+        return by_level(task.outputs(engine.model.apply({"params": params}, batch), batch))
+
+    def of_program(params: Any, batch: Mapping[str, Any]) -> Any:
+        return by_level(task.outputs(program(batch), batch))
+
+    def predicted(run: Callable[..., Any]) -> list[Prediction]:
+        ((_, units, outputs),) = engine.windows(
+            records, lambda part: task.featurize(part, training=False), run,
+            sequences=task.sequences_of, targets=task.targets, window=len(records),
+        )  # fmt: skip
+        return task.decode(records, units, outputs)
+
+    return predicted(engine.program("check", of_model)), predicted(of_program)
+
+
+def _head(engine: Engine) -> str:
+    """Return the only task head of the model, or "sentence" for a model of text vectors."""
+    present = [head for head in engine.spec.heads.present() if head in HEADS]
+    if len(present) > 1:
+        names = ", ".join(present)
+        raise ValueError(f"--check: the model has several task heads ({names}); export one of them with --heads")
+    if not present and engine.spec.sentence is None:
+        heads = ", ".join(engine.spec.heads.present()) or "none"
+        raise ValueError(f"--check: the model has no task (heads: {heads}); fine-tune it, or omit --check")
+    return present[0] if present else "sentence"
+
+
+def _task(engine: Engine, head: str, records: list[Record]) -> Task:
+    task = task_of(engine, head)
+    if head == "sequence" and engine.spec.heads.problem == "single_label":
+        # Files name classes by label or, if data.label_names renamed them, by their index.
+        names = task.names
+        indices = {str(i): name for i, name in enumerate(names)}
+        for number, record in enumerate(records):
+            if record.label is not None and record.label not in names and record.label in indices:
+                records[number] = dataclasses.replace(record, label=indices[record.label])
+    if head != "choice":
+        return task
+    # The number of choices belongs to the data, not to the model.
+    kind = type(task)
+    return kind(kind.from_data(task.config, {"train": records}), task.tokenizer)
+
+
+def _record(line: Mapping[str, Any], where: str) -> Record:
+    """Return the record of a JSON line, with its labels. Raises ``ValueError``, which begins with ``where``."""
+    try:
+        record = record_of({name: line[name] for name in line if name != "text" or not line.get("words")})
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    label, answers = line.get("label"), line.get("answers")
+    for name in ("labels", "tags", "negatives"):
+        if line.get(name) is not None and not _are_texts(line[name]):
+            raise ValueError(f"{where}: {name} is not a list of texts; bert-data records writes such files")
+    if answers is not None and not all(
+        isinstance(one, dict) and isinstance(one.get("text"), str) for one in answers
+    ):
+        raise ValueError(f'{where}: answers is not a list of {{"text": ..., "answer_start": ...}}')
+    tags = line.get("tags")
+    if tags is not None and len(tags) != len(record.words):
+        raise ValueError(f"{where}: {len(tags)} tags for {len(record.words)} words; every word needs one tag")
+    return dataclasses.replace(
+        record,
+        source=where,
+        label=None if label is None else str(label),
+        labels=None if line.get("labels") is None else tuple(line["labels"]),
+        tags=None if tags is None else tuple(tags),
+        negatives=tuple(line.get("negatives") or ()),
+        answers=None
+        if answers is None
+        else tuple(Answer(text=one["text"], start=int(one.get("answer_start", -1))) for one in answers),
+    )
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)

@@ -1,0 +1,104 @@
+"""An ONNX graph with 8-bit weights and 8-bit products, which onnxruntime runs with integer arithmetic.
+
+A weight is stored as int8 with a scale per output (a table: per row). Inputs of products are uint8 with one scale
+and one zero point: from calibrated ranges, or, without ranges, from the values of each batch. Sums, biases,
+normalization, attention and output layers stay float32.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from bert_jax.config import ModelSpec
+from bert_jax.interop.programs.onnx_nodes import FLOAT, Graph
+
+# Parameters that are stored in 8 bits: nearly all of a model. Output layers are small, and decide.
+QUANTIZED = ("encoder/", "embeddings/", "mlm_head/output_embeddings/")
+LARGEST = 127
+# Name of a product -> least and greatest value of its input.
+Ranges = Mapping[str, tuple[float, float]]
+
+
+def quantize(values: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return ``values`` [rows, columns] as int8, and the float32 scales along ``axis``; ``stored * scale`` is
+    nearest to the values."""
+    largest = np.abs(values).max(axis=1 - axis, keepdims=True)
+    scales = np.maximum(largest / LARGEST, np.finfo(np.float32).tiny).astype(np.float32)
+    return np.rint(values / scales).astype(np.int8), scales.reshape(-1)
+
+
+def input_scale(low: float, high: float) -> tuple[np.float32, np.uint8]:
+    """Return scale and zero point of uint8 inputs from ``low`` to ``high``; 0 is represented exactly."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = np.float32(max((high - low) / 255, float(np.finfo(np.float32).tiny)))
+    return scale, np.uint8(np.clip(np.rint(-low / scale), 0, 255))
+
+
+class Int8Graph(Graph):
+    """A graph with 8-bit products. ``ranges`` are those of the inputs of all products; empty: from each batch."""
+
+    def __init__(self, spec: ModelSpec, params: Mapping[str, np.ndarray], ranges: Ranges) -> None:
+        super().__init__(spec, cast_weights=False)
+        self.ranges = ranges
+        self._params = params
+        self._scales: dict[str, np.ndarray] = {}
+        self._inputs: dict[tuple[str, ...], list[str]] = {}
+
+    def _weight(self, name: str, axis: int) -> np.ndarray:
+        """Store a weight in 8 bits; return its scales along ``axis``."""
+        if name not in self.stored:
+            self.weights[name] = name
+            self.stored[name], self._scales[name] = quantize(self._params[name], axis)
+        return self._scales[name]
+
+    def rows(self, name: str, ids: str) -> str:
+        scales = self.constant(self._weight(name, 0)[:, None], np.float32)
+        rows = self.op("Cast", self.op("Gather", name, ids, axis=0), to=FLOAT)
+        return self.op("Mul", rows, self.op("Gather", scales, ids, axis=0))
+
+    def product(self, x: str, name: str, transposed: bool = False) -> str:
+        if not name.startswith(QUANTIZED):
+            return super().product(x, name, transposed)
+        scales = self._weight(name, 0 if transposed else 1)
+        kernel = self.op("Transpose", name, perm=[1, 0]) if transposed else name
+        constant = self.constant(scales, np.float32)
+        if self.ranges:
+            values = self.op("DequantizeLinear", kernel, constant, axis=1)
+            return self.op("MatMul", self._calibrated(x, name), values)
+        rounded, scale, zero = self._dynamic(x)
+        sums = self.op("MatMulInteger", rounded, kernel, zero)
+        both = self.op("Mul", scale, constant)
+        return self.op("Mul", self.op("Cast", sums, to=FLOAT), both)
+
+    def _calibrated(self, x: str, name: str) -> str:
+        """Append ``x``, rounded to the range of the inputs of the product ``name``."""
+        scale, zero = input_scale(*self.ranges[name])
+        names = [x, self.scalar(float(scale)), self.constant(zero, np.uint8)]
+        if tuple(names) not in self._inputs:
+            rounded = self.op("QuantizeLinear", *names)
+            self._inputs[tuple(names)] = [self.op("DequantizeLinear", rounded, *names[1:])]
+        return self._inputs[tuple(names)][0]
+
+    def _dynamic(self, x: str) -> list[str]:
+        """Append ``x`` as uint8, its scale and its zero point."""
+        from onnx import helper
+
+        if (x,) not in self._inputs:
+            names = [f"{part}_{len(self.nodes)}" for part in ("rounded", "scale", "zero")]
+            self.nodes.append(helper.make_node("DynamicQuantizeLinear", [x], names, name=names[0]))
+            self._inputs[x,] = names
+        return self._inputs[x,]
+
+
+class CalibrationGraph(Graph):
+    """A float32 graph that notes the inputs of the products of an :class:`Int8Graph`."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec, cast_weights=False)
+        # Input of products -> names of these products.
+        self.inputs: dict[str, list[str]] = {}
+
+    def product(self, x: str, name: str, transposed: bool = False) -> str:
+        if name.startswith(QUANTIZED):
+            self.inputs.setdefault(x, []).append(name)
+        return super().product(x, name, transposed)
