@@ -9,6 +9,7 @@ The values of a layer are divided by their Euclidean norm, as in section 4.1 of 
 compared with each other.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -112,14 +113,14 @@ def _comparable(scores: Parts) -> Parts:
 def _of_task(loaded: Engine, records: Sequence[Record]) -> tuple[Loss, Iterator[Batch]]:
     """Return the loss of the task head, and the batches of one example each, the longest first."""
     task, model = task_of(loaded, head := task_head(loaded)), loaded.model.clone(sentence=None)
+    if head == "sequence" and loaded.spec.heads.problem != "regression":
+        records = [_with_class_names(record, loaded.spec.heads.sequence_labels) for record in records]
     for record in records:
         if not task.is_labelled(record):
             raise ValueError(
                 f"{record.source}: no {' and '.join(task.gold)}, which --importance gradient requires; add it, or "
                 "use --importance magnitude"
             )
-        if head == "sequence" and loaded.spec.heads.problem != "regression":
-            _check_labels(record, loaded.spec.heads.sequence_labels)
     kind = type(task)
     task = kind(kind.from_data(task.config, {"train": records}), task.tokenizer)
 
@@ -131,11 +132,18 @@ def _of_task(loaded: Engine, records: Sequence[Record]) -> tuple[Loss, Iterator[
     return loss, _batches(loaded, task.featurize(records, training=True), task)
 
 
-def _check_labels(record: Record, known: Sequence[str]) -> None:
+def _with_class_names(record: Record, known: Sequence[str]) -> Record:
+    """Return ``record`` with labels that are in ``known``, the names of the classes; a file may have their numbers
+    instead."""
+    numbers = {str(i): name for i, name in enumerate(known)} | {name: name for name in known}
     for label in record.labels or (record.label,):
-        if label is not None and label not in known:
-            names = f"allowed: {', '.join(known)}; write these names, or set --labels to those of the examples"
+        if label is not None and label not in numbers:
+            names = f"allowed: {', '.join(known)}, or their numbers, from 0"
             raise ValueError(f"{record.source}: {label!r} is no class of the model; {names}")
+    return dataclasses.replace(
+        record, label=None if record.label is None else numbers[record.label],
+        labels=None if record.labels is None else tuple(numbers[label] for label in record.labels),
+    )  # fmt: skip
 
 
 def _of_masked_lm(loaded: Engine, records: Sequence[Record], seed: int) -> tuple[Loss, Iterator[Batch]]:

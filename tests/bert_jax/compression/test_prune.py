@@ -8,6 +8,7 @@ import pytest
 from builders import drawn, tiny_model, words
 from scipy.special import log_softmax
 
+from bert_jax.analysis.attention_heads import attended
 from bert_jax.cli.main import main
 from bert_jax.compression import prune
 from bert_jax.compression.importance import gradient_importance, magnitude_importance
@@ -139,6 +140,12 @@ def test_importance_is_the_mean_absolute_gradient_of_the_masks(tmp_path):
 
     found, count = gradient_importance(loaded, [str(examples(tmp_path / "x.jsonl"))], 0, 0)
     assert count == 6
+    numbered = [entry | {"label": LABELS.index(entry["label"])} for entry in EXAMPLES]
+    again, _ = gradient_importance(loaded, [str(examples(tmp_path / "y.jsonl", numbered))], 0, 0)
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip((*found.heads, *found.units), (*again.heads, *again.units), strict=True)
+    )
     for kind, layer, place in (("heads", 0, 1), ("heads", 1, 3), ("units", 0, 5), ("units", 1, 20)):
         own = getattr(found, kind)[layer]
         assert np.linalg.norm(own) == pytest.approx(1, abs=1e-5)
@@ -225,6 +232,14 @@ def test_a_difference_is_found_before_anything_is_saved(tmp_path, capsys, monkey
     assert not (tmp_path / "out").exists()
 
 
+def test_attentions_of_layers_of_different_sizes_are_no_array():
+    loaded = prepare(make_weights(layer_heads=(4, 1)))
+    with pytest.raises(ValueError, match="the layers have different numbers of heads; omit attentions"):
+        loaded.forward({"input_ids": np.ones((1, 4), np.int32)}, attentions=True)
+    with pytest.raises(ValueError, match="its layers have different numbers of heads; give a model before pruning"):
+        attended(loaded, [])
+
+
 def test_bad_input_is_one_line(tmp_path, capsys):
     source = save(tmp_path / "whole", make_weights())
     bare = save(tmp_path / "bare", make_weights(HeadsConfig(pooler=True)))
@@ -244,7 +259,11 @@ def test_bad_input_is_one_line(tmp_path, capsys):
     for model, options, message in (
         (source, ("--heads", 0.5), "--examples: missing; --importance gradient requires examples with labels"),
         (source, ("--heads", 0.5, "--examples", texts), "texts.txt: example 1: no label, which --importance"),
-        (source, ("--heads", 0.5, "--examples", unknown), "'perhaps' is no class of the model; allowed: no, yes"),
+        (
+            source,
+            ("--heads", 0.5, "--examples", unknown),
+            "'perhaps' is no class of the model; allowed: no, yes, or",
+        ),
         (source, ("--heads", 0.5, "--examples", wrong), "wrong.jsonl: example 1: answers of another type; write"),
         (source, ("--heads", 0.5, "--examples", empty), 'example 1: neither "text" nor "words"'),
         (source, ("--heads", 0.5, "--examples", data, "--limit", -1), "--limit: -1 is not allowed"),

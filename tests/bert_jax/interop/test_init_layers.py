@@ -62,6 +62,15 @@ def test_each_layer_keeps_its_window(tmp_path):
     assert start(tmp_path, (3, 2)).weights.spec.model.layer_windows == (0, 8)
 
 
+def test_each_layer_of_a_pruned_model_keeps_its_size(tmp_path):
+    whole = save(tmp_path / "source", layer_heads=(1, 2, 1, 2), layer_units=(5, 6, 7, 8))
+    found = start(tmp_path, (1, 0, 3))
+    model = load_config(FinetuneConfig, ["--task.max_length", "64"], extra_settings=found.settings).model
+    assert (model.layer_heads, model.layer_units) == ((2, 1, 2), (6, 5, 8))
+    name = "encoder/layer_{}/feed_forward/output/kernel"
+    assert np.array_equal(found.weights.params[name.format(2)], whole.params[name.format(3)])
+
+
 @pytest.mark.parametrize(
     ("changes", "layers", "message"),
     [

@@ -255,6 +255,10 @@ def test_a_run_keeps_its_teacher(tmp_path):
             "model.num_attention_heads: 2 is not allowed; allowed: 4, as in the teacher, or objective.attention",
         ),
         (
+            "--objective.attention_loss scores", {"layer_heads": (2, 1, 2, 2)}, None,
+            "objective.attention_loss: scores is not allowed with layers of different numbers of heads; allowed",
+        ),
+        (
             "--objective.attention_loss relations --objective.relation_heads 5", {}, None,
             "objective.relation_heads: 5 is not allowed; allowed: a divisor of 24, the width of the teacher",
         ),

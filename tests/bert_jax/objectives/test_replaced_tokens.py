@@ -215,6 +215,12 @@ def test_the_generator_has_the_given_shares_of_width_and_layers():
     assert dataclasses.replace(generator, num_layers=4) == config.model
 
 
+def test_the_generator_of_a_pruned_model_has_whole_layers():
+    config = tiny_config(OPTIONS, "--model.num_layers 2 --model.layer_heads 1 2 --model.layer_units 9 8")
+    generator = generator_config(config)
+    assert (generator.layer_heads, generator.layer_units) == ((), ())
+
+
 def test_flops_are_those_of_both_networks():
     half, whole = (objective_of(tiny_config(OPTIONS, words)) for words in ("", "--objective.generator_width 1"))
     assert 0 < half.flops_per_sequence() < whole.flops_per_sequence() < 3 * half.flops_per_sequence()
