@@ -9,7 +9,6 @@ The values of a layer are divided by their Euclidean norm, as in section 4.1 of 
 compared with each other.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
+from bert_jax.compression.examples import read_examples, with_class_names
 from bert_jax.compression.parts import Parts, masked, whole_masks
 from bert_jax.config import ModelConfig
 from bert_jax.finetuning.augment import mask_batch
@@ -26,9 +26,8 @@ from bert_jax.hashing import permutation
 from bert_jax.inference.batching import Shape, pack_batch
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.predict import HEADS, task_head, task_of
-from bert_jax.inference.text_files import read_texts
 from bert_jax.objectives.objective import weighted_cross_entropy
-from bert_jax.records import Answer, Record
+from bert_jax.records import Record
 from bert_jax.tasks.task import ModelInput, Task
 
 Batch = Mapping[str, Any]
@@ -70,7 +69,7 @@ def gradient_importance(loaded: Engine, files: Sequence[str], limit: int, seed: 
 
     Raises ``ValueError`` for a model without such a head, without attention, and for examples without labels.
     """
-    records = read_examples(files)
+    records = read_examples(files, allow_texts=True)
     order = permutation(len(records), seed)[: limit or None]
     records = [records[place] for place in order]
     heads = [head for head in loaded.spec.heads.present() if head in HEADS]
@@ -114,7 +113,7 @@ def _of_task(loaded: Engine, records: Sequence[Record]) -> tuple[Loss, Iterator[
     """Return the loss of the task head, and the batches of one example each, the longest first."""
     task, model = task_of(loaded, head := task_head(loaded)), loaded.model.clone(sentence=None)
     if head == "sequence" and loaded.spec.heads.problem != "regression":
-        records = [_with_class_names(record, loaded.spec.heads.sequence_labels) for record in records]
+        records = with_class_names(records, loaded.spec.heads.sequence_labels)
     for record in records:
         if not task.is_labelled(record):
             raise ValueError(
@@ -130,20 +129,6 @@ def _of_task(loaded: Engine, records: Sequence[Record]) -> tuple[Loss, Iterator[
         return jnp.asarray(sum(sums[name][0] / total for name, total in denominators.items()))
 
     return loss, _batches(loaded, task.featurize(records, training=True), task)
-
-
-def _with_class_names(record: Record, known: Sequence[str]) -> Record:
-    """Return ``record`` with labels that are in ``known``, the names of the classes; a file may have their numbers
-    instead."""
-    numbers = {str(i): name for i, name in enumerate(known)} | {name: name for name in known}
-    for label in record.labels or (record.label,):
-        if label is not None and label not in numbers:
-            names = f"allowed: {', '.join(known)}, or their numbers, from 0"
-            raise ValueError(f"{record.source}: {label!r} is no class of the model; {names}")
-    return dataclasses.replace(
-        record, label=None if record.label is None else numbers[record.label],
-        labels=None if record.labels is None else tuple(numbers[label] for label in record.labels),
-    )  # fmt: skip
 
 
 def _of_masked_lm(loaded: Engine, records: Sequence[Record], seed: int) -> tuple[Loss, Iterator[Batch]]:
@@ -173,48 +158,3 @@ def _batches(loaded: Engine, units: Sequence[ModelInput], task: Task | None) -> 
     for unit in sorted(units, key=lambda unit: -unit.length):
         shape = Shape(1, row_length(unit.length), 1)
         yield pack_batch([unit], [[0]], shape, pad_id=pad_id, sequences=sequences, targets=targets).features
-
-
-# ------------------------------------------------------------------ examples
-
-
-def read_examples(files: Sequence[str]) -> list[Record]:
-    """Return the examples in ``files``: one text per line, or JSON objects (.jsonl) as ``bert-data records`` prints
-    them, with text, text_pair, words, choices, label, labels, tags and answers.
-
-    Raises ``ValueError`` (file and line) for other objects.
-    """
-    records = []
-    for name in files:
-        for number, value in enumerate(read_texts((), name, False), start=1):
-            records.append(_record(value, f"{name}: example {number}"))
-    return records
-
-
-def _record(value: Any, source: str) -> Record:
-    entry = {"text": value} if isinstance(value, str) else value
-    text, label = entry.get("text", ""), entry.get("label")
-    lists = {name: entry.get(name) for name in ("words", "choices", "labels", "tags")}
-    wrong = [name for name in ("text", "text_pair") if not isinstance(entry.get(name, ""), str | None)]
-    wrong += [name for name, values in lists.items() if not _are_texts(values)]
-    answers = entry.get("answers")
-    is_read = isinstance(answers, list | None) and all(_is_answer(answer) for answer in answers or ())
-    wrong += [] if is_read else ["answers"]
-    if wrong or not (text or lists["words"]):
-        problem = f"{', '.join(wrong)} of another type" if wrong else 'neither "text" nor "words"'
-        raise ValueError(f"{source}: {problem}; write the lines that bert-data records prints")
-    found = None if answers is None else tuple(Answer(text=a["text"], start=a["answer_start"]) for a in answers)
-    tuples = {name: None if values is None else tuple(values) for name, values in lists.items()}
-    return Record(
-        id="", source=source, text=text or "", text_pair=entry.get("text_pair"),
-        label=None if label is None else str(label), labels=tuples["labels"], words=tuples["words"] or (),
-        tags=tuples["tags"], choices=tuples["choices"] or (), answers=found,
-    )  # fmt: skip
-
-
-def _are_texts(values: Any) -> bool:
-    return values is None or (isinstance(values, list) and all(isinstance(text, str) for text in values))
-
-
-def _is_answer(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("text"), str) and type(value.get("answer_start")) is int

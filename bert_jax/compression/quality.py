@@ -5,17 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax.compression.examples import read_examples, with_class_names
 from bert_jax.compression.onnx_session import OnnxNetwork
 from bert_jax.finetuning.evaluation import choosing_score, scores_of
 from bert_jax.inference.batching import by_level
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.loaded import prepare
-from bert_jax.inference.predict import HEADS, record_of, task_of
-from bert_jax.inference.text_files import read_texts
+from bert_jax.inference.predict import HEADS, task_of
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.metrics.score import value as value_of
 from bert_jax.process.exits import VERIFICATION_FAILED, Stop
-from bert_jax.records import Answer, Record
+from bert_jax.records import Record
 from bert_jax.tasks.task import Prediction, Task
 
 
@@ -45,10 +45,7 @@ def program_scores(folder: Path, weights: ModelBundle, file: str) -> Scores:
     """
     engine = prepare(weights)
     head = _head(engine)
-    records = [
-        _record(line, f"{file}: entry {number}") for number, line in enumerate(read_texts((), file, True), 1)
-    ]
-    task = _task(engine, head, records)
+    task, records = _task(engine, head, read_examples([file]))
     if not task.scored(records):
         raise ValueError(f"--check {file}: no record has a label ({', '.join(task.gold)}); give labeled records")
     values = []
@@ -116,51 +113,13 @@ def _head(engine: Engine) -> str:
     return present[0] if present else "sentence"
 
 
-def _task(engine: Engine, head: str, records: list[Record]) -> Task:
+def _task(engine: Engine, head: str, records: Sequence[Record]) -> tuple[Task, Sequence[Record]]:
+    """Return the task of a head, and ``records`` with the names of its classes."""
     task = task_of(engine, head)
-    if head == "sequence" and engine.spec.heads.problem == "single_label":
-        # Files name classes by label or, if data.label_names renamed them, by their index.
-        names = task.names
-        indices = {str(i): name for i, name in enumerate(names)}
-        for number, record in enumerate(records):
-            if record.label is not None and record.label not in names and record.label in indices:
-                records[number] = dataclasses.replace(record, label=indices[record.label])
+    if head == "sequence" and engine.spec.heads.problem != "regression":
+        return task, with_class_names(records, task.names)
     if head != "choice":
-        return task
+        return task, records
     # The number of choices belongs to the data, not to the model.
     kind = type(task)
-    return kind(kind.from_data(task.config, {"train": records}), task.tokenizer)
-
-
-def _record(line: Mapping[str, Any], where: str) -> Record:
-    """Return the record of a JSON line, with its labels. Raises ``ValueError``, which begins with ``where``."""
-    try:
-        record = record_of({name: line[name] for name in line if name != "text" or not line.get("words")})
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    label, answers = line.get("label"), line.get("answers")
-    for name in ("labels", "tags", "negatives"):
-        if line.get(name) is not None and not _are_texts(line[name]):
-            raise ValueError(f"{where}: {name} is not a list of texts; bert-data records writes such files")
-    if answers is not None and not all(
-        isinstance(one, dict) and isinstance(one.get("text"), str) for one in answers
-    ):
-        raise ValueError(f'{where}: answers is not a list of {{"text": ..., "answer_start": ...}}')
-    tags = line.get("tags")
-    if tags is not None and len(tags) != len(record.words):
-        raise ValueError(f"{where}: {len(tags)} tags for {len(record.words)} words; every word needs one tag")
-    return dataclasses.replace(
-        record,
-        source=where,
-        label=None if label is None else str(label),
-        labels=None if line.get("labels") is None else tuple(line["labels"]),
-        tags=None if tags is None else tuple(tags),
-        negatives=tuple(line.get("negatives") or ()),
-        answers=None
-        if answers is None
-        else tuple(Answer(text=one["text"], start=int(one.get("answer_start", -1))) for one in answers),
-    )
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+    return kind(kind.from_data(task.config, {"train": records}), task.tokenizer), records

@@ -120,7 +120,7 @@ class _Input:
 
 def _input(loaded: Engine, head: str, value: Any) -> _Input:
     """Return ``value`` as an input of the head. Raises ``ValueError`` for a value that the head does not accept."""
-    record = record_of(value)
+    record = _record(value)
     start = f"{(record.text or ' '.join(record.words))[:40]!r}"
     if isinstance(value, Mapping) and "words" in value and "text" not in value:
         if head != "token":
@@ -141,9 +141,7 @@ def _input(loaded: Engine, head: str, value: Any) -> _Input:
     return _Input(record)
 
 
-def record_of(value: Any) -> Record:
-    """Return ``value``, a text, a pair or an object, as a record without labels. Raises ``ValueError`` for a value
-    of another form."""
+def _record(value: Any) -> Record:
     if isinstance(value, str):
         return Record(id="", source="", text=value)
     if isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(text, str) for text in value):

@@ -12,6 +12,7 @@ from inference_models import make_weights, random_texts
 from bert_jax.cli.main import main
 from bert_jax.compression import quality
 from bert_jax.compression.calibration import calibrated
+from bert_jax.compression.examples import read_examples
 from bert_jax.compression.quality import check_program
 from bert_jax.config import HeadsConfig, SentenceConfig
 from bert_jax.inference.loaded import prepare
@@ -157,8 +158,7 @@ def test_the_float_program_predicts_what_the_model_predicts(kind, tmp_path):
     check_program(tmp_path, weights, file=dev, allowed=1e-6, dtype="float32", report=said.append)
     assert "24 records: " in said[0] and said[0].endswith("0.0000)")
     engine = prepare(weights)
-    records = [quality._record(row, "dev") for row in rows]
-    task = quality._task(engine, quality._head(engine), records)
+    task, records = quality._task(engine, quality._head(engine), read_examples([dev]))
     model, program = quality.predictions(engine, task, records, tmp_path)
     of_model, of_program = (np.array(numbers(one)) for one in (model, program))
     assert len(of_model) >= 24 and np.ptp(of_model) > 0.01
@@ -219,8 +219,8 @@ def test_bad_input(tmp_path, capsys):
         ("mlm", ["onnx", "--check", dev], "--check: the model has no task (heads: mlm); fine-tune it"),
         ("two", ["onnx", "--check", dev], "several task heads (sequence, span); export one of them with --heads"),
         ("model", ["onnx", "--check", unlabeled], "unlabeled.jsonl: no record has a label (label)"),
-        ("model", ["onnx", "--check", wrong], "wrong.jsonl: entry 1: label 'high' is not allowed"),
-        ("model", ["onnx", "--check", odd], "odd.jsonl: entry 1: "),
+        ("model", ["onnx", "--check", wrong], "wrong.jsonl: example 1: label 'high' is not allowed"),
+        ("model", ["onnx", "--check", odd], "odd.jsonl: example 1: "),
     ):
         words = ["--from", tmp_path / model, "--to", tmp_path / "out", "--format", *words]
         code, _, error = run(capsys, *words)
