@@ -77,7 +77,7 @@ def benchmark(
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
             report(f"{form}: {FORMS[form][2]}, {size:,.1f} MB")
             for line in _run(form, folder, weights.spec.model.vocab_size, lengths, load):
-                yield {"form": form, "megabytes": round(size, 1), **line}
+                yield {"form": form, "megabytes": round(size, 3), **line}
 
 
 def _run(form: str, folder: Path, vocab_size: int, lengths: Sequence[int], load: Load) -> list[dict[str, Any]]:
