@@ -17,7 +17,7 @@ from bert_jax.objectives.display import Column, Display, Panel
 from bert_jax.objectives.masked_lm import COLUMNS, MLM_EPSILON, PANELS
 from bert_jax.objectives.objective import (
     Batch,
-    Objective,
+    PooledObjective,
     Sums,
     denominator,
     padding_sums,
@@ -29,7 +29,7 @@ from bert_jax.tasks.task import Task
 _WEIGHTS = 1 << 20
 
 
-class TaskObjective(Objective):
+class TaskObjective(PooledObjective):
     """The loss of a task and auxiliary losses, on parameters that may be perturbed."""
 
     # The columns and panels of the auxiliary losses.

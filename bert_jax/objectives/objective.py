@@ -63,28 +63,31 @@ class Objective(ABC):
             axis: the mesh axis whose replicas compute the other rows of the batch; None: ``batch`` has all rows.
         """
 
-    @property
-    def is_pooled(self) -> bool:
-        """True if a loss compares the rows of all microbatches; the step then calls :meth:`vectors` and
-        :meth:`pooled_sums` in place of :meth:`sums`. Default: False."""
-        return False
-
-    def vectors(self, params: Any, batch: Batch, key: Any, *, start: Any) -> tuple[jax.Array, Sums]:
-        """Return the vectors [B, ...] of some rows, and the sums of the losses and metrics that need no other
-        rows."""
-        raise NotImplementedError
-
-    def pooled_sums(self, vectors: jax.Array, batch: Batch, *, axis: str | None) -> Sums:
-        """Return (sum, weight) of the losses and metrics that compare ``vectors``, those of all rows of ``batch``
-        (of a replica; ``axis`` as in :meth:`sums`)."""
-        raise NotImplementedError
-
     def damaged_rows(self, sequence_ids: jax.Array) -> jax.Array:
         """Return the number of rows that replace damaged records; default: the number of rows without tokens.
 
         ``sequence_ids`` int32[B, S] is 0 at padding.
         """
         return jnp.sum(jnp.all(sequence_ids == 0, axis=-1))
+
+
+class PooledObjective(Objective):
+    """Base class of objectives whose loss can compare the rows of all microbatches (GradCache)."""
+
+    @property
+    @abstractmethod
+    def is_pooled(self) -> bool:
+        """True if it does; the step then calls :meth:`vectors` and :meth:`pooled_sums` in place of :meth:`sums`."""
+
+    @abstractmethod
+    def vectors(self, params: Any, batch: Batch, key: Any, *, start: Any) -> tuple[jax.Array, Sums]:
+        """Return the vectors [B, ...] of some rows, and the sums of the losses and metrics that need no other
+        rows."""
+
+    @abstractmethod
+    def pooled_sums(self, vectors: jax.Array, batch: Batch, *, axis: str | None) -> Sums:
+        """Return (sum, weight) of the losses and metrics that compare ``vectors``, those of all rows of ``batch``
+        (of a replica; ``axis`` as in :meth:`sums`)."""
 
 
 class PretrainObjective(Objective):

@@ -10,7 +10,14 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.model.dropout import TOKEN_FEATURES, DropoutKey, TokenKey, replica_key
-from bert_jax.objectives.objective import Batch, Objective, StatefulObjective, Sums, TaughtObjective
+from bert_jax.objectives.objective import (
+    Batch,
+    Objective,
+    PooledObjective,
+    StatefulObjective,
+    Sums,
+    TaughtObjective,
+)
 from bert_jax.optim import make_schedule
 from bert_jax.parallel import axis_names, constrain_tree
 from bert_jax.training.state import TrainState, compute_shardings, make_prng_key
@@ -77,7 +84,7 @@ def loss_and_gradients(
             (loss, (sums, after)), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
             return loss, constrain_tree(grads, shardings, mesh), sums, after
 
-        if objective.is_pooled and accumulation_steps > 1:
+        if isinstance(objective, PooledObjective) and objective.is_pooled and accumulation_steps > 1:
             options = {"key_of": key_of, "start": start, "axis": axis, "shardings": shardings}
             return pooled_gradients(objective, params, rows, denominators, accumulation_steps, **options)
         return accumulate(gradients, rows, accumulation_steps)
@@ -124,7 +131,7 @@ def total_loss(sums: Sums, denominators: dict[str, jax.Array]) -> jax.Array:
 
 
 def pooled_gradients(
-    objective: Objective,
+    objective: PooledObjective,
     params: Any,
     rows: Batch,
     denominators: dict[str, jax.Array],
