@@ -31,6 +31,8 @@ FAILURE = "bert_jax/failure"
 WATCH = "failure-watch"
 # Maximum seconds that the lead, which runs the service, waits for the others to read the published failure.
 LAST_WORDS = 20.0
+# Seconds that the lead leaves them between their last call to the service and their exit.
+EXIT_WITHIN = 0.5
 # Seconds within which a file that one host creates in a shared folder must become visible to the others.
 SHARED_WITHIN = 10.0
 
@@ -352,7 +354,8 @@ def exchange_activity(doing: Callable[[], str], before_leaving: Callable[[], Non
 
 def _quit(code: int, lost: Sequence[int] = ()) -> NoReturn:
     """Exit this process. The lead waits until all processes that are not ``lost`` are about to exit, because they
-    would abort without its coordination service."""
+    would abort without its coordination service. The others close stderr first: JAX would report the end of the
+    service there, after the line of this process."""
     sys.stdout.flush()
     with contextlib.suppress(Exception):  # the process ends in any case
         client = _client()
@@ -362,6 +365,8 @@ def _quit(code: int, lost: Sequence[int] = ()) -> NoReturn:
                 len(client.key_value_dir_get(f"{FAILURE}_seen/")) < count() - 1 - len(lost)
             ):
                 time.sleep(0.05)
+            time.sleep(EXIT_WITHIN)
         else:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             client.key_value_set(f"{FAILURE}_seen/{index()}", "")
     exits.end_now(code)
