@@ -372,7 +372,7 @@ def run_unit(story: Story, options: argparse.Namespace) -> None:
                 if TASKS[task].is_classes:
                     given = texts(TASKS[task].of("tuned"), options.data, files, seed)
                     line = f"task/results/{task}/tuned/seconds/tfidf/{seed}"
-                    story.once(line, lambda t=task, g=given: tfidf(TASKS[t], g, options.peer_python))
+                    story.once(line, lambda t=TASKS[task].task, g=given: tfidf(t, g, options.peer_python))
     else:
         budget, seed, name = options.unit.split("/")
         story.unit(budget, int(seed), name, options.ceiling if name == "ceiling" else None)
