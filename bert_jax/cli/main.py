@@ -4,12 +4,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bert_jax.cli import analysis, runs, texts, weights, words
+from bert_jax.cli import analysis, labels, runs, texts, weights, words
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest
 
-COMMANDS = (*weights.COMMANDS, *texts.COMMANDS, *analysis.COMMANDS, *words.COMMANDS, *runs.COMMANDS)
+COMMANDS = (
+    *weights.COMMANDS,
+    *texts.COMMANDS,
+    *labels.COMMANDS,
+    *analysis.COMMANDS,
+    *words.COMMANDS,
+    *runs.COMMANDS,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

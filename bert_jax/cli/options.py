@@ -189,6 +189,14 @@ def run_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"batch_tokens": arguments.batch_tokens, "progress": _progress_counter()}
 
 
+def text_of(value: Any) -> str:
+    """Return the text of an input, a text or an object with text. Raises ``ValueError`` for other objects."""
+    text = value if isinstance(value, str) else value.get("text")
+    if not isinstance(text, str):
+        raise ValueError(f'{str(value)[:80]}: no text; write {{"text": "..."}}')
+    return text
+
+
 def score_lines(scores: Mapping[str, Sequence[float]]) -> list[str]:
     """Return one line per score, with its value and 95% interval. ``scores`` maps names to (value, lower bound,
     upper bound)."""

@@ -1,9 +1,7 @@
 """Subcommands of ``bert-jax`` that run a model on texts or token ids."""
 
 import argparse
-import itertools
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from bert_jax.cli.options import (
     say,
     score_lines,
     streaming,
+    text_of,
     whole_numbers,
 )
 
@@ -48,7 +47,7 @@ def embed_command(arguments: argparse.Namespace) -> None:
         _write_index(arguments, parts)
         return
     inputs, options = streaming(arguments)
-    texts = (_text_of(value) for value in inputs)
+    texts = (text_of(value) for value in inputs)
     to_array = arguments.output is not None and arguments.output.suffix in (".npy", ".npz")
     if parts:
         if to_array:
@@ -84,79 +83,8 @@ def _write_index(arguments: argparse.Namespace, parts: Sequence[str]) -> None:
         raise ValueError(f"{name}: an index is a folder; give --output with the name of a new folder")
     inputs, options = streaming(arguments)
     options |= {name: getattr(arguments, name) for name in _POOLED}
-    entries = ((value, _text_of(value)) for value in inputs)
+    entries = ((value, text_of(value)) for value in inputs)
     say(index_texts(target, load_model(arguments), entries, arguments.precision, **options))
-
-
-def _text_of(value: Any) -> str:
-    text = value if isinstance(value, str) else value.get("text")
-    if not isinstance(text, str):
-        raise ValueError(f'{str(value)[:80]}: no text; write {{"text": "..."}}')
-    return text
-
-
-def predict_command(arguments: argparse.Namespace) -> None:
-    """Write the predictions of the task head as JSON lines: class names with probabilities (values for regression),
-    tags, an answer, or a choice. An input in JSON is an object with text and, for pairs, text_pair (for span heads:
-    question and passage), with text and choices, or with the words of a text to be tagged."""
-    from bert_jax.inference.predict import predict
-    from bert_jax.inference.text_files import write_json_lines
-
-    inputs, options = streaming(arguments)
-    write_json_lines(predict(load_model(arguments), inputs, task=arguments.task, **options), arguments.output)
-
-
-def zero_shot_command(arguments: argparse.Namespace) -> None:
-    """Choose among labels that the model was not trained on; write JSON lines with the fields of predict. A natural
-    language inference model reads a hypothesis for every label; a masked-LM model scores words at the mask of a
-    prompt."""
-    from bert_jax.inference.text_files import write_json_lines
-    from bert_jax.inference.zero_shot import right_answer, scores, zero_shot
-
-    if not arguments.texts and arguments.input is None and sys.stdin is not None and sys.stdin.isatty():
-        raise ValueError("no text; write texts before --labels (arguments after it are labels), or use --input")
-    labels, multi_label = _label_words(arguments.labels), arguments.multi_label
-    inputs, options = streaming(arguments)
-
-    def parsed() -> Iterator[tuple[str, Any]]:
-        for value in inputs:
-            if not isinstance(value, str) and value.get("text_pair"):
-                raise ValueError(f"{str(value)[:80]}: zero-shot accepts one text, without text_pair")
-            yield _text_of(value), right_answer(value, [*labels], multi_label)
-
-    texts, answers = itertools.tee(parsed())
-    results = zero_shot(
-        load_model(arguments), (text for text, _ in texts), labels, template=arguments.template,
-        multi_label=multi_label, entailment=arguments.entailment, **options,
-    )  # fmt: skip
-    answered = []
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for row, (_, answer) in zip(results, answers, strict=True):
-            if answer is not None:
-                answered.append((answer, row))
-            yield row
-
-    write_json_lines(rows(), arguments.output)
-    tell = say if arguments.output is None else print
-    if answered:
-        tell(f"{len(answered):,} labeled texts")
-        for line in score_lines(scores(*zip(*answered, strict=True), [*labels], multi_label)):
-            tell(line)
-
-
-def _label_words(words_of_labels: Sequence[str]) -> dict[str, list[str]]:
-    """Parse arguments of the form LABEL=WORD,WORD or LABEL; in the second form the label is its only word."""
-    labels: dict[str, list[str]] = {}
-    for text in words_of_labels:
-        label, equals, words = (part.strip() for part in text.partition("="))
-        if not label or (not equals and "," in label):
-            allowed = "LABEL or LABEL=WORD,WORD, separated by blanks"
-            raise ValueError(f"--labels: {text!r} is not allowed; allowed: {allowed}")
-        if label in labels:
-            raise ValueError(f"--labels: {label!r} occurs twice; give it once, with all its words: LABEL=WORD,WORD")
-        labels[label] = [word.strip() for word in words.split(",")] if equals else [label]
-    return labels
 
 
 def fill_mask_command(arguments: argparse.Namespace) -> None:
@@ -165,7 +93,7 @@ def fill_mask_command(arguments: argparse.Namespace) -> None:
     from bert_jax.inference.text_files import write_json_lines
 
     inputs, options = streaming(arguments)
-    filled = fill_mask(load_model(arguments), (_text_of(value) for value in inputs), top=arguments.top, **options)
+    filled = fill_mask(load_model(arguments), (text_of(value) for value in inputs), top=arguments.top, **options)
     if arguments.json:
         masks = ((text.text, [{"predictions": mask.predictions} for mask in text.masks]) for text in filled)
         write_json_lines(({"text": text, "masks": best} for text, best in masks), None)
@@ -198,7 +126,7 @@ def score_command(arguments: argparse.Namespace) -> None:
 
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal total, tokens
-        for one in score(loaded, map(_text_of, inputs), method=arguments.method, **options):
+        for one in score(loaded, map(text_of, inputs), method=arguments.method, **options):
             row: dict[str, Any] = {"text": one.text, "score": one.score, "tokens": len(one.pieces)}
             total, tokens = total + one.score, tokens + len(one.pieces)
             details = {"pieces": one.pieces, "log_probabilities": one.log_probabilities}
@@ -253,7 +181,7 @@ def generate_command(arguments: argparse.Namespace) -> None:
         raise ValueError("--top_k, --top_p: not allowed without --temperature; set it, for example to 1")
     inputs = read_texts(arguments.prompt or (), arguments.input, arguments.json_lines)
     found = generate(
-        load_model(arguments), map(_text_of, inputs), max_new_tokens=arguments.max_new_tokens, sampling=sampling,
+        load_model(arguments), map(text_of, inputs), max_new_tokens=arguments.max_new_tokens, sampling=sampling,
         batch_size=arguments.batch_size,
     )  # fmt: skip
     rows = ({"prompt": row.prompt, "text": row.text, "tokens": len(row.ids), "ended": row.ended} for row in found)
@@ -305,32 +233,6 @@ COMMANDS = (
             help="write the vectors of every token as extract_features.py of google-research/bert does",
         ),
     )),
-    Command("predict", "labels, tags, answers or choices", predict_command, (
-        model("texts; write pairs, questions and choices as JSON lines"),
-        option(
-            "--task", choices=("sequence", "token", "span", "choice"),
-            help="head to use, if the model has several",
-        ),
-        OUTPUT,
-    )),
-    Command("zero-shot", "classes that the model was not trained on", zero_shot_command, (
-        model("texts, before --labels; for JSON lines with a label, scores are printed", with_labels=False),
-        option(
-            "--labels", required=True, nargs="+", metavar="LABEL[=WORD,...]",
-            help="two or more labels, in the order of the output, with their words (default: the label)",
-        ),
-        option(
-            "--template", metavar="TEXT",
-            help='for an inference model (NLI) a hypothesis with {} for the word (default: "This text is about '
-            '{}."), for a masked-LM model a prompt with {text} and a mask ("{text} It was [MASK].")',
-        ),
-        option("--multi_label", action="store_true", help="any number of labels may apply to a text"),
-        option(
-            "--entailment", metavar="NAME",
-            help="name of the entailment class (default: the class whose name begins with entail)",
-        ),
-        OUTPUT,
-    ), {"epilog": 'Example: bert-jax zero-shot "What a goal!" --model NLI_MODEL --labels sport politics'}),
     Command("fill-mask", "the best pieces for each [MASK] of a text", fill_mask_command, (
         model("texts with [MASK]"),
         option("--top", type=int, default=5, help="pieces per mask (default: 5)"),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.options import Command, load_model, model, option, run_options, say, whole_numbers
+from bert_jax.cli.options import Command, load_model, model, option, run_options, say, text_of, whole_numbers
 
 _OUTPUT = option("--output", type=Path, metavar="FILE", help="write JSON lines instead of readable text")
 
@@ -64,7 +64,7 @@ def _contextual(arguments: argparse.Namespace, loaded: Any) -> list[tuple[dict[s
         loaded, arguments.words, arguments.text, layer, 1 if arguments.occurrence is None else arguments.occurrence
     )
     if arguments.corpus is not None:
-        texts = (_text_of(value) for value in read_texts((), arguments.corpus, False))
+        texts = (text_of(value) for value in read_texts((), arguments.corpus, False))
         found = word_neighbors.corpus_neighbors(
             loaded, queries, arguments.text, texts, layer, arguments.top, **options
         )
@@ -82,13 +82,6 @@ def _contextual(arguments: argparse.Namespace, loaded: Any) -> list[tuple[dict[s
         shown = f"{arguments.text[:begin]}[{arguments.text[begin:end]}]{arguments.text[end:]}"
         rows.append((line, f"{query.word} in {shown!r} (layer {layer} of {hidden_layers(loaded) - 1})", own))
     return rows
-
-
-def _text_of(value: Any) -> str:
-    text = value if isinstance(value, str) else value.get("text")
-    if not isinstance(text, str):
-        raise ValueError(f'{str(value)[:80]}: no text; write {{"text": "..."}}')
-    return text
 
 
 def probe_command(arguments: argparse.Namespace) -> None:

@@ -90,6 +90,14 @@ class LossConfig(Section, prefix="loss."):
     layers: tuple[int, ...] = only((), {KIND: WHOLE})
     # Weight of the loss of each of these layers.
     layer_weight: Positive[float] = only(0.1, {KIND: WHOLE})
+    # Head of these layers: that of the last layer (shared), or a pooler and an output layer for each (own), where
+    # a prediction can stop (early exit; Xin et al. 2020).
+    layer_heads: Literal["shared", "own"] = only("shared", {KIND: ("classification",)})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        has_layers = bool(self.layers)
+        self._require("layer_heads", has_layers or self.layer_heads == "shared", "shared without loss.layers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +269,13 @@ class FinetuneConfig:
             "loss.mlm_weight": self.loss.mlm_weight > 0,
             "loss.lm_weight": self.loss.lm_weight > 0,
             "loss.nsp_weight": self.loss.nsp_weight > 0,
+            "loss.layer_heads": self.exits,
         }
+
+    @property
+    def exits(self) -> tuple[int, ...]:
+        """Layers with a head of their own, in ascending order."""
+        return tuple(sorted(self.loss.layers)) if self.loss.layer_heads == "own" else ()
 
     @property
     def stores_start_params(self) -> bool:

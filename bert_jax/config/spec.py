@@ -43,6 +43,9 @@ class HeadsConfig:
     problem: Problem = "single_label"
     # The logits of the sequence head are added over both orders of a pair of texts.
     both_orders: bool = False
+    # Encoder layers (1 = the first) with a pooler and a sequence head of their own, in ascending order: a
+    # prediction may stop there.
+    exits: tuple[int, ...] = ()
     # Names of the tags of the token head, in id order; empty: no such head.
     token_labels: tuple[str, ...] = ()
     # Start and end of an answer.
@@ -75,6 +78,16 @@ class HeadsConfig:
         if self.problem == "regression" and len(self.sequence_labels) > 1:
             outputs = len(self.sequence_labels)
             raise ValueError(f"heads.problem: regression is not allowed with {outputs} outputs; allowed: 1")
+        fits = self.sequence_labels and self.problem == "single_label" and self.features == "last"
+        if self.exits and not fits:
+            raise ValueError(
+                f"heads.exits: {list(self.exits)} is not allowed; allowed with a sequence head of single labels on "
+                "the last hidden state"
+            )
+        if list(self.exits) != sorted({*self.exits}):
+            raise ValueError(
+                f"heads.exits: {list(self.exits)} is not allowed; allowed: different layers in ascending order"
+            )
 
     def present(self) -> tuple[str, ...]:
         """Return the names of the present heads, in the order pooler, mlm, nsp, rtd, sequence, token, span,
@@ -103,7 +116,12 @@ class HeadsConfig:
         return unread if self.pooler else (*unread, "pool", "token_pooler", "sequence_head_bias")
 
     def check_features(self, model: ModelConfig) -> None:
-        """Raise ``ValueError`` if ``model`` has fewer layers than the features use."""
+        """Raise ``ValueError`` if ``model`` has fewer layers than the features or the exits use."""
+        if not {*self.exits} <= {*range(1, model.num_layers)}:
+            raise ValueError(
+                f"heads.exits: {list(self.exits)} is not allowed; allowed: layers below the last, from 1 to "
+                f"{model.num_layers - 1}"
+            )
         if self.features.endswith("last_four") and model.num_layers < 4:
             raise ValueError(
                 f"features.layers: {self.features} needs 4 layers, but model.num_layers is "

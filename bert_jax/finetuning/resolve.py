@@ -64,6 +64,7 @@ class ResolvedTask:
             pooler=heads.pooler or of_tokens,
             features=config.features.layers,
             bilstm=config.features.bilstm_size if heads.token_labels else 0,
+            exits=config.exits,
             dropout=None if config.regularization.head_dropout < 0 else config.regularization.head_dropout,
         )
 

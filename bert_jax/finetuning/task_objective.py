@@ -92,8 +92,11 @@ class TaskObjective(PooledObjective):
         if self._soft is not None:
             sums |= self._soft.sums(output, batch)
         for number in losses.layers:
-            hidden_BxSxH = output.hidden_states[number]
-            logits = self.model.apply({"params": params}, hidden_BxSxH, batch, key, method="pooled_logits")
+            if number in self.model.heads.exits:
+                logits = output.exit_logits[self.model.heads.exits.index(number)]
+            else:
+                hidden_BxSxH = output.hidden_states[number]
+                logits = self.model.apply({"params": params}, hidden_BxSxH, batch, key, method="pooled_logits")
             of_layer = self._task.loss(output.replace(sequence_logits=logits), batch, axis=None)
             sums[f"layer_{number}_loss"] = of_layer["loss"]
         if losses.mlm_weight:

@@ -33,7 +33,7 @@ def training_model(resolved: ResolvedTask) -> BertModel:
         config.execution,
         dataclasses.replace(heads, mlm=has_mlm, nsp=has_nsp, pooler=heads.pooler or has_nsp),
         resolved.task.sentence,
-        all_layers=bool(config.loss.layers or config.distillation.layers_weight),
+        all_layers=bool((config.loss.layers and not config.exits) or config.distillation.layers_weight),
         frozen_encoder=config.features.frozen_encoder,
     )
 

@@ -4,6 +4,7 @@ Packing does not change the outputs of an input. Shapes: B rows, S tokens per ro
 input.
 """
 
+import dataclasses
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from bert_jax.tasks.task import Level, ModelInput, Target
 
 ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 _IN_FLIGHT = 4
+# Name of the hidden states that one stage computes and the next one reads, [B, S, H].
+HIDDEN = "hidden"
 
 # DeviceOutputs: arrays on the device by level and name. Outputs: arrays of one model input by name.
 DeviceOutputs = Mapping[Level, Mapping[str, Any]]
@@ -32,6 +35,17 @@ class RunOptions(TypedDict, total=False):
     batch_tokens: int | None
     # Called with the number of inputs that were processed since the last call.
     progress: Progress | None
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Programs, each of which computes some layers. An input passes through them until its outputs are final; the
+    others are packed into new batches with the array ``HIDDEN`` (level token) of the program before."""
+
+    # Functions (params, features) that return arrays by level and name; all but the last return ``HIDDEN``.
+    programs: Sequence[Callable[..., DeviceOutputs]]
+    # True if the outputs of an input, those of a stage before the last, are final.
+    is_final: Callable[[Outputs], bool]
 
 
 @dataclass(frozen=True, order=True)
@@ -219,4 +233,32 @@ def run_packed(
             collect()
     while waiting:
         collect()
+    return outputs
+
+
+def run_stages(
+    programs: Sequence[Program],
+    is_final: Callable[[Outputs], bool],
+    units: Sequence[ModelInput],
+    pack: Callable[[Sequence[ModelInput], Mapping[str, Target]], Iterable[Packed]],
+    progress: Progress | None = None,
+) -> list[Outputs]:
+    """Return the outputs of every input, in order, by the last of the :class:`Stages` that it passes through, and
+    the number of this stage, from 0, as ``stage``. ``pack`` returns batches of inputs with additional targets."""
+    outputs: list[Outputs] = [{} for _ in units]
+    waiting, carried = dict(enumerate(units)), dict[str, Target]()
+    for number, program in enumerate(programs):
+        inputs, left = list(waiting.values()), dict[int, ModelInput]()
+        found = run_packed(program, inputs, pack(inputs, carried))
+        for (place, unit), output in zip(waiting.items(), found, strict=True):
+            hidden = output.pop(HIDDEN, None)
+            outputs[place] = output | {"stage": np.asarray(number)}
+            if hidden is not None and not is_final(output):
+                left[place] = dataclasses.replace(unit, targets={**unit.targets, HIDDEN: hidden})
+                carried = {HIDDEN: Target("token", hidden.dtype.type, hidden.shape[1:])}
+        if progress is not None:
+            progress(len(waiting) - len(left))
+        waiting = left
+        if not waiting:
+            break
     return outputs

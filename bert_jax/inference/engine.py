@@ -10,7 +10,16 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from bert_jax.config import ExecutionConfig, ModelSpec
-from bert_jax.inference.batching import Outputs, Progress, packed_batches, row_lengths, run_packed
+from bert_jax.inference.batching import (
+    Outputs,
+    Packed,
+    Progress,
+    Stages,
+    packed_batches,
+    row_lengths,
+    run_packed,
+    run_stages,
+)
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.model import BertModel
 from bert_jax.tasks.task import Encoded, ModelInput, Target
@@ -109,7 +118,7 @@ class Engine:
         self,
         inputs: Iterable[Any],
         featurize: Callable[[list[Any]], list[ModelInput]],
-        run: Callable[..., Any],
+        run: Callable[..., Any] | Stages,
         *arguments: Any,
         sequences: Callable[[Sequence[ModelInput]], int] = lambda units: 1,
         targets: Mapping[str, Target] | None = None,
@@ -122,7 +131,8 @@ class Engine:
 
         Args:
             featurize: function that converts the inputs of a window to model inputs, in order.
-            run: ``run(params, features, *arguments)``, a program whose outputs are arrays by level and name.
+            run: ``run(params, features, *arguments)``, a program whose outputs are arrays by level and name, or the
+                stages of one.
             sequences: function that returns K, the number of sequences per input, for the model inputs of a window.
             targets: targets of the model inputs that the program reads.
             batch_tokens, progress: see ``RunOptions``.
@@ -130,8 +140,8 @@ class Engine:
         tokens = batch_tokens or (_CPU_TOKENS if jax.default_backend() == "cpu" else _TOKENS)
         pad_id, reading = self.need_tokenizer().pad_id, iter(inputs)
 
-        def on_device(features: dict[str, Any]) -> Any:
-            return run(self.params, features, *arguments)
+        def on_device(program: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
+            return lambda features: program(self.params, features, *arguments)
 
         while part := list(itertools.islice(reading, window)):
             units = featurize(part)
@@ -144,5 +154,16 @@ class Engine:
 
             # Blocks begin with the row, so each sequence needs its own.
             per_row = 1 if self.spec.model.attention_block else INPUTS_PER_ROW
-            batches = packed_batches(units, ladder, per_row, sizes, pad_id=pad_id, sequences=most, targets=targets)
-            yield part, units, run_packed(on_device, units, batches, progress)
+            options = {"pad_id": pad_id, "sequences": most}
+
+            def pack(
+                inputs: Sequence[ModelInput], more: Mapping[str, Target], shapes: Any = (ladder, per_row, sizes),
+                options: Any = options,
+            ) -> Iterator[Packed]:  # fmt: skip
+                return packed_batches(inputs, *shapes, **options, targets={**(targets or {}), **more})
+
+            if isinstance(run, Stages):
+                programs = [on_device(program) for program in run.programs]
+                yield part, units, run_stages(programs, run.is_final, units, pack, progress)
+            else:
+                yield part, units, run_packed(on_device(run), units, pack(units, {}), progress)

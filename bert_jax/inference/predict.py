@@ -7,11 +7,13 @@ from typing import Any, Unpack
 
 import jax
 import numpy as np
+from scipy.special import entr, softmax
 
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.task import PairOrder
-from bert_jax.inference.batching import RunOptions, by_level
+from bert_jax.inference.batching import HIDDEN, Outputs, RunOptions, Stages, by_level
 from bert_jax.inference.engine import Engine
+from bert_jax.model import BertOutput
 from bert_jax.records import Record
 from bert_jax.tasks.registry import TASKS
 from bert_jax.tasks.tagging import window_input
@@ -23,10 +25,17 @@ _KINDS = {"token": "tagging", "span": "qa", "choice": "choice", "sentence": "sen
 _PROBLEMS = {"single_label": "classification", "multi_label": "multi_label", "regression": "regression"}
 # Number of inputs processed together; the outputs of all their tokens are in memory.
 _WINDOW = 1024
+# The same with stages, which keep the hidden states of all tokens between them.
+EXIT_WINDOW = 256
 
 
 def predict(
-    loaded: Engine, texts: Iterable[Any], *, task: str | None = None, **options: Unpack[RunOptions]
+    loaded: Engine,
+    texts: Iterable[Any],
+    *,
+    task: str | None = None,
+    exit_entropy: float | None = None,
+    **options: Unpack[RunOptions],
 ) -> Iterator[dict[str, Any]]:
     """Yield one JSON-serializable object per input, in order; ``texts`` may be endless.
 
@@ -43,14 +52,18 @@ def predict(
       ``no_answer_score``.
     * choice: ``choice`` (an index, from 0) and ``probabilities``.
 
-    ``truncated`` is true for a text that was truncated to the maximum length of the model. Raises ``ValueError``
-    for a model without a task head, several task heads without ``task``, and inputs that the head does not accept.
+    ``truncated`` is true for a text that was truncated to the maximum length of the model.
+
+    ``exit_entropy`` (nats): a prediction stops at the first layer with a head whose probabilities have a lower
+    entropy (Xin et al. 2020); ``layers`` in the prediction is the number of layers that ran. Each stage runs on new
+    batches of the texts that are left.
+
+    Raises ``ValueError`` for a model without a task head, several task heads without ``task``, inputs that the head
+    does not accept, and ``exit_entropy`` below 0 or with a model whose lower layers have no heads.
     """
     head = task_head(loaded, task)
-    decoder, model = task_of(loaded, head), loaded.model.clone(sentence=None)
-
-    def run(params: Any, batch: dict[str, jax.Array]) -> Any:
-        return by_level(decoder.outputs(model.apply({"params": params}, batch), batch))
+    decoder = task_of(loaded, head)
+    run = task_program(loaded, decoder, head, exit_entropy)
 
     def featurize(part: list[_Input]) -> list[ModelInput]:
         if head != "token":
@@ -62,14 +75,61 @@ def predict(
         ]
 
     results = loaded.windows(
-        (_input(loaded, head, value) for value in texts), featurize, loaded.program(("predict", head), run),
-        sequences=decoder.sequences_of, targets=decoder.targets, window=_WINDOW, **options,
+        (_input(loaded, head, value) for value in texts), featurize, run,
+        sequences=decoder.sequences_of, targets=decoder.targets,
+        window=_WINDOW if exit_entropy is None else EXIT_WINDOW, **options,
     )  # fmt: skip
-    return (
-        _with_places(prediction, one)
-        for part, units, outputs in results
-        for prediction, one in zip(decoder.decode([one.record for one in part], units, outputs), part, strict=True)
-    )
+
+    def decoded() -> Iterator[dict[str, Any]]:
+        for part, units, outputs in results:
+            predictions = decoder.decode([one.record for one in part], units, outputs)
+            if exit_entropy is not None:
+                for unit, layers in zip(units, layers_run(loaded, outputs), strict=True):
+                    predictions[unit.record]["layers"] = layers
+            yield from (_with_places(prediction, one) for prediction, one in zip(predictions, part, strict=True))
+
+    return decoded()
+
+
+def task_program(loaded: Engine, task: Task, head: str, exit_entropy: float | None = None) -> Any:
+    """Return the program that computes the outputs of ``task``, or its stages, which end at the layers with a head
+    and at the last layer; see :func:`predict`."""
+    model = loaded.model.clone(sentence=None)
+
+    def run(params: Any, batch: dict[str, jax.Array]) -> Any:
+        return by_level(task.outputs(model.apply({"params": params}, batch), batch))
+
+    if exit_entropy is None:
+        return loaded.program(("predict", head), run)
+    if not loaded.spec.heads.exits:
+        remedy = "fine-tune it with loss.layers and loss.layer_heads own"
+        raise ValueError(f"{loaded.name}: exit_entropy: the lower layers have no heads; {remedy}")
+    if not exit_entropy >= 0:
+        raise ValueError(f"exit_entropy: {exit_entropy} is not allowed; allowed: from 0, in nats")
+    ends = _ends(loaded)
+
+    def stage(first: int, last: int) -> Any:
+        def run(params: Any, batch: dict[str, jax.Array]) -> Any:
+            hidden, logits = model.apply({"params": params}, batch, first, last, method="run_layers")
+            outputs = task.outputs(BertOutput(sequence_output=hidden, sequence_logits=logits), batch)
+            return by_level(outputs if last == ends[-1] else {**outputs, HIDDEN: ("token", hidden)})
+
+        return loaded.program(("stage", first, last), run)
+
+    programs = [stage(first, last) for first, last in zip((0, *ends), ends, strict=False)]
+    return Stages(programs, lambda outputs: entr(softmax(outputs["logits"])).sum() < exit_entropy)
+
+
+def layers_run(loaded: Engine, outputs: Sequence[Outputs]) -> list[int]:
+    """Return the number of layers through which each input passed, for the outputs of the stages of
+    :func:`task_program`."""
+    ends = _ends(loaded)
+    return [ends[int(one["stage"])] for one in outputs]
+
+
+def _ends(loaded: Engine) -> tuple[int, ...]:
+    """Return the layers after which a prediction may stop, counted from 1."""
+    return (*loaded.spec.heads.exits, loaded.spec.model.num_layers)
 
 
 def task_head(loaded: Engine, task: str | None = None) -> str:

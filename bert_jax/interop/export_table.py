@@ -36,6 +36,7 @@ _TABLE = {
     "choice": ("one score per choice", "yeeyyy"),
     "crf": ("transitions between tags (the token head is kept)", "eeeeey"),
     "pair": ("classes of two sentence vectors", "eeeeey"),
+    "exits": ("heads of lower layers, where a prediction can stop", "eeeeey"),
     "sentence": ("pooling and the modules after it (Sentence-BERT)", "eyeyyy"),
     "several heads": ("heads that no single transformers class combines", "reyyyy"),
     "features": ("heads on hidden states other than the last, or after a BiLSTM", "rrrrry"),
@@ -62,6 +63,7 @@ _FIELDS_OF = {
     "pooler": ("pooler",), "mlm": ("mlm",), "nsp": ("nsp",), "rtd": ("rtd",),
     "sequence": ("sequence_labels", "problem", "both_orders"), "token": ("token_labels", "bilstm"),
     "span": ("span",), "choice": ("choice",), "crf": ("crf",), "pair": ("pair_labels", "pair_hidden"),
+    "exits": ("exits",),
 }  # fmt: skip
 
 # Row that tests one field of ModelConfig -> (field, value); its verdicts come from the tables of the writers.
@@ -116,6 +118,7 @@ def rows_of(spec: ModelSpec, dtype: str = "float32") -> Iterator[str]:
         **dict.fromkeys(heads.present(), True),
         "crf": heads.crf,
         "pair": heads.pair_labels,
+        "exits": heads.exits,
         "features": heads.features != "last" or heads.bilstm,
         "sentence": spec.sentence is not None,
         "several heads": not _has_class(spec),
@@ -182,7 +185,8 @@ def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[Mode
 
 def _parts(spec: ModelSpec) -> list[str]:
     heads = spec.heads
-    others = {"crf": heads.crf, "pair": bool(heads.pair_labels), "sentence": spec.sentence is not None}
+    others = {"crf": heads.crf, "pair": bool(heads.pair_labels), "exits": bool(heads.exits)}
+    others["sentence"] = spec.sentence is not None
     return [*heads.present(), *(name for name, is_present in others.items() if is_present)]
 
 
@@ -200,6 +204,7 @@ def keep_heads(weights: ModelBundle, names: Sequence[str]) -> ModelBundle:
         kept.add("pooler")
     kept -= {"crf"} if "token" not in kept else set()
     kept -= {"pair"} if "sentence" not in kept else set()
+    kept -= {"exits"} if "sequence" not in kept else set()
     heads = only_heads(spec.heads, kept)
     spec = dataclasses.replace(spec, heads=heads, sentence=spec.sentence if "sentence" in kept else None)
     params = {name: weights.params[name] for name in parameter_shapes(spec)}

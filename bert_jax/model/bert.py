@@ -30,9 +30,20 @@ from bert_jax.model.layers import (
     compute_dtype,
 )
 from bert_jax.model.local_attention import global_features
-from bert_jax.model.pooling import SentenceHead, pool
+from bert_jax.model.pooling import SentenceHead, gather_positions, pooled_tokens
 from bert_jax.model.positions import relative_bias
-from bert_jax.model.task_layers import BiLstm, Crf, MlmHead, PairHead, RtdHead, ScalarMix, pair_features
+from bert_jax.model.task_layers import (
+    BiLstm,
+    Crf,
+    ExitHead,
+    MlmHead,
+    PairHead,
+    RtdHead,
+    ScalarMix,
+    beside,
+    in_question,
+    pair_features,
+)
 
 
 def padded_vocab_size(config: ModelConfig, execution: ExecutionConfig) -> int:
@@ -44,13 +55,18 @@ def padded_vocab_size(config: ModelConfig, execution: ExecutionConfig) -> int:
 
 class Encoder(Block):
     """The stack of encoder layers: scanned (stacked parameters) or unrolled, optionally rematerialized. Returns the
-    output of the last layer and, with ``collect``, the outputs of all layers."""
+    output of the last layer and, with ``collect``, the outputs of all layers. ``part`` (unrolled layers only) names
+    the layers to run: those after its first number, up to its second."""
 
     collect: bool = False
 
     @nn.compact
     def __call__(
-        self, x_BxSxH: jax.Array, tokens: Mapping[str, jax.Array], dropout_key: DropoutKey | None
+        self,
+        x_BxSxH: jax.Array,
+        tokens: Mapping[str, jax.Array],
+        dropout_key: DropoutKey | None,
+        part: tuple[int, int] | None = None,
     ) -> tuple[jax.Array, jax.Array | None]:
         config, execution = self.config, self.execution
         length = x_BxSxH.shape[1]
@@ -59,7 +75,9 @@ class Encoder(Block):
         layer_type = EncoderLayer
         if execution.remat == "full":
             layer_type = nn.remat(EncoderLayer, prevent_cse=not execution.scan_layers)
+        part = part or (0, config.num_layers)
         if execution.scan_layers and config.has_equal_layers:
+            assert part == (0, config.num_layers)
             is_shared = config.shared_layers
             scanned = nn.scan(
                 layer_type,
@@ -77,7 +95,8 @@ class Encoder(Block):
             x_BxSxH, all_LxBxSxH = layers(x_BxSxH, numbers, tokens, relative, dropout_key)
         else:
             collected, made = [], dict[str, EncoderLayer]()
-            for i, window in enumerate(config.layer_windows):
+            for i in range(*part):
+                window = config.layer_windows[i]
                 name = "layer_0" if config.shared_layers else f"layer_{i}"
                 if name not in made:
                     skip = i == 0 and config.norm_position == "pre_skip_first"
@@ -87,7 +106,7 @@ class Encoder(Block):
                 x_BxSxH, also = made[name](x_BxSxH, 1 + i, tokens, relative, dropout_key)
                 collected.append(also)
             all_LxBxSxH = jnp.stack(collected) if self.collect else None
-        if config.has_final_norm:
+        if config.has_final_norm and part[1] == config.num_layers:
             x_BxSxH = Norm(config, compute_dtype(execution), name="final_layer_norm")(x_BxSxH)
         return x_BxSxH, all_LxBxSxH
 
@@ -145,44 +164,9 @@ class BertOutput:
     sentence_embedding: jax.Array | None = None  # float32[B, E]; of unpacked rows
     sentence_embeddings: jax.Array | None = None  # float32[B, C, E], with cls_positions
     pair_logits: jax.Array | None = None  # [B, C / 2, classes]
+    exit_logits: jax.Array | None = None  # [exits, B, C, labels]
     crf: tuple[jax.Array, jax.Array, jax.Array] | None = None  # transitions [L, L], start [L], end [L]
     hidden_states: jax.Array | None = None  # [1 + layers, B, S, H], with all_layers
-
-
-def gather_positions(x_BxSxH: jax.Array, positions_BxM: jax.Array) -> jax.Array:
-    """Return the vectors of ``x`` [B, S, H] at ``positions`` [B, M], as an array [B, M, H]."""
-    return jnp.take_along_axis(x_BxSxH, positions_BxM[:, :, None], axis=1)
-
-
-def beside(x_BxSxH: jax.Array, sequence_ids_BxS: jax.Array) -> jax.Array:
-    """Return the sum of the states of the forward direction one token before, and of the backward direction one
-    token after each token of its sequence, [B, S, H / 2]: all that the two directions of ``x`` say about the token
-    without having read it."""
-    forward, backward = jnp.split(x_BxSxH, 2, axis=-1)
-    same = (sequence_ids_BxS[:, 1:] == sequence_ids_BxS[:, :-1])[..., None]
-    before = jnp.pad(jnp.where(same, forward[:, :-1], 0), ((0, 0), (1, 0), (0, 0)))
-    return before + jnp.pad(jnp.where(same, backward[:, 1:], 0), ((0, 0), (0, 1), (0, 0)))
-
-
-def in_question(input_ids_BxS: jax.Array, sequence_ids_BxS: jax.Array, separator_id: int) -> jax.Array:
-    """Return float32[B, S], 1 for the tokens up to the first ``separator_id`` of each sequence of a row, except its
-    first token; 0 everywhere in a sequence without it.
-
-    Padding at the beginning of a row belongs to its first sequence, so that the first column is the exception, as
-    in transformers.
-    """
-    before_BxS = jnp.pad(sequence_ids_BxS, [(0, 0), (1, 0)])[:, :-1]
-    begins_BxS = ((before_BxS > 0) & (sequence_ids_BxS != before_BxS)).at[:, 0].set(True)
-    separates_BxS = (input_ids_BxS == separator_id).astype(jnp.int32)
-    total_BxS = jnp.cumsum(separates_BxS, axis=1)
-    earlier_BxS = total_BxS - separates_BxS
-    # Separators before the sequence of each token, and up to its end.
-    start_BxS = jax.lax.cummax(jnp.where(begins_BxS, earlier_BxS, 0), axis=1)
-    ends_BxS = jnp.pad(begins_BxS, [(0, 0), (0, 1)], constant_values=True)[:, 1:]
-    most = jnp.iinfo(jnp.int32).max
-    end_BxS = jax.lax.cummin(jnp.where(ends_BxS, total_BxS, most), axis=1, reverse=True)
-    is_asked_BxS = (earlier_BxS == start_BxS) & (end_BxS > start_BxS) & ~begins_BxS
-    return is_asked_BxS.astype(jnp.float32)
 
 
 def _at_tokens(key: DropoutKey | None, positions_BxC: jax.Array | None) -> DropoutKey | None:
@@ -221,7 +205,7 @@ class BertModel(nn.Module):
                 f"execution.quantization: {self.execution.quantization} is not allowed with model.encoder "
                 f"{config.encoder}; allowed: none"
             )
-        collect = self.all_layers or heads.features != "last"
+        collect = self.all_layers or heads.features != "last" or bool(heads.exits)
         if collect:
             config.require_equal_widths()
         encoder = ENCODERS.get(config.encoder, Encoder)
@@ -249,6 +233,8 @@ class BertModel(nn.Module):
             has_bias = name != "sequence" or config.sequence_head_bias
             head = Dense(size, ("embed", "classes"), config, jnp.dtype("float32"), has_bias)
             setattr(self, f"{name}_head", head)
+        for layer in heads.exits:
+            setattr(self, f"exit_{layer}_head", ExitHead(config, self.execution, self.mesh, heads))
         if self.sentence is not None:
             self.sentence_head = SentenceHead(config, self.sentence)
 
@@ -262,10 +248,7 @@ class BertModel(nn.Module):
         first_BxSxH = jnp.concatenate([x_BxSxH] * self.config.directions, axis=-1)
         if self.is_mutable_collection(INTERMEDIATES):
             self.sow(INTERMEDIATES, "hidden_states", first_BxSxH)
-        tokens = {name: features[name] for name in ("sequence_ids", "position_ids")}
-        tokens |= {name: features[name] for name in CACHE_FEATURES if name in features}
-        tokens |= global_features(self.config, heads, features)
-        x_BxSxH, all_LxBxSxH = self.encoder(x_BxSxH, tokens, encoder_key)
+        x_BxSxH, all_LxBxSxH = self.encoder(x_BxSxH, self._tokens(features), encoder_key)
         outputs: dict[str, Any] = {"sequence_output": x_BxSxH}
         if all_LxBxSxH is not None:
             all_LxBxSxH = jnp.concatenate([first_BxSxH[None], all_LxBxSxH])
@@ -287,6 +270,9 @@ class BertModel(nn.Module):
             dropped_BxCxH = self._head_dropout(pooled_BxCxH, _at_tokens(dropout_key, positions))
             if heads.sequence_labels:
                 outputs["sequence_logits"] = self.sequence_head(dropped_BxCxH)
+            if heads.exits:
+                lower = [self.exit_logits(n, all_LxBxSxH[n], features, dropout_key) for n in heads.exits]
+                outputs["exit_logits"] = jnp.stack(lower)
             if heads.choice:
                 outputs["choice_logits"] = self.choice_head(dropped_BxCxH)[..., 0]
         read_BxSxH = self._pooler_layers(x_BxSxH) if self.config.token_pooler and heads.pooler else x_BxSxH
@@ -346,17 +332,40 @@ class BertModel(nn.Module):
         at_first = _at_tokens(dropout_key, features["cls_positions"])
         return self.sequence_head(self._head_dropout(pooled_BxCxH, at_first))
 
+    def exit_logits(
+        self,
+        layer: int,
+        x_BxSxH: jax.Array,
+        features: Mapping[str, jax.Array],
+        dropout_key: DropoutKey | None = None,
+    ) -> jax.Array:
+        """Return the logits of the head of ``layer``, one of ``heads.exits``, for the output ``x`` of the layer."""
+        at_first = _at_tokens(dropout_key, features.get("cls_positions"))
+        return getattr(self, f"exit_{layer}_head")(x_BxSxH, features, at_first)
+
+    def run_layers(self, features: Mapping[str, jax.Array], first: int, last: int) -> tuple[jax.Array, jax.Array]:
+        """Run the layers after layer ``first`` (0: the embeddings too) up to layer ``last``, one of ``heads.exits``
+        or the number of layers, without dropout.
+
+        The output of layer ``first``, [B, S, H], is ``features["hidden"]``. Returns that of layer ``last`` and the
+        logits of its head, float32[B, C, labels]. Layers in a loop (``execution.scan_layers``) are not allowed.
+        """
+        names = ("input_ids", "token_type_ids", "position_ids")
+        x_BxSxH = features["hidden"] if first else self.embeddings(*(features[name] for name in names), None)[0]
+        x_BxSxH, _ = self.encoder(x_BxSxH, self._tokens(features), None, (first, last))
+        if last == self.config.num_layers:
+            return x_BxSxH, self.pooled_logits(x_BxSxH, features, None)
+        return x_BxSxH, self.exit_logits(last, x_BxSxH, features)
+
+    def _tokens(self, features: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Return the features that the layers read."""
+        tokens = {name: features[name] for name in ("sequence_ids", "position_ids")}
+        tokens |= {name: features[name] for name in CACHE_FEATURES if name in features}
+        return tokens | global_features(self.config, self.heads, features)
+
     def _pooled(self, x_BxSxH: jax.Array, features: Mapping[str, jax.Array]) -> jax.Array:
         """Return the pooled vector of each sequence, [B, C, H]."""
-        positions, pooling = features.get("cls_positions"), self.config.pooling
-        if pooling == "first":
-            read_BxCxH = x_BxSxH[:, :1] if positions is None else gather_positions(x_BxSxH, positions)
-        else:
-            sequences = 1 if positions is None else positions.shape[1]
-            own_BxCxS = features["sequence_ids"][:, None] == 1 + jnp.arange(sequences)[:, None]
-            vectors = [pool(x_BxSxH, own_BxCxS[:, i], pooling) for i in range(sequences)]
-            read_BxCxH = jnp.stack(vectors, axis=1).astype(x_BxSxH.dtype)
-        return self._pooler_layers(read_BxCxH)
+        return self._pooler_layers(pooled_tokens(x_BxSxH, features, self.config.pooling))
 
     def _pooler_layers(self, x: jax.Array) -> jax.Array:
         """Return ``x`` [..., H] after the dense layer, the activation and the normalization of the pooler."""

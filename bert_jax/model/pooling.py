@@ -3,6 +3,8 @@
 The modules are those of sentence-transformers folders (Sentence-BERT; Reimers and Gurevych 2019).
 """
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -37,6 +39,23 @@ def pool(x_BxSxH: jax.Array, mask_BxS: jax.Array, kind: str) -> jax.Array:
         return jnp.sum(jnp.where(is_largest_BxSxH, x_BxSxH, 0), axis=1)
     weights_BxS = mask_BxS.astype(jnp.float32)
     return jnp.einsum("BSH,BS->BH", x_BxSxH, weights_BxS) / jnp.maximum(weights_BxS.sum(1, keepdims=True), 1e-9)
+
+
+def pooled_tokens(x_BxSxH: jax.Array, features: Mapping[str, jax.Array], kind: str) -> jax.Array:
+    """Return one vector per sequence of each row, [B, C, H]: that of its first token (``kind`` first), or a
+    :func:`pool` of its tokens. Without ``cls_positions``, each row is one sequence."""
+    positions_BxC = features.get("cls_positions")
+    if kind == "first":
+        return x_BxSxH[:, :1] if positions_BxC is None else gather_positions(x_BxSxH, positions_BxC)
+    sequences = 1 if positions_BxC is None else positions_BxC.shape[1]
+    own_BxCxS = features["sequence_ids"][:, None] == 1 + jnp.arange(sequences)[:, None]
+    vectors = [pool(x_BxSxH, own_BxCxS[:, i], kind) for i in range(sequences)]
+    return jnp.stack(vectors, axis=1).astype(x_BxSxH.dtype)
+
+
+def gather_positions(x_BxSxH: jax.Array, positions_BxM: jax.Array) -> jax.Array:
+    """Return the vectors of ``x`` [B, S, H] at ``positions`` [B, M], as an array [B, M, H]."""
+    return jnp.take_along_axis(x_BxSxH, positions_BxM[:, :, None], axis=1)
 
 
 def normalize(x: jax.Array) -> jax.Array:

@@ -4,6 +4,8 @@ Shapes: B rows, S tokens, M masked positions, V vocabulary (padded in memory), H
 the features, U inputs per row, E embedding width.
 """
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -11,9 +13,11 @@ from flax import linen as nn
 from bert_jax.config import HeadsConfig, ModelConfig
 from bert_jax.config.spec import Features
 from bert_jax.model.dense import Dense, activation, add_bias_of_logits, matmul_f32_grad
+from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key
 from bert_jax.model.embeddings import Embedding
 from bert_jax.model.kernels.common import on_tpu
 from bert_jax.model.layers import Block, Norm, compute_dtype
+from bert_jax.model.pooling import pooled_tokens
 from bert_jax.parallel.axes import constrain, with_logical_axes
 
 # Hidden states (0: embeddings, then the layers) of each kind of features.
@@ -99,6 +103,34 @@ class RtdHead(nn.Module):
         x_BxSxH = Dense(config.hidden_size, ("embed", "pooled"), config, self.dtype, name="transform")(x_BxSxH)
         x_BxSxH = activation(config.activation, x_BxSxH).astype(jnp.float32)
         return Dense(1, ("embed", "classes"), config, jnp.dtype("float32"), name="output")(x_BxSxH)[..., 0]
+
+
+class ExitHead(Block):
+    """Sequence head of a lower layer (Xin et al. 2020, section 3): the layers of the pooler and the output layer of
+    the last layer, with parameters of their own, after the LayerNorm that a pre-norm encoder has at its end."""
+
+    heads: HeadsConfig = HeadsConfig()
+
+    @nn.compact
+    def __call__(
+        self, x_BxSxH: jax.Array, features: Mapping[str, jax.Array], dropout_key: DropoutKey | None
+    ) -> jax.Array:
+        """Return the logits of the C sequences of each row, float32[B, C, labels]; ``dropout_key`` is that of the
+        pooled vectors."""
+        config, dtype, labels = self.config, compute_dtype(self.execution), len(self.heads.sequence_labels)
+        if config.has_final_norm:
+            x_BxSxH = Norm(config, dtype, name="final_layer_norm")(x_BxSxH)
+        x_BxCxH = pooled_tokens(x_BxSxH, features, config.pooling)
+        if config.pooler_dense:
+            pooler = Dense(
+                config.hidden_size, ("embed", "pooled"), config, dtype, config.pooler_bias, name="pooler"
+            )
+            x_BxCxH = activation(config.head_sequence_activation, pooler(x_BxCxH))
+            x_BxCxH = Norm(config, dtype, name="pooler_norm")(x_BxCxH) if config.pooler_norm else x_BxCxH
+        rate = config.hidden_dropout if self.heads.dropout is None else self.heads.dropout
+        x_BxCxH = dropout(x_BxCxH.astype(jnp.float32), rate, site_key(dropout_key, 0, Site.TASK_HEAD))
+        axes, float32 = ("embed", "classes"), jnp.dtype("float32")
+        return Dense(labels, axes, config, float32, config.sequence_head_bias, name="output")(x_BxCxH)
 
 
 class BiLstm(nn.Module):
@@ -190,3 +222,34 @@ class PairHead(nn.Module):
                 Dense(self.heads.pair_hidden, ("embed", "pooled"), self.config, dtype, name="hidden")(x)
             )
         return Dense(len(self.heads.pair_labels), ("embed", "classes"), self.config, dtype, name="output")(x)
+
+
+def beside(x_BxSxH: jax.Array, sequence_ids_BxS: jax.Array) -> jax.Array:
+    """Return the sum of the states of the forward direction one token before, and of the backward direction one
+    token after each token of its sequence, [B, S, H / 2]: all that the two directions of ``x`` say about the token
+    without having read it."""
+    forward, backward = jnp.split(x_BxSxH, 2, axis=-1)
+    same = (sequence_ids_BxS[:, 1:] == sequence_ids_BxS[:, :-1])[..., None]
+    before = jnp.pad(jnp.where(same, forward[:, :-1], 0), ((0, 0), (1, 0), (0, 0)))
+    return before + jnp.pad(jnp.where(same, backward[:, 1:], 0), ((0, 0), (0, 1), (0, 0)))
+
+
+def in_question(input_ids_BxS: jax.Array, sequence_ids_BxS: jax.Array, separator_id: int) -> jax.Array:
+    """Return float32[B, S], 1 for the tokens up to the first ``separator_id`` of each sequence of a row, except its
+    first token; 0 everywhere in a sequence without it.
+
+    Padding at the beginning of a row belongs to its first sequence, so that the first column is the exception, as
+    in transformers.
+    """
+    before_BxS = jnp.pad(sequence_ids_BxS, [(0, 0), (1, 0)])[:, :-1]
+    begins_BxS = ((before_BxS > 0) & (sequence_ids_BxS != before_BxS)).at[:, 0].set(True)
+    separates_BxS = (input_ids_BxS == separator_id).astype(jnp.int32)
+    total_BxS = jnp.cumsum(separates_BxS, axis=1)
+    earlier_BxS = total_BxS - separates_BxS
+    # Separators before the sequence of each token, and up to its end.
+    start_BxS = jax.lax.cummax(jnp.where(begins_BxS, earlier_BxS, 0), axis=1)
+    ends_BxS = jnp.pad(begins_BxS, [(0, 0), (0, 1)], constant_values=True)[:, 1:]
+    most = jnp.iinfo(jnp.int32).max
+    end_BxS = jax.lax.cummin(jnp.where(ends_BxS, total_BxS, most), axis=1, reverse=True)
+    is_asked_BxS = (earlier_BxS == start_BxS) & (end_BxS > start_BxS) & ~begins_BxS
+    return is_asked_BxS.astype(jnp.float32)

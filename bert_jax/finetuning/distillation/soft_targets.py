@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelSpec
-from bert_jax.model.bert import BertOutput, gather_positions
+from bert_jax.model.bert import BertOutput
+from bert_jax.model.pooling import gather_positions
 from bert_jax.objectives.objective import Sums, denominator
 from bert_jax.tasks.task import Level, ModelInput, Outputs, Target, Task
 

@@ -47,6 +47,7 @@ SAMPLES = {
     "choice": SPECS["choice"],
     "crf": model(HeadsConfig(token_labels=("a", "b", "c"), crf=True)),
     "pair": dataclasses.replace(model(HeadsConfig(pair_labels=("a", "b"))), sentence=SentenceConfig()),
+    "exits": model(HeadsConfig(pooler=True, sequence_labels=("a", "b"), exits=(1,))),
     "features": model(HeadsConfig(token_labels=("a", "b", "c"), features="weighted_all", bilstm=4)),
     "sentence": SPECS["sentence_dense"],
     "several heads": model(HeadsConfig(mlm=True, span=True)),

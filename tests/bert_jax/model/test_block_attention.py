@@ -23,10 +23,11 @@ from bert_jax.config import (
 from bert_jax.config.task import TaskConfig
 from bert_jax.model import local_attention as local
 from bert_jax.model.attention import block_scores, dot_product_attention, random_blocks
-from bert_jax.model.bert import BertModel, in_question
+from bert_jax.model.bert import BertModel
 from bert_jax.model.canonical import from_canonical, to_canonical
 from bert_jax.model.dropout import TokenKey
 from bert_jax.model.layers import INTERMEDIATES
+from bert_jax.model.task_layers import in_question
 
 HEADS, SIZE = 3, 8
 MODEL = ModelConfig(

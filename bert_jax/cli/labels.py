@@ -1,0 +1,137 @@
+"""Subcommands of ``bert-jax`` about task heads: predictions, labels without training, and early exit."""
+
+import argparse
+import dataclasses
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.cli.options import OUTPUT, Command, load_model, model, option, say, score_lines, streaming, text_of
+
+
+def predict_command(arguments: argparse.Namespace) -> None:
+    """Write the predictions of the task head as JSON lines: class names with probabilities (values for regression),
+    tags, an answer, or a choice. An input in JSON is an object with text and, for pairs, text_pair (for span heads:
+    question and passage), with text and choices, or with the words of a text to be tagged."""
+    from bert_jax.inference.predict import predict
+    from bert_jax.inference.text_files import write_json_lines
+
+    inputs, options = streaming(arguments)
+    options |= {"task": arguments.task, "exit_entropy": arguments.exit_entropy}
+    write_json_lines(predict(load_model(arguments), inputs, **options), arguments.output)
+
+
+def zero_shot_command(arguments: argparse.Namespace) -> None:
+    """Choose among labels that the model was not trained on; write JSON lines with the fields of predict. A natural
+    language inference model reads a hypothesis for every label; a masked-LM model scores words at the mask of a
+    prompt."""
+    from bert_jax.inference.text_files import write_json_lines
+    from bert_jax.inference.zero_shot import right_answer, scores, zero_shot
+
+    if not arguments.texts and arguments.input is None and sys.stdin is not None and sys.stdin.isatty():
+        raise ValueError("no text; write texts before --labels (arguments after it are labels), or use --input")
+    labels, multi_label = _label_words(arguments.labels), arguments.multi_label
+    inputs, options = streaming(arguments)
+
+    def parsed() -> Iterator[tuple[str, Any]]:
+        for value in inputs:
+            if not isinstance(value, str) and value.get("text_pair"):
+                raise ValueError(f"{str(value)[:80]}: zero-shot accepts one text, without text_pair")
+            yield text_of(value), right_answer(value, [*labels], multi_label)
+
+    texts, answers = itertools.tee(parsed())
+    results = zero_shot(
+        load_model(arguments), (text for text, _ in texts), labels, template=arguments.template,
+        multi_label=multi_label, entailment=arguments.entailment, **options,
+    )  # fmt: skip
+    answered = []
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for row, (_, answer) in zip(results, answers, strict=True):
+            if answer is not None:
+                answered.append((answer, row))
+            yield row
+
+    write_json_lines(rows(), arguments.output)
+    tell = say if arguments.output is None else print
+    if answered:
+        tell(f"{len(answered):,} labeled texts")
+        for line in score_lines(scores(*zip(*answered, strict=True), [*labels], multi_label)):
+            tell(line)
+
+
+def _label_words(words_of_labels: Sequence[str]) -> dict[str, list[str]]:
+    """Parse arguments of the form LABEL=WORD,WORD or LABEL; in the second form the label is its only word."""
+    labels: dict[str, list[str]] = {}
+    for text in words_of_labels:
+        label, equals, words = (part.strip() for part in text.partition("="))
+        if not label or (not equals and "," in label):
+            allowed = "LABEL or LABEL=WORD,WORD, separated by blanks"
+            raise ValueError(f"--labels: {text!r} is not allowed; allowed: {allowed}")
+        if label in labels:
+            raise ValueError(f"--labels: {label!r} occurs twice; give it once, with all its words: LABEL=WORD,WORD")
+        labels[label] = [word.strip() for word in words.split(",")] if equals else [label]
+    return labels
+
+
+def early_exit_command(arguments: argparse.Namespace) -> None:
+    """Print what early exit costs and gives on labeled examples: for each entropy, the mean number of layers, the
+    metrics of the task, and the seconds, beside those of all layers. The model must have heads on lower layers
+    (fine-tuning with loss.layers and loss.layer_heads own)."""
+    from bert_jax.compression.early_exit import exit_curve, exit_lines
+    from bert_jax.inference.text_files import write_json_lines
+
+    loaded = load_model(arguments)
+    curve = exit_curve(loaded, arguments.examples, arguments.entropies)
+    print("\n".join(exit_lines(curve, loaded.config.num_layers)))
+    if arguments.output is not None:
+        write_json_lines(map(dataclasses.asdict, curve), arguments.output)
+
+
+COMMANDS = (
+    Command("predict", "labels, tags, answers or choices", predict_command, (
+        model("texts; write pairs, questions and choices as JSON lines"),
+        option(
+            "--task", choices=("sequence", "token", "span", "choice"),
+            help="head to use, if the model has several",
+        ),
+        option(
+            "--exit_entropy", type=float, metavar="NATS",
+            help="stop at the first layer with a head whose probabilities have a lower entropy (of a model trained "
+            "with loss.layer_heads own; see early-exit)",
+        ),
+        OUTPUT,
+    )),
+    Command("zero-shot", "classes that the model was not trained on", zero_shot_command, (
+        model("texts, before --labels; for JSON lines with a label, scores are printed", with_labels=False),
+        option(
+            "--labels", required=True, nargs="+", metavar="LABEL[=WORD,...]",
+            help="two or more labels, in the order of the output, with their words (default: the label)",
+        ),
+        option(
+            "--template", metavar="TEXT",
+            help='for an inference model (NLI) a hypothesis with {} for the word (default: "This text is about '
+            '{}."), for a masked-LM model a prompt with {text} and a mask ("{text} It was [MASK].")',
+        ),
+        option("--multi_label", action="store_true", help="any number of labels may apply to a text"),
+        option(
+            "--entailment", metavar="NAME",
+            help="name of the entailment class (default: the class whose name begins with entail)",
+        ),
+        OUTPUT,
+    ), {"epilog": 'Example: bert-jax zero-shot "What a goal!" --model NLI_MODEL --labels sport politics'}),
+    Command("early-exit", "speed and quality of predictions that stop at lower layers", early_exit_command, (
+        model(),
+        option(
+            "--examples", required=True, nargs="+", metavar="FILE",
+            help="labeled examples as bert-data records prints them (.jsonl)",
+        ),
+        option(
+            "--entropies", nargs="+", type=float, metavar="NATS",
+            help="values of --exit_entropy (default: 0.05, 0.1, 0.2, 0.4 and 0.8 of the greatest entropy)",
+        ),
+        option("--output", type=Path, metavar="FILE", help="also write JSON lines"),
+    )),
+)  # fmt: skip
