@@ -68,7 +68,7 @@ def median_entropy(layers):
     "sizes",
     [
         {},
-        {"norm_position": "pre", "final_norm": True, "position_embeddings": "rotary", "pooling": "mean"},
+        {"norm_position": "pre", "position_embeddings": "rotary", "pooling": "mean"},
         pytest.param({"shared_layers": True, "pooler_norm": True}, marks=pytest.mark.slow),
         pytest.param({"relative_positions": "disentangled", "position_embeddings": "none"}, marks=pytest.mark.slow),
     ],
