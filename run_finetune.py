@@ -110,7 +110,7 @@ def train(options: FinetuneRunOptions, arguments: list[str], started: float = ST
         rows = config.training.global_batch_size // config.training.accumulation_steps
         keep_freed_memory(config.model, rows * config.task.max_length, config.task.max_length)
 
-    from bert_jax.compression.teacher import find_task_teachers
+    from bert_jax.compression.teachers.find import find_task_teachers
     from bert_jax.finetuning.finetune import finetune
     from bert_jax.process import hosts
     from data_pipeline.tasks import read_splits, read_unlabelled, split_names

@@ -52,12 +52,12 @@ def main() -> None:
 
 def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfig, Start, Teacher | None]":
     """Return the resolved config, and the start and the teacher of the run, which determine some of its options."""
-    from bert_jax.compression.teacher import find_teacher
+    from bert_jax.compression.teachers.find import find_teacher
     from bert_jax.interop.initialization import plan_start
 
     workdir = location(options.folder("pretrain"))
     start, settings = plan_start(PretrainConfig, options, workdir, arguments), ()
-    teacher = find_teacher(options.teacher, workdir)
+    teacher = find_teacher(options.teacher, workdir, options.teacher_outputs)
     if teacher is not None:
         settings = (Setting("--teacher", "objective.teacher_width", str(teacher.spec.model.hidden_size)),)
     config = load_config(PretrainConfig, arguments, extra=RunOptions, extra_settings=(*start.settings, *settings))
@@ -77,7 +77,8 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     objective = objective_class(config.objective)
     model = objective.make_model(config, None)
 
-    from bert_jax.compression.teacher import check_vocabulary
+    from bert_jax.compression.teachers.find import check_vocabulary
+    from bert_jax.compression.teachers.outputs import prepared_outputs
     from bert_jax.interop.initialization import check_padding, initial_model, pretraining_spec
     from bert_jax.process import hosts
     from bert_jax.tokenization import load_tokenizer
@@ -120,8 +121,12 @@ def train(options: RunOptions, arguments: list[str]) -> None:
         host_timeout=options.host_timeout,
         started=STARTED,
     )
-    source = ShardSource(config, tokenizer)
-    run(PretrainJob(config, objective, tokenizer, vocabulary, source, teacher), launch)
+    source, outputs = ShardSource(config, tokenizer), None
+    if teacher is not None and teacher.outputs:
+        with STOP.at_once("stopped; the same command continues with the outputs of the teacher"):
+            outputs = prepared_outputs(config, objective, teacher, source, report)
+        source = ShardSource(config, tokenizer, outputs)
+    run(PretrainJob(config, objective, tokenizer, vocabulary, source, teacher, outputs), launch)
 
 
 if __name__ == "__main__":

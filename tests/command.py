@@ -14,11 +14,17 @@ import numpy as np
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
+SENTENCE_PARTS = (
+    ["the cat", "a dog", "my friend", "the old man"],
+    ["sees", "likes", "hears", "follows"],
+    ["a bird", "the house", "some music", "a red car", "the river"],
+)
+
+
 def write_text(path: Path, documents: int = 40, seed: int = 0) -> Path:
     """A corpus of a small grammar: sentence a line, blank line between documents."""
     rng = np.random.default_rng(seed)
-    subjects, verbs = ["the cat", "a dog", "my friend", "the old man"], ["sees", "likes", "hears", "follows"]
-    objects = ["a bird", "the house", "some music", "a red car", "the river"]
+    subjects, verbs, objects = SENTENCE_PARTS
     blocks = []
     for _ in range(documents):
         count = rng.integers(4, 12)

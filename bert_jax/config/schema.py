@@ -295,6 +295,9 @@ class RunOptions(Section):
     # (objective.name distillation): one model with the vocabulary of the run. Fine-tuning: models with the output
     # layer of the task, whose outputs are averaged. A run that resumes needs no teacher here.
     teacher: tuple[str, ...] = ()
+    # Pretraining with data.masking static: folder of the outputs of the teacher, which are computed once, before
+    # the first step, and then read instead of running the teacher. Other runs with the same shards read them too.
+    teacher_outputs: str = ""
     # File of words, one per line, to add to the WordPiece vocabulary of --init_from. The embedding of an added word
     # starts as the mean of the embeddings of its pieces. Because the longest match is used, longer words that begin
     # with an added word are then split differently.

@@ -33,6 +33,10 @@ from bert_jax.objectives.objective import (
     z_loss,
 )
 
+# Features of a batch that hold outputs of the teacher: logits [B, M, V], or those of the most probable pieces
+# [B, M, K] with their ids; hidden states of N layers [B, N, S, H]; queries, keys (and values) of N layers
+# [B, N, 2 or 3, S, H].
+LOGITS, PIECES, HIDDEN, ATTENTION = "teacher_logits", "teacher_pieces", "teacher_hidden", "teacher_attention"
 _PROJECTION = "teacher_projection"
 _HEADS = HeadsConfig(mlm=True)
 # The losses with a teacher and the options of their weights.
@@ -111,6 +115,9 @@ class Distillation(TaughtObjective, MaskedLm):
         if config.max_length < self.config.data.seq_length:
             few = f"has {config.max_length} positions, but data.seq_length is {self.config.data.seq_length}"
             raise ValueError(f"--teacher: the model {few}; lower data.seq_length")
+        if options.soft_top_k > own.vocab_size:
+            pieces = f"1 to {own.vocab_size}, the pieces of the vocabulary, or 0 (all)"
+            raise ValueError(f"objective.soft_top_k: {options.soft_top_k} is not allowed; allowed: {pieces}")
         if options.hidden_loss != "none" and config.hidden_size != options.teacher_width:
             raise ValueError(
                 f"objective.teacher_width: {options.teacher_width} is not allowed; the width of the teacher is "
@@ -172,39 +179,109 @@ class Distillation(TaughtObjective, MaskedLm):
             found["attention_loss"] = of_attention / options.attention_weight
         return found
 
+    def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
+        if self.stored is None:
+            return super().sums(params, batch, key, start=start, axis=axis)
+        return self._losses(params, batch, batch, key)
+
     def taught_sums(self, params: Any, taught: Any, batch: Batch, key: Any, *, axis: str | None) -> Sums:
-        options = self.config.objective
-        student, vectors = self._outputs(self.model, params, batch, key)
         with jax.named_scope("teacher"):
-            assert self.teacher is not None
-            teacher, teacher_vectors = self._outputs(self.teacher, taught, batch, None)
+            outputs = self.outputs(taught, batch)
+        return self._losses(params, outputs, batch, key)
+
+    def _losses(self, params: Any, outputs: Batch, batch: Batch, key: Any) -> Sums:
+        """Return the sums of all losses; ``outputs`` has the :meth:`outputs` of the teacher."""
+        options = self.config.objective
+        student, vectors = self._run(self.model, params, batch, key)
         sums = padding_sums(batch["sequence_ids"])
         if options.mlm_weight or options.soft_weight:
             logits, weights = student.mlm_logits, batch["mlm_weights"]
             sums |= weighted_cross_entropy("mlm", logits, batch["mlm_labels"], weights)
             sums |= z_loss("mlm", options.z_loss, logits, weights)
         if options.soft_weight:
+            logits = self._teacher_logits(outputs, student.mlm_logits.shape[-1])
             sums |= losses.soft_target_loss(
-                "soft", student.mlm_logits, teacher.mlm_logits, batch["mlm_weights"], options.temperature
+                "soft", student.mlm_logits, logits, batch["mlm_weights"], options.temperature
             )
         if options.hidden_loss != "none":
-            sums |= self._hidden(params, student, teacher, batch)
+            sums |= self._hidden(params, student, outputs[HIDDEN], batch)
+        ids = batch["sequence_ids"]
         if options.attention_loss == "scores":
-            ids = batch["sequence_ids"]
-            pairs = zip(vectors, self._in_proportion(teacher_vectors), strict=True)
+            count = self.config.model.num_attention_heads
+            of_teacher = [
+                [x.reshape(*x.shape[:2], count, -1) for x in layer.swapaxes(0, 1)]
+                for layer in outputs[ATTENTION].swapaxes(0, 1)
+            ]
+            pairs = zip(vectors, of_teacher, strict=True)
             sums |= _added([losses.score_loss("attention", (s[0], s[1]), (t[0], t[1]), ids) for s, t in pairs])
         elif options.attention_loss == "relations":
-            student_3, teacher_3 = vectors[-1], teacher_vectors[options.relation_layer]
-            sums |= _added([
-                losses.relation_loss(
-                    "attention", *(x.reshape(*x.shape[:2], -1) for x in pair), batch["sequence_ids"],
-                    options.relation_heads,
-                )
-                for pair in zip(student_3, teacher_3, strict=True)
-            ])  # fmt: skip
+            sums |= _added(
+                [
+                    losses.relation_loss("attention", s.reshape(*s.shape[:2], -1), t, ids, options.relation_heads)
+                    for s, t in zip(vectors[-1], outputs[ATTENTION][:, 0].swapaxes(0, 1), strict=True)
+                ]
+            )
         return sums
 
-    def _outputs(self, model: BertModel, params: Any, batch: Batch, key: Any) -> tuple[BertOutput, list[jax.Array]]:
+    def _teacher_logits(self, outputs: Batch, size: int) -> jax.Array:
+        """Return the logits of the teacher, float32[B, M, size], -inf where a piece does not count."""
+        values = outputs[LOGITS]
+        if PIECES not in outputs:
+            padding = size - values.shape[-1]  # of the vocabulary in memory
+            return jnp.pad(values, [(0, 0), (0, 0), (0, padding)], constant_values=-jnp.inf)
+        rows, columns = (jnp.arange(n) for n in values.shape[:2])
+        empty = jnp.full((*values.shape[:2], size), -jnp.inf, jnp.float32)
+        return empty.at[rows[:, None, None], columns[:, None], outputs[PIECES]].set(values)
+
+    # ------------------------------------------------------------------ the teacher
+
+    def outputs_record(self) -> dict[str, Any]:
+        options = self.config.objective
+        record: dict[str, Any] = {"dtype": options.teacher_dtype}
+        if options.soft_weight:
+            record["pieces"] = options.soft_top_k or "all"
+        if options.hidden_loss != "none":
+            record["hidden_layers"] = self._hidden_layers()
+        if options.attention_loss != "none":
+            record |= {"attention": options.attention_loss, "attention_layers": self._attention_layers()}
+        return record
+
+    def outputs(self, taught: Any, batch: Batch) -> dict[str, jax.Array]:
+        assert self.teacher is not None
+        options, found = self.config.objective, dict[str, jax.Array]()
+        teacher, vectors = self._run(self.teacher, taught, batch, None)
+        if options.soft_weight:
+            found[LOGITS] = teacher.mlm_logits[..., : self.teacher.config.vocab_size]
+            if options.soft_top_k:
+                found[LOGITS], found[PIECES] = jax.lax.top_k(found[LOGITS], options.soft_top_k)
+        if options.hidden_loss != "none":
+            states = [teacher.hidden_states[n] for n in self._hidden_layers()]
+            found[HIDDEN] = jnp.stack(states, axis=1).astype(jnp.float32)
+        if options.attention_loss != "none":
+            parts = 2 if options.attention_loss == "scores" else 3
+            of_layers = [vectors[n][:parts] for n in self._attention_layers()]  # each [parts, B, S, A, D]
+            stacked = [x.reshape(*x.shape[:3], -1).swapaxes(0, 1) for x in of_layers]
+            found[ATTENTION] = jnp.stack(stacked, axis=1).astype(jnp.float32)
+        return found
+
+    def _hidden_layers(self) -> list[int]:
+        """Return the layers of the teacher whose hidden states are compared; 0: the embeddings."""
+        assert self.teacher is not None
+        layers = self.teacher.config.num_layers
+        if self.config.objective.hidden_layers == "last":
+            return [layers]
+        return list(range(0, layers + 1, layers // self.config.model.num_layers))
+
+    def _attention_layers(self) -> list[int]:
+        """Return the layers of the teacher whose attention is compared, from 0."""
+        assert self.teacher is not None
+        layers, options = self.teacher.config.num_layers, self.config.objective
+        if options.attention_loss == "relations":
+            return [options.relation_layer % layers]
+        every = layers // self.config.model.num_layers
+        return list(range(every - 1, layers, every))
+
+    def _run(self, model: BertModel, params: Any, batch: Batch, key: Any) -> tuple[BertOutput, list[jax.Array]]:
         """Return the outputs of a network and, for a loss of attention, the queries, keys and values of its layers,
         each [3, B, S, A, D]."""
         if self.config.objective.attention_loss == "none":
@@ -212,21 +289,13 @@ class Distillation(TaughtObjective, MaskedLm):
         output, state = model.apply({"params": params}, batch, key, mutable=[VECTORS])
         return output, of_layers(state[VECTORS]["encoder"], model.config, "attention", "attention")
 
-    def _in_proportion(self, layers: Any) -> Any:
-        """Return every n-th of the layers of the teacher, the last one for the last layer of the student."""
-        every = len(layers) // self.config.model.num_layers
-        return layers[every - 1 :: every]
-
-    def _hidden(self, params: Any, student: BertOutput, teacher: BertOutput, batch: Batch) -> Sums:
+    def _hidden(self, params: Any, student: BertOutput, teacher_BxNxSxH: jax.Array, batch: Batch) -> Sums:
         options, weights = self.config.objective, (batch["sequence_ids"] > 0).astype(jnp.float32)
-        own, others = student.hidden_states[-1:], teacher.hidden_states[-1:]
-        if options.hidden_layers == "all":
-            own = student.hidden_states
-            others = [teacher.hidden_states[0], *self._in_proportion(teacher.hidden_states[1:])]
+        own = student.hidden_states if options.hidden_layers == "all" else student.hidden_states[-1:]
         loss = losses.cosine_distance_loss if options.hidden_loss == "cosine" else losses.squared_error_loss
         return _added([
             loss("hidden", self.model.apply({"params": params}, x, method="projected"), y, weights)
-            for x, y in zip(own, others, strict=True)
+            for x, y in zip(own, teacher_BxNxSxH.swapaxes(0, 1), strict=True)
         ])  # fmt: skip
 
     def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -239,7 +308,7 @@ class Distillation(TaughtObjective, MaskedLm):
 
     def flops_per_sequence(self) -> float:
         shape, flops = self.row_shape, super().flops_per_sequence()
-        if self.teacher is None:
+        if self.teacher is None or self.stored is not None:
             return flops
         of_row = training_flops_per_sequence(
             self.teacher.config, seq_length=shape.seq_length, max_predictions=shape.max_predictions, has_nsp=False

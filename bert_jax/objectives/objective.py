@@ -182,14 +182,35 @@ class StatefulObjective(PretrainObjective):
 
 class TaughtObjective(PretrainObjective):
     """Base class of objectives that read the outputs of a second network, the teacher, whose parameters no step
-    changes. Evaluations run without the teacher: they call :meth:`sums`."""
+    changes. The teacher runs in the step (:meth:`taught_sums`), or its outputs are features of the batch
+    (:meth:`use_stored`, then :meth:`sums`)."""
 
     teacher: Any = None  # a Linen module
+    # Features that hold the outputs of the teacher, as (shape of a row, dtype); None: the teacher runs in the step.
+    stored: Mapping[str, tuple[tuple[int, ...], Any]] | None = None
 
     @abstractmethod
     def teach(self, spec: ModelSpec) -> None:
         """Set ``teacher`` to the model that ``spec`` describes. Raises ``ValueError`` if it cannot teach the
         student."""
+
+    @abstractmethod
+    def outputs_record(self) -> dict[str, Any]:
+        """Return a JSON-serializable description of :meth:`outputs`; called after :meth:`teach`."""
+
+    @abstractmethod
+    def outputs(self, taught: Any, batch: Batch) -> dict[str, jax.Array]:
+        """Return the outputs of the teacher that the losses read, float32 or int32 [B, ...], by the names that they
+        have as features of a batch; ``taught`` are the parameters of the teacher."""
+
+    def use_stored(self, arrays: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
+        """Read :meth:`outputs` from the batch, where ``arrays`` gives the shape of a row and the dtype of each."""
+        self.stored, self.features = arrays, (*self.features, *arrays)
+
+    def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        stored = (self.stored or {}).items()
+        own = {name: jax.ShapeDtypeStruct((batch_size, *shape), dtype) for name, (shape, dtype) in stored}
+        return super().batch_shapes(batch_size) | own
 
     @abstractmethod
     def taught_sums(self, params: Any, taught: Any, batch: Batch, key: Any, *, axis: str | None) -> Sums:

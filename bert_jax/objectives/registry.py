@@ -4,7 +4,7 @@ import difflib
 import importlib
 from typing import TYPE_CHECKING
 
-from bert_jax.config.pretrain import ObjectiveConfig
+from bert_jax.config.objective import ObjectiveConfig
 
 if TYPE_CHECKING:
     from bert_jax.objectives.objective import PretrainObjective

@@ -42,17 +42,19 @@ class InitialModel:
 
 @dataclass(frozen=True)
 class Teacher:
-    """A model whose outputs a pretraining run learns to reproduce. Created by ``bert_jax.compression.teacher``."""
+    """A model whose outputs a pretraining run learns to reproduce. Created by ``bert_jax.compression.teachers``."""
 
     # Path, as it was given.
     name: str
     spec: ModelSpec
-    # Canonical name -> float32 array.
+    # Canonical name -> float32 array; empty if only its outputs are read.
     params: Mapping[str, np.ndarray]
     # Fingerprint of its tokenizer; None: it has none.
     fingerprint: str | None
     # Text of WORKDIR/teacher.json.
     record: str
+    # Folder of its stored outputs; empty: it runs in the training step.
+    outputs: str = ""
 
     def write_record(self, folder: Path) -> None:
         """Write ``record`` to a file in the workdir ``folder``."""

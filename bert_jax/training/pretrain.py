@@ -25,7 +25,8 @@ from bert_jax.training.state import TrainState
 
 class PretrainJob(Job):
     """Job that trains an objective on the batches of ``source``. ``vocabulary`` is the path of the vocabulary file
-    from which ``tokenizer`` was loaded; ``teacher`` is that of a ``TaughtObjective``."""
+    from which ``tokenizer`` was loaded; ``teacher`` is that of a ``TaughtObjective``, and ``outputs`` (None: the
+    teacher runs in the step) are its stored outputs, which the batches of ``source`` then contain."""
 
     config: PretrainConfig
 
@@ -37,9 +38,10 @@ class PretrainJob(Job):
         vocabulary: Path,
         source: PretrainSource,
         teacher: Teacher | None = None,
+        outputs: Any = None,
     ) -> None:
         super().__init__(config, tokenizer)
-        self._teacher = teacher
+        self._teacher, self._outputs = teacher, outputs
         self._make_objective, self._source, self._vocabulary = objective, source, vocabulary
         self.max_blank_records = config.data.max_blank_records
         self._rows_of = source.row_shape.rows
@@ -52,8 +54,10 @@ class PretrainJob(Job):
         self._objective.prepare(self._source, self.tokenizer)
         if isinstance(self._objective, TaughtObjective) and self._teacher is not None:
             self._objective.teach(self._teacher.spec)
+            if self._outputs is not None:
+                self._objective.use_stored(self._outputs.shapes)
         programs = train_programs(self._objective)  # raises if the mesh does not divide a batch
-        if self._teacher is not None:
+        if self._teacher is not None and self._outputs is None:
             programs.set_teacher(self._teacher.params)
         self._eval_rows, self._eval_step = host_rows(mesh, self._eval_batch_size), None
         return programs

@@ -170,7 +170,7 @@ class TrainPrograms:
         self.memory: Any = None
         # Parameters of the teacher (set_teacher), or their shapes; None: no teacher.
         self.taught: Any = None
-        if isinstance(objective, TaughtObjective):
+        if isinstance(objective, TaughtObjective) and objective.stored is None:
             self.taught = _abstract_teacher(objective)
 
     @property

@@ -280,13 +280,18 @@ class HostRows:
         return rows // share, rows % share
 
 
+def shards_digest(indexes: Sequence[ShardIndex]) -> str:
+    """Return a digest of the contents of all shards, in order."""
+    entries = [[[e.records, e.bytes, e.crc32c] for e in index.entries] for index in indexes]
+    text = json.dumps(entries if len(indexes) > 1 else entries[0])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def order_facts(
     indexes: Sequence[ShardIndex], data: DataConfig, order: MixtureOrder, sizes: BatchSizes
 ) -> dict[str, Any]:
     """Return the values that determine the data order, and a fingerprint of them and of the masking options."""
-    entries = [[[e.records, e.bytes, e.crc32c] for e in index.entries] for index in indexes]
     is_mixture = len(indexes) > 1
-    shards = json.dumps(entries if is_mixture else entries[0]).encode()
     unit = "" if data.packing == "none" else " (in packed rows)"
     facts: dict[str, Any] = {
         "training.seed": order.seed,
@@ -296,7 +301,7 @@ def order_facts(
         "data.window_segments": data.window_segments,
         "data.segment_records": data.segment_records,
         "records": order.records,
-        "shards": hashlib.sha256(shards).hexdigest()[:16],
+        "shards": shards_digest(indexes),
     }
     if is_mixture:
         facts["data.mixture"] = list(order.weights)

@@ -8,9 +8,9 @@ which are counted when a batch is returned.
 import dataclasses
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,7 +21,15 @@ from bert_jax.io.storage import Location
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.masking import make_masker
 from data_pipeline.read.mixture import PartLog, PartRecords, held_out_reader, train_reader
-from data_pipeline.read.order import BatchSizes, HostRows, LaneOrder, MixtureOrder, order_facts, usable_lanes
+from data_pipeline.read.order import (
+    BatchSizes,
+    HostRows,
+    LaneOrder,
+    MixtureOrder,
+    order_facts,
+    shards_digest,
+    usable_lanes,
+)
 from data_pipeline.read.reader import BlankCounter, RawBatch
 from data_pipeline.read.streams import Masker, Stream, open_stream
 from data_pipeline.shards.compatibility import Layout, check_layout
@@ -34,11 +42,23 @@ _NO_END = 1 << 62  # more steps and epochs than any run has; also the epoch in t
 _BASELINE_BATCHES = 2000  # training batches that estimate the unigram distribution
 
 
+# Returns the outputs of a teacher for the records with the numbers int64[B].
+OutputsOf = Callable[[np.ndarray], dict[str, np.ndarray]]
+
+
+class StoredOutputs(Protocol):
+    """Stored outputs of a teacher (``bert_jax.compression.teachers.outputs``)."""
+
+    def rows(self, numbers: np.ndarray, *, held_out: bool) -> dict[str, np.ndarray]:
+        """Return the arrays [B, ...] of the records ``numbers`` int64[B]."""
+
+
 class ShardSource:
     """The ``bert_jax.batch.PretrainSource`` that reads the shards named in ``config.data``."""
 
-    def __init__(self, config: PretrainConfig, tokenizer: Tokenizer) -> None:
-        self._config, self._tokenizer = config, tokenizer
+    def __init__(self, config: PretrainConfig, tokenizer: Tokenizer, outputs: StoredOutputs | None = None) -> None:
+        """``outputs``: stored outputs of a teacher, which the batches then contain too."""
+        self._config, self._tokenizer, self._outputs = config, tokenizer, outputs
         self._train, self._eval = train_parts(config.data), held_out_parts(config.data)
 
     @cached_property
@@ -62,7 +82,7 @@ class ShardSource:
         lanes = config.data.lanes_for(size, *ramp[1::2])
         return pretrain_batches(
             config.data, folder=self._train, lanes=lanes, batch_size=size, batch_ramp=ramp, seed=training.seed,
-            rows=rows, tokenizer=self._tokenizer,
+            rows=rows, tokenizer=self._tokenizer, outputs=self._rows_of(held_out=False),
         )  # fmt: skip
 
     def held_out(
@@ -73,8 +93,35 @@ class ShardSource:
             return None
         return eval_batches(
             self._config.data, folder=self._eval, batch_size=batch_size, rows=rows, max_batches=max_batches,
-            tokenizer=self._tokenizer,
+            tokenizer=self._tokenizer, outputs=self._rows_of(held_out=True),
         )  # fmt: skip
+
+    def _rows_of(self, *, held_out: bool) -> OutputsOf | None:
+        return None if self._outputs is None else partial(self._outputs.rows, held_out=held_out)
+
+    def content(self, *, held_out: bool) -> tuple[int, str]:
+        """Return the number of training (or held-out) records and a digest of their shards; (0, "") without
+        them."""
+        parts = self._eval if held_out else self._train
+        if not parts:
+            return 0, ""
+        records = PartRecords(parts)
+        return sum(records.counts), shards_digest(records.indexes)
+
+    def numbered(
+        self, *, held_out: bool, batch_size: int, first: int
+    ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+        """Yield the batches from ``first`` on, in which each record occurs once: the numbers of the records,
+        int64[at most B], and the features of B rows. Rows after those of the records are blank.
+
+        A damaged record is a blank row with a number.
+        """
+        data = dataclasses.replace(self._config.data, max_blank_records=sys.maxsize)
+        parts, left = self._eval if held_out else self._train, self.content(held_out=held_out)[0]
+        for batch in _batches_once(data, parts, batch_size, None, self._tokenizer, first=first):
+            count = min(batch_size, left - first * batch_size)
+            first += 1
+            yield batch["numbers"][:count], batch
 
     def training_pass(self) -> Iterator[dict[str, np.ndarray]]:
         """Return an iterator over the training records of all parts, each record once."""
@@ -122,8 +169,9 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
 
     def __init__(
         self, records: PartRecords, layout: Layout, data: DataConfig, order: MixtureOrder, sizes: BatchSizes,
-        rows: HostRows, mask: Masker | None,
+        rows: HostRows, mask: Masker | None, outputs: OutputsOf | None,
     ) -> None:  # fmt: skip
+        self._outputs = outputs
         self._per_row = records.sequences(layout)
         self._layout, self._data, self._order, self._sizes, self._mask = layout, data, order, sizes, mask
         self._records, self._rows, self._parts = records, rows, PartLog(records, order)
@@ -163,7 +211,7 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
             notes=self._parts.notes(*positions),
         )
         self._data_step += 1
-        return {name: batch[name] for name in PRETRAIN_FEATURES}, info
+        return _named(batch, self._outputs), info
 
     def skip(self, batches: int) -> None:
         """Skip the next ``batches`` batches, as after a loss spike, and record the range in the state."""
@@ -219,6 +267,7 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
 def pretrain_batches(
     data: DataConfig, *, folder: Location | Sequence[Part], lanes: int, batch_size: int, seed: int,
     batch_ramp: tuple[int, ...] = (), rows: Sequence[int] | None = None, tokenizer: Tokenizer | None = None,
+    outputs: OutputsOf | None = None,
 ) -> PretrainBatches:  # fmt: skip
     """Open the training stream of the indexed shards in ``folder``, or of a mixture of folders.
 
@@ -261,7 +310,8 @@ def pretrain_batches(
             "data.lanes: several processes read the same lanes (of %d), which costs time and memory; use a "
             "multiple of the number of processes", usable,
         )  # fmt: skip
-    return PretrainBatches(records, layout, data, order, sizes, host_rows, make_masker(data, layout, tokenizer))
+    mask = make_masker(data, layout, tokenizer)
+    return PretrainBatches(records, layout, data, order, sizes, host_rows, mask, outputs)
 
 
 def _parts(folder: Location | Sequence[Part]) -> Sequence[Part]:
@@ -273,7 +323,7 @@ def _parts(folder: Location | Sequence[Part]) -> Sequence[Part]:
 
 def eval_batches(
     data: DataConfig, *, folder: Location | Sequence[Part], batch_size: int, rows: Sequence[int] | None = None,
-    max_batches: int = 0, tokenizer: Tokenizer | None = None,
+    max_batches: int = 0, tokenizer: Tokenizer | None = None, outputs: OutputsOf | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:  # fmt: skip
     """Yield each held-out record once, in file order; the last batch is padded with blank rows.
 
@@ -284,7 +334,22 @@ def eval_batches(
     many records are damaged: during the iteration or, if other hosts feed some of the rows and therefore need all
     batches, after the last batch.
     """
-    records = PartRecords(_parts(folder))
+    batches = _batches_once(data, _parts(folder), batch_size, rows, tokenizer, max_batches=max_batches)
+    return (_named(batch, outputs) for batch in batches)
+
+
+def _named(batch: Mapping[str, np.ndarray], outputs: OutputsOf | None) -> dict[str, np.ndarray]:
+    """Return the features of a batch, and the outputs of the teacher for its records."""
+    own = {name: batch[name] for name in PRETRAIN_FEATURES}
+    return own if outputs is None else own | outputs(batch["numbers"])
+
+
+def _batches_once(
+    data: DataConfig, parts: Sequence[Part], batch_size: int, rows: Sequence[int] | None,
+    tokenizer: Tokenizer | None, *, first: int = 0, max_batches: int = 0,
+) -> Iterator[dict[str, np.ndarray]]:  # fmt: skip
+    """Return the batches of :func:`eval_batches` from ``first`` on, with the numbers of the records."""
+    records = PartRecords(parts)
     if data.final_mask_fraction:
         data = dataclasses.replace(
             data, mask_fraction=data.final_mask_fraction, final_mask_fraction=0.0, mask_fraction_steps=0
@@ -301,9 +366,9 @@ def eval_batches(
 
     def stream() -> Iterator[dict[str, np.ndarray]]:
         blanks = BlankCounter(records.locate, data.max_blank_records, at_once=host_rows.are_all)
-        for batch in open_stream(read, layout, data, steps=(0, count), keys=keys, mask=mask):
+        for batch in open_stream(read, layout, data, steps=(first, count), keys=keys, mask=mask):
             blanks.add(batch)
-            yield {name: batch[name] for name in PRETRAIN_FEATURES}
+            yield batch
         blanks.check()
 
     return stream()

@@ -2,11 +2,13 @@
 
 import importlib
 import signal
+import sys
 
 import jax
 import pytest
 
 from bert_jax.parallel import make_mesh
+from bert_jax.process.exits import run_command
 
 
 def imported(name):
@@ -34,3 +36,16 @@ def program():
 def finetuning():
     """``run_finetune`` as a module."""
     return imported("run_finetune")
+
+
+@pytest.fixture
+def pretrain(program, one_device, monkeypatch, capsys):
+    """Call: exit code, standard output and standard error of ``run_pretrain.py`` with these words."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["run_pretrain.py", *map(str, words)])
+        capsys.readouterr()
+        code = run_command(program.main)
+        return code, *capsys.readouterr()
+
+    return call

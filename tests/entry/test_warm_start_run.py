@@ -1,31 +1,15 @@
 """``run_pretrain.py --init_from`` through the real command line: added words, a resumed run, shards in the way."""
 
-import sys
-
 import command
 import numpy as np
 import pytest
 
 from bert_jax.interop.readers import read_weights
-from bert_jax.process.exits import run_command
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.checkpoint.restore import saved_steps
 
 pytestmark = pytest.mark.entry
 WORDS = "embeddings/word_embeddings/embedding"
-
-
-@pytest.fixture
-def pretrain(program, one_device, monkeypatch, capsys):
-    """Call: exit code, standard output and standard error of ``run_pretrain.py`` with these words."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["run_pretrain.py", *map(str, words)])
-        capsys.readouterr()
-        code = run_command(program.main)
-        return code, *capsys.readouterr()
-
-    return call
 
 
 def test_words_are_added_trained_and_there_after_a_resume(pretrain, tmp_path):

@@ -23,7 +23,8 @@ from support import objective_of, tiny_config
 
 from bert_jax.batch import feature_shapes
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, PretrainConfig
-from bert_jax.config.pretrain import DataConfig, ObjectiveConfig
+from bert_jax.config.objective import ObjectiveConfig
+from bert_jax.config.pretrain import DataConfig
 from bert_jax.model import BertModel, from_canonical, to_canonical
 from bert_jax.model.ancestors.characters import CHARACTER_IDS, STORED_OFFSET
 from bert_jax.model.canonical import abstract_params

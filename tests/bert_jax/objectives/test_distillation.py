@@ -10,7 +10,7 @@ import pytest
 from builders import content, drawn, tiny_model, words
 from support import random_batch, relative_difference, tiny_config, train_synthetic, whole_and_resumed
 
-from bert_jax.compression.teacher import check_vocabulary, find_teacher
+from bert_jax.compression.teachers.find import check_vocabulary, find_teacher
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.inference.loaded import prepare
 from bert_jax.interop.export import export_model
@@ -73,6 +73,7 @@ PRESETS = {
         "--objective.mlm_weight 0 --objective.soft_weight 0 --objective.attention_loss relations "
         "--objective.relation_heads 4 --objective.relation_layer 2"
     ),
+    "few pieces": "--objective.soft_weight 3 --objective.soft_top_k 5",
 }  # fmt: skip
 
 
@@ -170,7 +171,10 @@ def test_no_gradient_reaches_the_teacher_and_a_loop_over_layers_is_the_same(pres
     assert float(found) == pytest.approx(float(value), rel=1e-5)
 
 
-@pytest.mark.parametrize("preset", ["distilbert", pytest.param("tinybert", marks=pytest.mark.slow), "minilm"])
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize("preset", ["distilbert", pytest.param("tinybert", marks=slow), "minilm", "few pieces"])
 def test_devices_and_accumulation_are_as_one(preset):
     """With dropout in the student."""
 
@@ -193,6 +197,29 @@ def test_devices_and_accumulation_are_as_one(preset):
         other, others = run(given, **options)
         assert other == pytest.approx(loss, rel=1e-6)
         assert relative_difference(others, gradients) <= 1e-6
+
+
+@pytest.mark.parametrize("preset", ["few pieces", pytest.param("tinybert", marks=slow), "minilm"])
+def test_outputs_in_the_batch_are_as_those_of_the_teacher_in_the_step(preset):
+    """On devices and with microbatches, which then divide the outputs too."""
+    config = tiny_config(OPTIONS, PRESETS[preset], "--mesh.data 2 --mesh.fsdp 2 --mesh.tensor 2")
+    mesh = make_mesh(config.mesh, jax.devices()[:8])
+    objective, params_t = taught(config, mesh)
+    params, batch = initial_params(objective.model.clone(mesh=None), 3), random_batch(config, rows=8)
+    expected = jax.jit(lambda: loss_and_gradients(objective, params, batch, None, 2, taught=params_t)[:2])()
+    outputs = jax.device_get(jax.jit(objective.outputs)(params_t, batch))
+    stored, _ = taught(config, mesh)
+    stored.use_stored({name: (array.shape[1:], array.dtype) for name, array in outputs.items()})
+    assert {name: (x.shape, x.dtype) for name, x in stored.batch_shapes(8).items() if name in outputs} == {
+        name: (array.shape, array.dtype) for name, array in outputs.items()
+    }
+    whole = to_global({name: (batch | outputs)[name] for name in stored.features}, mesh, 8)
+    found = jax.jit(lambda b: loss_and_gradients(stored, params, b, None, 2)[:2])(whole)
+    assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-6)
+    size = config.model.vocab_size
+    gradients = [to_canonical(jax.device_get(tree), size) for _, tree in (found, expected)]
+    assert relative_difference(*gradients) <= 1e-6
+    assert train_programs(stored).taught is None and stored.flops_per_sequence() < objective.flops_per_sequence()
 
 
 def test_it_trains_resumes_and_the_student_is_saved_alone(tmp_path):

@@ -18,7 +18,7 @@ from golden.cases import (
 from support import objective_of, random_batch, relative_difference, tiny_config, whole_and_resumed
 
 from bert_jax.config import DataConfig, ModelConfig, PretrainConfig
-from bert_jax.config.pretrain import ObjectiveConfig
+from bert_jax.config.objective import ObjectiveConfig
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import to_canonical
 from bert_jax.objectives.masked_lm_classes import MaskedLmClasses

@@ -13,7 +13,8 @@ from jax.sharding import Mesh
 from support import masked_lm, objective_of, random_batch, tiny_config, train_synthetic, whole_and_resumed
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, dump_yaml, from_dict, to_dict
-from bert_jax.config.pretrain import ObjectiveConfig, PretrainConfig
+from bert_jax.config.objective import ObjectiveConfig
+from bert_jax.config.pretrain import PretrainConfig
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import BertForPretraining, BertModel, to_canonical
 from bert_jax.objectives.objective import PretrainObjective, denominator, padding_sums, weighted_cross_entropy

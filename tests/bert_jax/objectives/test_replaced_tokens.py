@@ -19,7 +19,7 @@ from golden.cases import (
 from support import objective_of, random_batch, relative_difference, tiny_config, train_synthetic, whole_and_resumed
 
 from bert_jax.config import DataConfig, ModelConfig, PretrainConfig
-from bert_jax.config.pretrain import ObjectiveConfig
+from bert_jax.config.objective import ObjectiveConfig
 from bert_jax.interop.exchange import ReadOptions
 from bert_jax.interop.export import export_model
 from bert_jax.interop.readers import read_weights
