@@ -48,6 +48,9 @@ def main() -> int:
     if hosts.count() > 1:
         STOP.share()
     with hosts.ends_together(options.host_timeout):
+        if options.is_pruned:
+            prune(options, arguments)
+            return exits.OK
         if options.is_sweep:
             return sweep(options, arguments)
         train(options, arguments)
@@ -92,6 +95,40 @@ def sweep(options: FinetuneRunOptions, arguments: list[str]) -> int:
         stop=STOP,
         host_timeout=options.host_timeout,
     )
+
+
+def prune(options: FinetuneRunOptions, arguments: list[str]) -> None:
+    """Train and prune in rounds (``--prune_heads``, ``--prune_units``)."""
+    from bert_jax.compression.gradual import ROUNDS, Rounds, train_in_rounds
+    from bert_jax.process import hosts
+    from data_pipeline.tasks import read_splits
+
+    if options.is_sweep:
+        raise ValueError("--prune_heads, --prune_units: not allowed with --sweep and --seeds; omit these")
+    if hosts.count() > 1:
+        raise ValueError("--prune_heads, --prune_units: not allowed with several processes; start one")
+    if not options.init_from:
+        raise ValueError("--init_from: missing; --prune_heads and --prune_units require the model to prune")
+    workdir = Path(options.folder("finetune"))
+    first = dataclasses.replace(options, workdir=str(workdir / ROUNDS / "1"))
+    config, _ = configure(first, arguments)
+    rounds = Rounds(
+        heads=options.prune_heads,
+        units=options.prune_units,
+        count=options.prune_rounds,
+        importance=options.prune_importance,
+        records=read_splits(config.data, config.task.kind)["train"],
+        seed=config.training.seed,
+    )
+    rounds.check(config.model, options.init_from)
+
+    def one(folder: Path, source: str) -> None:
+        own = dataclasses.replace(options, workdir=str(folder), init_from=source, prune_heads=1.0, prune_units=1.0)
+        if source != options.init_from:
+            own = dataclasses.replace(own, init_layers=(), to_long=0, gpt_inputs=False)
+        train(own, arguments, time.perf_counter())
+
+    train_in_rounds(rounds, workdir, options.init_from, one, stop=STOP)
 
 
 def configure(options: FinetuneRunOptions, arguments: list[str]) -> "tuple[FinetuneConfig, Start]":

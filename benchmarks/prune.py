@@ -39,6 +39,7 @@ import numpy as np
 from flax import traverse_util
 from small_runs import REPOSITORY, command, report
 
+from bert_jax.compression.examples import read_examples
 from bert_jax.compression.importance import gradient_importance, magnitude_importance, random_importance
 from bert_jax.compression.parts import Parts, cut, kept, masked, whole_masks
 from bert_jax.compression.prune import encoder_flops
@@ -107,7 +108,7 @@ def quality(options: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     workdir = fine_tuned(options.model, folder, folder / "whole", options.rate)
     weights, loaded = read_weights(workdir), load(workdir)
     model = weights.spec.model
-    gradients, _ = gradient_importance(loaded, [str(folder / "examples.jsonl")], 2000, 0)
+    gradients, _ = gradient_importance(loaded, read_examples([str(folder / "examples.jsonl")]), 2000, 0)
     magnitudes = magnitude_importance(model, weights.params)
 
     def score(heads: Sequence[np.ndarray], removed: float) -> float:

@@ -84,6 +84,7 @@ def prune_command(arguments: argparse.Namespace) -> None:
         importance=arguments.importance,
         examples=tuple(arguments.examples),
         limit=arguments.limit,
+        start=arguments.start,
         seed=arguments.seed,
     )
     prune_model(Path(arguments.source), arguments.target, pruning, read_options(arguments))
@@ -174,8 +175,9 @@ COMMANDS = (
             help="keep the share in each layer, which leaves them all one size, instead of the best of all layers",
         ),
         option(
-            "--importance", choices=("gradient", "magnitude", "random"), default="gradient",
-            help="gradient (of the loss on --examples; default), magnitude (norm of the parameters) or random",
+            "--importance", choices=("gradient", "magnitude", "movement", "random"), default="gradient",
+            help="gradient (of the loss on --examples; default), magnitude (norm of the parameters), movement (how "
+            "much this norm grew since --start) or random",
         ),
         option(
             "--examples", nargs="+", default=(), metavar="FILE",
@@ -185,6 +187,10 @@ COMMANDS = (
         option(
             "--limit", type=int, default=2000, metavar="N",
             help="examples that count, drawn from all; 0: all (default: 2000)",
+        ),
+        option(
+            "--start", default="", metavar="DIR_OR_PREFIX",
+            help="for movement: the model with which the training of --from started",
         ),
         option("--seed", type=int, default=0, metavar="N", help="seed of draws (default: 0)"),
         reading(),

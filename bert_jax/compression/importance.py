@@ -3,6 +3,9 @@
 * gradient: the expected absolute value, over examples, of the product of a mask on the output of the head or unit,
   which is 1, and the gradient of the loss with respect to it (Michel et al. 2019, arXiv:1905.10650, equation 2);
 * magnitude: the Euclidean norm of all parameters of the head or unit;
+* movement: the growth of the square of this norm in training (Sanh et al. 2020, arXiv:2005.07683). Half of it is,
+  for gradient descent and up to the squares of the steps, their sum of -rate * gradient * parameter over all steps:
+  parameters that training moved away from zero are kept, those that it moved towards zero are not;
 * random: drawn numbers, to compare with.
 
 The values of a layer are divided by their Euclidean norm, as in section 4.1 of that paper, because layers are
@@ -17,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from bert_jax.compression.examples import read_examples, with_class_names
+from bert_jax.compression.examples import with_class_names
 from bert_jax.compression.parts import Parts, masked, whole_masks
 from bert_jax.config import ModelConfig
 from bert_jax.finetuning.augment import mask_batch
@@ -51,6 +54,22 @@ def magnitude_importance(model: ModelConfig, params: Mapping[str, np.ndarray]) -
     return _comparable(Parts(tuple(heads), tuple(units)))
 
 
+def movement_importance(
+    model: ModelConfig, params: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray]
+) -> Parts:
+    """Return by how much the squared norm of the parameters of each head and unit grew from ``before``, the
+    parameters with which training started, to ``params``."""
+    heads, units = [], []
+    for i, count in enumerate(model.heads_by_layer):
+        grown = [
+            _squares(params, place) - _squares(before, place)
+            for place in (f"encoder/layer_{i}/attention/", f"encoder/layer_{i}/feed_forward/")
+        ]
+        heads.append(grown[0].reshape(count, -1).sum(axis=1))
+        units.append(grown[1])
+    return _comparable(Parts(tuple(heads), tuple(units)))
+
+
 def _squares(params: Mapping[str, np.ndarray], place: str) -> np.ndarray:
     """Return the sum of the squares of the parameters of each lane between the projections of a block."""
     total = np.square(params[f"{place}output/kernel"], dtype=np.float64).sum(axis=1)
@@ -60,16 +79,14 @@ def _squares(params: Mapping[str, np.ndarray], place: str) -> np.ndarray:
     return total
 
 
-def gradient_importance(loaded: Engine, files: Sequence[str], limit: int, seed: int) -> tuple[Parts, int]:
+def gradient_importance(loaded: Engine, records: Sequence[Record], limit: int, seed: int) -> tuple[Parts, int]:
     """Return the mean absolute gradients of the masks of heads and units, and the number of examples.
 
-    The loss is that of the task head, for examples with labels (``read_examples``), or, for a model without one,
-    that of the masked-LM head, for texts of which 15% of the tokens are masked. Of all examples in ``files``,
-    ``limit`` drawn ones count; 0: all.
+    The loss is that of the task head, for examples with labels, or, for a model without one, that of the masked-LM
+    head, for texts of which 15% of the tokens are masked. Of all ``records``, ``limit`` drawn ones count; 0: all.
 
     Raises ``ValueError`` for a model without such a head, without attention, and for examples without labels.
     """
-    records = read_examples(files, allow_texts=True)
     order = permutation(len(records), seed)[: limit or None]
     records = [records[place] for place in order]
     heads = [head for head in loaded.spec.heads.present() if head in HEADS]

@@ -1,7 +1,7 @@
 """``bert-jax prune``: a model with fewer layers, attention heads and feed-forward units."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from bert_jax.compression import importance
+from bert_jax.compression.examples import read_examples
 from bert_jax.compression.parts import Parts, cut, kept, masked, whole_masks
 from bert_jax.config import ModelConfig
 from bert_jax.inference.forward import forward
@@ -21,8 +22,9 @@ from bert_jax.interop.saved_model import write_saved
 from bert_jax.io.files import whole_folder
 from bert_jax.model.flops import traced_flops
 from bert_jax.process import exits
+from bert_jax.records import Record
 
-Importance = Literal["gradient", "magnitude", "random"]
+Importance = Literal["gradient", "magnitude", "movement", "random"]
 _ROWS, _LENGTH = 8, 32  # of drawn ids, for which outputs are compared
 _COUNTED = 128  # tokens of the text whose operations are counted
 _BAR = 1e-5  # largest difference of outputs, as a share of the largest value (at least 1): sums of another order
@@ -40,9 +42,12 @@ class Pruning:
     # Keep equally many in every layer.
     even: bool = False
     importance: Importance = "gradient"
-    # Files of examples for the importance gradient, and how many of them count (0: all).
+    # For the importance gradient: files of examples, or records of them, and how many of them count (0: all).
     examples: tuple[str, ...] = ()
+    records: Sequence[Record] = ()
     limit: int = 2000
+    # For the importance movement: the model with which training started.
+    start: str = ""
     # Seed of random importance, and of the draw of examples.
     seed: int = 0
 
@@ -54,13 +59,19 @@ class Pruning:
         if self.importance not in get_args(Importance):
             allowed = ", ".join(get_args(Importance))
             raise ValueError(f"--importance: {self.importance!r} is not allowed; allowed: {allowed}")
-        if chooses and self.importance == "gradient" and not self.examples:
+        has_examples = bool(self.examples or self.records)
+        if chooses and self.importance == "gradient" and not has_examples:
             raise ValueError(
                 "--examples: missing; --importance gradient requires examples with labels, or texts for a masked "
                 "language model; name their files, or use --importance magnitude"
             )
-        if self.examples and not (chooses and self.importance == "gradient"):
+        if has_examples and not (chooses and self.importance == "gradient"):
             raise ValueError("--examples: requires --importance gradient, and --heads or --units; omit it")
+        if bool(self.start) != (chooses and self.importance == "movement"):
+            what = "requires --importance movement, and --heads or --units; omit it"
+            if not self.start:
+                what = "missing; --importance movement requires the model with which training started"
+            raise ValueError(f"--start: {what}")
         if self.limit < 0:
             raise ValueError(f"--limit: {self.limit} is not allowed; allowed: 0 (all) or more")
 
@@ -87,7 +98,7 @@ def prune_model(
     shallow = with_layers(whole, pruning.layers, "--layers") if pruning.layers else whole
     check_prunable(shallow.spec.model, pruning, str(source))
     loaded = prepare(shallow, name=str(source))
-    masks = _masks(loaded, shallow, pruning, report)
+    masks = _masks(loaded, shallow, pruning, options, report)
     smaller = cut(shallow, masks)
     layers = f"{smaller.spec.model.num_layers} of {whole.spec.model.num_layers} layers"
     lines = [layers, *_counts(shallow.spec.model, smaller.spec.model)]
@@ -118,7 +129,13 @@ def check_prunable(model: ModelConfig, pruning: Pruning, name: str) -> None:
         raise ValueError(f"{name}: cannot be pruned: {reason}")
 
 
-def _masks(loaded: LoadedModel, weights: ModelBundle, pruning: Pruning, report: Callable[[str], None]) -> Parts:
+def _masks(
+    loaded: LoadedModel,
+    weights: ModelBundle,
+    pruning: Pruning,
+    options: ReadOptions,
+    report: Callable[[str], None],
+) -> Parts:
     """Return the masks of the kept heads and units, bool."""
     model, masks = weights.spec.model, whole_masks(weights.spec.model)
     shares = {"heads": pruning.heads, "units": pruning.units}
@@ -127,16 +144,35 @@ def _masks(loaded: LoadedModel, weights: ModelBundle, pruning: Pruning, report: 
     if pruning.heads == pruning.units == 1:
         return Parts(*(tuple(mask > 0 for mask in each) for each in masks))
     if pruning.importance == "gradient":
-        found, count = importance.gradient_importance(loaded, pruning.examples, pruning.limit, pruning.seed)
+        records = pruning.records or read_examples(pruning.examples, allow_texts=True)
+        found, count = importance.gradient_importance(loaded, records, pruning.limit, pruning.seed)
         report(f"importance: gradients of {count:,} examples")
     elif pruning.importance == "magnitude":
         found = importance.magnitude_importance(model, weights.params)
+    elif pruning.importance == "movement":
+        found = importance.movement_importance(model, weights.params, _started(weights, pruning, options))
     else:
         found = importance.random_importance(model, pruning.seed)
     return Parts(*(
         kept(scores, shares[name], even=pruning.even, option=f"--{name}")
         for name, scores in zip(shares, found, strict=True)
     ))  # fmt: skip
+
+
+def _started(weights: ModelBundle, pruning: Pruning, options: ReadOptions) -> Mapping[str, np.ndarray]:
+    """Return the parameters of the start of training. Raises ``ValueError`` if their shapes are others."""
+    start = read_weights(Path(pruning.start), options)
+    start = with_layers(start, pruning.layers, "--layers") if pruning.layers else start
+    layers = [
+        {name: array.shape for name, array in params.items() if name.startswith("encoder/layer_")}
+        for params in (weights.params, start.params)
+    ]
+    if layers[0] != layers[1]:
+        raise ValueError(
+            f"--start {pruning.start}: its layers have other parameters than those of the model to prune; give the "
+            "model with which its training started"
+        )
+    return start.params
 
 
 def _counts(before: ModelConfig, after: ModelConfig) -> list[str]:

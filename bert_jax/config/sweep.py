@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import Setting, build_config, flat_values, parse_settings
@@ -28,6 +29,15 @@ class FinetuneRunOptions(RunOptions):
     sweep: tuple[str, ...] = ()
     # Number of consecutive seeds, from training.seed; with several, report mean, standard deviation and best run.
     seeds: Positive[int] = 1
+    # Shares of the attention heads and of the feed-forward units to keep: train, remove the least important ones,
+    # and train again, in rounds (see bert-jax prune). Each training is one of the recipe.
+    prune_heads: float = 1.0
+    prune_units: float = 1.0
+    # Number of removals; most is removed in the first ones.
+    prune_rounds: Positive[int] = 3
+    # Importance of heads and units: gradient (of the loss on training records), magnitude, movement (how much the
+    # norm of their parameters grew in the round) or random.
+    prune_importance: Literal["gradient", "magnitude", "movement", "random"] = "gradient"
 
     # Value of an option that has no argument on the command line.
     VALUE_WITHOUT_ARGUMENT = MappingProxyType({"sweep": ["paper"]})
@@ -36,6 +46,11 @@ class FinetuneRunOptions(RunOptions):
     def is_sweep(self) -> bool:
         """True if the command starts more than one run."""
         return bool(self.sweep) or self.seeds > 1
+
+    @property
+    def is_pruned(self) -> bool:
+        """True if heads or units are removed in rounds."""
+        return self.prune_heads != 1 or self.prune_units != 1
 
 
 @dataclass(frozen=True)

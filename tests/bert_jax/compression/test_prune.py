@@ -11,7 +11,8 @@ from scipy.special import log_softmax
 from bert_jax.analysis.attention_heads import attended
 from bert_jax.cli.main import main
 from bert_jax.compression import prune
-from bert_jax.compression.importance import gradient_importance, magnitude_importance
+from bert_jax.compression.examples import read_examples
+from bert_jax.compression.importance import gradient_importance, magnitude_importance, movement_importance
 from bert_jax.compression.parts import Parts, cut, kept, masked, whole_masks
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.inference.loaded import load, prepare
@@ -138,10 +139,10 @@ def test_importance_is_the_mean_absolute_gradient_of_the_masks(tmp_path):
     def slope(*part):
         return np.abs(losses(*part, 1 + step) - losses(*part, 1 - step)).mean() / (2 * step)
 
-    found, count = gradient_importance(loaded, [str(examples(tmp_path / "x.jsonl"))], 0, 0)
+    found, count = gradient_importance(loaded, read_examples([str(examples(tmp_path / "x.jsonl"))]), 0, 0)
     assert count == 6
     numbered = [entry | {"label": LABELS.index(entry["label"])} for entry in EXAMPLES]
-    again, _ = gradient_importance(loaded, [str(examples(tmp_path / "y.jsonl", numbered))], 0, 0)
+    again, _ = gradient_importance(loaded, read_examples([str(examples(tmp_path / "y.jsonl", numbered))]), 0, 0)
     assert all(
         np.array_equal(a, b)
         for a, b in zip((*found.heads, *found.units), (*again.heads, *again.units), strict=True)
@@ -176,7 +177,8 @@ ENTRIES = {
 def test_every_head_has_a_loss(tmp_path, name):
     heads, entries = ENTRIES[name]
     file = examples(tmp_path / ("x.txt" if name == "masked_lm" else "x.jsonl"), entries)
-    found, count = gradient_importance(prepare(make_weights(heads)), [str(file)], 0, 0)
+    texts = read_examples([str(file)], allow_texts=True)
+    found, count = gradient_importance(prepare(make_weights(heads)), texts, 0, 0)
     assert count == len(entries)
     assert all(np.isfinite(each).all() and each.min() > 0 for of_layers in found for each in of_layers)
 
@@ -220,6 +222,33 @@ def test_magnitude_finds_the_large_parts(tmp_path):
     assert model.has_equal_layers
 
 
+def test_movement_is_the_growth_of_the_squared_norm(tmp_path):
+    weights = make_weights()
+    rng = np.random.default_rng(5)
+    moved = {name: array + rng.normal(0, 0.1, array.shape) for name, array in weights.params.items()}
+    model, size = weights.spec.model, weights.spec.model.head_size
+    found = movement_importance(model, moved, weights.params)
+
+    def squares(params, head):
+        place, lanes = "encoder/layer_1/attention/", slice(head * size, (head + 1) * size)
+        parts = [params[f"{place}{name}/{part}"][..., lanes] for name in ("query", "key", "value")
+                 for part in ("kernel", "bias")]  # fmt: skip
+        return sum(np.sum(part**2.0) for part in (*parts, params[f"{place}output/kernel"][lanes]))
+
+    grown = np.array([squares(moved, head) - squares(weights.params, head) for head in range(4)])
+    np.testing.assert_allclose(found.heads[1], grown / np.linalg.norm(grown), rtol=1e-5)
+    # What shrinks most goes first.
+    shrunk = {name: array.copy() for name, array in weights.params.items()}
+    shrunk["encoder/layer_0/feed_forward/output/kernel"][5] *= 0.1
+    start = save(tmp_path / "start", weights)
+    source = save(tmp_path / "end", dataclasses.replace(weights, params=shrunk))
+    shares = ("--units", 47 / 48, "--importance", "movement")
+    assert command(source, tmp_path / "out", *shares, "--start", start) == 0
+    name = "encoder/layer_0/feed_forward/output/kernel"
+    kernel = read_weights(tmp_path / "out").params[name]
+    np.testing.assert_array_equal(kernel, np.delete(weights.params[name], 5, 0))
+
+
 def test_a_difference_is_found_before_anything_is_saved(tmp_path, capsys, monkeypatch):
     source = save(tmp_path / "whole", make_weights())
 
@@ -250,6 +279,7 @@ def test_bad_input_is_one_line(tmp_path, capsys):
         tmp_path / "lstm",
         drawn(ModelSpec(model=tiny_model(len(PIECES), encoder="lstm"), heads=HeadsConfig()), 0.2, PIECES),
     )
+    half = save(tmp_path / "half", make_weights(num_layers=1))
     data = examples(tmp_path / "good.jsonl")
     texts = examples(tmp_path / "texts.txt", ["w1 w2"])
     unknown = examples(tmp_path / "unknown.jsonl", [{"text": "w1", "label": "perhaps"}])
@@ -268,6 +298,9 @@ def test_bad_input_is_one_line(tmp_path, capsys):
         (source, ("--heads", 0.5, "--examples", empty), 'example 1: neither "text" nor "words"'),
         (source, ("--heads", 0.5, "--examples", data, "--limit", -1), "--limit: -1 is not allowed"),
         (source, ("--heads", 0.5, "--examples", data, *random), "--examples: requires --importance gradient"),
+        (source, ("--heads", 0.5, "--importance", "movement"), "--start: missing; --importance movement requires"),
+        (source, ("--heads", 0.5, "--start", source, *random), "--start: requires --importance movement, and"),
+        (source, ("--heads", 0.5, "--importance", "movement", "--start", half), "its layers have other parameters"),
         (source, random, "nothing to prune; set --heads or --units to the share to keep, or --layers"),
         (source, ("--heads", 0.1, *random), "--heads: 0.1 of 8 leaves a layer with none; allowed: 0.25 or more"),
         (source, ("--units", 1.5, *random), "--units: 1.5 is not allowed; allowed: a share to keep, above 0"),
