@@ -45,8 +45,9 @@ VARIANTS: dict[str, Options] = {
 }
 
 
-def write_sentiment(data: Path, folder: Path, seed: int) -> None:
-    """Write SST-2; the scored texts are dev and 10,000 training texts, the same for every seed."""
+def write_sentiment(data: Path, folder: Path, seed: int, count: int = SST2_LABELS) -> None:
+    """Write SST-2 with ``count`` labeled training texts; the scored texts are dev and 10,000 training texts, the
+    same for every seed."""
     source = data / "glue/SST-2"
     head, *lines = (source / "train.tsv").read_text().splitlines(keepends=True)
     _, *dev = (source / "dev.tsv").read_text().splitlines(keepends=True)
@@ -55,7 +56,7 @@ def write_sentiment(data: Path, folder: Path, seed: int) -> None:
     chosen = [left[place] for place in permutation(len(left), seed, 1)]
     rates, rest = chosen[:RATE_TEXTS], chosen[RATE_TEXTS:]
     parts = {
-        "rates": rates, "train": rest[:SST2_LABELS], "unlabelled": rest[SST2_LABELS:][:SST2_UNLABELLED],
+        "rates": rates, "train": rest[:count], "unlabelled": rest[count:][:SST2_UNLABELLED],
         "results": dev + [lines[place] for place in order[:SST2_SCORED]],
     }  # fmt: skip
     for part, own in parts.items():

@@ -26,6 +26,7 @@ SWITCHES = {
         attention_block=2, random_blocks=1, embedding_scale=True, sequence_activation="relu", span_transform=True
     ),
     "gpt": dict(embedding_norm="no", pooling="last", pooler_dense=False, sequence_head_bias=False),
+    "low rank": dict(word_rank=7, embedding_scale=True),
     "pruned": dict(layer_heads=(1, 3, 2), layer_units=(7, 20, 12)),
     "head": dict(mlm_transform=False, mlm_output_bias=False, norm_bias=False, type_vocab_size=0),
 }

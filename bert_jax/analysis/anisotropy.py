@@ -13,6 +13,7 @@ import numpy as np
 
 from bert_jax.analysis.collection import blocks, lengths_of
 from bert_jax.inference.engine import Engine
+from bert_jax.model.embeddings import word_table
 
 # Last frequency rank of every band of pieces except the last band.
 _BAND_ENDS = (100, 500, 5000)
@@ -80,7 +81,9 @@ def counted_embeddings(model: Engine, texts: Sequence[str]) -> tuple[np.ndarray,
     counts = np.zeros(size, np.int64)
     for part in blocks(len(texts)):
         counts += np.bincount(tokenizer.encode_flat(texts[part])[0], minlength=size)
-    return np.asarray(model.params["embeddings"]["word_embeddings"]["embedding"])[:size], counts
+    table = word_table(model.params)
+    assert table is not None
+    return table[:size], counts
 
 
 # ------------------------------------------------------------------ whitening

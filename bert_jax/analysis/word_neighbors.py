@@ -24,6 +24,7 @@ from bert_jax.inference.words import (
     word_tokens,
     word_vectors,
 )
+from bert_jax.model.embeddings import word_table
 from bert_jax.tasks.words import Span
 
 # Words that are run alone together.
@@ -56,10 +57,10 @@ class Occurrence(NamedTuple):
 
 def embedding_table(loaded: Engine) -> np.ndarray:
     """Return the input embeddings float32[V, E]. Raises ``ValueError`` for a network without such a table."""
-    table = loaded.params.get("embeddings", {}).get("word_embeddings", {}).get("embedding")
+    table = word_table(loaded.params)
     if table is None:
         raise ValueError(f"{loaded.name}: the network has no table of input embeddings; use --in")
-    return np.asarray(table, np.float32)[: loaded.spec.model.vocab_size]
+    return table[: loaded.spec.model.vocab_size]
 
 
 def vocabulary_words(loaded: Engine, limit: int | None = None) -> tuple[list[str], np.ndarray]:

@@ -31,11 +31,11 @@ def export_command(arguments: argparse.Namespace) -> None:
 
     calibrate = check = None
     if arguments.calibration is not None:
-        from bert_jax.compression.calibration import calibrated
+        from bert_jax.compression.onnx.calibration import calibrated
 
         calibrate = functools.partial(calibrated, files=arguments.calibration, report=print)
     if arguments.check is not None:
-        from bert_jax.compression.quality import check_program
+        from bert_jax.compression.onnx.quality import check_program
 
         check = functools.partial(
             check_program, file=arguments.check, allowed=arguments.check_loss, report=print, dtype=arguments.dtype
@@ -74,6 +74,7 @@ def prune_command(arguments: argparse.Namespace) -> None:
     """Save a model with fewer layers, attention heads and feed-forward units: really smaller arrays, not zeros.
     Heads and units are chosen among all layers by their importance for the loss of the model on examples, by the
     norm of their parameters, or at random; each layer keeps at least one of each."""
+    from bert_jax.compression.examples import read_examples
     from bert_jax.compression.prune import Pruning, prune_model
 
     pruning = Pruning(
@@ -82,12 +83,22 @@ def prune_command(arguments: argparse.Namespace) -> None:
         layers=tuple(arguments.layers),
         even=arguments.even,
         importance=arguments.importance,
-        examples=tuple(arguments.examples),
+        examples=read_examples(arguments.examples, allow_texts=True),
         limit=arguments.limit,
         start=arguments.start,
         seed=arguments.seed,
     )
     prune_model(Path(arguments.source), arguments.target, pruning, read_options(arguments))
+
+
+def factorize_command(arguments: argparse.Namespace) -> None:
+    """Save a model whose table of word embeddings is the product of two smaller tables, the best approximation of
+    that rank in least squares, and print what it saves and, with --check, what it costs. Fine-tune it to regain a
+    part of the loss."""
+    from bert_jax.compression.factorize import factorize_model
+
+    source, target, options = Path(arguments.source), arguments.target, read_options(arguments)
+    factorize_model(source, target, arguments.rank, options, examples=arguments.check)
 
 
 _CHECKING = (
@@ -152,6 +163,16 @@ COMMANDS = (
             "--ngram", type=int, default=5, metavar="N",
             help="keep a piece that no text has if every N characters of it occur in a word of the texts; 0: keep "
             "none (default: 5)",
+        ),
+        reading(),
+    )),
+    Command("factorize", "word embeddings of a smaller rank", factorize_command, (
+        option("--from", dest="source", required=True, metavar="DIR_OR_PREFIX", help=READABLE),
+        option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
+        option("--rank", required=True, type=int, metavar="N", help="width of the smaller table"),
+        option(
+            "--check", metavar="FILE",
+            help="labeled JSON lines as for fine-tuning: print the scores of both models",
         ),
         reading(),
     )),

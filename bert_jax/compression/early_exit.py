@@ -49,10 +49,22 @@ def exit_curve(loaded: Engine, files: Sequence[str], entropies: Sequence[float] 
     for one in entropies:
         if not 0 < one < math.inf:
             raise ValueError(f"--entropies: {one} is not allowed; allowed: above 0, in nats")
+    records = _labelled(task, files)
+    return [_point(loaded, task, records, one) for one in (None, *entropies)]
+
+
+def measured(loaded: Engine, files: Sequence[str]) -> ExitPoint:
+    """Return what the predictions of all layers of a model with a sequence head cost and give on the labeled
+    examples in ``files``. Raises ``ValueError`` as :func:`exit_curve` does."""
+    task = task_of(loaded, task_head(loaded, "sequence"))
+    return _point(loaded, task, _labelled(task, files), None)
+
+
+def _labelled(task: Task, files: Sequence[str]) -> list[Record]:
     records = with_class_names(read_examples(files), task.names)
     if not task.scored(records):
         raise ValueError(f"--examples {files[0]}: no example has a label; give labeled examples")
-    return [_point(loaded, task, records, one) for one in (None, *entropies)]
+    return records
 
 
 def exit_lines(curve: Sequence[ExitPoint], layers: int) -> list[str]:

@@ -27,7 +27,7 @@ ROUNDS, SMALLER = "rounds", "pruned"
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """What remains after the last round."""
+    """Number of rounds, and the shares that remain after the last one."""
 
     # Shares of the heads and of the units that are kept.
     heads: float
@@ -102,7 +102,7 @@ def _pruning(rounds: Rounds, number: int, folder: Path, source: str) -> Pruning:
     return Pruning(
         **shares,
         importance=importance,
-        records=rounds.records if importance == "gradient" else (),
+        examples=rounds.records if importance == "gradient" else (),
         start=source if importance == "movement" else "",
         seed=rounds.seed,
     )

@@ -10,10 +10,8 @@ import jax
 import numpy as np
 
 from bert_jax.compression import importance
-from bert_jax.compression.examples import read_examples
 from bert_jax.compression.parts import Parts, cut, kept, masked, whole_masks
 from bert_jax.config import ModelConfig
-from bert_jax.inference.forward import forward
 from bert_jax.inference.loaded import LoadedModel, load, prepare
 from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.model_extension import with_layers
@@ -42,9 +40,8 @@ class Pruning:
     # Keep equally many in every layer.
     even: bool = False
     importance: Importance = "gradient"
-    # For the importance gradient: files of examples, or records of them, and how many of them count (0: all).
-    examples: tuple[str, ...] = ()
-    records: Sequence[Record] = ()
+    # For the importance gradient: examples, and how many of them count (0: all).
+    examples: Sequence[Record] = ()
     limit: int = 2000
     # For the importance movement: the model with which training started.
     start: str = ""
@@ -59,13 +56,12 @@ class Pruning:
         if self.importance not in get_args(Importance):
             allowed = ", ".join(get_args(Importance))
             raise ValueError(f"--importance: {self.importance!r} is not allowed; allowed: {allowed}")
-        has_examples = bool(self.examples or self.records)
-        if chooses and self.importance == "gradient" and not has_examples:
+        if chooses and self.importance == "gradient" and not self.examples:
             raise ValueError(
                 "--examples: missing; --importance gradient requires examples with labels, or texts for a masked "
                 "language model; name their files, or use --importance magnitude"
             )
-        if has_examples and not (chooses and self.importance == "gradient"):
+        if self.examples and not (chooses and self.importance == "gradient"):
             raise ValueError("--examples: requires --importance gradient, and --heads or --units; omit it")
         if bool(self.start) != (chooses and self.importance == "movement"):
             what = "requires --importance movement, and --heads or --units; omit it"
@@ -144,8 +140,7 @@ def _masks(
     if pruning.heads == pruning.units == 1:
         return Parts(*(tuple(mask > 0 for mask in each) for each in masks))
     if pruning.importance == "gradient":
-        records = pruning.records or read_examples(pruning.examples, allow_texts=True)
-        found, count = importance.gradient_importance(loaded, records, pruning.limit, pruning.seed)
+        found, count = importance.gradient_importance(loaded, pruning.examples, pruning.limit, pruning.seed)
         report(f"importance: gradients of {count:,} examples")
     elif pruning.importance == "magnitude":
         found = importance.magnitude_importance(model, weights.params)
@@ -214,7 +209,7 @@ def _compare(reference: LoadedModel, saved: LoadedModel) -> str:
     ids = rng.integers(0, model.vocab_size, (_ROWS, length))
     mask = (np.arange(length) < rng.integers(1, length + 1, (_ROWS, 1))).astype(np.int32)
     largest = 0.0
-    outputs = [forward(each, {"input_ids": ids, "attention_mask": mask}) for each in (reference, saved)]
+    outputs = [each.forward({"input_ids": ids, "attention_mask": mask}) for each in (reference, saved)]
     for name, values in outputs[1].items():
         other = outputs[0][name]
         if values.shape[:2] == mask.shape:

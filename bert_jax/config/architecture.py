@@ -75,6 +75,8 @@ class ModelConfig(Section, prefix="model."):
     layer_units: tuple[int, ...] = ()
     # Width of the embeddings, which a dense layer projects to hidden_size; 0: hidden_size, without a dense layer.
     embedding_size: AtLeast0[int] = 0
+    # Rank of the table of word embeddings, the product of a table of this width and a matrix; 0: a whole table.
+    word_rank: AtLeast0[int] = only(0, {"model.encoder": ("transformer",)})
     # Rows of the position table.
     max_position_embeddings: Positive[int] = 512
     # Number of rows of the position table before the row of the first token: the id of padding + 1 (RoBERTa: 2).
@@ -207,6 +209,8 @@ class ModelConfig(Section, prefix="model."):
         layers = {"none": (0, "0 with encoder none"), "nnlm": (1, "1 with encoder nnlm")}
         wanted, allowed = layers.get(self.encoder, (max(self.num_layers, 1), "1 or more"))
         self._require("num_layers", self.num_layers == wanted, allowed)
+        embedding = self.embedding_width
+        self._require("word_rank", self.word_rank < embedding, f"below {embedding}, the width of the embeddings")
         if self.encoder == "transformer":
             allowed = f"a divisor of model.hidden_size ({width})"
             self._require("num_attention_heads", width % self.num_attention_heads == 0, allowed)

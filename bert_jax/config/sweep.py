@@ -29,9 +29,10 @@ class FinetuneRunOptions(RunOptions):
     sweep: tuple[str, ...] = ()
     # Number of consecutive seeds, from training.seed; with several, report mean, standard deviation and best run.
     seeds: Positive[int] = 1
-    # Shares of the attention heads and of the feed-forward units to keep: train, remove the least important ones,
-    # and train again, in rounds (see bert-jax prune). Each training is one of the recipe.
+    # Share of the attention heads to keep: train, remove the least important ones, and train again, in rounds (see
+    # bert-jax prune). Each training is one of the recipe.
     prune_heads: float = 1.0
+    # Share of the feed-forward units to keep, likewise.
     prune_units: float = 1.0
     # Number of removals; most is removed in the first ones.
     prune_rounds: Positive[int] = 3

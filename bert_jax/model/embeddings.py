@@ -3,8 +3,12 @@
 Shapes: B rows, S tokens, E embedding width, H encoder width, V vocabulary (padded).
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
@@ -45,9 +49,20 @@ def few_rows(ids_BxS: jax.Array, table_TxE: jax.Array) -> jax.Array:
     return rows_BxSxE
 
 
+def word_table(params: Mapping[str, Any]) -> np.ndarray | None:
+    """Return the word embeddings float32[V, E] of ``params``, the parameter tree of a model; None if it has no such
+    table."""
+    own = params.get("embeddings", {})
+    if "word_embeddings" not in own:
+        return None
+    table = np.asarray(own["word_embeddings"]["embedding"], np.float32)
+    return table @ np.asarray(own["word_factor"]["embedding"]) if "word_factor" in own else table
+
+
 class Embeddings(nn.Module):
     """Sum of token, segment and position embeddings, then LayerNorm, dropout (Devlin et al. 2018, section 3.2) and,
-    if the embeddings are narrower than the Transformer, a dense layer (Lan et al. 2020, section 3.1). Returns the
+    if the embeddings are narrower than the Transformer, a dense layer (Lan et al. 2020, section 3.1). With
+    ``word_rank`` R, the table of the word embeddings is the product of [V, R] and [R, E]. Returns the
     embeddings [B, S, H] (of other encoders: [B, S, E]) and the table of the word embeddings [V, E]."""
 
     config: ModelConfig
@@ -68,26 +83,25 @@ class Embeddings(nn.Module):
 
         in_8_bits = self.execution.quantization == "int8"
 
-        def table(rows: int, axis: str, name: str) -> jax.Array:
+        def table(rows: int, axis: str, name: str, width: int = width) -> jax.Array:
             return Embedding(rows, width, (axis, "embed"), config, name=f"{name}_embeddings")()
 
-        def chosen(rows_BxSxE: jax.Array) -> jax.Array:
-            """Return rows of a table, rounded as in an int8 export: 255 values for each row."""
-            return (
-                rounded_weight(rows_BxSxE.reshape(-1, width).T).T.reshape(rows_BxSxE.shape)
-                if in_8_bits
-                else rows_BxSxE
-            )
+        def chosen(rows: jax.Array) -> jax.Array:
+            """Return rows [B, S, ...] of a table, rounded as in an int8 export: 255 values for each row."""
+            return rounded_weight(rows.reshape(-1, rows.shape[-1]).T).T.reshape(rows.shape) if in_8_bits else rows
 
         if config.character_filters:
             words_VxE = CharacterEmbeddings(config, self.padded_vocab_size, name="characters")()
         else:
-            words_VxE = table(self.padded_vocab_size, "vocab", "word")
+            words_VxE = table(self.padded_vocab_size, "vocab", "word", config.word_rank or width)
         # Lookups need whole rows, and whole tables if a second mesh axis partitions the tokens: otherwise the
         # compiler aborts (design/sharding.md).
         is_cut_twice = self.mesh is not None and min(self.mesh.shape["fsdp"], self.mesh.shape["tensor"]) > 1
         rows_VxE = constrain(words_VxE, (None if is_cut_twice else "vocab", None), self.mesh)
         x_BxSxE = chosen(jnp.take(rows_VxE, input_ids_BxS, axis=0))
+        if config.word_rank:
+            factor_RxE = Embedding(config.word_rank, width, (None, "embed"), config, name="word_factor")()
+            x_BxSxE, words_VxE = x_BxSxE @ factor_RxE, words_VxE @ factor_RxE
         words_key = site_key(dropout_key, 0, Site.WORDS)
         if config.word_dropout and words_key is not None:
             kept_Vx1 = dropout(jnp.ones((len(words_VxE), 1)), config.word_dropout, whole_key(words_key))

@@ -59,6 +59,9 @@ def generator_config(config: PretrainConfig) -> ModelConfig:
     if width % heads:
         given = f"objective.generator_width: {objective.generator_width} is not allowed"
         raise ValueError(f"{given}; allowed: a width (now {width}) that its {heads} heads divide")
+    if model.word_rank and objective.embedding_sharing == "disentangled":
+        given = f"model.word_rank: {model.word_rank} is not allowed"
+        raise ValueError(f"{given} with objective.embedding_sharing disentangled; allowed: 0")
     is_own = objective.embedding_sharing == "none"
     embedding = 0 if is_own and not model.embedding_size else model.embedding_width
     return dataclasses.replace(

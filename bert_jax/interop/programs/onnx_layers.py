@@ -20,7 +20,8 @@ from bert_jax.model.positions import rotary_tables, sinusoidal_positions
 # Standard operators cover every field, so a new field is refused by name until it is added here.
 SUPPORTED: Supported = SIZES | dict.fromkeys(
     (
-        "layer_heads", "layer_units", "position_offset", "embedding_size", "shared_layers", "embedding_dropout",
+        "layer_heads", "layer_units", "position_offset", "embedding_size", "word_rank", "shared_layers",
+        "embedding_dropout",
         "attention_output_dropout", "feed_forward_dropout", "activation", "feed_forward", "norm",
         "norm_position", "norm_epsilon", "norm_bias", "embedding_norm", "final_norm", "qkv_bias",
         "attention_output_bias", "feed_forward_bias", "position_embeddings", "rotary_base",
@@ -83,6 +84,8 @@ def _position_rows(graph: Graph) -> str:
 def _embeddings(graph: Graph) -> str:
     model = graph.spec.model
     x = graph.rows("embeddings/word_embeddings/embedding", "input_ids")
+    if model.word_rank:
+        x = graph.product(x, "embeddings/word_factor/embedding")
     if model.embedding_scale:
         x = graph.op("Mul", x, graph.scalar(model.embedding_width**0.5))
     if model.type_vocab_size:
@@ -278,6 +281,8 @@ def _mlm(graph: Graph, x: str) -> str:
         dense = graph.dense(x, "mlm_head/transform", model.mlm_transform_bias)
         x = graph.norm(graph.activation(dense, model.head_activation), "mlm_head/layer_norm")
     table = "embeddings/word_embeddings" if model.tied_output else "mlm_head/output_embeddings"
+    if model.word_rank and model.tied_output:
+        x = graph.product(x, "embeddings/word_factor/embedding", transposed=True)
     logits = graph.product(x, f"{table}/embedding", transposed=True)
     return graph.op("Add", logits, graph.weight("mlm_head/output_bias")) if model.mlm_output_bias else logits
 

@@ -31,7 +31,7 @@ INTERPRETED = "tpu"
 # except for ``norm``, on dropout, residual and LayerNorm. The attention kernels check the numbers of heads.
 BESIDE_ATTENTION: Supported = SIZES | dict.fromkeys(
     (
-        "layer_heads", "layer_units",
+        "layer_heads", "layer_units", "word_rank",
         "position_offset", "embedding_scale", "embedding_size", "shared_layers", "embedding_dropout",
         "attention_output_dropout", "feed_forward_dropout", "activation", "feed_forward", "norm", "norm_position",
         "norm_epsilon", "norm_bias", "embedding_norm", "final_norm", "qkv_bias", "attention_output_bias",

@@ -10,10 +10,10 @@ from exported import SPECS, random_weights
 from inference_models import make_weights, random_texts
 
 from bert_jax.cli.main import main
-from bert_jax.compression import quality
-from bert_jax.compression.calibration import calibrated
 from bert_jax.compression.examples import read_examples
-from bert_jax.compression.quality import check_program
+from bert_jax.compression.onnx import quality
+from bert_jax.compression.onnx.calibration import calibrated
+from bert_jax.compression.onnx.quality import check_program
 from bert_jax.config import HeadsConfig, SentenceConfig
 from bert_jax.inference.loaded import prepare
 from bert_jax.interop.export import export_model

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.compression.onnx_session import open_session, padded
+from bert_jax.compression.onnx.session import open_session, padded
 from bert_jax.inference.engine import Text
 from bert_jax.inference.loaded import prepare
 from bert_jax.inference.text_files import read_texts

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.compression.examples import read_examples, with_class_names
-from bert_jax.compression.onnx_session import OnnxNetwork
+from bert_jax.compression.onnx.session import OnnxNetwork
 from bert_jax.finetuning.evaluation import choosing_score, scores_of
 from bert_jax.inference.batching import by_level
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.loaded import prepare
 from bert_jax.inference.predict import HEADS, task_of
 from bert_jax.interop.exchange import ModelBundle
+from bert_jax.metrics.score import Score
 from bert_jax.metrics.score import value as value_of
 from bert_jax.process.exits import VERIFICATION_FAILED, Stop
 from bert_jax.records import Record
@@ -44,16 +45,36 @@ def program_scores(folder: Path, weights: ModelBundle, file: str) -> Scores:
     or unlabeled records, and if onnxruntime is not installed.
     """
     engine = prepare(weights)
-    head = _head(engine)
-    task, records = _task(engine, head, read_examples([file]))
-    if not task.scored(records):
-        raise ValueError(f"--check {file}: no record has a label ({', '.join(task.gold)}); give labeled records")
+    task, records = _labelled(engine, file)
     values = []
     for one in predictions(engine, task, records, folder):
-        named, count = scores_of(task, records, one)
-        score = choosing_score("", named)
-        values.append(float(value_of(score, count)))
+        score, count, value = _chosen(task, records, one)
+        values.append(value)
     return Scores(score.name, count, *values, score.higher_is_better)
+
+
+def model_score(weights: ModelBundle, file: str) -> tuple[str, float, int]:
+    """Return name, value and number of records of the score of :func:`program_scores` of the model ``weights``
+    alone. Raises ``ValueError`` as it does."""
+    engine = prepare(weights)
+    task, records = _labelled(engine, file)
+    score, count, value = _chosen(task, records, _predicted(engine, task, records, _program_of(engine, task)))
+    return score.name, value, count
+
+
+def _labelled(engine: Engine, file: str) -> tuple[Task, Sequence[Record]]:
+    """Return the task of a model, and the labeled records of ``file``."""
+    task, records = _task(engine, _head(engine), read_examples([file]))
+    if not task.scored(records):
+        raise ValueError(f"--check {file}: no record has a label ({', '.join(task.gold)}); give labeled records")
+    return task, records
+
+
+def _chosen(task: Task, records: Sequence[Record], given: Sequence[Prediction]) -> tuple[Score, int, float]:
+    """Return the score by which fine-tuning chooses, the number of records and the value."""
+    named, count = scores_of(task, records, given)
+    score = choosing_score("", named)
+    return score, count, float(value_of(score, count))
 
 
 def check_program(
@@ -85,20 +106,27 @@ def predictions(
     ``folder``."""
     program = OnnxNetwork(folder, engine.spec, engine.need_tokenizer().pad_id)
 
-    def of_model(params: Any, batch: Mapping[str, Any]) -> Any:
-        return by_level(task.outputs(engine.model.apply({"params": params}, batch), batch))
-
     def of_program(params: Any, batch: Mapping[str, Any]) -> Any:
         return by_level(task.outputs(program(batch), batch))
 
-    def predicted(run: Callable[..., Any]) -> list[Prediction]:
-        ((_, units, outputs),) = engine.windows(
-            records, lambda part: task.featurize(part, training=False), run,
-            sequences=task.sequences_of, targets=task.targets, window=len(records),
-        )  # fmt: skip
-        return task.decode(records, units, outputs)
+    programs = _program_of(engine, task), of_program
+    first, second = (_predicted(engine, task, records, run) for run in programs)
+    return first, second
 
-    return predicted(engine.program("check", of_model)), predicted(of_program)
+
+def _program_of(engine: Engine, task: Task) -> Callable[..., Any]:
+    def run(params: Any, batch: Mapping[str, Any]) -> Any:
+        return by_level(task.outputs(engine.model.apply({"params": params}, batch), batch))
+
+    return engine.program("check", run)
+
+
+def _predicted(engine: Engine, task: Task, records: Sequence[Record], run: Callable[..., Any]) -> list[Prediction]:
+    ((_, units, outputs),) = engine.windows(
+        records, lambda part: task.featurize(part, training=False), run,
+        sequences=task.sequences_of, targets=task.targets, window=len(records),
+    )  # fmt: skip
+    return task.decode(records, units, outputs)
 
 
 def _head(engine: Engine) -> str:

@@ -1,0 +1,1 @@
+"""Exported programs in 8 bits: ranges of their products, and their scores on labeled examples."""
