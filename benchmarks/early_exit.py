@@ -4,9 +4,10 @@
 
 ``exits`` is --model (all-MiniLM-L6-v2, 6 layers) with a head on each lower layer, all trained together on the
 labels. ``taught`` is the network of its layers 1, 3 and 5, taught by --model tuned on the same labels; ``three`` is
-the same network with the labels alone. All read the same 6,000 training texts of a seed; the scored texts are dev and
-10,000 other training texts. Rates are chosen on texts that are not scored, with another seed. Each network predicts
-the scored texts in the same process, one after the other: the seconds are those of the better of two passes.
+the same network with the labels alone. All read the same 6,000 training texts of a seed; the scored texts are dev
+and 10,000 other training texts. Rates are chosen on texts that are not scored, with another seed. Each network
+predicts the scored texts in the same process, one after the other: the seconds are those of the better of two
+passes.
 
 The table shows the accuracy of early exit at several thresholds, and its accuracy at the layers and at the seconds
 of ``taught``, linear between two thresholds, with differences paired over seeds. The command may be stopped and

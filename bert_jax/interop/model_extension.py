@@ -61,8 +61,8 @@ def initial_weights(options: RunOptions, given: Given) -> ModelBundle:
 
 
 def with_layers(weights: ModelBundle, layers: Sequence[int], option: str = "--init_layers") -> ModelBundle:
-    """Return a model whose layers are ``layers`` of ``weights``, counted from 0, in this order. ``option`` names
-    them in messages.
+    """Return a model whose layers are ``layers`` of ``weights``, counted from 0, in this order, without heads of
+    lower layers. ``option`` names the layers in messages.
 
     Raises ``ValueError`` for a layer that the model lacks, and for a network whose layers differ from each other in
     more than their windows.
@@ -78,6 +78,7 @@ def with_layers(weights: ModelBundle, layers: Sequence[int], option: str = "--in
         raise ValueError(f"{given}; allowed: layer 0 first, and only there, since it has no LayerNorm before it")
     windows = tuple(model.layer_windows[layer] for layer in layers) if model.attention_windows else ()
     params = {name: array for name, array in weights.params.items() if not _LAYER.match(name)}
+    params = {name: array for name, array in params.items() if not name.startswith("exit_")}
     for name, array in weights.params.items():
         if match := _LAYER.match(name):
             rest = name[match.end() :]
@@ -88,7 +89,7 @@ def with_layers(weights: ModelBundle, layers: Sequence[int], option: str = "--in
     units = tuple(model.layer_units[layer] for layer in layers) if model.layer_units else ()
     sizes = {"attention_windows": windows, "layer_heads": heads, "layer_units": units}
     smaller = dataclasses.replace(model, num_layers=len(layers), **sizes)  # type: ignore[arg-type]
-    spec = dataclasses.replace(weights.spec, model=smaller)
+    spec = dataclasses.replace(weights.spec, model=smaller, heads=dataclasses.replace(weights.spec.heads, exits=()))
     note = f"layers {' '.join(map(str, layers))} of {count}"
     return dataclasses.replace(weights, spec=spec, params=params, notes=(*weights.notes, note))
 

@@ -14,6 +14,7 @@ from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning import finetune as module
 from bert_jax.inference.loaded import load, prepare
+from bert_jax.interop.model_extension import with_layers
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 
@@ -156,6 +157,11 @@ def test_exports_keep_the_heads_or_say_that_they_are_left_out(saved, tmp_path, c
         assert ("cannot represent exits (heads of lower layers" in told) == (form != "npz")
     assert read_weights(tmp_path / "npz").spec.heads.exits == (1, 3)
     assert read_weights(tmp_path / "hf").spec.heads.exits == ()
+
+
+def test_fewer_layers_have_no_heads_below_the_last(weights):
+    smaller = with_layers(weights, (0, 2))
+    assert smaller.spec.heads.exits == () and "layers" not in prepare(smaller).predict(TEXTS[0])
 
 
 def examples(path, label=lambda i: LABELS[i % 3]):
