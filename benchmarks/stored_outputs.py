@@ -110,7 +110,7 @@ def main() -> int:
     ]
     good = largest <= BAR
     report("SIGKILL while the outputs are written, and while the run trains")
-    killed({**student, **torn}, runs / "torn", runs / "torn_outputs" / PROGRESS, '"train": 50')
+    killed({**student, **torn}, runs / "torn", runs / "torn_outputs" / PROGRESS, '"train": 1600')
     assert not (runs / "torn_outputs" / RECORD).exists()
     killed({**student, **torn}, runs / "torn", runs / "torn/checkpoints/20")
     pretrain({**student, **torn}, runs / "torn")

@@ -151,7 +151,7 @@ def test_outputs_that_do_not_belong_to_the_run_are_refused(run, place, tmp_path,
         patch.setattr(module.shutil, "disk_usage", lambda place: usage)
         err = run("w1", *teacher, *own, code=2)
         assert "are free; lower objective.soft_top_k, or omit --teacher_outputs" in err
-        assert not (place / "kept").exists()
+        assert not (place / "kept" / module.PROGRESS).exists()
     run("w1", *teacher, *own, "--training.num_steps", "1")
     err = run("w2", *own, "--objective.hidden_layers", "last", code=2)
     assert "stored for another run (outputs: " in err and "give another folder" in err

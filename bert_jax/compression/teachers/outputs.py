@@ -19,6 +19,7 @@ from bert_jax.batch import PretrainSource
 from bert_jax.config import PretrainConfig
 from bert_jax.config.spec import spec_from_json, spec_to_json
 from bert_jax.io.files import write_whole
+from bert_jax.io.folder_lock import hold_folder
 from bert_jax.objectives.objective import PretrainObjective, TaughtObjective
 from bert_jax.parallel import host_rows, make_mesh, to_global
 from bert_jax.process import hosts
@@ -149,7 +150,8 @@ def prepared_outputs(
             **wanted, "teacher": made["teacher"], "vocabulary": teacher.fingerprint,
             "spec": json.loads(spec_to_json(teacher.spec)),
         }  # fmt: skip
-        _write(folder, objective, teacher, source, record, report)
+        with hold_folder(folder, "another process writes these outputs; wait for it, or give another folder"):
+            _write(folder, objective, teacher, source, record, report)
     return TeacherOutputs(folder)
 
 
@@ -168,33 +170,32 @@ def _write(
     shapes = jax.eval_shape(objective.outputs, programs.taught, objective.batch_shapes(size))
     rows, mesh, compute = len(host_rows(programs.mesh, size)), programs.mesh, jax.jit(objective.outputs)
     assert rows == size
-    done = {split: 0 for split in _SPLITS}
+    done = {split: 0 for split in _SPLITS}  # records
     progress = folder / PROGRESS
     if progress.is_file():
         done = json.loads(progress.read_text(encoding="utf-8"))["done"]
     else:
         _check_space(folder, shapes, sum(record["records"].values()), report)
-        folder.mkdir(parents=True, exist_ok=True)
         write_whole(progress, json.dumps({**record, "done": done}, indent=1))
     for split in _SPLITS:
         count = record["records"][split]
-        if not count:
+        if done[split] == count:
             continue
         arrays = {
             name: _array(folder / split / f"{name}.npy", (count, *one.shape[1:]), one.dtype, is_new=not done[split])
             for name, one in shapes.items()
         }
-        first = done[split]
-        for numbers, batch in source.numbered(held_out=split == "held_out", batch_size=size, first=first):
+        batches = source.numbered(held_out=split == "held_out", batch_size=size, first=done[split] // size)
+        for number, (numbers, batch) in enumerate(batches, start=done[split] // size + 1):
             features = {name: batch[name] for name in objective.features}
             for name, values in compute(programs.taught, to_global(features, mesh, size)).items():
                 arrays[name][numbers] = np.asarray(values)[: len(numbers)]
-            done[split] += 1
-            if done[split] % _EVERY == 0 or done[split] * size >= count:
+            done[split] = min(number * size, count)
+            if number % _EVERY == 0 or done[split] == count:
                 for array in arrays.values():
                     array.flush()
                 write_whole(progress, json.dumps({**record, "done": done}, indent=1))
-                report(f"outputs of the teacher: {split}: {min(done[split] * size, count):,} of {count:,} records")
+                report(f"outputs of the teacher: {split}: {done[split]:,} of {count:,} records")
     write_whole(folder / RECORD, json.dumps({**record, "arrays": sorted(shapes)}, indent=1))
     progress.unlink()
 
@@ -207,10 +208,7 @@ def _array(path: Path, shape: tuple[int, ...], dtype: Any, *, is_new: bool) -> n
 def _check_space(folder: Path, shapes: Mapping[str, Any], records: int, report: Callable[[str], None]) -> None:
     """Report the size of the outputs. Raises ``ValueError`` if there is less space."""
     sizes = {name: math.prod(one.shape[1:]) * one.dtype.itemsize * records for name, one in shapes.items()}
-    total, place = sum(sizes.values()), folder.absolute()
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
+    total, free = sum(sizes.values()), shutil.disk_usage(folder).free
     parts = ", ".join(f"{name} {size / 1e9:.3f}" for name, size in sizes.items())
     report(f"outputs of the teacher: {total / 1e9:.3f} GB in {folder} ({parts})")
     if total > free:
