@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from bert_jax.config import dump_yaml, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import read_settings, take_options
-from bert_jax.config.sweep import Cell, FinetuneRunOptions, plan_cells
+from bert_jax.config.sweep import UNPRUNED, Cell, FinetuneRunOptions, plan_cells
 from bert_jax.io.storage import location
 from bert_jax.process import exits
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
@@ -109,6 +109,9 @@ def prune(options: FinetuneRunOptions, arguments: list[str]) -> None:
         raise ValueError("--prune_heads, --prune_units: not allowed with several processes; start one")
     if not options.init_from:
         raise ValueError("--init_from: missing; --prune_heads and --prune_units require the model to prune")
+    if options.prune_importance == "movement" and (options.init_layers or options.to_long):
+        changed = "which change the model before its training; use another importance"
+        raise ValueError(f"--prune_importance: movement is not allowed with --init_layers and --to_long, {changed}")
     workdir = Path(options.folder("finetune"))
     first = dataclasses.replace(options, workdir=str(workdir / ROUNDS / "1"))
     config, _ = configure(first, arguments)
@@ -120,15 +123,14 @@ def prune(options: FinetuneRunOptions, arguments: list[str]) -> None:
         records=read_splits(config.data, config.task.kind)["train"],
         seed=config.training.seed,
     )
-    rounds.check(config.model, options.init_from)
 
     def one(folder: Path, source: str) -> None:
-        own = dataclasses.replace(options, workdir=str(folder), init_from=source, prune_heads=1.0, prune_units=1.0)
+        own = dataclasses.replace(options, workdir=str(folder), init_from=source, **UNPRUNED)
         if source != options.init_from:
             own = dataclasses.replace(own, init_layers=(), to_long=0, gpt_inputs=False)
         train(own, arguments, time.perf_counter())
 
-    train_in_rounds(rounds, workdir, options.init_from, one, stop=STOP)
+    train_in_rounds(rounds, config.model, workdir, options.init_from, one, stop=STOP)
 
 
 def configure(options: FinetuneRunOptions, arguments: list[str]) -> "tuple[FinetuneConfig, Start]":

@@ -62,6 +62,9 @@ def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfi
         settings = (Setting("--teacher", "objective.teacher_width", str(teacher.spec.model.hidden_size)),)
     config = load_config(PretrainConfig, arguments, extra=RunOptions, extra_settings=(*start.settings, *settings))
     check_name(config.objective)
+    if teacher is not None and teacher.outputs and config.data.masking != "static":
+        given = f"data.masking: {config.data.masking} is not allowed with --teacher_outputs"
+        raise ValueError(f"{given}, because each pass has other masks; allowed: static")
     if teacher is None and config.objective.name == "distillation":
         raise ValueError("--teacher: missing; name the model whose outputs the run learns to reproduce")
     return config, start, teacher

@@ -6,6 +6,7 @@ not repeated, so the same command continues a killed one.
 """
 
 import gc
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,14 @@ from bert_jax.compression.parts import kept, whole_masks
 from bert_jax.compression.prune import Importance, Pruning, check_prunable, prune_model
 from bert_jax.config import ModelConfig
 from bert_jax.interop.exchange import ReadOptions
+from bert_jax.interop.fixed_options import whole_name
 from bert_jax.interop.readers import read_weights
+from bert_jax.io.files import write_whole
 from bert_jax.process import exits
 from bert_jax.process.signals import StopRequest
 from bert_jax.records import Record
 
-ROUNDS, SMALLER = "rounds", "pruned"
+ROUNDS, SMALLER, RECORD = "rounds", "pruned", "rounds.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,17 @@ class Rounds:
             kept(scores, getattr(self, part), even=False, option=f"--prune_{part}")
         check_prunable(model, Pruning(heads=self.heads, units=self.units, importance="magnitude"), name)
 
+    def counts(self, model: ModelConfig) -> list[tuple[int, int]]:
+        """Return the numbers of heads and of units of ``model`` that are left after each round that removes any."""
+        before = sum(model.heads_by_layer), sum(model.units_by_layer)
+        found = [before]
+        for number in range(1, self.count + 1):
+            shares = (share_after(share, number, self.count) for share in (self.heads, self.units))
+            after = tuple(round(share * whole) for share, whole in zip(shares, before, strict=True))
+            if after != found[-1]:
+                found.append((after[0], after[1]))
+        return found[1:]
+
 
 def share_after(share: float, number: int, count: int) -> float:
     """Return the share that is left after round ``number``, from 1, of ``count`` rounds, the last of which leaves
@@ -54,6 +68,7 @@ def share_after(share: float, number: int, count: int) -> float:
 
 def train_in_rounds(
     rounds: Rounds,
+    model: ModelConfig,
     workdir: Path,
     source: str,
     train: Callable[[Path, str], None],
@@ -63,19 +78,23 @@ def train_in_rounds(
 ) -> None:
     """Train and prune in rounds, then train once more in ``workdir``.
 
-    ``train`` trains in a workdir from a model; ``source`` is the first model. ``report`` is called with each line
-    of the log.
+    ``train`` trains in a workdir from a model; ``source`` is the first model, and ``model`` the architecture of its
+    training. A round that would remove nothing is left out. ``report`` is called with each line of the log.
 
-    Raises ``ValueError`` if a model cannot be pruned so, and ``exits.Stop`` after a signal.
+    Raises ``ValueError`` if a model cannot be pruned so, or if ``workdir`` has rounds with other options, and
+    ``exits.Stop`` after a signal.
     """
-    for number in range(1, rounds.count + 1):
+    rounds.check(model, source)
+    _same_rounds(workdir / ROUNDS / RECORD, rounds, source)
+    counts = rounds.counts(model)
+    for number, after in enumerate(counts, start=1):
         folder = workdir / ROUNDS / str(number)
         smaller = folder / SMALLER
         if not smaller.exists():
-            report(f"--- round {number} of {rounds.count}: {folder}")
+            report(f"--- round {number} of {len(counts)}: {folder}")
             train(folder, source)
             _stop_between(stop)
-            pruning = _pruning(rounds, number, workdir / ROUNDS, source)
+            pruning = _pruning(rounds, after, folder, source)
             prune_model(folder, smaller, pruning, ReadOptions(), report=report)
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             jax.clear_caches()
@@ -86,18 +105,31 @@ def train_in_rounds(
     train(workdir, source)
 
 
-def _pruning(rounds: Rounds, number: int, folder: Path, source: str) -> Pruning:
-    """Return what the removal of a round keeps, as shares of the model that was trained in the round; ``folder`` is
-    that of all rounds, and ``source`` the model with which the training started."""
-    whole, model = (read_weights(folder / str(n), ReadOptions()).spec.model for n in (1, number))
-    counts = {
-        "heads": (sum(whole.heads_by_layer), sum(model.heads_by_layer)),
-        "units": (sum(whole.units_by_layer), sum(model.units_by_layer)),
-    }
-    shares = {
-        name: round(share_after(getattr(rounds, name), number, rounds.count) * before) / now
-        for name, (before, now) in counts.items()
-    }
+def _same_rounds(path: Path, rounds: Rounds, source: str) -> None:
+    """Write the options of the rounds to ``path``. Raises ``ValueError`` if the file contains others."""
+    now = {
+        "--prune_heads": rounds.heads, "--prune_units": rounds.units, "--prune_rounds": rounds.count,
+        "--prune_importance": rounds.importance, "training.seed": rounds.seed, "--init_from": whole_name(source),
+    }  # fmt: skip
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(now, indent=1))
+        return
+    before = json.loads(path.read_text(encoding="utf-8"))
+    other = [f"{name}: {before[name]} -> {value}" for name, value in now.items() if before[name] != value]
+    if other:
+        raise ValueError(
+            f"{path}: the rounds began with other options (saved -> now): {'; '.join(other)}; use the saved ones, "
+            "or another --workdir"
+        )
+
+
+def _pruning(rounds: Rounds, after: tuple[int, int], folder: Path, source: str) -> Pruning:
+    """Return what the removal of a round keeps: ``after`` heads and units of the model that was trained in
+    ``folder`` from ``source``."""
+    model = read_weights(folder, ReadOptions()).spec.model
+    now = sum(model.heads_by_layer), sum(model.units_by_layer)
+    shares = {name: kept / whole for name, kept, whole in zip(("heads", "units"), after, now, strict=True)}
     importance = rounds.importance
     return Pruning(
         **shares,

@@ -254,6 +254,12 @@ class FinetuneConfig:
         )
         unpacked = not (self.model.attention_block and self.input.packing)
         require(unpacked, "input.packing", self.input.packing, "false with model.attention_block")
+        if self.exits:
+            last, features, encoder = self.model.num_layers, self.features.layers, self.model.encoder
+            fits = {*self.exits} <= {*range(1, last)} and len({*self.exits}) == len(self.exits)
+            require(fits, "loss.layers", self.loss.layers, f"different layers from 1 to {last - 1}")
+            require(features == "last", "features.layers", features, "last with loss.layer_heads own")
+            require(encoder == "transformer", "loss.layer_heads", "own", f"shared with model.encoder {encoder}")
         nsp, both = self.loss.nsp_weight, self.task.pair_order == "both"
         require(not (nsp and both), "loss.nsp_weight", nsp, "0 with task.pair_order both")
 
@@ -269,7 +275,7 @@ class FinetuneConfig:
             "loss.mlm_weight": self.loss.mlm_weight > 0,
             "loss.lm_weight": self.loss.lm_weight > 0,
             "loss.nsp_weight": self.loss.nsp_weight > 0,
-            "loss.layer_heads": self.exits,
+            "loss.layers (own heads)": self.exits,
         }
 
     @property

@@ -117,6 +117,9 @@ class HeadsConfig:
 
     def check_features(self, model: ModelConfig) -> None:
         """Raise ``ValueError`` if ``model`` has fewer layers than the features or the exits use."""
+        if self.exits and model.encoder != "transformer":
+            given = f"heads.exits: {list(self.exits)} is not allowed"
+            raise ValueError(f"{given} with model.encoder {model.encoder}; allowed with transformer")
         if not {*self.exits} <= {*range(1, model.num_layers)}:
             raise ValueError(
                 f"heads.exits: {list(self.exits)} is not allowed; allowed: layers below the last, from 1 to "

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import Setting, build_config, flat_values, parse_settings
@@ -17,6 +17,12 @@ PAPER = {
     "optimizer.learning_rate": ("5e-05", "4e-05", "3e-05", "2e-05"),
     "training.num_epochs": ("2.0", "3.0", "4.0"),
 }
+
+
+# Values of the options of pruning without pruning.
+UNPRUNED: dict[str, Any] = {
+    "prune_heads": 1.0, "prune_units": 1.0, "prune_rounds": 3, "prune_importance": "gradient"
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +48,12 @@ class FinetuneRunOptions(RunOptions):
 
     # Value of an option that has no argument on the command line.
     VALUE_WITHOUT_ARGUMENT = MappingProxyType({"sweep": ["paper"]})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        changed = [name for name in ("prune_rounds", "prune_importance") if getattr(self, name) != UNPRUNED[name]]
+        if changed and not self.is_pruned:
+            raise ValueError(f"--{changed[0]}: requires --prune_heads or --prune_units, the share to keep")
 
     @property
     def is_sweep(self) -> bool:

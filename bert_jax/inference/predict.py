@@ -101,6 +101,8 @@ def task_program(loaded: Engine, task: Task, head: str, exit_entropy: float | No
 
     if exit_entropy is None:
         return loaded.program(("predict", head), run)
+    if head != "sequence":
+        raise ValueError(f"exit_entropy: not allowed with the {head} head; allowed with the sequence head")
     if not loaded.spec.heads.exits:
         remedy = "fine-tune it with loss.layers and loss.layer_heads own"
         raise ValueError(f"{loaded.name}: exit_entropy: the lower layers have no heads; {remedy}")

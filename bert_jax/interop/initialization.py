@@ -224,7 +224,7 @@ def _positions(options: RunOptions, source: ModelConfig, given: Given) -> tuple[
 
 
 def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> Start:
-    for flag in ("continue_from", *_EXTENSIONS):
+    for flag in ("continue_from", "teacher_outputs", *_EXTENSIONS):
         if getattr(options, flag):
             raise ValueError(f"--{flag}: allowed in pretraining only; omit it in fine-tuning")
     if saved_steps(workdir):

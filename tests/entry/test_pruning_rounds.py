@@ -67,9 +67,19 @@ def test_heads_and_units_go_in_rounds_and_a_killed_run_continues(tune, tmp_path,
     monkeypatch.setattr(gradual, "prune_model", whole)
     code, out = tune("torn", words)
     assert code == 0 and "round 1 of 2" not in out
+    code, out = tune("torn", words.replace("0.25", "0.5"))
+    assert code == 2 and "other options (saved -> now): --prune_units: 0.25 -> 0.5; use the saved" in out
     torn = read_weights(tmp_path / "torn").params
     for name, values in calm.params.items():
         np.testing.assert_array_equal(torn[name], values, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_round_that_removes_nothing_is_left_out(tune, tmp_path):
+    """3 of 4 heads are left after the first one."""
+    code, out = tune("w", "--prune_heads 0.75 --prune_rounds 2")
+    assert code == 0 and "round 1 of 1" in out, out
+    assert sum(read_weights(tmp_path / "w").spec.model.heads_by_layer) == 3
 
 
 @pytest.mark.slow
@@ -84,6 +94,9 @@ def test_bad_input_is_refused_before_anything_is_trained(tune, tmp_path):
         ("--prune_heads 0.5 --seeds 2", "not allowed with --sweep and --seeds"),
         ("--prune_heads 0", "--prune_heads: 0 is not allowed; allowed: a share to keep, above 0 and up to 1"),
         ("--prune_units 0.5 --prune_rounds 0", "prune_rounds"),
+        ("--prune_rounds 4", "--prune_rounds: requires --prune_heads or --prune_units"),
+        ("--teacher_outputs x", "--teacher_outputs: allowed in pretraining only"),
+        ("--prune_units 0.5 --prune_importance movement --init_layers 0", "movement is not allowed with --init_la"),
         ("--prune_heads 0.2 --prune_rounds 1", "0.2 of 4 leaves a layer with none"),
     ):
         code, out = tune("w", words)

@@ -111,15 +111,12 @@ def prepared_outputs(
     """Return the outputs in the folder of ``teacher``; compute them first, or the rest of them, if it is not
     complete.
 
-    Raises ``ValueError`` for dynamic masks, outputs of other shards, of another teacher or for other losses, too
-    little space, and an incomplete folder in a run of several processes.
+    Masks must be static. Raises ``ValueError`` for outputs of other shards, of another teacher or for other losses,
+    too little space, and an incomplete folder in a run of several processes.
     """
     folder = Path(teacher.outputs)
     if not issubclass(objective_type, TaughtObjective):
         raise ValueError("--teacher_outputs: the objective reads no teacher; use objective.name distillation")
-    if config.data.masking != "static":
-        given = f"data.masking: {config.data.masking} is not allowed with --teacher_outputs"
-        raise ValueError(f"{given}, because each pass has other masks; allowed: static")
     objective = objective_type(config, make_mesh(config.mesh, jax.devices()))
     objective.row_shape = source.row_shape
     objective.teach(teacher.spec)
@@ -166,7 +163,8 @@ def _write(
     """Compute the outputs of all records, and store them in ``folder``."""
     programs = train_programs(objective)
     programs.set_teacher(teacher.params)
-    size = source.row_shape.rows(objective.config.training.global_batch_size)
+    training = objective.config.training  # a microbatch fits into memory with the student, too
+    size = source.row_shape.rows(training.global_batch_size // training.accumulation_steps)
     shapes = jax.eval_shape(objective.outputs, programs.taught, objective.batch_shapes(size))
     rows, mesh, compute = len(host_rows(programs.mesh, size)), programs.mesh, jax.jit(objective.outputs)
     assert rows == size

@@ -14,6 +14,8 @@ from bert_jax.interop.programs.onnx_nodes import FLOAT, Graph
 
 # Parameters that are stored in 8 bits: nearly all of a model. Output layers are small, and decide.
 QUANTIZED = ("encoder/", "embeddings/", "mlm_head/output_embeddings/")
+# Among them, but small, and used in both directions.
+_WHOLE = "embeddings/word_factor/"
 LARGEST = 127
 # Name of a product -> least and greatest value of its input.
 Ranges = Mapping[str, tuple[float, float]]
@@ -57,7 +59,7 @@ class Int8Graph(Graph):
         return self.op("Mul", rows, self.op("Gather", scales, ids, axis=0))
 
     def product(self, x: str, name: str, transposed: bool = False) -> str:
-        if not name.startswith(QUANTIZED):
+        if not name.startswith(QUANTIZED) or name.startswith(_WHOLE):
             return super().product(x, name, transposed)
         scales = self._weight(name, 0 if transposed else 1)
         kernel = self.op("Transpose", name, perm=[1, 0]) if transposed else name
@@ -99,6 +101,6 @@ class CalibrationGraph(Graph):
         self.inputs: dict[str, list[str]] = {}
 
     def product(self, x: str, name: str, transposed: bool = False) -> str:
-        if name.startswith(QUANTIZED):
+        if name.startswith(QUANTIZED) and not name.startswith(_WHOLE):
             self.inputs.setdefault(x, []).append(name)
         return super().product(x, name, transposed)

@@ -217,6 +217,11 @@ def test_bad_input_is_refused_in_one_line(saved, weights, tmp_path, capsys):
     "options, message",
     [
         ("--loss.layer_heads own", "loss.layer_heads: 'own' is not allowed; allowed: shared without loss.layers"),
+        ("--loss.layers 12 --loss.layer_heads own", r"loss.layers: .*12.* allowed: different layers from 1 to 11"),
+        (
+            "--loss.layers 1 --loss.layer_heads own --features.layers embeddings",
+            r"features.layers: .* last with",
+        ),
         (
             "--task.kind regression --loss.layers 1 --loss.layer_heads own",
             "unknown option with task.kind regression",
@@ -232,6 +237,9 @@ def test_a_description_with_impossible_exits_is_refused():
     plain = {"pooler": True, "sequence_labels": LABELS}
     with pytest.raises(ValueError, match=r"heads.exits: \[4\] .* allowed: layers below the last, from 1 to 3"):
         make_weights(exits=(4,))
+    lstm = tiny_model(len(PIECES), encoder="lstm")
+    with pytest.raises(ValueError, match=r"heads.exits: \[1\] is not allowed with model.encoder lstm"):
+        ModelSpec(model=lstm, heads=HeadsConfig(**plain, exits=(1,)))
     with pytest.raises(ValueError, match="different layers in ascending order"):
         HeadsConfig(**plain, exits=(2, 1))
     with pytest.raises(ValueError, match="allowed with a sequence head of single labels"):

@@ -13,6 +13,7 @@ from bert_jax.compression.factorize import factorized
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.inference.loaded import load, prepare
+from bert_jax.interop.programs import check_onnx, write_onnx
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 
@@ -85,6 +86,16 @@ def test_the_command_says_what_it_saves_and_costs(tmp_path, capsys):
     words = ["export", "--from", out, "--to", tmp_path / "hf", "--format", "hf", "--heads", "sequence"]
     assert main([str(word) for word in words]) == 2
     assert "model.word_rank" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_the_program_in_8_bits_has_a_whole_factor(is_static, tmp_path):
+    """It is used in both directions: for words, and for the logits of masked words."""
+    smaller, _ = factorized(make_weights(), 6)
+    if is_static:
+        smaller = dataclasses.replace(smaller, ranges={name: (-8.0, 8.0) for name in smaller.params})
+    write_onnx(tmp_path, smaller, dtype="int8")
+    assert all(value < 0.6 for value in check_onnx(tmp_path, smaller, ((1, 1), (3, 17))).values())
 
 
 @pytest.mark.parametrize(
