@@ -75,14 +75,15 @@ def frequency_bands(table: np.ndarray, counts: np.ndarray) -> list[Band]:
 def counted_embeddings(model: Engine, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return the piece embeddings of the model, float32[V, E], and the count of each piece in ``texts``, int64[V].
 
-    The special tokens of model inputs are not counted.
+    The special tokens of model inputs are not counted. Raises ``ValueError`` for a network without such a table.
     """
     tokenizer, size = model.need_tokenizer(), model.spec.model.vocab_size
     counts = np.zeros(size, np.int64)
     for part in blocks(len(texts)):
         counts += np.bincount(tokenizer.encode_flat(texts[part])[0], minlength=size)
     table = word_table(model.params)
-    assert table is not None
+    if table is None:
+        raise ValueError(f"{model.name}: the network has no table of piece embeddings")
     return table[:size], counts
 
 
