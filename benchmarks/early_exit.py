@@ -14,7 +14,6 @@ of ``taught``, linear between two thresholds, with differences paired over seeds
 started again: a finished run is a JSON line in FOLDER/lines.jsonl. Exit code 3 if a run is missing.
 """
 
-import argparse
 import dataclasses
 import json
 import math
@@ -26,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from small_runs import Lines, Options, cells, forget, paired, report
-from small_tasks import RATE_SEED, SmallTask, score, texts
+from small_tasks import RATE_SEED, SmallTask, score, study_options, texts
 from taught_tasks import write_sentiment
 
 from bert_jax.compression.early_exit import ExitPoint, exit_curve, measured
@@ -148,15 +147,7 @@ def table(lines: Lines, seeds: Sequence[int]) -> tuple[list[str], bool]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="the model that is tuned")
-    parser.add_argument("--data", type=Path, help="folder of the task files")
-    parser.add_argument("--folder", type=Path, required=True, help="texts, runs and finished lines")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--table", action="store_true", help="train nothing")
-    options = parser.parse_args()
-    if not options.table and not (options.model and options.data):
-        parser.error("--model, --data: name the model and the folder of the task files")
+    options = study_options(__doc__, model="the model that is tuned", seeds=(0, 1, 2))
     keep_to_cpu_without_accelerator()
     study = Study(options.model, options.data, options.folder)
     for seed in () if options.table else options.seeds:

@@ -11,7 +11,6 @@ The command may be stopped and started again: a finished run is a JSON line in F
 unless ``nested`` is better by more than two standard errors at 96 and at 48, and at most 0.003 worse at 384.
 """
 
-import argparse
 import csv
 import dataclasses
 import statistics
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from small_runs import Lines, Options, cells, forget, paired, report
-from small_tasks import RATE_SEED, SmallTask, score, texts, write_table
+from small_tasks import RATE_SEED, SmallTask, score, study_options, texts, write_table
 
 from bert_jax.inference.loaded import load
 from bert_jax.metrics.correlation import regression_scores
@@ -106,15 +105,7 @@ def table(study: Study, seeds: Sequence[int]) -> tuple[list[str], bool]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="the model that is tuned")
-    parser.add_argument("--data", type=Path, help="folder of the task files")
-    parser.add_argument("--folder", type=Path, required=True, help="texts, runs and finished lines")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--table", action="store_true", help="train nothing")
-    options = parser.parse_args()
-    if not options.table and not (options.model and options.data):
-        parser.error("--model, --data: name the model and the folder of the task files")
+    options = study_options(__doc__, model="the model that is tuned", seeds=(0, 1, 2))
     keep_to_cpu_without_accelerator()
     study = Study(options.model, options.data, options.folder)
     for seed in () if options.table else options.seeds:

@@ -1,9 +1,10 @@
 """Fine-tuning of small models that are compared: texts of a seed for training, for the choice of a rate and for
 results, and the score of a run."""
 
+import argparse
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,21 @@ def write_table(source: Path, folder: Path, seed: int, count: int | None = None)
     for part, places in (("rates", rates), ("train", train)):
         (folder / f"{part}.tsv").write_text(head + "".join(lines[place] for place in places))
     (folder / "results.tsv").write_text((source / "dev.tsv").read_text())
+
+
+def study_options(description: str, *, model: str, seeds: Sequence[int]) -> argparse.Namespace:
+    """Return the options of a command that tunes --model, ``model`` in words, on task files: model, data, folder,
+    seeds and table, with which nothing is trained, so that neither model nor data are needed."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help=model)
+    parser.add_argument("--data", type=Path, help="folder of the task files")
+    parser.add_argument("--folder", type=Path, required=True, help="texts, runs and finished lines")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[*seeds])
+    parser.add_argument("--table", action="store_true", help="train nothing")
+    options = parser.parse_args()
+    if not options.table and not (options.model and options.data):
+        parser.error("--model, --data: name the model and the folder of the task files")
+    return options
 
 
 def texts(task: SmallTask, data: Path | None, folder: Path, seed: int) -> Path:

@@ -26,7 +26,7 @@ from bert_jax.analysis.collection import Collection, Id, blocks, is_id, lengths_
 from bert_jax.analysis.neighbors import Hits, nearest
 from bert_jax.inference.embed import embed, prompt_text
 from bert_jax.inference.engine import Engine
-from bert_jax.io.files import whole_folder
+from bert_jax.io.files import new_folder, whole_folder
 from bert_jax.io.untrusted_folder import json_object, needed, read_small
 
 PRECISIONS = ("int8", "binary")
@@ -49,8 +49,7 @@ def write_index(
     ``ValueError`` for a vector that is zero or not finite, for ids that only some entries have or that occur twice,
     and if ``folder`` exists and is not empty.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder}: {'is a file' if folder.is_file() else 'not empty'}; give a new folder")
+    folder = new_folder(folder)
     ids: set[Id] = set()
     has_ids, offsets = False, [0]
     with whole_folder(folder) as partial:

@@ -10,7 +10,7 @@ from bert_jax.compression.onnx.quality import model_score
 from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
-from bert_jax.io.files import whole_folder
+from bert_jax.io.files import new_folder, whole_folder
 
 _TABLE, _FACTOR = "embeddings/word_embeddings/embedding", "embeddings/word_factor/embedding"
 
@@ -56,9 +56,7 @@ def factorize_model(
     the log. Raises ``ValueError`` if the model cannot be read or factorized, if ``target`` is not empty, and for
     examples without labels.
     """
-    target = target.resolve()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target}: {'is a file' if target.is_file() else 'not empty'}; give a new folder")
+    target = new_folder(target)
     whole = read_weights(source, options)
     for note in whole.notes:
         report(note)

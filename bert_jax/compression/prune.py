@@ -17,7 +17,7 @@ from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.model_extension import with_layers
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
-from bert_jax.io.files import whole_folder
+from bert_jax.io.files import new_folder, whole_folder
 from bert_jax.model.flops import traced_flops
 from bert_jax.process import exits
 from bert_jax.records import Record
@@ -85,9 +85,7 @@ def prune_model(
     Raises ``ValueError`` if the model cannot be read or pruned, or if ``target`` is not empty; ``exits.Stop`` with
     VERIFICATION_FAILED if an output of the saved model differs.
     """
-    target = target.resolve()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target}: {'is a file' if target.is_file() else 'not empty'}; give a new folder")
+    target = new_folder(target)
     whole = read_weights(source, options)
     for note in whole.notes:
         report(note)

@@ -14,7 +14,7 @@ from bert_jax.inference.text_files import read_texts
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
-from bert_jax.io.files import whole_folder
+from bert_jax.io.files import new_folder, whole_folder
 from bert_jax.process import exits
 from bert_jax.tokenization import build_tokenizer
 
@@ -43,9 +43,7 @@ def trim_model(
     """
     if ngram < 0:
         raise ValueError(f"--ngram: {ngram} is not allowed; allowed: 0 or more")
-    target = target.resolve()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target}: {'is a file' if target.is_file() else 'not empty'}; give a new folder")
+    target = new_folder(target)
     weights = read_weights(source, options)
     for note in weights.notes:
         report(note)

@@ -21,7 +21,7 @@ from bert_jax.interop.hf.sentence_transformers import encoder_folder, is_sentenc
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import read_native, write_saved
 from bert_jax.interop.verification import check_hf, check_sentence_transformers, fingerprints, judge
-from bert_jax.io.files import whole_folder
+from bert_jax.io.files import new_folder, whole_folder
 from bert_jax.io.untrusted_folder import needed
 from bert_jax.process import exits
 
@@ -47,9 +47,7 @@ def import_model(
     Raises ``ValueError`` if the model cannot be read or written, and ``exits.Stop`` with VERIFICATION_FAILED if a
     check fails.
     """
-    target = target.resolve()  # resolves links, including one to a folder that does not exist yet
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target}: {'is a file' if target.is_file() else 'not empty'}; give a new folder")
+    target = new_folder(target)
     weights = read_weights(source, options)
     for note in weights.notes:
         report(note)

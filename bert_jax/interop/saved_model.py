@@ -22,7 +22,7 @@ from bert_jax.config import (
 )
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_shapes, parameter_shapes
 from bert_jax.interop.hf.families.long import copy_projections
-from bert_jax.io.files import whole_folder
+from bert_jax.io.files import new_folder, whole_folder
 from bert_jax.objectives.registry import objective_class
 from bert_jax.tokenization import FILE_NAMES, load_tokenizer
 from bert_jax.training.checkpoint.digest import (
@@ -87,8 +87,7 @@ def write_saved(folder: Path, weights: ModelBundle, step: int = 0) -> None:
     the parameters do not match the spec.
     """
     check_shapes(weights.spec, weights.params, folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder}: not empty; give a new folder")
+    folder = new_folder(folder)
     with whole_folder(folder) as partial:
         target = partial / "checkpoints" / str(step)
         target.mkdir(parents=True)

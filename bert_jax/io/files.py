@@ -90,6 +90,15 @@ def write_whole(path: Location, content: str | bytes) -> None:
         part.write_bytes(data)
 
 
+def new_folder(folder: Path) -> Path:
+    """Return ``folder`` with links resolved, those to a folder that does not exist yet too. Raises ``ValueError``
+    unless it is missing or an empty folder."""
+    folder = folder.resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder}: {'is a file' if folder.is_file() else 'not empty'}; give a new folder")
+    return folder
+
+
 @contextlib.contextmanager
 def whole_folder(folder: Path, replaced: Path | None = None) -> Iterator[Path]:
     """Yield a new, empty folder for the block to fill. When the block ends, the new folder replaces ``folder``;

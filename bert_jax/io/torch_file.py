@@ -174,6 +174,7 @@ def _members(stream: BinaryIO, size: int) -> dict[str, tuple[int, int]]:
     try:
         with zipfile.ZipFile(_BoundedReads(stream)) as archive:  # type: ignore[call-overload]
             entries = archive.infolist()
+    # NotImplementedError: of zipfile, for a version of the format that it does not know.
     except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
         raise Refused(f"the zip file is truncated or damaged ({one_line(error, 80)})") from None
     members: dict[str, tuple[int, int]] = {}
