@@ -138,32 +138,35 @@ class Engine:
             batch_tokens, progress: see ``RunOptions``.
         """
         tokens = batch_tokens or (_CPU_TOKENS if jax.default_backend() == "cpu" else _TOKENS)
-        pad_id, reading = self.need_tokenizer().pad_id, iter(inputs)
+        reading = iter(inputs)
 
         def on_device(program: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
             return lambda features: program(self.params, features, *arguments)
 
         while part := list(itertools.islice(reading, window)):
             units = featurize(part)
-            most = sequences(units) if units else 1
-            ladder = row_lengths(self.spec.max_length * most)
-
-            def sizes(length: int, _: int, first: int = ladder[0]) -> Sequence[int]:
-                size = max(1, tokens // length)
-                return (max(1, size // _SMALL), size) if length == first else (size,)
-
-            # Blocks begin with the row, so each sequence needs its own.
-            per_row = 1 if self.spec.model.attention_block else INPUTS_PER_ROW
-            options = {"pad_id": pad_id, "sequences": most}
-
-            def pack(
-                inputs: Sequence[ModelInput], more: Mapping[str, Target], shapes: Any = (ladder, per_row, sizes),
-                options: Any = options,
-            ) -> Iterator[Packed]:  # fmt: skip
-                return packed_batches(inputs, *shapes, **options, targets={**(targets or {}), **more})
-
+            pack = self._packing(sequences(units) if units else 1, tokens, targets or {})
             if isinstance(run, Stages):
                 programs = [on_device(program) for program in run.programs]
                 yield part, units, run_stages(programs, run.is_final, units, pack, progress)
             else:
                 yield part, units, run_packed(on_device(run), units, pack(units, {}), progress)
+
+    def _packing(
+        self, sequences: int, tokens: int, targets: Mapping[str, Target]
+    ) -> Callable[[Sequence[ModelInput], Mapping[str, Target]], Iterator[Packed]]:
+        """Return a function of model inputs of at most ``sequences`` sequences, and of targets beside ``targets``,
+        that packs them into batches of about ``tokens`` tokens."""
+        ladder, pad_id = row_lengths(self.spec.max_length * sequences), self.need_tokenizer().pad_id
+        # Blocks begin with the row, so each sequence needs its own.
+        per_row = 1 if self.spec.model.attention_block else INPUTS_PER_ROW
+
+        def sizes(length: int, _: int) -> Sequence[int]:
+            size = max(1, tokens // length)
+            return (max(1, size // _SMALL), size) if length == ladder[0] else (size,)
+
+        def pack(units: Sequence[ModelInput], more: Mapping[str, Target]) -> Iterator[Packed]:
+            both = {**targets, **more}
+            return packed_batches(units, ladder, per_row, sizes, pad_id=pad_id, sequences=sequences, targets=both)
+
+        return pack
