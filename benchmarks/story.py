@@ -22,9 +22,9 @@ Then, from each model:
   texts that are not scored; SST-2 and STS-B have those of CLINC150. After equal tokens only the tasks with few
   texts.
 
-Baselines: drawn weights of three networks, treated alike; TF-IDF (with --peer_python, a Python with scikit-learn);
-a published model as ceiling (--ceiling DIR, frozen). --data holds the folders clinc150, intent_slot/snips,
-glue/SST-2, glue/STS-B, blimp, ud_en_ewt and wsd_coarse20.
+Baselines: drawn weights of three networks, treated alike (vectors as large as trained ones: skip-gram starts from a
+hundredth of that); TF-IDF (with --peer_python, a Python with scikit-learn); a published model as ceiling (--ceiling
+DIR, frozen). --data holds clinc150, intent_slot/snips, glue/SST-2, glue/STS-B, blimp, ud_en_ewt, wsd_coarse20.
 
 The command may be stopped, also by kill -9, and started again: a finished run is a line of DIR/lines/*.jsonl, an
 unfinished one continues. --output FILE collects the lines, and another machine makes only the runs that FILE lacks;
@@ -101,7 +101,7 @@ SYSTEMS: dict[str, System] = {
     "gpt": System("gpt", LARGE_RATES, has_layers=True),
     "bert": System("bert", (5e-4, 1.5e-3, 4.5e-3), "pairs", has_layers=True),
     "modern": System("modern", MUON_RATES, "dynamic", has_layers=True),
-    "drawn vectors": System("skip_gram", (), "words", has_probabilities=False, drawn=True),
+    "drawn vectors": System("skip_gram", (), "words", False, drawn=True, options={"model.initializer_range": 0.25}),
     "drawn elmo": System("elmo", (), has_layers=True, drawn=True),
     "drawn modern": System("modern", (), "dynamic", has_layers=True, drawn=True),
 }

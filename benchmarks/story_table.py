@@ -82,8 +82,8 @@ def learned(results: Results, budget: str, seeds: Sequence[int]) -> list[str]:
                 not is_trained(results, budget, system, seeds)
             )
             tokens = statistics.mean(run["tokens"] for run in runs)
-            # The seconds of a run that was continued are those of its last command.
-            seconds = statistics.mean(run["steps"] * run["step_seconds"] for run in runs)
+            # Of a run that was continued, those of its last command; longer where others used its core.
+            seconds = statistics.median(run["steps"] * run["step_seconds"] for run in runs)
             row = [f"{runs[0]['rate']:g}", f"{tokens / 1e6:.1f}", f"{seconds:.0f}", losses]
             if system.startswith("drawn"):
                 row = ["-"] * 4
