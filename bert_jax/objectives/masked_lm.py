@@ -145,9 +145,10 @@ class MaskedLm(PretrainObjective):
             )
             unigram = final.get("unigram_cross_entropy")
             if unigram is not None:
+                ahead = unigram - final["mlm_loss"]
                 lines.append(
                     f"unigram distribution of the training targets: {unigram:.4f} nats on the same targets; "
-                    f"the model is {unigram - final['mlm_loss']:.4f} nats better"
+                    f"the model is {abs(ahead):.4f} nats {'better' if ahead >= 0 else 'worse'}"
                 )
             if "nsp_accuracy" in final:
                 lines.append(f"sentence pairs: accuracy {final['nsp_accuracy']:.4f}, loss {final['nsp_loss']:.4f}")

@@ -1,7 +1,8 @@
-"""Filled masks of a held-out batch: texts and answers that a reader understands."""
+"""What a run prints at its end: losses, and filled masks of a held-out batch that a reader understands."""
 
 import jax
 import numpy as np
+import pytest
 from support import random_batch, tiny_config
 
 from bert_jax.objectives.masked_lm import SAMPLE_MASKS, SAMPLE_PIECES, SAMPLE_ROWS, MaskedLm
@@ -73,3 +74,10 @@ def test_whole_words_of_a_byte_level_vocabulary():
     (text,) = filled_by(ByteBPETokenizer(byte_bpe_content(pieces, [])), batch)
     assert [mask["answer"] for mask in text["masks"]] == ["laws", "fail"]
     assert all(piece == piece.strip() for piece, _ in text["masks"][0]["predictions"])
+
+
+@pytest.mark.parametrize(("loss", "said"), [(4.0, "2.5000 nats better"), (7.25, "0.7500 nats worse")])
+def test_the_loss_beside_that_of_the_unigram_distribution(loss, said):
+    final = {"mlm_loss": loss, "mlm_accuracy": 0.1, "targets": 68, "unigram_cross_entropy": 6.5}
+    (_, line) = MaskedLm(CONFIG, None).result_lines(final, [])
+    assert line.endswith(f"the model is {said}")
