@@ -14,7 +14,7 @@ pages = pytest.mark.parametrize(("english", "chinese", "blocks", "links"), PAGES
 
 def parts(name: str) -> tuple[list[str], Counter[str], Counter[str]]:
     """The blocks of code, the targets of links, and the words in backquotes outside of blocks. A link to a page in
-    Chinese counts as one to the English page; links to sections, named in the language of the page, are left out."""
+    Chinese counts as one to the English page; links to sections, whose names are translated, are left out."""
     text = (REPOSITORY / name).read_text(encoding="utf-8")
     blocks = re.findall(r"^```.*?^```$", text, re.MULTILINE | re.DOTALL)
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
