@@ -74,34 +74,33 @@ WORD2VEC_RATES, MUON_RATES, LARGE_RATES = (0.3, 1.0, 3.0), (1e-3, 3e-3, 9e-3), (
 @dataclass(frozen=True)
 class System:
     """A recipe of configs/story/, the learning rates to choose from, the shards that it reads, and whether it has
-    probabilities of texts and several layers of one width."""
+    several layers of one width."""
 
     recipe: str
     rates: Sequence[float]
     shards: str = "pieces"
-    has_probabilities: bool = True
     has_layers: bool = False
     drawn: bool = False
     options: Options = field(default_factory=dict)
 
     @property
     def has_context(self) -> bool:
-        """False for word vectors."""
+        """False for word vectors, which have no probabilities of texts either."""
         return self.shards != "words"
 
 
 SYSTEMS: dict[str, System] = {
     "nnlm": System("nnlm", LARGE_RATES),
-    "cbow": System("cbow", WORD2VEC_RATES, "words", has_probabilities=False),
-    "skip_gram": System("skip_gram", WORD2VEC_RATES, "words", has_probabilities=False),
-    "glove": System("glove", (0.15, 0.5, 1.5), "words", has_probabilities=False),
+    "cbow": System("cbow", WORD2VEC_RATES, "words"),
+    "skip_gram": System("skip_gram", WORD2VEC_RATES, "words"),
+    "glove": System("glove", (0.15, 0.5, 1.5), "words"),
     # Layers of one width, which probes can compare.
     "awd_lstm": System("awd_lstm", (3e-3, 1e-2, 3e-2), options={"model.lstm_cells": 128}),
     "elmo": System("elmo", (3e-3, 1e-2, 3e-2), has_layers=True),
     "gpt": System("gpt", LARGE_RATES, has_layers=True),
     "bert": System("bert", (5e-4, 1.5e-3, 4.5e-3), "pairs", has_layers=True),
     "modern": System("modern", MUON_RATES, "dynamic", has_layers=True),
-    "drawn vectors": System("skip_gram", (), "words", False, drawn=True, options={"model.initializer_range": 0.25}),
+    "drawn vectors": System("skip_gram", (), "words", drawn=True, options={"model.initializer_range": 0.25}),
     "drawn elmo": System("elmo", (), has_layers=True, drawn=True),
     "drawn modern": System("modern", (), "dynamic", has_layers=True, drawn=True),
 }
@@ -240,7 +239,7 @@ class Story:
         """Measure what needs no training of the network."""
         assert self.data is not None
         data, place = self.data, f"{budget}/{name}/{seed}"
-        if name in SYSTEMS and SYSTEMS[name].has_probabilities:
+        if name in SYSTEMS and SYSTEMS[name].has_context:
             self.once(f"pairs/{place}", lambda: minimal_pairs(model(), data))
         self.once(f"pos/{place}", lambda: parts_of_speech(model(), data))
         self.once(f"senses/{place}", lambda: senses(model(), data))

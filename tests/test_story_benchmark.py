@@ -86,9 +86,9 @@ def test_every_system_is_a_recipe(story, tmp_path):
     of = story.Story(tmp_path, story.Text((), tmp_path / "text", story.VOCABULARY), None, 1.0)
     for name, system in story.SYSTEMS.items():
         config = load_config(PretrainConfig, words_of(of.options(system)))
-        assert (config.model.encoder == "none") == (not system.has_probabilities), name
+        assert (config.model.encoder == "none") == (not system.has_context), name
         assert config.has_nsp == (system.shards == "pairs") and name in SYSTEMS
-        if system.has_probabilities and not system.drawn:
+        if system.has_context and not system.drawn:
             assert name in LANGUAGE_MODELS and len(system.rates) == 3
     assert {name for step in STEPS for name in step} <= set(story.SYSTEMS)
 

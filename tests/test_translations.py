@@ -1,4 +1,4 @@
-"""The pages that are also in Chinese: the commands, code and links of both are the same."""
+"""The pages that are also in Chinese: both have the same commands, code and links. Comments are translated."""
 
 import re
 from collections import Counter
@@ -13,10 +13,12 @@ pages = pytest.mark.parametrize(("english", "chinese", "blocks", "links"), PAGES
 
 
 def parts(name: str) -> tuple[list[str], Counter[str], Counter[str]]:
-    """The blocks of code, the targets of links, and the words in backquotes outside of blocks. A link to a page in
-    Chinese counts as one to the English page; links to sections, whose names are translated, are left out."""
+    """The blocks of code without comments, the targets of links, and the words in backquotes outside of blocks. A
+    link to a page in Chinese counts as one to the English page; links to sections, whose names are translated, are
+    left out."""
     text = (REPOSITORY / name).read_text(encoding="utf-8")
     blocks = re.findall(r"^```.*?^```$", text, re.MULTILINE | re.DOTALL)
+    blocks = [re.sub(r"(^|\s+)#.*$", "", block, flags=re.MULTILINE) for block in blocks]
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     targets = (target for target in re.findall(r"\]\(([^)]+)\)", prose) if not target.startswith("#"))
     links = Counter(target.replace(".zh-CN.md", ".md") for target in targets)

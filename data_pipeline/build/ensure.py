@@ -18,7 +18,7 @@ from bert_jax.io.files import local_copy, remove_tree
 from bert_jax.io.storage import Location, location
 from data_pipeline.build.existing import check_external, check_mixture, is_external
 from data_pipeline.build.shard_split import build_split, check_splits, missing_splits, plan_splits, prepare_split
-from data_pipeline.build.token_store import build_store, existing_store, store_folder
+from data_pipeline.build.token_store import build_store, existing_store, load_jieba, store_folder
 from data_pipeline.build.vocabulary import (
     Report,
     existing_vocabulary,
@@ -70,8 +70,15 @@ def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Seq
             stack.enter_context(exclusive(shards))
             sources = corpus_of(data)
             if tokenizer is None:
+                if data.word_segmenter == "jieba":
+                    load_jieba()  # checked now, too
                 vocab = train_in_place(data, sources, vocab_size, report)
                 tokenizer = load_vocabulary(data, vocab, vocab_size)
+                if unused := vocab_size - tokenizer.vocab_size:
+                    report(
+                        f"the text yields {tokenizer.vocab_size:,} pieces; the other {unused:,} word embeddings "
+                        f"are never used (a smaller --model.vocab_size, with a new data.shards, leaves them out)"
+                    )
             if missing:
                 check_splits(data, tokenizer, None if missing_splits(data) else sources_if_there(data))
                 stack.enter_context(exclusive(store_folder(data)))

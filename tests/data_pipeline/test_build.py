@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -169,6 +170,26 @@ def test_a_second_call_builds_nothing(place: Path) -> None:
     # The text is not needed any more.
     (place.parent / "corpus.txt").unlink()
     ensure_data(config(place, vocab=""), vocab_size=1000, report=lines.append)
+
+
+def test_a_text_with_few_pieces(place: Path) -> None:
+    lines: list[str] = []
+    path = ensure_data(config(place, vocab=""), vocab_size=5000, report=lines.append)
+    pieces = len(path.read_text().splitlines())
+    assert pieces < 1000
+    unused = f"the text yields {pieces:,} pieces; the other {5000 - pieces:,} word embeddings are never used"
+    assert any(line.startswith(unused) for line in lines)
+
+
+def test_the_segmenter_is_looked_for_before_the_vocabulary_is_trained(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jieba", None)  # not installed
+    lines: list[str] = []
+    data = config(place, vocab="", mask_unit="whole_word", word_segmenter="jieba")
+    with pytest.raises(ValueError, match=r"^data\.word_segmenter: jieba is not installed; run: pip install"):
+        ensure_data(data, vocab_size=1000, report=lines.append)
+    assert not any("vocabulary" in line for line in lines)
 
 
 def test_vocabulary_is_trained_on_training_documents_only(place: Path) -> None:
