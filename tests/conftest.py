@@ -13,7 +13,9 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # Quick compilation rather than quick programs, which are tiny and many: a quarter of the time.
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
-    "--xla_cpu_parallel_codegen_split_count=1"
+    "--xla_cpu_parallel_codegen_split_count=1 "
+    # XLA ends the process if a device of a collective is 40 s late, as on a machine that stalls.
+    "--xla_cpu_collective_call_terminate_timeout_seconds=600"
 )
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # later versions do not have the flag
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
