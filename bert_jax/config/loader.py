@@ -232,8 +232,9 @@ def _unknown(key: str, types: dict[str, Any], also: Sequence[str] = ()) -> str:
 
 
 def _did_you_mean(word: str, allowed: Sequence[str], prefix: str = "") -> str:
-    close = difflib.get_close_matches(word, allowed, n=1)
-    return f"; did you mean {prefix + close[0]!r}?" if close else ""
+    longer = [name for name in allowed if name.endswith(f"_{word}")]
+    close = longer or difflib.get_close_matches(word, allowed, n=1)
+    return f"; did you mean {' or '.join(repr(prefix + name) for name in close)}?" if close else ""
 
 
 def _convert(hint: Any, value: str | list[str], where: str) -> Any:

@@ -2,6 +2,7 @@
 ``run_pretraining.py``)."""
 
 import html
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -118,7 +119,8 @@ class MaskedLm(PretrainObjective):
         answer.
         """
         features = {name: np.array(values[:SAMPLE_ROWS]) for name, values in batch.items()}
-        choices = [_undo_masks(features, row, tokenizer) for row in range(len(features["input_ids"]))]
+        whole = self.config.data.mask_unit != "token"
+        choices = [_undo_masks(features, row, tokenizer, whole) for row in range(len(features["input_ids"]))]
         probabilities, ids = top_pieces(
             self.model.clone(mesh=None), params, features, SAMPLE_PIECES, tokenizer.vocab_size
         )
@@ -171,24 +173,31 @@ class MaskedLm(PretrainObjective):
         }
 
 
-def _undo_masks(features: dict[str, np.ndarray], row: int, tokenizer: Tokenizer) -> list[int]:
-    """Restore the masked tokens of ``row`` in place, except for at most SAMPLE_MASKS tokens spread over the row,
-    which form complete words if possible. Return the original id of each token that remains masked, and change the
-    first entries of ``mlm_positions`` in the row to the positions of these tokens."""
+def _undo_masks(features: dict[str, np.ndarray], row: int, tokenizer: Tokenizer, whole: bool) -> list[int]:
+    """Restore the masked tokens of ``row`` in place, except for at most SAMPLE_MASKS places spread over the row: of
+    one token each, which are complete words if possible, or with ``whole`` of all tokens that are masked side by
+    side. Return the original id of each token that remains masked, and change the first entries of
+    ``mlm_positions`` in the row to the positions of these tokens."""
     tokens, positions = features["input_ids"][row], features["mlm_positions"][row]
     masked = features["mlm_weights"][row] > 0
     labels = features["mlm_labels"][row][masked]
     answers = dict(sorted(zip(positions[masked].tolist(), labels.tolist(), strict=True)))
     for position, answer in answers.items():
         tokens[position] = answer
-    following = np.append(tokenizer.continuation[tokens[1:]], False)
-    words = [
-        position
-        for position, answer in answers.items()
-        if not (tokenizer.continuation[answer] or following[position])
-        and tokenizer.decode([answer]).strip().isalpha()
-    ] or list(answers)
-    chosen = words[:: max(1, len(words) // SAMPLE_MASKS)][:SAMPLE_MASKS]
+    if whole:
+        starts = [position for position in answers if position - 1 not in answers]
+        places = [list(itertools.takewhile(answers.__contains__, itertools.count(start))) for start in starts]
+    else:
+        following = np.append(tokenizer.continuation[tokens[1:]], False)
+        words = [
+            position
+            for position, answer in answers.items()
+            if not (tokenizer.continuation[answer] or following[position])
+            and tokenizer.decode([answer]).strip().isalpha()
+        ]
+        places = [[position] for position in words or answers]
+    spread = places[:: max(1, len(places) // SAMPLE_MASKS)][:SAMPLE_MASKS]
+    chosen = [position for place in spread for position in place]
     tokens[chosen] = tokenizer.mask_id
     positions[: len(chosen)] = chosen
     return [answers[position] for position in chosen]

@@ -98,6 +98,8 @@ def test_wrong_values(key, written, message, where):
 
 KEYS = [
     ("model.hiden_size", "unknown option; did you mean 'model.hidden_size'?"),
+    ("training.batch_size", "unknown option; did you mean 'training.global_batch_size' or "
+     "'training.eval_batch_size'?"),
     ("model.corpus", "unknown option; allowed in model: vocab_size, hidden_size, "),
     ("modle.hidden_size", "unknown section; allowed: data, execution, mesh, model, objective, optimizer, training; "
      "did you mean 'model'?"),

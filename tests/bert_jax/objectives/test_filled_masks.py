@@ -1,5 +1,7 @@
 """What a run prints at its end: losses, and filled masks of a held-out batch that a reader understands."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -17,8 +19,8 @@ def filled(words, batch):
     return filled_by(WordPieceTokenizer([*SPECIAL_PIECES, *words], lower_case=True), batch)
 
 
-def filled_by(tokenizer, batch):
-    objective = MaskedLm(CONFIG, None)
+def filled_by(tokenizer, batch, config=CONFIG):
+    objective = MaskedLm(config, None)
     params = jax.device_get(initial_params(objective.model, seed=0))
     return objective.samples(params, tokenizer, batch)
 
@@ -74,6 +76,27 @@ def test_whole_words_of_a_byte_level_vocabulary():
     (text,) = filled_by(ByteBPETokenizer(byte_bpe_content(pieces, [])), batch)
     assert [mask["answer"] for mask in text["masks"]] == ["laws", "fail"]
     assert all(piece == piece.strip() for piece, _ in text["masks"][0]["predictions"])
+
+
+@pytest.mark.parametrize("unit", ["whole_word", "span"])
+def test_what_is_masked_as_a_whole_is_asked_for_as_a_whole(unit):
+    """Words of several pieces, or of several Chinese characters."""
+    config = tiny_config()
+    config = replace(config, data=replace(config.data, mask_unit=unit))
+    words = ["人", "工", "智", "能", "un", "##just", "."]
+    pieces = [*SPECIAL_PIECES, *words, *(f"w{i}" for i in range(config.model.vocab_size - 12))]
+    row = [2, *(pieces.index(word) for word in words), 3]
+    masked = [1, 2, 5, 6]
+    batch = {name: values[:1] * 0 for name, values in random_batch(config).items()}
+    batch["input_ids"][0, : len(row)] = row
+    batch["input_ids"][0, masked] = 4
+    batch["sequence_ids"][0, : len(row)] = 1
+    batch["mlm_positions"][0, : len(masked)] = masked
+    batch["mlm_labels"][0, : len(masked)] = [row[place] for place in masked]
+    batch["mlm_weights"][0, : len(masked)] = 1
+    (text,) = filled_by(WordPieceTokenizer(pieces, lower_case=True), batch, config)
+    assert [mask["answer"] for mask in text["masks"]] == ["人", "工", "un", "just"]
+    assert text["text"].count("[MASK]") == 4
 
 
 @pytest.mark.parametrize(("loss", "said"), [(4.0, "2.5000 nats better"), (7.25, "0.7500 nats worse")])
