@@ -64,6 +64,11 @@ def generator_config(config: PretrainConfig) -> ModelConfig:
         raise ValueError(f"{given} with objective.embedding_sharing disentangled; allowed: 0")
     is_own = objective.embedding_sharing == "none"
     embedding = 0 if is_own and not model.embedding_size else model.embedding_width
+    if model.word_rank and model.word_rank >= (embedding or width):
+        given = f"objective.generator_width: {objective.generator_width} is not allowed"
+        raise ValueError(
+            f"{given} with model.word_rank {model.word_rank}; allowed: a generator wider than that (now {width})"
+        )
     return dataclasses.replace(
         model, hidden_size=width, num_attention_heads=heads, layer_heads=(), layer_units=(),
         intermediate_size=part(objective.generator_width, model.intermediate_size),

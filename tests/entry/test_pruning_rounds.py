@@ -98,6 +98,7 @@ def test_bad_input_is_refused_before_anything_is_trained(tune, tmp_path):
         ("--teacher_outputs x", "--teacher_outputs: allowed in pretraining only"),
         ("--prune_units 0.5 --prune_importance movement --init_layers 0", "movement is not allowed with --init_la"),
         ("--prune_heads 0.2 --prune_rounds 1", "0.2 of 4 leaves a layer with none"),
+        ("--prune_heads 0.5 --task.kind joint", "gradient is not allowed with task.kind joint"),
     ):
         code, out = tune("w", words)
         assert code == 2 and message in out.splitlines()[-1], out

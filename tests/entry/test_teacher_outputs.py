@@ -1,6 +1,8 @@
 """``run_pretrain.py --teacher_outputs``: stored outputs against a teacher in the step, torn writing, refusals."""
 
+import errno
 import json
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -152,7 +154,16 @@ def test_outputs_that_do_not_belong_to_the_run_are_refused(run, place, tmp_path,
         err = run("w1", *teacher, *own, code=2)
         assert "are free; lower objective.soft_top_k, or omit --teacher_outputs" in err
         assert not (place / "kept" / module.PROGRESS).exists()
+    with monkeypatch.context() as patch:  # another process fills the disk: while space is reserved, nothing is lost
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patch.setattr(module.os, "posix_fallocate", full)
+        assert "No space left on device" in run("w1", *teacher, *own, code=2)
     run("w1", *teacher, *own, "--training.num_steps", "1")
+    files = [*(place / "kept").rglob("*.npy")]
+    assert files and all(file.stat().st_blocks * 512 >= file.stat().st_size for file in files)
     err = run("w2", *own, "--objective.hidden_layers", "last", code=2)
     assert "stored for another run (outputs: " in err and "give another folder" in err
     err = run("w2", *own, "--data.shards", tmp_path / "others", "--data.dupe_factor", "1", code=2)

@@ -6,6 +6,7 @@ order of the shards, and ``outputs.json``, which is written last. ``progress.jso
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -200,7 +201,11 @@ def _write(
 
 def _array(path: Path, shape: tuple[int, ...], dtype: Any, *, is_new: bool) -> np.memmap:
     path.parent.mkdir(parents=True, exist_ok=True)
-    return npy.open_memmap(path, "w+" if is_new else "r+", dtype, None if not is_new else shape)
+    array = npy.open_memmap(path, "w+" if is_new else "r+", dtype, None if not is_new else shape)
+    if is_new and hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:  # a write to a page without space would end the process by a signal
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
 
 
 def _check_space(folder: Path, shapes: Mapping[str, Any], records: int, report: Callable[[str], None]) -> None:

@@ -236,6 +236,10 @@ def test_flops_are_those_of_both_networks():
             f"{OPTIONS} --model.num_attention_heads 8 --objective.generator_width 0.8",
             "objective.generator_width: 0.8",
         ),
+        (
+            f"{OPTIONS} --objective.embedding_sharing none --model.word_rank 16",
+            r"generator_width: 0.5 .* model.word_rank 16; allowed: a generator wider than that \(now 16\)",
+        ),
     ],
 )
 def test_refusals(options, message):
