@@ -22,7 +22,7 @@ be stopped, also by kill -9, and started again: a finished run is a JSON line in
 one continues. On another machine a copy of this file is enough: a model that is missing there is trained again if a
 task needs it. The tables show differences from their first row with 95% intervals, paired over seeds. A loss that
 is not 1 nat under that of the unigram distribution of masked tokens has a *. The loss of left to right is that of
-every next token.
+every next token. Exit code 3 if a run is missing.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from small_runs import TRAINED, Lines, Options, Rows, Text, cells, forget, paired, pretrain, report
+from small_runs import TRAINED, Lines, Options, Rows, Text, cells, forget, paired, pretrain, report, report_missing
 from small_tasks import RATE_SEED, RATES, SmallTask, score, texts, write_slots, write_table
 
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
@@ -285,9 +285,16 @@ def main() -> int:
     if not options.show:
         text.prepare()
         train(Study(text, options.data, options.steps), options.tables, options.seeds)
+    study = Finished(text, None, options.steps)
     for number in options.tables:
-        print("\n".join([*table(Finished(text, None, options.steps), number, options.seeds), ""]))
-    return 0
+        print("\n".join([*table(study, number, options.seeds), ""]))
+    rows = [row for number in options.tables for row in TABLES[number].values()]
+    found = [
+        by_seed(study, arm, column, options.seeds)
+        for arm, tasks in rows
+        for column in ("loss", *filter(None, tasks))
+    ]
+    return report_missing(sum(len(options.seeds) - len(values) for values in found))
 
 
 if __name__ == "__main__":

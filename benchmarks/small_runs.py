@@ -46,6 +46,13 @@ def report(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def report_missing(count: int) -> int:
+    """Return the exit code of a table without the results of ``count`` runs: 3, and a line, if there are any."""
+    if count:
+        report(f"{count} results are missing")
+    return 3 if count else 0
+
+
 def words_of(options: Options) -> list[str]:
     """Return the options as words of a command line; a tuple or list is several words."""
     words = []

@@ -29,7 +29,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from small_runs import TRAINED, Lines, Options, Rows, Text, cells, forget, paired, pretrain, report, words_of
+from small_runs import (
+    TRAINED,
+    Lines,
+    Options,
+    Rows,
+    Text,
+    cells,
+    forget,
+    paired,
+    pretrain,
+    report,
+    report_missing,
+    words_of,
+)
 
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.model.flops import training_flops_per_sequence
@@ -261,10 +274,10 @@ def main() -> int:
     keep_to_cpu_without_accelerator()
     study = Study(Text(tuple(options.corpus), options.folder, VOCABULARY), Lines(options.folder / "lines.jsonl"),
                   options.steps)  # fmt: skip
+    wanted = options.only or list(SWITCHES)
+    arms = list(dict.fromkeys(arm for switch in wanted for pair in pairs_of(switch) for arm in pair))
     if not options.table:
         study.text.prepare()
-        wanted = options.only or list(SWITCHES)
-        arms = list(dict.fromkeys(arm for switch in wanted for pair in pairs_of(switch) for arm in pair))
         for seed in options.seeds:  # a whole table of one seed first
             for arm in arms:
                 rate = study.rate(arm)
@@ -273,7 +286,7 @@ def main() -> int:
     print("\n".join(table(study, options.seeds)))
     if options.output:
         shutil.copy(study.lines.path, options.output)
-    return 0
+    return report_missing(sum(len(options.seeds) - len(study.results(arm, options.seeds)) for arm in arms))
 
 
 if __name__ == "__main__":

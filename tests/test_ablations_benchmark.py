@@ -50,9 +50,9 @@ def ablations(monkeypatch):
     return module
 
 
-def command(ablations, monkeypatch, capsys, folder, *words):
+def command(ablations, monkeypatch, capsys, folder, *words, code=0):
     monkeypatch.setattr(sys, "argv", ["ablations.py", "--folder", str(folder), *words])
-    assert ablations.main() == 0
+    assert ablations.main() == code
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
 
 
@@ -95,7 +95,7 @@ def test_unfinished_tables(ablations, monkeypatch, capsys, tmp_path):
         "| 2 layers of 64 | 1 | 5.000 |", "| 2 layers of 128 | 1 | 5.000 (+0.000) |",
         "| 4 layers of 128 | 1 | 5.000 (+0.000) |", "| 4 layers of 256 | 1 | 5.000 (+0.000) |",
     ]  # fmt: skip
-    rows = command(ablations, monkeypatch, capsys, tmp_path / "out", "--show", "--tables", "8")
+    rows = command(ablations, monkeypatch, capsys, tmp_path / "out", "--show", "--tables", "8", code=3)
     assert rows[2] == "| 80, 10, 10 | 1 | 5.000 | - | - | - |"
     assert rows[3] == "| 100, 0, 0 | 0 | - | - | - | - |"
 

@@ -30,9 +30,9 @@ def switches(monkeypatch):
     return module
 
 
-def command(switches, monkeypatch, capsys, folder, *words):
+def command(switches, monkeypatch, capsys, folder, *words, code=0):
     monkeypatch.setattr(sys, "argv", ["switches.py", "--folder", str(folder), *words])
-    assert switches.main() == 0
+    assert switches.main() == code
     return [line for line in capsys.readouterr().out.splitlines() if not line.startswith("{")]
 
 
@@ -69,3 +69,5 @@ def test_it_continues_and_shows_paired_differences(switches, monkeypatch, capsys
     assert row.split(" | ")[4] == "-0.100 ± 0.000"
     assert command(switches, monkeypatch, capsys, tmp_path, *words, "--table") == lines
     assert len(switches.runs) == 24
+    more = ("--only", "muon", "gated", "--steps", "40", "--table")
+    assert command(switches, monkeypatch, capsys, tmp_path, *more, code=3) == lines
