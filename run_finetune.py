@@ -117,8 +117,8 @@ def prune(options: FinetuneRunOptions, arguments: list[str]) -> None:
     config, _ = configure(first, arguments)
     if options.prune_importance == "gradient" and config.task.kind in ("sentence", "joint"):
         raise ValueError(
-            f"--prune_importance: gradient is not allowed with task.kind {config.task.kind}, whose loss is not that "
-            "of one head; use --prune_importance magnitude or movement"
+            f"--prune_importance: gradient is not allowed with task.kind {config.task.kind}, whose loss is not of "
+            "one head; use --prune_importance magnitude or movement"
         )
     rounds = Rounds(
         heads=options.prune_heads,
