@@ -1,0 +1,17 @@
+"""Tables of docs/results.md are those that their commands print from the lines under docs/results."""
+
+from pathlib import Path
+
+from benchmark_modules import load_benchmark
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def test_switches(monkeypatch):
+    switches = load_benchmark("switches", monkeypatch)
+    lines = switches.Lines(DOCS / "results" / "switches.jsonl")
+    rows = switches.table(switches.Study(None, lines, 600), [0, 1, 2])
+    page = (DOCS / "results.md").read_text(encoding="utf-8").splitlines()
+    missing = [row for row in rows if row.startswith("|") and row not in page]
+    assert len(rows) == 2 + 2 + 2 * len(switches.SWITCHES) and not missing
+    assert not any(" - |" in row for row in rows)
