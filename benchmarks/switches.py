@@ -12,12 +12,12 @@ Each arm has one of three learning rates, chosen on documents that are not score
 steps. All runs have the same number of tokens, padding included, and are scored on the same held-out rows: 15% of
 the tokens masked, one segment per row. Sentence pairs are also compared on rows of pairs.
 
-The command may be stopped, also by kill -9, and started again: a finished run is a JSON line in DIR/lines.jsonl, an
-unfinished one continues; on another machine a copy of this file is enough. Three seeds of --steps 600 took 4.2 hours
-of one core, the first seed, which comes first for every arm, more than half of it; the default takes about twice as
-long (an estimate). The table shows differences of the losses paired over seeds, with 95% intervals (with the switch
-minus without it: below 0, it helps), and operations and time of a step, with over without. A loss that is not 1 nat
-under that of the unigram distribution has a *. Exit code 3 if a run is missing.
+The command may be stopped, also by kill -9, and started again: a finished run is a JSON line in DIR/lines.jsonl,
+an unfinished one continues; on another machine a copy of this file is enough. Three seeds of --steps 600 took 4.2
+hours of one core, the first seed, which comes first for every arm, more than half of it; the default takes about
+twice as long (an estimate). The table shows differences of the losses paired over seeds, with 95% intervals (with
+the switch minus without it: below 0, it helps), and operations and time of a step, with over without. A loss that
+is not 1 nat under that of the unigram distribution has a *. Exit code 3 if a run is missing.
 """
 
 import argparse
