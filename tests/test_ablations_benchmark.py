@@ -92,11 +92,11 @@ def test_unfinished_tables(ablations, monkeypatch, capsys, tmp_path):
     rows = command(ablations, monkeypatch, capsys, tmp_path / "out", "--tables", "6", "--seeds", "0")
     assert len(ablations.pretrained) == 4 * (3 + 1) and not ablations.tuned
     assert rows[2:] == [
-        "| 2 layers of 64 | 1 | 5.000 |", "| 2 layers of 128 | 1 | 5.000 (+0.000) |",
-        "| 4 layers of 128 | 1 | 5.000 (+0.000) |", "| 4 layers of 256 | 1 | 5.000 (+0.000) |",
+        "| 2 layers of 64 | 1 | 5.100 |", "| 2 layers of 128 | 1 | 5.100 (+0.000) |",
+        "| 4 layers of 128 | 1 | 5.100 (+0.000) |", "| 4 layers of 256 | 1 | 5.100 (+0.000) |",
     ]  # fmt: skip
     rows = command(ablations, monkeypatch, capsys, tmp_path / "out", "--show", "--tables", "8", code=3)
-    assert rows[2] == "| 80, 10, 10 | 1 | 5.000 | - | - | - |"
+    assert rows[2] == "| 80, 10, 10 | 1 | 5.100 | - | - | - |"
     assert rows[3] == "| 100, 0, 0 | 0 | - | - | - | - |"
 
 
