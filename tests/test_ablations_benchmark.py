@@ -71,21 +71,24 @@ def test_every_arm_is_a_valid_recipe(ablations):
 def test_it_continues_and_shows_paired_differences(ablations, monkeypatch, capsys, tmp_path):
     words = ["--data", str(tmp_path), "--tables", "5", "--seeds"]
     rows = command(ablations, monkeypatch, capsys, tmp_path / "out", *words, "0", "1")
-    assert len(ablations.pretrained) == 3 * (3 + 2)  # three arms; the BiLSTM has no run of its own
-    assert len(ablations.tuned) == 10 * (3 + 2)
+    # Three arms and drawn weights, which need no rate; the BiLSTM has no run of its own.
+    assert len(ablations.pretrained) == 3 * (3 + 2) + 2
+    assert len(ablations.tuned) == 13 * (3 + 2)
     assert {name for name, _, part, _ in ablations.tuned if part == "rates"} == {
-        "results-pairs-1500-0-0.003", "results-no_pairs-1500-0-0.003", "results-left_to_right-1500-0-0.003"
+        "results-pairs-1500-0-0.003", "results-no_pairs-1500-0-0.003", "results-left_to_right-1500-0-0.003",
+        "results-drawn_weights-1-0-1e-12",
     }  # fmt: skip
     assert rows[2].startswith("| pairs | 2 | 5.005 | 0.801 | 0.801 | 0.801 |")
     assert rows[3].startswith("| no pairs | 2 | 5.105 (+0.100 ± 0.000) | 0.701 (-0.100 ± 0.000)")
     assert rows[4].startswith("| left to right, no pairs | 2 | 5.705* | 0.801 (+0.000 ± 0.000)")
     assert rows[5].startswith("| + BiLSTM | 2 | 5.705* | - | - | 0.801 (+0.000 ± 0.000) |")
+    assert rows[6].startswith("| drawn weights | 2 | 5.605* (+0.600 ± 0.000) | 0.801 (+0.000 ± 0.000)")
     assert command(ablations, monkeypatch, capsys, tmp_path / "out", *words, "0", "1") == rows
     assert (
         command(ablations, monkeypatch, capsys, tmp_path / "out", "--show", "--tables", "5", "--seeds", "0", "1")
         == rows
     )
-    assert len(ablations.pretrained) == 15 and len(ablations.tuned) == 50
+    assert len(ablations.pretrained) == 17 and len(ablations.tuned) == 65
 
 
 def test_unfinished_tables(ablations, monkeypatch, capsys, tmp_path):
