@@ -15,3 +15,13 @@ def test_switches(monkeypatch):
     missing = [row for row in rows if row.startswith("|") and row not in page]
     assert len(rows) == 2 + 2 + 2 * len(switches.SWITCHES) and not missing
     assert not any(" - |" in row for row in rows)
+
+
+def test_ablations(monkeypatch, tmp_path):
+    ablations = load_benchmark("ablations", monkeypatch)
+    (tmp_path / "lines.jsonl").write_bytes((DOCS / "results" / "ablations.jsonl").read_bytes())
+    study = ablations.Finished(ablations.Text((), tmp_path, 0), None, 600)
+    rows = ablations.table(study, "5", [0, 1, 2])
+    page = (DOCS / "results.md").read_text(encoding="utf-8").splitlines()
+    missing = [row for row in rows if row not in page]
+    assert len(rows) == 2 + 5 and not missing
