@@ -15,7 +15,8 @@ sub-layer, Muon, no dropout), is pretrained
 Tasks of tables 5 and 8: SICK (accuracy), SST-2 (accuracy), slots of SNIPS (F1), tuned, in table 8 also with the
 frozen encoder's last four layers as features of a BiLSTM; 4,000 training texts (SNIPS 2,000). --data holds the
 folders nli_sick, glue/SST-2 and intent_slot/snips. Seeds are paired: each has its own pretrained models and its own
-training texts.
+training texts. Table 8 also has the held-out loss of those predicted tokens alone that stand as [MASK] in the row,
+and of those that stand unchanged.
 
 Each arm has the best of three learning rates in pretraining, chosen on documents that are not scored with another
 seed and half of the steps, and of three in each task, chosen on training texts that are left out. The command may
@@ -103,6 +104,9 @@ TASKS = {
         _SLOTS | _BILSTM | {"features.frozen_encoder": "true", "features.layers": "concat_last_four"},
     ),
 }  # fmt: skip
+# Columns of table 8 that are no task: the held-out loss of the predicted tokens that stand so in the row.
+INPUTS = {"of [MASK]": "mask", "of unchanged": "unchanged"}
+_SHARES = (*INPUTS, "sick", "snips", "snips, features")
 # Rows of the tables: arm, and the task of each column ("" for none).
 TABLES: dict[str, dict[str, tuple[str, Sequence[str]]]] = {
     "5": {
@@ -114,11 +118,8 @@ TABLES: dict[str, dict[str, tuple[str, Sequence[str]]]] = {
     },
     "6": {name: (name, ()) for name in ("2 layers of 64", "2 layers of 128")}
     | {"4 layers of 128": ("no pairs", ()), "4 layers of 256": ("4 layers of 256", ())},
-    "8": {"80, 10, 10": ("no pairs", ("sick", "snips", "snips, features"))}
-    | {
-        name: (name, ("sick", "snips", "snips, features"))
-        for name in ("100, 0, 0", "80, 0, 20", "0, 0, 100", DRAWN)
-    },
+    "8": {"80, 10, 10": ("no pairs", _SHARES)}
+    | {name: (name, _SHARES) for name in ("100, 0, 0", "80, 0, 20", "0, 0, 100", DRAWN)},
 }
 
 
@@ -151,14 +152,17 @@ class Study:
         }  # fmt: skip
         return pretrain(options, self.workdir(key))
 
+    def rows(self, part: str) -> Rows:
+        if part not in self._rows:
+            self._rows[part] = self.text.rows(part, LENGTH)
+        return self._rows[part]
+
     def line(self, arm: str, seed: int, rate: float, part: str) -> dict[str, Any]:
         """Return the line of a pretraining run; make the run if there is none. The runs of ``results`` are kept."""
         key = self.key(arm, seed, rate, part)
         if key not in self.lines.found:
             report(f"run {key}")
-            if part not in self._rows:
-                self._rows[part] = self.text.rows(part, LENGTH)
-            rows, workdir = self._rows[part], self.workdir(key)
+            rows, workdir = self.rows(part), self.workdir(key)
             line: dict[str, Any] = {"key": key, "unigram": round(rows.unigram, 4), "loss": math.inf}
             try:
                 line |= self.train(arm, key)
@@ -183,10 +187,18 @@ class Study:
     def model(self, arm: str, seed: int) -> Path:
         """Return the workdir of a pretrained model."""
         key = self.pretrained(arm, seed)["key"]
-        if not self.workdir(key).exists():  # the line was made on another machine
+        if not (self.workdir(key) / "report.html").exists():  # the line was made on another machine
             report(f"run {key} again")
             self.train(arm, key)
         return self.workdir(key)
+
+    def loss_of_input(self, arm: str, name: str, seed: int) -> float:
+        """Return the held-out loss of a column of ``INPUTS``."""
+        key = f"{name}/{self.pretrained(arm, seed)['key']}"
+        if key not in self.lines.found:
+            measured = self.rows("results").evaluate(self.model(arm, seed), INPUTS[name])
+            self.lines.add({"key": key, "loss": round(measured["mlm_loss"], 5)})
+        return self.lines.found[key]["loss"]
 
     # ---------------------------------------------------------------- tasks
 
@@ -213,6 +225,9 @@ class Finished(Study):
     def line(self, arm: str, seed: int, rate: float, part: str) -> dict[str, Any]:
         return self.lines.found[self.key(arm, seed, rate, part)]
 
+    def loss_of_input(self, arm: str, name: str, seed: int) -> float:
+        return self.lines.found[f"{name}/{self.pretrained(arm, seed)['key']}"]["loss"]
+
     def score(self, arm: str, name: str, seed: int) -> float:
         keys = [f"rates/{arm}/{self.steps}/{name}/{RATE_SEED}/{rate:g}" for rate in RATES]
         best = max(RATES, key=lambda rate: self.lines.found[keys[RATES.index(rate)]]["score"])
@@ -229,6 +244,8 @@ def by_seed(study: Study, arm: str, column: str, seeds: Sequence[int]) -> dict[i
         try:
             if column == "loss":
                 values[seed] = study.pretrained(arm, seed)["loss"]
+            elif column in INPUTS:
+                values[seed] = study.loss_of_input(arm, column, seed)
             elif column:
                 values[seed] = study.score(arm, column, seed)
         except KeyError:
@@ -273,7 +290,7 @@ def train(study: Study, numbers: Sequence[str], seeds: Sequence[int]) -> None:
             for arm, tasks in TABLES[number].values():
                 study.pretrained(arm, seed)
                 for name in filter(None, tasks):
-                    study.score(arm, name, seed)
+                    (study.loss_of_input if name in INPUTS else study.score)(arm, name, seed)
 
 
 def main() -> int:

@@ -145,9 +145,17 @@ class Rows:
     def batches(self) -> Iterator[dict[str, np.ndarray]]:
         return iter(self._source.held_out(ROWS, list(range(ROWS)), 0) or ())
 
-    def evaluate(self, workdir: Path) -> dict[str, float]:
-        """Return loss and accuracy of the newest parameters in ``workdir``: of masked tokens, or of every next
-        token with the objective causal_lm."""
+    def of_input(self, batch: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+        """Return the batch with those predictions alone in whose place the row has [MASK] (``name`` mask), the
+        token itself (unchanged) or another token (random)."""
+        there = np.take_along_axis(batch["input_ids"], batch["mlm_positions"], axis=1)
+        mask, unchanged = there == self.tokenizer.mask_id, there == batch["mlm_labels"]
+        kept = {"mask": mask, "unchanged": unchanged, "random": ~mask & ~unchanged}[name]
+        return batch | {"mlm_weights": batch["mlm_weights"] * kept}
+
+    def evaluate(self, workdir: Path, of_input: str | None = None) -> dict[str, float]:
+        """Return loss and accuracy of the newest parameters in ``workdir``: of masked tokens (all, or those of
+        ``of_input``), or of every next token with the objective causal_lm."""
         config = load_config(PretrainConfig, ["--config", str(workdir / "config.yaml")])
         objective = objective_class(config.objective)(config, None)
         weights = dict(read_weights(workdir).params)
@@ -155,7 +163,8 @@ class Rows:
         eval_step = jax.jit(make_eval_step(objective))
         totals: dict[str, np.ndarray] = {}
         for batch in self.batches():
-            for name, pair in eval_step(params, batch).items():
+            chosen = batch if of_input is None else self.of_input(batch, of_input)
+            for name, pair in eval_step(params, chosen).items():
                 totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair, np.float64)
         values = objective.evaluation(totals)
         names = ("mlm_loss", "mlm_accuracy", "lm_loss", "lm_accuracy", "targets")

@@ -2,7 +2,9 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from benchmark_modules import load_benchmark
 
@@ -12,13 +14,15 @@ from bert_jax.config import PretrainConfig, load_config
 class HeldOut:
     unigram = 6.5
 
-    def evaluate(self, workdir):
-        """Loss 5, 0.1 more without sentence pairs, 0.5 more away from the rate 3e-3, and some for the seed."""
+    def evaluate(self, workdir, of_input=None):
+        """Loss 5, 0.1 more without sentence pairs, 0.5 more away from the rate 3e-3, and some for the seed; half of
+        it for unchanged tokens, twice as much for [MASK]."""
         options = json.loads((workdir / "options.json").read_text())
         loss = 5 + 0.1 * (options["data.next_sentence"] == "none") + 0.01 * options["training.seed"] ** 2
         loss += 0.5 * (options["optimizer.learning_rate"] != 3e-3)
         name = "lm_loss" if options.get("objective.name") == "causal_lm" else "mlm_loss"
-        return {name: loss + 0.6 * (name == "lm_loss")}
+        factor = {None: 1, "mask": 2, "unchanged": 0.5}[of_input]
+        return {name: factor * (loss + 0.6 * (name == "lm_loss"))}
 
 
 @pytest.fixture
@@ -28,8 +32,9 @@ def ablations(monkeypatch):
     module.pretrained, module.tuned = [], []
 
     def pretrain(options, workdir):
-        workdir.mkdir(parents=True)
+        workdir.mkdir(parents=True, exist_ok=True)
         (workdir / "options.json").write_text(json.dumps(options, default=str))
+        (workdir / "report.html").touch()
         module.pretrained.append(workdir.name)
         return {"seconds": 1.0, "step_seconds": 0.1}
 
@@ -65,7 +70,7 @@ def test_every_arm_is_a_valid_recipe(ablations):
         assert config.optimizer.name == "muon" and config.model.position_embeddings == "rotary"
     arms = {arm for rows in ablations.TABLES.values() for arm, _ in rows.values()}
     tasks = {name for rows in ablations.TABLES.values() for _, names in rows.values() for name in names if name}
-    assert arms == set(ablations.ARMS) and tasks == set(ablations.TASKS)
+    assert arms == set(ablations.ARMS) and tasks == {*ablations.TASKS, *ablations.INPUTS}
 
 
 def test_it_continues_and_shows_paired_differences(ablations, monkeypatch, capsys, tmp_path):
@@ -99,8 +104,29 @@ def test_unfinished_tables(ablations, monkeypatch, capsys, tmp_path):
         "| 4 layers of 128 | 1 | 5.100 (+0.000) |", "| 4 layers of 256 | 1 | 5.100 (+0.000) |",
     ]  # fmt: skip
     rows = command(ablations, monkeypatch, capsys, tmp_path / "out", "--show", "--tables", "8", code=3)
-    assert rows[2] == "| 80, 10, 10 | 1 | 5.100 | - | - | - |"
-    assert rows[3] == "| 100, 0, 0 | 0 | - | - | - | - |"
+    assert rows[2] == "| 80, 10, 10 | 1 | 5.100 | - | - | - | - | - |"
+    assert rows[3] == "| 100, 0, 0 | 0 | - | - | - | - | - | - |"
+
+
+def test_losses_of_the_shares_by_what_stands_in_the_row(ablations, monkeypatch, capsys, tmp_path):
+    words = ["--data", str(tmp_path), "--tables", "8", "--seeds", "0"]
+    rows = command(ablations, monkeypatch, capsys, tmp_path / "out", *words)
+    assert rows[0].startswith("| table 8 | seeds | held-out loss | of [MASK] | of unchanged | sick |")
+    assert rows[2].startswith("| 80, 10, 10 | 1 | 5.100 | 10.200 | 2.550 | 0.700 |")
+    assert rows[6].startswith("| drawn weights | 1 | 5.600* (+0.500) | 11.200 (+1.000) | 2.800 (+0.250) |")
+    shown = command(ablations, monkeypatch, capsys, tmp_path / "out", "--show", *words)
+    assert shown == rows and len(rows) == 2 + 5
+
+
+def test_the_predictions_of_what_stands_in_the_row(ablations):
+    rows = object.__new__(ablations.Rows)  # without a text
+    rows.tokenizer = SimpleNamespace(mask_id=4)
+    batch = {
+        "input_ids": np.array([[2, 4, 7, 9, 4, 3]]), "mlm_positions": np.array([[1, 2, 3, 0]]),
+        "mlm_labels": np.array([[8, 7, 6, 0]]), "mlm_weights": np.array([[1.0, 1.0, 1.0, 0.0]]),
+    }  # fmt: skip
+    chosen = {name: rows.of_input(batch, name)["mlm_weights"].tolist() for name in ("mask", "unchanged", "random")}
+    assert chosen == {"mask": [[1, 0, 0, 0]], "unchanged": [[0, 1, 0, 0]], "random": [[0, 0, 1, 0]]}
 
 
 def test_another_machine_trains_the_models_that_a_task_needs(ablations, monkeypatch, capsys, tmp_path):
@@ -109,7 +135,7 @@ def test_another_machine_trains_the_models_that_a_task_needs(ablations, monkeypa
     count = len(ablations.pretrained)
     lines = (tmp_path / "a" / "lines.jsonl").read_text().splitlines(keepends=True)
     lacking = [line for line in lines if '"results/no pairs/1500/sst2/' not in line]
-    (tmp_path / "b").mkdir()
+    (tmp_path / "b/runs/results-no_pairs-1500-0-0.003").mkdir(parents=True)  # of a run that was killed
     (tmp_path / "b" / "lines.jsonl").write_text("".join(lacking))
     assert command(ablations, monkeypatch, capsys, tmp_path / "b", *words) == rows
     assert len(lacking) == len(lines) - 1
