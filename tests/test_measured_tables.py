@@ -1,5 +1,6 @@
-"""Tables of docs/results.md are those that their commands print from the lines under docs/results."""
+"""Tables of the documentation are those that their commands print from the lines under docs/results."""
 
+import json
 from pathlib import Path
 
 from benchmark_modules import load_benchmark
@@ -28,3 +29,12 @@ def test_ablations(monkeypatch, tmp_path):
         assert len(rows) == 2 + len(arms) and not missing
         without_runs = sum(not name for _, columns in arms.values() for name in columns)
         assert sum(row.count(" - |") for row in rows) == without_runs
+
+
+def test_small_models(monkeypatch):
+    small = load_benchmark("small_models", monkeypatch)
+    lines = [json.loads(line) for line in (DOCS / "results" / "small_models.jsonl").read_text().splitlines()]
+    rows = small.table(lines)
+    page = (DOCS / "small-models.md").read_text(encoding="utf-8").splitlines()
+    assert len(rows) == 2 + len(small.MODELS) * len(small.DTYPES) and small.is_good(lines)
+    assert not [row for row in rows if row not in page]
