@@ -7,7 +7,7 @@ layers 1, 3 and 5, taught by it on the same texts; ``halved`` has half of the he
 taught again; ``trimmed`` has the vocabulary of those texts and of 20,000 others. Each is exported for onnxruntime
 in float32, and in int8 with ranges of 1,000 training texts. Accuracy is that on dev and 10,000 other training texts
 (95% interval of a share of so many texts: at most ±0.009), of one run; the time is the median of one text of 32
-tokens in onnxruntime, all programs in turns. --data holds glue/SST-2. The table ends with the commands of each
+tokens in onnxruntime, in rounds of all programs. --data holds glue/SST-2. The table ends with the commands of each
 model, which are those that were run.
 
 About 10 minutes. The command may be stopped and started again: finished steps in DIR are kept. Exit code 3 unless
@@ -40,7 +40,8 @@ from bert_jax.interop.readers import read_weights
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 
 MODELS, DTYPES = ("tuned", "three", "halved", "trimmed"), ("float32", "int8")
-CALIBRATION, LENGTH, REPEATS = 1000, 32, 200
+CALIBRATION, LENGTH = 1000, 32
+ROUNDS, WARM, REPEATS = 4, 20, 100  # runs of a program one after the other, so that its weights are in the caches
 SMALLER, FASTER = 8, 5
 # The rates are those that benchmarks/early_exit.py chooses on texts that are not scored.
 _TUNE = (
@@ -108,17 +109,17 @@ def run(name: str, line: str, places: dict[str, Path], folder: Path) -> None:
 
 
 def times(folders: dict[str, Path], vocab_size: int, cpus: int) -> dict[str, float]:
-    """Return the median milliseconds of one text in each exported folder, all in turns."""
+    """Return the median milliseconds of one text in each exported folder, in rounds of all programs."""
     programs = {name: with_onnx(folder, cpus) for name, folder in folders.items()}
     ids = np.random.default_rng(0).integers(0, vocab_size, (1, LENGTH))
     arrays = dict(zip(NAMES, (ids, np.ones_like(ids), np.zeros_like(ids)), strict=True))
     found: dict[str, list[float]] = {name: [] for name in programs}
-    for turn in range(REPEATS + 20):
+    for _ in range(ROUNDS):
         for name, call in programs.items():
-            began = time.perf_counter()
-            call(arrays)
-            if turn >= 20:  # the first fill caches
-                found[name].append(1e3 * (time.perf_counter() - began))
+            for turn in range(WARM + REPEATS):
+                began = time.perf_counter()
+                call(arrays)
+                found[name] += [1e3 * (time.perf_counter() - began)] if turn >= WARM else []
     return {name: round(statistics.median(each), 2) for name, each in found.items()}
 
 
@@ -149,7 +150,7 @@ def table(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [cells(["program", "parameters, millions", "MB", "ms", "accuracy"]), cells(["---"] * 5)]
     for line in lines:
         size, parameters = f"{line['bytes'] / 1e6:.1f}", f"{line['parameters'] / 1e6:.1f}"
-        row = [line["program"].replace("-", ", "), parameters, size, f"{line['ms']:.1f}"]
+        row = [line["program"].replace("-", ", "), parameters, size, f"{line['ms']:.2f}"]
         rows.append(cells([*row, f"{line['accuracy']:.3f}"]))
     return rows
 

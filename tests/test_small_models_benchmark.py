@@ -73,6 +73,6 @@ def test_table_and_verdict(small, monkeypatch, capsys, tmp_path, ms, code):
     words = ["--model", "m", "--data", "d", "--folder", str(tmp_path), "--output", str(tmp_path / "out.jsonl")]
     monkeypatch.setattr(sys, "argv", ["small_models.py", *words])
     assert small.main() == code
-    assert f"| trimmed, int8 | 5.4 | 11.0 | {ms:.1f} | 0.871 |" in capsys.readouterr().out
+    assert f"| trimmed, int8 | 5.4 | 11.0 | {ms:.2f} | 0.871 |" in capsys.readouterr().out
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == lines
     assert len(small.ran) == len(small.commands())
