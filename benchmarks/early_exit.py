@@ -4,14 +4,16 @@
 
 ``exits`` is --model (all-MiniLM-L6-v2, 6 layers) with a head on each lower layer, all trained together on the
 labels. ``taught`` is the network of its layers 1, 3 and 5, taught by --model tuned on the same labels; ``three`` is
-the same network with the labels alone. All read the same 6,000 training texts of a seed; the scored texts are dev
-and 10,000 other training texts. Rates are chosen on texts that are not scored, with another seed. Each network
-predicts the scored texts in the same process, one after the other: the seconds are those of the better of two
-passes.
+the same network with the labels alone. Heads read the mean of the tokens, as the vectors of --model do, since the
+first token of its lower layers says nothing (docs/experiments.md). All read the same 6,000 training texts of a
+seed; the scored texts are dev and 10,000 other training texts. Rates are chosen on texts that are not scored, with
+another seed. Each network predicts the scored texts in the same process, one after the other: the seconds are those
+of the better of two passes.
 
 The table shows the accuracy of early exit at several thresholds, and its accuracy at the layers and at the seconds
-of ``taught``, linear between two thresholds, with differences paired over seeds. The command may be stopped and
-started again: a finished run is a JSON line in FOLDER/lines.jsonl. Exit code 3 if a run is missing.
+of ``taught``, linear between two thresholds, with differences paired over seeds, and none where every threshold
+costs more. The command may be stopped and started again: a finished run is a JSON line in FOLDER/lines.jsonl. Exit
+code 3 if a run is missing.
 """
 
 import dataclasses
@@ -37,7 +39,7 @@ RATES = (3e-5, 1e-4, 3e-4)
 ENTROPIES = tuple(round(share * math.log(2), 4) for share in (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9))
 TASK = SmallTask(
     "sst2", lambda data, folder, seed: write_sentiment(data, folder, seed, LABELS), "{}.tsv", "accuracy",
-    {"training.num_epochs": 3.0},
+    {"training.num_epochs": 3.0, "model.pooling": "mean"},
 )  # fmt: skip
 THREE: Options = {"init_layers": (1, 3, 5)}
 ARMS: dict[str, Options] = {
@@ -117,10 +119,12 @@ def _point(point: ExitPoint) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def at(curve: Sequence[dict[str, Any]], cost: str, value: float) -> float:
-    """Return the accuracy of early exit at a cost (layers or seconds), linear between two thresholds."""
+def at(curve: Sequence[dict[str, Any]], cost: str, value: float) -> float | None:
+    """Return the accuracy of early exit at a cost (layers or seconds), linear between two thresholds; None outside
+    of the costs of the curve."""
     points = sorted((point[cost], point["accuracy"]) for point in curve)
-    return float(np.interp(value, *zip(*points, strict=True)))
+    costs, accuracies = zip(*points, strict=True)
+    return float(np.interp(value, costs, accuracies)) if costs[0] <= value <= costs[-1] else None
 
 
 def table(lines: Lines, seeds: Sequence[int]) -> tuple[list[str], bool]:
@@ -141,8 +145,11 @@ def table(lines: Lines, seeds: Sequence[int]) -> tuple[list[str], bool]:
         rows.append(cells(["exits", "all layers" if entropy is None else f"{entropy:.3f}", *mean(points)]))
     rows += ["", cells(["exits - taught, at the same", "seeds", "difference"]), cells(["---"] * 3)]
     for cost in ("layers", "seconds"):
-        differences = [at(line["exits"], cost, line["taught"][cost]) - line["taught"]["accuracy"] for line in found]
-        rows.append(cells([cost, len(found), paired(differences)]))
+        pairs = [(at(line["exits"], cost, line["taught"][cost]), line["taught"]["accuracy"]) for line in found]
+        differences = [accuracy - taught for accuracy, taught in pairs if accuracy is not None]
+        least = min(point[cost] for line in found for point in line["exits"])
+        never = f"early exit costs at least {least:.2f}"
+        rows.append(cells([cost, len(differences), paired(differences) if differences else never]))
     return rows, len(found) == len(seeds)
 
 

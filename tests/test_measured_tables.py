@@ -38,3 +38,13 @@ def test_small_models(monkeypatch):
     page = (DOCS / "small-models.md").read_text(encoding="utf-8").splitlines()
     assert len(rows) == 2 + len(small.MODELS) * len(small.DTYPES) and small.is_good(lines)
     assert not [row for row in rows if row not in page]
+
+
+def test_matryoshka(monkeypatch, tmp_path):
+    matryoshka = load_benchmark("matryoshka", monkeypatch)
+    (tmp_path / "lines.jsonl").write_bytes((DOCS / "results" / "matryoshka.jsonl").read_bytes())
+    rows, _ = matryoshka.table(matryoshka.Study(None, None, tmp_path), [0, 1, 2])
+    page = (DOCS / "results.md").read_text(encoding="utf-8").splitlines()
+    measured = [line.rsplit(" | ", 1)[0] + " |" for line in page]  # without the column of the bars
+    assert len(rows) == 2 + len(matryoshka.WIDTHS)
+    assert not [row for row in rows[2:] if row not in measured]

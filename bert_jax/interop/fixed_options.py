@@ -25,7 +25,7 @@ from bert_jax.training.workdir import record_text as record_text
 # Options that may differ between a run and its initial model, because they change no parameter. Vocabularies are
 # compared by their pieces, not by data.vocab.
 MAY_DIFFER = {
-    "data.vocab", "model.initializer_range", "model.initialization", "model.hidden_dropout",
+    "data.vocab", "model.initializer_range", "model.initialization", "model.pooling", "model.hidden_dropout",
     "model.attention_dropout", "model.embedding_dropout", "model.attention_output_dropout",
     "model.feed_forward_dropout",
 }  # fmt: skip

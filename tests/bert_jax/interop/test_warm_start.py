@@ -100,6 +100,14 @@ def test_what_contradicts_the_source_names_both_values(tmp_path):
         assert message in str(error.value)
 
 
+def test_what_changes_no_parameter_may_differ(tmp_path):
+    save(tmp_path / "source")
+    _, config = plan(tmp_path)
+    assert config.model.pooling == "first"
+    _, config = plan(tmp_path, settings={"model.pooling": "mean", "model.hidden_dropout": "0.3"})
+    assert (config.model.pooling, config.model.hidden_dropout) == ("mean", 0.3)
+
+
 def test_heads_that_are_not_there_start_fresh_and_others_are_left_out(tmp_path):
     save(tmp_path / "source", heads=HeadsConfig(pooler=True, sequence_labels=("no", "yes")))
     found = initial(*plan(tmp_path))
