@@ -192,9 +192,12 @@ class Study:
             self.train(arm, key)
         return self.workdir(key)
 
+    def input_key(self, arm: str, name: str, seed: int) -> str:
+        return f"{name}/{self.pretrained(arm, seed)['key']}"
+
     def loss_of_input(self, arm: str, name: str, seed: int) -> float:
         """Return the held-out loss of a column of ``INPUTS``."""
-        key = f"{name}/{self.pretrained(arm, seed)['key']}"
+        key = self.input_key(arm, name, seed)
         if key not in self.lines.found:
             measured = self.rows("results").evaluate(self.model(arm, seed), INPUTS[name])
             self.lines.add({"key": key, "loss": round(measured["mlm_loss"], 5)})
@@ -218,6 +221,12 @@ class Study:
         best = max(RATES, key=lambda rate: of("rates", RATE_SEED, rate))
         return of("results", seed, best)
 
+    def value(self, arm: str, column: str, seed: int) -> float:
+        """Return the value of a column: ``loss``, one of ``INPUTS``, or the score of a task."""
+        if column == "loss":
+            return self.pretrained(arm, seed)["loss"]
+        return (self.loss_of_input if column in INPUTS else self.score)(arm, column, seed)
+
 
 class Finished(Study):
     """The finished runs of a study: a run that is missing raises ``KeyError``."""
@@ -226,7 +235,7 @@ class Finished(Study):
         return self.lines.found[self.key(arm, seed, rate, part)]
 
     def loss_of_input(self, arm: str, name: str, seed: int) -> float:
-        return self.lines.found[f"{name}/{self.pretrained(arm, seed)['key']}"]["loss"]
+        return self.lines.found[self.input_key(arm, name, seed)]["loss"]
 
     def score(self, arm: str, name: str, seed: int) -> float:
         keys = [f"rates/{arm}/{self.steps}/{name}/{RATE_SEED}/{rate:g}" for rate in RATES]
@@ -242,12 +251,8 @@ def by_seed(study: Study, arm: str, column: str, seeds: Sequence[int]) -> dict[i
     values = {}
     for seed in seeds:
         try:
-            if column == "loss":
-                values[seed] = study.pretrained(arm, seed)["loss"]
-            elif column in INPUTS:
-                values[seed] = study.loss_of_input(arm, column, seed)
-            elif column:
-                values[seed] = study.score(arm, column, seed)
+            if column:
+                values[seed] = study.value(arm, column, seed)
         except KeyError:
             continue
     return values
@@ -288,9 +293,8 @@ def train(study: Study, numbers: Sequence[str], seeds: Sequence[int]) -> None:
     for seed in seeds:  # whole tables of one seed first
         for number in numbers:
             for arm, tasks in TABLES[number].values():
-                study.pretrained(arm, seed)
-                for name in filter(None, tasks):
-                    (study.loss_of_input if name in INPUTS else study.score)(arm, name, seed)
+                for column in ("loss", *filter(None, tasks)):
+                    study.value(arm, column, seed)
 
 
 def main() -> int:

@@ -69,7 +69,7 @@ def tuned(folder: Path, model: Path, articles: Sequence[Any]) -> Path:
         options = {
             "init_from": model, "task.kind": "classification", "task.max_length": 192,
             "data.train": folder / "pairs.jsonl", "training.num_epochs": 1.0, "optimizer.learning_rate": 1e-4,
-            "training.global_batch_size": 32, "model.pooling": "mean",
+            "training.global_batch_size": 32,
         }  # fmt: skip
         command("run_finetune.py", options, workdir)
     return workdir

@@ -31,7 +31,6 @@ from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 
 OF_INTENT, SST2_LABELS, SST2_UNLABELLED, SST2_SCORED = 10, 1000, 20_000, 10_000
 RATES = (1e-4, 3e-4, 1e-3)
-MEAN: Options = {"model.pooling": "mean"}  # as the vectors of the model
 STUDENT: Options = {"init_layers": (1, 3, 5)}
 # Arm -> options beside those of the task; the epochs of "more" see each text about as often as the time allows.
 ARMS: dict[str, Options] = {"teacher": {}, "labels": STUDENT, "taught": STUDENT, "more": STUDENT}
@@ -69,11 +68,11 @@ TASKS: dict[str, tuple[SmallTask, float]] = {
     "clinc150": (
         SmallTask(
             "clinc150", lambda data, folder, seed: write_intents(data / "clinc150", folder, seed, OF_INTENT),
-            "texts.json:{}", "accuracy", {"training.num_epochs": 20.0, **MEAN},
+            "texts.json:{}", "accuracy", {"training.num_epochs": 20.0},
         ),
         6.0,
     ),
-    "sst2": (SmallTask("sst2", write_sentiment, "{}.tsv", "accuracy", {"training.num_epochs": 10.0, **MEAN}), 3.0),
+    "sst2": (SmallTask("sst2", write_sentiment, "{}.tsv", "accuracy", {"training.num_epochs": 10.0}), 3.0),
 }  # fmt: skip
 
 
