@@ -35,14 +35,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from small_runs import TRAINED, Lines, Options, Rows, Text, cells, forget, paired, pretrain, report, report_missing
+from small_runs import (
+    DRAWN_WEIGHTS,
+    TRAINED,
+    Lines,
+    Options,
+    Rows,
+    Text,
+    cells,
+    forget,
+    paired,
+    pretrain,
+    report,
+    report_missing,
+)
 from small_tasks import RATE_SEED, RATES, SmallTask, score, texts, write_slots, write_table
 
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 
 LENGTH, BATCH, STEPS, VOCABULARY = 64, 32, 1500, 4096
 PRETRAINING_RATES = (1e-3, 3e-3, 9e-3)
-DRAWN, NO_RATE = "drawn weights", 1e-12  # an arm of one step without an update
+DRAWN = "drawn weights"  # an arm of one step without an update
 BASE: Options = {
     "model.vocab_size": VOCABULARY, "model.hidden_size": 128, "model.num_layers": 4, "model.num_attention_heads": 2,
     "model.intermediate_size": 512, "model.max_position_embeddings": 128, "model.hidden_dropout": 0.0,
@@ -76,7 +89,7 @@ ARMS: dict[str, Options] = {
     "100, 0, 0": shares(1.0, 0.0),
     "80, 0, 20": shares(0.8, 0.2),
     "0, 0, 100": shares(0.0, 1.0),
-    DRAWN: {"optimizer.warmup_steps": 0},
+    DRAWN: DRAWN_WEIGHTS,
 }  # fmt: skip
 _SLOTS = {"training.num_epochs": 20.0, "training.global_batch_size": 32}
 _BILSTM = {"features.bilstm_size": 128}
@@ -178,7 +191,7 @@ class Study:
     def rate(self, arm: str) -> float:
         """Return the best of the three rates of pretraining."""
         if arm == DRAWN:
-            return NO_RATE
+            return DRAWN_WEIGHTS["optimizer.learning_rate"]
         return min(PRETRAINING_RATES, key=lambda rate: self.line(arm, RATE_SEED, rate, "rates")["loss"])
 
     def pretrained(self, arm: str, seed: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from small_runs import Lines, cells, command, paired, report
+from small_runs import DRAWN_WEIGHTS, Lines, cells, command, paired, report
 from small_tasks import RATE_SEED, RATES, SmallTask, score, texts, write_intents, write_slots, write_table
 
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
@@ -67,9 +67,8 @@ class Study:
         workdir = self.folder / "drawn" / str(seed)
         if not (workdir / "done").exists():
             options = {
-                "config": self.model / "config.yaml", "training.num_steps": 1, "training.seed": seed,
-                "optimizer.learning_rate": 1e-12, "optimizer.warmup_steps": 0, "training.eval_batches": 1,
-                "data.vocab": self.model / "vocab.txt", "data.shards": self.folder / "shards",
+                "config": self.model / "config.yaml", "training.seed": seed, "training.eval_batches": 1,
+                "data.vocab": self.model / "vocab.txt", "data.shards": self.folder / "shards", **DRAWN_WEIGHTS,
             }  # fmt: skip
             report(f"drawn weights of seed {seed}")
             command("run_pretrain.py", options, workdir)

@@ -45,7 +45,18 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from small_runs import REPOSITORY, Lines, Options, Text, best_rate, forget, pretrain, report, words_of
+from small_runs import (
+    DRAWN_WEIGHTS,
+    REPOSITORY,
+    Lines,
+    Options,
+    Text,
+    best_rate,
+    forget,
+    pretrain,
+    report,
+    words_of,
+)
 from small_tasks import RATE_SEED, score, texts
 from story_table import picture, problems, tables
 from story_tasks import (
@@ -66,7 +77,6 @@ from data_pipeline.build.ensure import ensure_data
 
 VOCABULARY, WORDS = 8192, 40_000
 CALIBRATION_STEPS, RATE_SHARE = 100, 3
-STEPS_OF_DRAWN: Options = {"training.num_steps": 1, "optimizer.learning_rate": 1e-12, "optimizer.warmup_steps": 0}
 KEPT = ("loss", "mlm_loss", "mlm_accuracy", "lm_accuracy", "unigram_cross_entropy", "targets")
 WORD2VEC_RATES, MUON_RATES, LARGE_RATES = (0.3, 1.0, 3.0), (1e-3, 3e-3, 9e-3), (3e-3, 9e-3, 2.7e-2)
 
@@ -213,7 +223,7 @@ class Story:
             report(f"run {key}")
             system = SYSTEMS[name]
             if system.drawn:
-                changes = STEPS_OF_DRAWN
+                changes = DRAWN_WEIGHTS
             else:
                 changes = {
                     "training.num_steps": self.steps(name, budget), "optimizer.learning_rate": self.rate(name),
