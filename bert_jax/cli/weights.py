@@ -142,7 +142,8 @@ COMMANDS = (
         ),
         option(
             "--heads", type=names_of, metavar="HEAD,...",
-            help="export only these output layers: mlm, nsp, sequence, token, span, choice, pooler (default: all)",
+            help="export only these output layers and those that they need: pooler, mlm, nsp, rtd, sequence, "
+            "token, span, choice, crf, pair, exits, sentence (default: all)",
         ),
         option(
             "--width", type=int, metavar="N",

@@ -65,6 +65,8 @@ _FIELDS_OF = {
     "span": ("span",), "choice": ("choice",), "crf": ("crf",), "pair": ("pair_labels", "pair_hidden"),
     "exits": ("exits",),
 }  # fmt: skip
+# A head without which the first one has no meaning.
+_NEEDED_BY = {"crf": "token", "pair": "sentence", "exits": "sequence"}
 
 # Row that tests one field of ModelConfig -> (field, value); its verdicts come from the tables of the writers.
 _FIELD_ROWS: dict[str, tuple[str, Any]] = {
@@ -191,7 +193,9 @@ def _parts(spec: ModelSpec) -> list[str]:
 
 
 def keep_heads(weights: ModelBundle, names: Sequence[str]) -> ModelBundle:
-    """Return ``weights`` with only the heads in ``names``, and with the pooler if one of these heads needs it.
+    """Return ``weights`` with only the heads in ``names`` and those that these need: the token head for
+    ``crf``, the modules after the pooling for ``pair``, the sequence head for ``exits``, and the pooler for heads
+    that read it.
 
     Raises ``ValueError`` if the model lacks one of the heads in ``names``.
     """
@@ -199,12 +203,9 @@ def keep_heads(weights: ModelBundle, names: Sequence[str]) -> ModelBundle:
     unknown = [name for name in names if name not in parts]
     if unknown:
         raise ValueError(f"heads: the model has no {', '.join(unknown)}; it has {', '.join(parts) or 'none'}")
-    kept = set(names)
+    kept = {*names, *(_NEEDED_BY[name] for name in names if name in _NEEDED_BY)}
     if kept & {"nsp", "sequence", "choice"}:
         kept.add("pooler")
-    kept -= {"crf"} if "token" not in kept else set()
-    kept -= {"pair"} if "sentence" not in kept else set()
-    kept -= {"exits"} if "sequence" not in kept else set()
     heads = only_heads(spec.heads, kept)
     spec = dataclasses.replace(spec, heads=heads, sentence=spec.sentence if "sentence" in kept else None)
     params = {name: weights.params[name] for name in parameter_shapes(spec)}

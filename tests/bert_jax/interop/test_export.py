@@ -209,6 +209,13 @@ def test_heads_are_chosen_by_name(tmp_path):
     assert read_weights(tmp_path / "target").spec.heads.present() == ()
 
 
+@pytest.mark.parametrize("head", ["crf", "pair", "exits"])
+def test_a_chosen_head_brings_those_that_it_needs(tmp_path, head):
+    source(tmp_path / "source", SAMPLES[head])
+    exported(tmp_path, "npz", heads=(head,))
+    assert read_weights(tmp_path / "target").spec == SAMPLES[head]
+
+
 def test_the_first_values_of_vectors_are_exported(tmp_path):
     """Also where a dense layer comes before, and the division by the norm after them."""
     texts = ["w1 w2", "w3"]
