@@ -31,6 +31,13 @@ def test_ablations(monkeypatch, tmp_path):
         assert sum(row.count(" - |") for row in rows) == without_runs
 
 
+def test_evening(monkeypatch):
+    evening = load_benchmark("evening", monkeypatch)
+    rows, _ = evening.table(evening.Lines(DOCS / "results" / "evening.jsonl"))
+    page = (DOCS / "results.md").read_text(encoding="utf-8").splitlines()
+    assert len(rows) >= 2 + evening.POINTS and not [row for row in rows if row not in page]
+
+
 def test_small_models(monkeypatch):
     small = load_benchmark("small_models", monkeypatch)
     lines = [json.loads(line) for line in (DOCS / "results" / "small_models.jsonl").read_text().splitlines()]
