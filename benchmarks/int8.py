@@ -1,6 +1,6 @@
 """int8 ONNX programs: quality on STS-B and SST-2, size, and speed against float32 in onnxruntime.
 
-    python benchmarks/int8.py --model MINILM --glue DIR [--stsb FLOAT ROUNDED ...] [--sst2 FLOAT ROUNDED ...]
+    python benchmarks/int8.py --model MINILM --glue DIR [--stsb FLOAT ROUNDED]... [--sst2 FLOAT ROUNDED]...
         [--threads 1] [--output JSONL]
 
 MINILM is a model of sentence vectors, DIR has the folders STS-B and SST-2 of GLUE. Ranges are calibrated on the

@@ -65,8 +65,8 @@ _FIELDS_OF = {
     "span": ("span",), "choice": ("choice",), "crf": ("crf",), "pair": ("pair_labels", "pair_hidden"),
     "exits": ("exits",),
 }  # fmt: skip
-# A head without which the first one has no meaning.
-_NEEDED_BY = {"crf": "token", "pair": "sentence", "exits": "sequence"}
+# Head -> the head without which it has no meaning.
+_NEEDS = {"crf": "token", "pair": "sentence", "exits": "sequence"}
 
 # Row that tests one field of ModelConfig -> (field, value); its verdicts come from the tables of the writers.
 _FIELD_ROWS: dict[str, tuple[str, Any]] = {
@@ -203,7 +203,7 @@ def keep_heads(weights: ModelBundle, names: Sequence[str]) -> ModelBundle:
     unknown = [name for name in names if name not in parts]
     if unknown:
         raise ValueError(f"heads: the model has no {', '.join(unknown)}; it has {', '.join(parts) or 'none'}")
-    kept = {*names, *(_NEEDED_BY[name] for name in names if name in _NEEDED_BY)}
+    kept = {*names, *(_NEEDS[name] for name in names if name in _NEEDS)}
     if kept & {"nsp", "sequence", "choice"}:
         kept.add("pooler")
     heads = only_heads(spec.heads, kept)
