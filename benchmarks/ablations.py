@@ -35,21 +35,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from small_runs import (
-    DRAWN_WEIGHTS,
-    TRAINED,
-    Lines,
-    Options,
-    Rows,
-    Text,
-    cells,
-    forget,
-    paired,
-    pretrain,
-    report,
-    report_missing,
-)
-from small_tasks import RATE_SEED, RATES, SmallTask, score, texts, write_slots, write_table
+from small_runs import TRAINED, Lines, Options, Rows, Text, cells, forget, paired, pretrain, report, report_missing
+from small_tasks import DRAWN_WEIGHTS, RATE_SEED, RATES, SmallTask, score, texts, write_slots, write_table
 
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 

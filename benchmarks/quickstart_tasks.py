@@ -20,8 +20,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from small_runs import DRAWN_WEIGHTS, Lines, cells, command, paired, report
-from small_tasks import RATE_SEED, RATES, SmallTask, score, texts, write_intents, write_slots, write_table
+from small_runs import Lines, cells, command, paired, report
+from small_tasks import (
+    DRAWN_WEIGHTS,
+    RATE_SEED,
+    RATES,
+    SmallTask,
+    score,
+    texts,
+    write_intents,
+    write_slots,
+    write_table,
+)
 
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 

@@ -40,8 +40,6 @@ ROWS = 64  # of a held-out batch
 TRAINED = 1.0  # nats under the unigram distribution, from which a run counts as trained
 
 Options = Mapping[str, Any]
-# A run with these ends with the weights that were drawn: one step, whose update float32 rounds away.
-DRAWN_WEIGHTS: Options = {"training.num_steps": 1, "optimizer.learning_rate": 1e-12, "optimizer.warmup_steps": 0}
 
 
 def report(line: str) -> None:

@@ -17,6 +17,8 @@ RATES = (3e-4, 1e-3, 3e-3)
 RATE_SEED = 100  # of the runs that choose the rate
 RATE_TEXTS = 700  # for the choice of the rate
 SLOT_FILES = ("seq.in", "seq.out", "label")
+# A pretraining run with these ends with the weights that were drawn: one step, whose update float32 rounds away.
+DRAWN_WEIGHTS: Options = {"training.num_steps": 1, "optimizer.learning_rate": 1e-12, "optimizer.warmup_steps": 0}
 
 
 @dataclass(frozen=True)

@@ -45,19 +45,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from small_runs import (
-    DRAWN_WEIGHTS,
-    REPOSITORY,
-    Lines,
-    Options,
-    Text,
-    best_rate,
-    forget,
-    pretrain,
-    report,
-    words_of,
-)
-from small_tasks import RATE_SEED, score, texts
+from small_runs import REPOSITORY, Lines, Options, Text, best_rate, forget, pretrain, report, words_of
+from small_tasks import DRAWN_WEIGHTS, RATE_SEED, score, texts
 from story_table import picture, problems, tables
 from story_tasks import (
     FROZEN_RATES,
