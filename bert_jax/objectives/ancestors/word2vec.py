@@ -3,7 +3,7 @@
 Shapes: B rows, S tokens per row, N negatives per row, V vocabulary size, D width of a vector.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,6 @@ from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import Batch, Sums, padding_sums
 from bert_jax.tokenization import Tokenizer
 
-# Negatives that the words of a row share. Each counts objective.negatives / ROW_NEGATIVES times for every pair, so
-# the expected loss is that of word2vec, and the products are those of matrices. With 64, the neighbors of frequent
-# words show the noise that the words of a row share (docs/experiments.md).
-ROW_NEGATIVES = 192
 # Numbers of the random words of a token: those of subsampling and of the window; negatives follow.
 _KEEP, _WINDOW, _NEGATIVE = 0, 1, 2
 
@@ -55,6 +51,24 @@ def softplus(x: jax.Array) -> jax.Array:
 softplus.defjvps(lambda tangent, _, x: tangent * jax.nn.sigmoid(x))
 
 
+@jax.custom_vjp
+def rows_of_both(table_VxD: jax.Array, ids_BxS: jax.Array, negatives_BxN: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the rows of ``table`` for two arrays of ids, float32[B, S, D] and float32[B, N, D].
+
+    Both gradients are added to one array of the size of the table. Those of two ``jnp.take`` are two arrays and
+    their sum, with which a step of CBOW takes 1.1 times as long on a CPU.
+    """
+    return jnp.take(table_VxD, ids_BxS, axis=0), jnp.take(table_VxD, negatives_BxN, axis=0)
+
+
+def _add_to_table(saved: Any, grads: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None, None]:
+    table_VxD, ids_BxS, negatives_BxN = saved
+    return jnp.zeros_like(table_VxD).at[ids_BxS].add(grads[0]).at[negatives_BxN].add(grads[1]), None, None
+
+
+rows_of_both.defvjp(lambda *arguments: (rows_of_both(*arguments), arguments), _add_to_table)
+
+
 def is_context(windows: Windows) -> jax.Array:
     """Return float32[B, S, S], 1 where the second token is a context of the first one, otherwise 0."""
     places_S = jnp.arange(windows.ids_BxS.shape[1])
@@ -71,6 +85,11 @@ def over_contexts(contexts_BxSxS: jax.Array, values_BxSxE: jax.Array) -> jax.Arr
 
 class Word2vec(WordVectorObjective):
     """Base class of skip-gram and CBOW: subsampling of frequent words, windows of random size, negatives."""
+
+    # Negatives that the words of a row share. Each counts objective.negatives / row_negatives times for every pair,
+    # so the expected loss is that of word2vec, and the products are those of matrices. With few, the neighbors of
+    # frequent words show the noise that the words of a row share (docs/experiments.md).
+    row_negatives: ClassVar[int]
 
     display = Display(
         keys=("ns_loss",),
@@ -105,19 +124,18 @@ class Word2vec(WordVectorObjective):
             jnp.take_along_axis(x, order_BxS, axis=1) for x in (ids_BxS, sequence_ids_BxS * kept_BxS, sizes_BxS)
         )
         rows = TokenKey(random.key, random.sequence_keys[:, :1], random.positions[:, :1])
-        columns_N = _NEGATIVE + 2 * jnp.arange(ROW_NEGATIVES, dtype=jnp.int32)
+        columns_N = _NEGATIVE + 2 * jnp.arange(self.row_negatives, dtype=jnp.int32)
         words = _random_words(rows, columns_N), _random_words(rows, columns_N + 1)
         return Windows(*moved, self._noise.draw(*words))
 
     def negative_sums(
-        self, states_BxSxD: jax.Array, weights_BxSxN: jax.Array, table: jax.Array, windows: Windows
+        self, states_BxSxD: jax.Array, weights_BxSxN: jax.Array, negatives_BxNxD: jax.Array
     ) -> jax.Array:
         """Return the sum of the losses of the negatives, -log sigmoid(-u v): each vector v of ``states`` is
         compared with those of the negatives of its row, ``weights`` times."""
-        negatives_BxNxD = jnp.take(table, windows.negatives_BxN, axis=0)
         scores_BxSxN = jnp.einsum("bsd,bnd->bsn", states_BxSxD, negatives_BxNxD)
         total = jnp.sum(softplus(scores_BxSxN) * weights_BxSxN)
-        return total * (self.config.objective.negatives / ROW_NEGATIVES)
+        return total * (self.config.objective.negatives / self.row_negatives)
 
 
 def equals_negative(windows: Windows) -> jax.Array:
@@ -135,16 +153,19 @@ def _random_words(key: TokenKey, column: Any) -> jax.Array:
 class SkipGram(Word2vec):
     """Skip-gram: the vector of a word predicts each word of its window (Mikolov et al. 2013b, eq. 4)."""
 
+    row_negatives = 192
+
     def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
         words_VxD, contexts_VxD, _, _ = self.model.apply({"params": params}, batch, None)
         windows = self.windows(batch, key)
-        v_BxSxD, u_BxSxD = (jnp.take(table, windows.ids_BxS, axis=0) for table in (words_VxD, contexts_VxD))
+        v_BxSxD = jnp.take(words_VxD, windows.ids_BxS, axis=0)
+        u_BxSxD, negatives_BxNxD = rows_of_both(contexts_VxD, windows.ids_BxS, windows.negatives_BxN)
         contexts_BxSxS = is_context(windows)
         scores_BxSxS = jnp.einsum("bsd,btd->bst", v_BxSxD, u_BxSxD)
         total = jnp.sum(softplus(-scores_BxSxS) * contexts_BxSxS)
         # For each negative, the pairs of a token whose context it is not: word2vec leaves these out.
         apart_BxSxN = over_contexts(contexts_BxSxS, 1 - equals_negative(windows))
-        total += self.negative_sums(v_BxSxD, apart_BxSxN, contexts_VxD, windows)
+        total += self.negative_sums(v_BxSxD, apart_BxSxN, negatives_BxNxD)
         return {"ns_loss": (total, jnp.sum(contexts_BxSxS))} | padding_sums(batch["sequence_ids"])
 
 
@@ -152,10 +173,13 @@ class Cbow(Word2vec):
     """Continuous bag of words: the mean of the vectors of the window predicts the word in its middle (Mikolov et
     al. 2013a, section 3.1). As in word2vec, each vector of the window gets the whole gradient of the mean."""
 
+    row_negatives = 128
+
     def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
         words_VxD, contexts_VxD, _, _ = self.model.apply({"params": params}, batch, None)
         windows = self.windows(batch, key)
-        v_BxSxD, u_BxSxD = (jnp.take(table, windows.ids_BxS, axis=0) for table in (words_VxD, contexts_VxD))
+        v_BxSxD = jnp.take(words_VxD, windows.ids_BxS, axis=0)
+        u_BxSxD, negatives_BxNxD = rows_of_both(contexts_VxD, windows.ids_BxS, windows.negatives_BxN)
         contexts_BxSxS = is_context(windows)
         sum_BxSxD, count_BxS = over_contexts(contexts_BxSxS, v_BxSxD), jnp.sum(contexts_BxSxS, axis=-1)
         mean_BxSxD = jax.lax.stop_gradient(sum_BxSxD / jnp.maximum(count_BxS, 1)[..., None])
@@ -165,5 +189,5 @@ class Cbow(Word2vec):
         scores_BxS = jnp.sum(mean_BxSxD * u_BxSxD, axis=-1)
         total = jnp.sum(softplus(-scores_BxS) * has_context_BxS)
         weights_BxSxN = (1 - equals_negative(windows)) * has_context_BxS[..., None]
-        total += self.negative_sums(mean_BxSxD, weights_BxSxN, contexts_VxD, windows)
+        total += self.negative_sums(mean_BxSxD, weights_BxSxN, negatives_BxNxD)
         return {"ns_loss": (total, jnp.sum(has_context_BxS))} | padding_sums(batch["sequence_ids"])

@@ -9,7 +9,7 @@ from bert_jax.inference.loaded import load
 from bert_jax.model import to_canonical
 from bert_jax.objectives.ancestors.glove import co_occurrences
 from bert_jax.objectives.ancestors.sampling import AliasTable
-from bert_jax.objectives.ancestors.word2vec import ROW_NEGATIVES, keep_probabilities
+from bert_jax.objectives.ancestors.word2vec import keep_probabilities
 from bert_jax.objectives.ancestors.word_vectors import CONTEXTS, WORDS
 from bert_jax.training.state import initial_params
 
@@ -58,7 +58,7 @@ def test_gradient_of_skip_gram_is_that_of_each_pair_in_float64(key):
     key = None if key is None else jax.random.key(key)
     windows, pairs = pairs_of(objective, batch, key)
     flat = {name: np.asarray(x, np.float64) for name, x in to_canonical(params, 211).items()}
-    v, u, weight = flat[WORDS], flat[CONTEXTS], 5 / ROW_NEGATIVES
+    v, u, weight = flat[WORDS], flat[CONTEXTS], 5 / objective.row_negatives
     of_v, of_u, loss = np.zeros_like(v), np.zeros_like(u), 0.0
     for row, i, j in pairs:
         center, context = windows.ids_BxS[row, i], windows.ids_BxS[row, j]
@@ -84,7 +84,7 @@ def test_gradient_of_cbow_is_that_of_word2vec_in_float64():
     objective, params, batch = prepared("cbow", "--objective.window 3")
     windows, pairs = pairs_of(objective, batch, None)
     flat = {name: np.asarray(x, np.float64) for name, x in to_canonical(params, 211).items()}
-    v, u, weight = flat[WORDS], flat[CONTEXTS], 5 / ROW_NEGATIVES
+    v, u, weight = flat[WORDS], flat[CONTEXTS], 5 / objective.row_negatives
     of_v, of_u, loss = np.zeros_like(v), np.zeros_like(u), 0.0
     centers = sorted({(row, i) for row, i, _ in pairs})
     for row, i in centers:
