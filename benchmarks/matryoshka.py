@@ -1,14 +1,16 @@
 """Vectors that may be cut: training that expects it against training that does not, on STS-B.
 
     python benchmarks/matryoshka.py --model MINILM --data DIR --folder DIR [--seeds 0 1 2] [--table]
+        [--losses cosine cosent]
 
---model (all-MiniLM-L6-v2, vectors of 384 values) is tuned on STS-B's training pairs: ``plain``, and ``nested`` with
-sentence.matryoshka 96 48. Both are scored on dev at 384, 96 and 48 values: Spearman's correlation of the cosines of
-the first values. Rates are chosen on 700 training pairs that no run is trained on, with another seed, by the score
-of whole vectors. --data holds glue/STS-B.
+--model (all-MiniLM-L6-v2, vectors of 384 values) is tuned on STS-B's training pairs with each loss: ``plain``, and
+``nested`` with sentence.matryoshka 96 48. Both are scored on dev at 384, 96 and 48 values: Spearman's correlation
+of the cosines of the first values. Rates are chosen on 700 training pairs that no run is trained on, with another
+seed, by the score of whole vectors. --data holds glue/STS-B.
 
 The command may be stopped and started again: a finished run is a JSON line in FOLDER/lines.jsonl. Exit code 3
-unless ``nested`` is better by more than two standard errors at 96 and at 48, and at most 0.003 worse at 384.
+unless ``nested`` is better by more than two standard errors at 96 and at 48, and at most 0.003 worse at 384, with
+each of --losses.
 """
 
 import csv
@@ -30,7 +32,8 @@ from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 
 WIDTHS = (384, 96, 48)
 RATES = (1e-5, 3e-5, 1e-4)
-ARMS: dict[str, Options] = {"plain": {}, "nested": {"sentence.matryoshka": WIDTHS[1:]}}
+# The arms of each loss: without and with nested vectors.
+ARMS = {"cosine": ("plain", "nested"), "cosent": ("plain, cosent", "nested, cosent")}
 ALLOWED = 0.003
 TASK = SmallTask(
     "sbert_sts", lambda data, folder, seed: write_table(data / "glue/STS-B", folder, seed), "{}.tsv", "spearman",
@@ -53,8 +56,14 @@ def scores(model: Path, file: Path) -> dict[str, float]:
     return found
 
 
+def arm_options(arm: str) -> Options:
+    """Return the options by which the runs of an arm differ from the recipe."""
+    loss = next(loss for loss, arms in ARMS.items() if arm in arms)
+    return {"sentence.loss": loss} | ({"sentence.matryoshka": WIDTHS[1:]} if arm == ARMS[loss][1] else {})
+
+
 class Study:
-    """The runs of both arms."""
+    """The runs of all arms."""
 
     def __init__(self, model: Path | None, data: Path | None, folder: Path) -> None:
         self.model, self.data, self.folder = model, data, folder
@@ -66,7 +75,7 @@ class Study:
         if key not in self.lines.found:
             report(f"run {key}")
             files = texts(TASK, self.data, self.folder / "texts" / str(seed), seed)
-            own = dataclasses.replace(TASK, options={**TASK.options, **ARMS[arm]})
+            own = dataclasses.replace(TASK, options={**TASK.options, **arm_options(arm)})
             workdir = self.folder / "runs" / key.replace("/", "-")
             assert self.model is not None
             line = score(own, part, files, self.model, rate, seed, workdir, keep=True)
@@ -88,30 +97,31 @@ class Study:
         return {seed: line for seed, line in found.items() if line}
 
 
-def table(study: Study, seeds: Sequence[int]) -> tuple[list[str], bool]:
+def table(study: Study, seeds: Sequence[int], losses: Sequence[str] = tuple(ARMS)) -> tuple[list[str], bool]:
     """Return the lines of the table, and whether it is above the bars."""
-    rows = [cells(["values", "seeds", *ARMS, "nested - plain"]), cells(["---"] * 5)]
-    found = [study.results(arm, seeds) for arm in ARMS]
-    both, good = sorted(set(found[0]) & set(found[1])), True
-    for width in map(str, WIDTHS):
-        if not both:
-            return [*rows, cells([width, 0, "-", "-", "-"])], False
-        means = [f"{statistics.mean(each[seed][width] for seed in both):.4f}" for each in found]
-        difference = paired([found[1][seed][width] - found[0][seed][width] for seed in both])
-        rows.append(cells([width, len(both), *means, f"{difference.mean:+.4f} ± {difference.half:.4f}"]))
-        is_whole = width == str(WIDTHS[0])
-        good &= difference.mean >= -ALLOWED if is_whole else difference.mean > 2 * difference.error
+    rows, good = [cells(["loss", "values", "seeds", "plain", "nested", "nested - plain"]), cells(["---"] * 6)], True
+    for loss in losses:
+        found = [study.results(arm, seeds) for arm in ARMS[loss]]
+        both = sorted(set(found[0]) & set(found[1]))
+        good &= bool(both)
+        for width in map(str, WIDTHS if both else ()):
+            means = [f"{statistics.mean(each[seed][width] for seed in both):.4f}" for each in found]
+            difference = paired([found[1][seed][width] - found[0][seed][width] for seed in both])
+            plus_minus = f"{difference.mean:+.4f} ± {difference.half:.4f}"
+            rows.append(cells([loss, width, len(both), *means, plus_minus]))
+            is_whole = width == str(WIDTHS[0])
+            good &= difference.mean >= -ALLOWED if is_whole else difference.mean > 2 * difference.error
     return rows, good
 
 
 def main() -> int:
-    options = study_options(__doc__, model="the model that is tuned", seeds=(0, 1, 2))
+    options = study_options(__doc__, model="the model that is tuned", seeds=(0, 1, 2), losses=tuple(ARMS))
     keep_to_cpu_without_accelerator()
     study = Study(options.model, options.data, options.folder)
     for seed in () if options.table else options.seeds:
-        for arm in ARMS:
+        for arm in (arm for loss in options.losses for arm in ARMS[loss]):
             study.line("results", arm, seed, study.rate(arm))
-    rows, good = table(study, options.seeds)
+    rows, good = table(study, options.seeds, options.losses)
     print("\n".join(rows))
     return 0 if good else 3
 

@@ -74,14 +74,19 @@ def write_table(source: Path, folder: Path, seed: int, count: int | None = None)
     (folder / "results.tsv").write_text((source / "dev.tsv").read_text())
 
 
-def study_options(description: str, *, model: str, seeds: Sequence[int]) -> argparse.Namespace:
+def study_options(
+    description: str, *, model: str, seeds: Sequence[int], **subsets: Sequence[str]
+) -> argparse.Namespace:
     """Return the options of a command that tunes --model, ``model`` in words, on task files: model, data, folder,
-    seeds and table, with which nothing is trained, so that neither model nor data are needed."""
+    seeds and table, with which nothing is trained, so that neither model nor data are needed. Each of ``subsets``
+    is one more option, whose values are some of those given (default: all)."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help=model)
     parser.add_argument("--data", type=Path, help="folder of the task files")
     parser.add_argument("--folder", type=Path, required=True, help="texts, runs and finished lines")
     parser.add_argument("--seeds", type=int, nargs="+", default=[*seeds])
+    for name, values in subsets.items():
+        parser.add_argument(f"--{name}", nargs="+", choices=values, default=[*values])
     parser.add_argument("--table", action="store_true", help="train nothing")
     options = parser.parse_args()
     if not options.table and not (options.model and options.data):
