@@ -53,5 +53,5 @@ def test_matryoshka(monkeypatch, tmp_path):
     rows, _ = matryoshka.table(matryoshka.Study(None, None, tmp_path), [0, 1, 2])
     page = (DOCS / "results.md").read_text(encoding="utf-8").splitlines()
     measured = [line.rsplit(" | ", 1)[0] + " |" for line in page]  # without the column of the bars
-    assert len(rows) == 2 + len(matryoshka.WIDTHS)
+    assert len(rows) == 2 + len(matryoshka.ARMS) * len(matryoshka.WIDTHS)
     assert not [row for row in rows[2:] if row not in measured]
