@@ -140,7 +140,9 @@ class MaskedLm(PretrainObjective):
 
     def result_lines(self, final: Mapping[str, Any], samples: Sequence[Any]) -> list[str]:
         lines = []
-        if final:
+        if final and "mlm_loss" not in final:  # a student that learns no masked words
+            lines.append(f"held-out: loss {final['loss']:.4f}")
+        elif final:
             lines.append(
                 f"held-out: MLM loss {final['mlm_loss']:.4f} nats on {final['targets']:,} targets, "
                 f"accuracy {final['mlm_accuracy']:.4f}"

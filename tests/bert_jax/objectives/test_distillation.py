@@ -2,6 +2,7 @@
 student, refusals."""
 
 import dataclasses
+import json
 import re
 
 import jax
@@ -238,6 +239,19 @@ def test_it_trains_resumes_and_the_student_is_saved_alone(tmp_path):
     np.testing.assert_allclose(outputs[0]["mlm_logits"], outputs[1]["mlm_logits"], rtol=0, atol=1e-6)
     with pytest.raises(ValueError, match=r"^--teacher: missing; name the model that teaches; bert-jax plan"):
         train_synthetic(tiny_config(OPTIONS, "--training.num_steps 3"), tmp_path / "other")
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_a_run_ends_with_its_held_out_loss(preset, tmp_path, capsys):
+    """With mlm_weight 0, too: there is no loss of masked words."""
+    steps = "--training.num_steps 2 --training.eval_interval 2 --training.eval_batches 1"
+    config, workdir = tiny_config(OPTIONS, PRESETS[preset], steps), tmp_path / "run"
+    train_synthetic(config, workdir, teacher=teacher(config))
+    last = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-1])
+    assert ("mlm_loss" in last) == ("mlm_weight 0" not in PRESETS[preset])
+    named = f"MLM loss {last['mlm_loss']:.4f} nats on" if "mlm_loss" in last else f"loss {last['loss']:.4f}"
+    assert f"held-out: {named}" in capsys.readouterr().out
+    assert f"held-out: {named}" in (workdir / "report.html").read_text()
 
 
 def save(folder, vocab_size=40, seed=0, pieces=None):
