@@ -58,6 +58,7 @@ def texts_of(body: bytes) -> list:
         parts = text if isinstance(text, list) and len(text) == 2 else [text]
         if not all(isinstance(part, str) and part.strip() for part in parts):
             raise ValueError("a text is a string that is not blank, or a list of two such strings")
+        "".join(parts).encode()  # half a character (a lone surrogate) raises UnicodeEncodeError, a ValueError
     return texts
 
 

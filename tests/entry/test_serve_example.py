@@ -112,6 +112,8 @@ def test_wrong_and_large_requests(server):
         ({"texts": [7]}, "a text is a string that is not blank, or a list of two such strings"),
     ):
         assert post(address, body) == (400, {"error": message})
+    status, value = post(address, b'{"texts": ["\\ud800"]}')
+    assert status == 400 and value["error"].endswith("surrogates not allowed")
     status, value = post(address, b"", {"Content-Length": "5000000"})
     assert status == 413 and value == {"error": "Content-Length: 5000000; allowed: at most 4000000"}
     long = "w1 w2 " * 170_000  # a megabyte
