@@ -1,10 +1,7 @@
 """Answer HTTP requests with a model that `bert-jax export --format onnx` wrote: vectors of texts, or their classes.
 
-    pip install onnxruntime tokenizers numpy
-    python serve_onnx.py DIR [--host 127.0.0.1] [--port 8000]
-    curl localhost:8000 -d '{"texts": ["a text", ["a text", "its pair"]]}'
-
-A wrong request gets a status of 4xx and one line that says why."""
+pip install onnxruntime tokenizers numpy && python serve_onnx.py DIR [--host 127.0.0.1] [--port 8000]
+curl localhost:8000 -d '{"texts": ["a text", ["a text", "its pair"]]}'"""
 
 import argparse
 import json
@@ -15,36 +12,32 @@ import numpy as np
 import onnxruntime
 from tokenizers import Tokenizer
 
+FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 MOST_BYTES, MOST_TEXTS = 4_000_000, 64
 
 
 class Model:
     def __init__(self, folder: Path) -> None:
-        self.session = onnxruntime.InferenceSession(folder / "model.onnx")
-        config = json.loads((folder / "config.json").read_text())
+        self.session = onnxruntime.InferenceSession((folder / "model.onnx").resolve(strict=True))
+        metadata = self.session.get_modelmeta().custom_metadata_map.get("bert_jax", '{"model": {"heads": {}}}')
+        self.classes, self.problem = map(json.loads(metadata)["model"]["heads"].get, ("sequence_labels", "problem"))
+        self.output = "logits" if self.classes else "sentence_embedding"
+        if self.output not in [one.name for one in self.session.get_outputs()]:
+            raise ValueError(f"{folder}: has no output {self.output}; served: a model of classes or of vectors")
         settings = json.loads((folder / "tokenizer_config.json").read_text())
-        names = [one.name for one in self.session.get_outputs()]
-        self.output = next(name for name in ("sentence_embedding", "logits") if name in names)
-        self.classes = [name for _, name in sorted(config.get("id2label", {}).items(), key=lambda x: int(x[0]))]
-        self.problem = config.get("problem_type")
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer = Tokenizer.from_file(str((folder / "tokenizer.json").resolve(strict=True)))
         self.tokenizer.enable_truncation(settings["model_max_length"])
         self.tokenizer.enable_padding(pad_id=self.tokenizer.token_to_id(settings["pad_token"]))
 
     def answers(self, texts: list) -> list[dict]:
         read = self.tokenizer.encode_batch([tuple(text) if isinstance(text, list) else text for text in texts])
-        columns = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-        feed = {one.name: np.array([getattr(row, columns[one.name]) for row in read], np.int64)
-                for one in self.session.get_inputs()}  # fmt: skip
+        feed = {name: np.array([getattr(row, field) for row in read], np.int64) for name, field in FIELDS.items()}
         rows = self.session.run([self.output], feed)[0].astype(np.float64)
-        if self.output == "sentence_embedding":
-            answers = [{"embedding": row.tolist()} for row in rows]
-        else:
-            powers = np.exp(rows - rows.max(axis=1, keepdims=True))
-            scores = {"regression": rows, "multi_label_classification": 1 / (1 + np.exp(-rows))}.get(
-                self.problem, powers / powers.sum(axis=1, keepdims=True)
-            )
-            answers = [{"scores": dict(zip(self.classes, row, strict=True))} for row in scores.tolist()]
+        softmax = np.exp(rows - np.logaddexp.reduce(rows, axis=1, keepdims=True))
+        scores = {"regression": rows, "multi_label": 1 / (1 + np.exp(-rows))}.get(self.problem, softmax).tolist()
+        answers = [{"embedding": row} for row in rows.tolist()]
+        if self.output == "logits":
+            answers = [{"scores": dict(zip(self.classes, row, strict=True))} for row in scores]
         return [{**answer, "truncated": bool(one.overflowing)} for answer, one in zip(answers, read, strict=True)]
 
 
@@ -54,11 +47,10 @@ def texts_of(body: bytes) -> list:
     texts = given.get("texts") if isinstance(given, dict) else None
     if not isinstance(texts, list) or not 1 <= len(texts) <= MOST_TEXTS:
         raise ValueError(f'give {{"texts": [...]}} with 1 to {MOST_TEXTS} texts')
-    for text in texts:
-        parts = text if isinstance(text, list) and len(text) == 2 else [text]
-        if not all(isinstance(part, str) and part.strip() for part in parts):
-            raise ValueError("a text is a string that is not blank, or a list of two such strings")
-        "".join(parts).encode()  # half a character (a lone surrogate) raises UnicodeEncodeError, a ValueError
+    parts = [part for text in texts for part in (text if isinstance(text, list) and len(text) == 2 else [text])]
+    if not all(isinstance(part, str) and part.strip() for part in parts):
+        raise ValueError("a text is a string that is not blank, or a list of two such strings")
+    "".join(parts).encode()  # half a character (a lone surrogate) raises UnicodeEncodeError, a ValueError
     return texts
 
 
@@ -67,11 +59,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
-        self.close_connection = True  # unless the whole body is read
         if not length.isdecimal() or int(length) > MOST_BYTES:
-            return self.send(413, {"error": f"Content-Length: {length or 'none'}; allowed: at most {MOST_BYTES}"})
+            return self.send_error(413, f"Content-Length: {length or 'none'}")
         body = self.rfile.read(int(length))
-        self.close_connection = len(body) < int(length)
+        self.close_connection |= len(body) < int(length)
         try:
             return self.send(200, {"answers": self.server.model.answers(texts_of(body))})
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
@@ -79,9 +70,15 @@ class Handler(BaseHTTPRequestHandler):
         except ValueError as error:
             return self.send(400, {"error": str(error)})
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        self.close_connection = True
+        allowed = f"allowed: POST with a Content-Length of at most {MOST_BYTES}"
+        self.send(405 if code == 501 else code, {"error": f"{message}; {allowed}"})
+
     def send(self, status: int, value: dict) -> None:
         content = json.dumps(value).encode()
         self.send_response(status)
+        self.send_header("Allow", "POST")
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -94,7 +91,10 @@ if __name__ == "__main__":
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
-    server = ThreadingHTTPServer((options.host, options.port), Handler)
-    server.model = Model(options.folder)
+    try:
+        server = ThreadingHTTPServer((options.host, options.port), Handler)
+        server.model = Model(options.folder)
+    except (ValueError, OSError, OverflowError) as error:
+        parser.error(str(error))
     print(f"http://{options.host}:{server.server_port}", flush=True)
     server.serve_forever()

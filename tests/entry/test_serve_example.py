@@ -29,6 +29,11 @@ SPECS = {
     "vectors": ModelSpec(
         model=MODEL, heads=HeadsConfig(), sentence=SentenceConfig(), tokenizer=TokenizerConfig()
     ),
+    # Hugging Face's config.json has no word for this network, so the folder has none.
+    "pruned": ModelSpec(
+        model=dataclasses.replace(MODEL, layer_units=(8, 12), pooling="mean"), heads=LABELS,
+        tokenizer=TokenizerConfig(),
+    ),
 }  # fmt: skip
 
 
@@ -37,6 +42,7 @@ def server(request, tmp_path):
     """(address, what the model itself answers to texts)."""
     weights = dataclasses.replace(random_weights(SPECS[request.param]), tokenizer_content=VOCABULARY)
     write_onnx(tmp_path, weights)
+    assert (tmp_path / "config.json").exists() == (request.param != "pruned")
     words = [sys.executable, str(SCRIPT), str(tmp_path), "--port", "0"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
@@ -115,7 +121,14 @@ def test_wrong_and_large_requests(server):
     status, value = post(address, b'{"texts": ["\\ud800"]}')
     assert status == 400 and value["error"].endswith("surrogates not allowed")
     status, value = post(address, b"", {"Content-Length": "5000000"})
-    assert status == 413 and value == {"error": "Content-Length: 5000000; allowed: at most 4000000"}
+    allowed = "allowed: POST with a Content-Length of at most 4000000"
+    assert status == 413 and value == {"error": f"Content-Length: 5000000; {allowed}"}
+    for method in ("GET", "PUT"):
+        request = urllib.request.Request(address, method=method)
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(request, timeout=60)
+        assert (error.value.code, error.value.headers["Allow"]) == (405, "POST")
+        assert json.load(error.value) == {"error": f"Unsupported method ('{method}'); {allowed}"}
     long = "w1 w2 " * 170_000  # a megabyte
     status, value = post(address, {"texts": [long, "w3"]})
     assert status == 200 and [one["truncated"] for one in value["answers"]] == [True, False]
@@ -123,6 +136,22 @@ def test_wrong_and_large_requests(server):
     if "scores" in value["answers"][0]:
         (pair,) = values(post(address, {"texts": [["w3 w4", "w5"]]})[1]["answers"])
         np.testing.assert_allclose(pair, expected([["w3 w4", "w5"]])[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["nothing", "tags", "port"])
+def test_what_cannot_be_served_is_refused_in_one_line(case, tmp_path):
+    heads = HeadsConfig(token_labels=("a", "b")) if case == "tags" else LABELS
+    if case != "nothing":
+        spec = dataclasses.replace(SPECS["classes"], heads=heads)
+        write_onnx(tmp_path, dataclasses.replace(random_weights(spec), tokenizer_content=VOCABULARY))
+    words = [sys.executable, str(SCRIPT), str(tmp_path), "--port", "80000" if case == "port" else "0"]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    message = {
+        "nothing": f"No such file or directory: '{tmp_path / 'model.onnx'}'",
+        "tags": f"{tmp_path}: has no output sentence_embedding; served: a model of classes or of vectors",
+        "port": "port must be 0-65535",
+    }[case]
+    assert run.returncode == 2 and message in run.stderr.splitlines()[-1]
 
 
 def test_a_sentence_model_has_the_files_that_text_embeddings_inference_reads(tmp_path):
