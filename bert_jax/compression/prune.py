@@ -94,8 +94,10 @@ def prune_model(
     loaded = prepare(shallow, name=str(source))
     masks = _masks(loaded, shallow, pruning, options, report)
     smaller = cut(shallow, masks)
-    layers = f"{smaller.spec.model.num_layers} of {whole.spec.model.num_layers} layers"
-    lines = [layers, *_counts(shallow.spec.model, smaller.spec.model)]
+    lines = [
+        shallow.notes[-1] if pruning.layers else f"all of {whole.spec.model.num_layers} layers",
+        *_counts(shallow.spec.model, smaller.spec.model),
+    ]
     smaller = dataclasses.replace(smaller, origin={**whole.origin, "pruned": "; ".join(lines)}, notes=())
     head_size = shallow.spec.model.head_size
     reference = prepare(dataclasses.replace(shallow, params=masked(shallow.params, masks, head_size)))

@@ -58,7 +58,7 @@ def model_card(
         "## Data and training",
         _bullets(_training(origin)),
         "## Metrics",
-        _metrics(origin.get("metrics") or {}),
+        _metrics(origin),
     ]
     if notes:
         parts += ["## Notes", _bullets(notes)]
@@ -89,6 +89,10 @@ _KINDS = {
 
 
 _TAGS = {"none": "word-vectors", "nnlm": "nnlm", "lstm": "lstm", "bidirectional_lstm": "elmo"}
+
+
+# Key of the origin -> change of a model after its training, whose metrics are therefore those of another model.
+_CHANGES = {"pruned": "pruned", "pieces": "trimmed", "factorized": "factorized"}
 
 
 def _one_line(value: Any) -> str:
@@ -214,15 +218,21 @@ def _training(origin: Mapping[str, Any]) -> list[str]:
         )
     if not recipe:
         lines.append("data and training: not stated by the source")
-    return lines
+    return lines + [f"after training, {what}: {origin[key]}" for key, what in _CHANGES.items() if key in origin]
 
 
-def _metrics(metrics: Mapping[str, Any]) -> str:
+def _metrics(origin: Mapping[str, Any]) -> str:
+    metrics = origin.get("metrics") or {}
     numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float) and key != "step"}
     if not numbers:
         return "No metrics were recorded."
-    when = f"On held-out data at step {metrics['step']}:\n\n" if "step" in metrics else ""
-    return when + _table([(key, f"{value:.6g}") for key, value in sorted(numbers.items())])
+    when = [f"on held-out data at step {metrics['step']}"] if "step" in metrics else []
+    changes = " and ".join(what for key, what in _CHANGES.items() if key in origin)
+    when += [f"before the model was {changes}"] if changes else []
+    words = ", ".join(when)
+    return (f"{words[0].upper()}{words[1:]}:\n\n" if when else "") + _table(
+        [(key, f"{value:.6g}") for key, value in sorted(numbers.items())]
+    )
 
 
 # Head -> class that loads the authors' code, for families that transformers does not have.

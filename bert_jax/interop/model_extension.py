@@ -61,8 +61,8 @@ def initial_weights(options: RunOptions, given: Given) -> ModelBundle:
 
 
 def with_layers(weights: ModelBundle, layers: Sequence[int], option: str = "--init_layers") -> ModelBundle:
-    """Return a model whose layers are ``layers`` of ``weights``, counted from 0, in this order, without heads of
-    lower layers. ``option`` names the layers in messages.
+    """Return a model whose layers are ``layers`` of ``weights``, counted from 0, in this order. The heads of lower
+    layers (early exit) are left out, unless these are all layers. ``option`` names the layers in messages.
 
     Raises ``ValueError`` for a layer that the model lacks, and for a network whose layers differ from each other in
     more than their windows.
@@ -74,6 +74,9 @@ def with_layers(weights: ModelBundle, layers: Sequence[int], option: str = "--in
         raise ValueError(f"{given} with a model {what}; omit {option}")
     if not all(0 <= layer < count for layer in layers):
         raise ValueError(f"{given}; allowed: layers from 0 to {count - 1}")
+    note = f"layers {' '.join(map(str, layers))} of {count}"
+    if list(layers) == list(range(count)):
+        return dataclasses.replace(weights, notes=(*weights.notes, note))
     if model.norm_position == "pre_skip_first" and [layer for layer in layers if not layer] != list(layers[:1]):
         raise ValueError(f"{given}; allowed: layer 0 first, and only there, since it has no LayerNorm before it")
     windows = tuple(model.layer_windows[layer] for layer in layers) if model.attention_windows else ()
@@ -90,7 +93,9 @@ def with_layers(weights: ModelBundle, layers: Sequence[int], option: str = "--in
     sizes = {"attention_windows": windows, "layer_heads": heads, "layer_units": units}
     smaller = dataclasses.replace(model, num_layers=len(layers), **sizes)  # type: ignore[arg-type]
     spec = dataclasses.replace(weights.spec, model=smaller, heads=dataclasses.replace(weights.spec.heads, exits=()))
-    note = f"layers {' '.join(map(str, layers))} of {count}"
+    if weights.spec.heads.exits:
+        exits = " ".join(map(str, weights.spec.heads.exits))
+        note += f"; without the heads of layers {exits} (counted from 1), so that no prediction stops early"
     return dataclasses.replace(weights, spec=spec, params=params, notes=(*weights.notes, note))
 
 

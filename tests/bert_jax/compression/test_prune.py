@@ -96,7 +96,7 @@ def test_the_saved_model_is_a_model_as_any_other(tmp_path, capsys):
     part = load(tmp_path / "out")
     model = part.spec.model
     assert sum(model.heads_by_layer) == 6 and sum(model.units_by_layer) == 29 and model.num_layers == 2
-    assert printed[:2] == ["importance: gradients of 6 examples", "2 of 3 layers"]
+    assert printed[:2] == ["importance: gradients of 6 examples", "layers 0 2 of 3"]
     assert printed[2] == f"6 of 8 heads, by layer: {' '.join(map(str, model.heads_by_layer))}"
     assert printed[3] == f"29 of 48 units, by layer: {' '.join(map(str, model.units_by_layer))}"
     assert printed[4].startswith("parameters: ") and printed[5].startswith("operations for 64 tokens: ")
@@ -106,6 +106,17 @@ def test_the_saved_model_is_a_model_as_any_other(tmp_path, capsys):
     assert all(np.array_equal(again[name], values) for name, values in bundle.params.items())
     assert command(tmp_path / "out", tmp_path / "twice", "--units", 0.5, "--importance", "random") == 0
     assert sum(load(tmp_path / "twice").spec.model.units_by_layer) == 14
+
+
+def test_heads_of_lower_layers_stay_with_all_layers_and_go_with_a_word(tmp_path, capsys):
+    source = save(tmp_path / "whole", make_weights(HeadsConfig(pooler=True, sequence_labels=LABELS, exits=(1,))))
+    half = ("--units", 0.5, "--importance", "random", "--layers")
+    assert command(source, tmp_path / "all", *half, 0, 1) == 0
+    assert load(tmp_path / "all").spec.heads.exits == (1,)
+    assert command(source, tmp_path / "part", *half, 1) == 0
+    lost = "layers 1 of 2; without the heads of layers 1 (counted from 1), so that no prediction stops early"
+    assert lost in capsys.readouterr().out.splitlines()
+    assert load(tmp_path / "part").spec.heads.exits == ()
 
 
 @pytest.mark.slow

@@ -108,6 +108,18 @@ def test_a_family_that_transformers_lacks_is_loaded_with_its_authors_code(name, 
     assert 'SentenceTransformer("DIR", trust_remote_code=True)' in card
 
 
+def test_the_metrics_are_those_before_the_model_was_made_smaller():
+    origin = {"metrics": {"step": 9, "accuracy": 0.75}}
+    found = {}
+    for name, changes in (("whole", {}), ("small", {"pruned": "2 of 4 heads", "pieces": "20 of 40 pieces"})):
+        bundle = ModelBundle(spec=SPECS["sequence"], params={}, origin=origin | changes)
+        found[name] = model_card(bundle, "npz", "float32", None, [])
+    assert "On held-out data at step 9:\n\n| | |\n|---|---|\n| accuracy | 0.75 |" in found["whole"]
+    assert "after training" not in found["whole"]
+    assert "On held-out data at step 9, before the model was pruned and trimmed:\n\n| | |" in found["small"]
+    assert "- after training, pruned: 2 of 4 heads\n- after training, trimmed: 20 of 40 pieces" in found["small"]
+
+
 @pytest.mark.parametrize("format", ["onnx", "stablehlo"])
 def test_the_card_of_a_program_lists_the_outputs_that_it_gives(format):
     weights = ModelBundle(spec=SPECS["sequence"], params={})
