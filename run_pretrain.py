@@ -83,23 +83,29 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     from bert_jax.compression.teachers.find import check_vocabulary
     from bert_jax.compression.teachers.outputs import prepared_outputs
     from bert_jax.interop.initialization import check_padding, initial_model, pretraining_spec
+    from bert_jax.objectives.objective import TaughtObjective
     from bert_jax.process import hosts
     from bert_jax.tokenization import load_tokenizer
     from bert_jax.training.checkpoint.restore import saved_steps
     from bert_jax.training.pretrain import PretrainJob
     from bert_jax.training.run import train as run
     from data_pipeline.build.ensure import STOPPED, ensure_data, require_shards
-    from data_pipeline.build.vocabulary import place_vocabulary
+    from data_pipeline.build.vocabulary import existing_vocabulary, place_vocabulary
     from data_pipeline.read.pretrain_input import ShardSource
 
     def report(line: str) -> None:
         print(line, flush=True)
 
+    if teacher is not None and issubclass(objective, TaughtObjective):
+        objective(config, None).teach(teacher.spec)  # raises for a model that cannot teach this run
     with STOP.at_once(STOPPED):
         if start.vocabulary is not None and hosts.is_lead():
-            path, content = start.vocabulary
-            place_vocabulary(location(path), content)
+            name, content = start.vocabulary
+            place_vocabulary(location(name), content)
         hosts.barrier("vocabulary", options.host_timeout)
+        if teacher is not None and not config.data.mixture:
+            path, known = existing_vocabulary(config.data, config.model.vocab_size)
+            check_vocabulary(teacher, known, path)
         if hosts.count() == 1:
             vocabulary = ensure_data(config.data, vocab_size=config.model.vocab_size, report=report)
         else:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from bert_jax.cli.options import READABLE, Command, names_of, option
@@ -60,8 +61,10 @@ def benchmark_command(arguments: argparse.Namespace) -> None:
     for name in ("batches", "lengths"):
         if min(getattr(arguments, name)) < 1:
             raise ValueError(f"--{name}: {min(getattr(arguments, name))} is not allowed; allowed: 1 or more")
-    if arguments.seconds <= 0 or arguments.repeats < 1 or arguments.cpus < 0:
-        raise ValueError("--seconds, --repeats, --cpus: allowed: above 0, 1 or more, 0 or more")
+    if arguments.seconds <= 0 or arguments.repeats < 1:
+        raise ValueError("--seconds, --repeats: allowed: above 0, 1 or more")
+    if not 0 <= arguments.cpus <= (here := len(os.sched_getaffinity(0))):
+        raise ValueError(f"--cpus: {arguments.cpus} is not allowed; allowed: 1 to {here}, or 0 (all {here})")
     load = Load(arguments.batches, arguments.lengths, arguments.seconds, arguments.repeats, arguments.cpus)
     forms = arguments.forms or installed_forms()
     if missing := [form for form in FORMS if form not in forms and arguments.forms is None]:

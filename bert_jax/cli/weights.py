@@ -35,8 +35,10 @@ def export_command(arguments: argparse.Namespace) -> None:
 
         calibrate = functools.partial(calibrated, files=arguments.calibration, report=print)
     if arguments.check is not None:
+        from bert_jax.compression.examples import read_examples
         from bert_jax.compression.onnx.quality import check_program
 
+        read_examples([arguments.check])  # an unreadable file is told before the export
         check = functools.partial(
             check_program, file=arguments.check, allowed=arguments.check_loss, report=print, dtype=arguments.dtype
         )

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bert_jax.inference.text_files import read_texts
+from bert_jax.inference.text_files import read_texts, refuse_table
 from bert_jax.records import Answer, Record
 
 _LISTS = ("words", "choices", "labels", "tags", "negatives")
@@ -14,8 +14,10 @@ def read_examples(files: Sequence[str], *, allow_texts: bool = False) -> list[Re
     """Return the examples in ``files``: JSON objects with text, text_pair, words, choices, negatives, label,
     labels, tags and answers. With ``allow_texts``, a file whose name does not end in .jsonl has one text per line.
 
-    Raises ``ValueError`` (file and number of the example) for other objects.
+    Raises ``ValueError`` for a table, and (file and number of the example) for other objects.
     """
+    for name in files:
+        refuse_table(name)
     return [
         example(value, f"{name}: example {number}")
         for name in files

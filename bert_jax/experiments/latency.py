@@ -62,6 +62,8 @@ def benchmark(
     lengths = [length for length in load.lengths if length <= weights.spec.max_length]
     if not lengths:
         raise ValueError(f"--lengths: the model has {weights.spec.max_length} positions; give a smaller length")
+    if beyond := [str(length) for length in load.lengths if length not in lengths]:
+        report(f"lengths left out: {', '.join(beyond)}; the model has {weights.spec.max_length} positions")
     with tempfile.TemporaryDirectory(prefix="bert_jax-") as scratch:
         for form in forms:
             format, folder = FORMS[form][0], Path(scratch) / form

@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--vocab_size", type=int)
     given = parser.parse_args()
     available = sorted(os.sched_getaffinity(0))
-    cpus = min(given.cpus or len(available), len(available))
+    cpus = given.cpus or len(available)
     os.sched_setaffinity(0, available[:cpus])  # before any library starts its threads
     if given.form.startswith("onnx"):
         run = with_onnx(given.folder, cpus)

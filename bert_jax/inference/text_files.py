@@ -28,12 +28,14 @@ def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> It
 
     A file has one text per line, and blank lines are skipped; a file whose name ends in .gz is unpacked. With
     ``json_lines`` or the suffix .jsonl, a file has one JSON object per line, which is yielded unchanged. Raises
-    ``ValueError`` for a line that cannot be read (the message contains the file name and the line number), and for
-    texts both on the command line and in a file.
+    ``ValueError`` for a line that cannot be read (the message contains the file name and the line number), for
+    texts both on the command line and in a file, and for a blank text on the command line.
     """
     if texts:
         if source is not None:
             raise ValueError("texts on the command line and --input: give only one of them")
+        if not all(text.strip() for text in texts):
+            raise ValueError("a text on the command line is blank; give it words, or omit it")
         yield from texts
         return
     from_stdin = source in (None, "-")
@@ -51,6 +53,15 @@ def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> It
         if is_empty:
             other = "pass texts, --input FILE, or one per line on stdin" if from_stdin else "write one per line"
             raise ValueError(f"{name}: no text given; {other}")
+
+
+def refuse_table(name: str) -> None:
+    """Raise ``ValueError`` if ``name`` is a table (.csv, .tsv), where texts or JSON lines are read."""
+    if Path(name.removesuffix(".gz")).suffix in (".csv", ".tsv"):
+        raise ValueError(
+            f"{name}: a table; allowed: texts, one per line, or JSON lines; bert-data records prints those of a "
+            "table"
+        )
 
 
 def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> None:

@@ -1,5 +1,6 @@
 """``run_pretrain.py --teacher_outputs``: stored outputs against a teacher in the step, torn writing, refusals."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -97,6 +98,27 @@ def test_stored_outputs_teach_as_the_teacher_does(run, place):
     second = read_weights(place / "second").params
     for name, values in first.items():
         np.testing.assert_array_equal(second[name], values, err_msg=name)
+
+
+def test_a_wrong_teacher_is_refused_before_the_data_are_built(run, place, tmp_path):
+    """Another vocabulary, no masked-LM head, and a run whose vocabulary would be trained."""
+    weights = read_weights(save_teacher(tmp_path / "teacher"))
+    spec = weights.spec
+    other = dataclasses.replace(weights, tokenizer_content=content([*PIECES[:-1], "other"]))
+    write_saved(tmp_path / "other", other)
+    params = {name: array for name, array in weights.params.items() if not name.startswith("mlm_head/")}
+    write_saved(
+        tmp_path / "headless",
+        dataclasses.replace(weights, spec=dataclasses.replace(spec, heads=HeadsConfig()), params=params),
+    )
+    for teacher, words, message in (
+        ("other", [], "other: the model has another vocabulary than "),
+        ("headless", [], "--teacher: the model has no masked-LM head; set objective.soft_weight 0"),
+        ("teacher", ["--data.vocab", ""], "data.vocab: missing; set it to the vocabulary of the teacher, "),
+    ):
+        shards = ["--data.shards", tmp_path / "shards", *words]
+        assert message in run("refused", "--teacher", tmp_path / teacher, *shards, code=2)
+        assert not (tmp_path / "shards").exists()
 
 
 def test_the_most_probable_pieces(run, place):

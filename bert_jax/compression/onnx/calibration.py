@@ -11,7 +11,7 @@ import numpy as np
 from bert_jax.compression.onnx.session import open_session, padded
 from bert_jax.inference.engine import Text
 from bert_jax.inference.loaded import prepare
-from bert_jax.inference.text_files import read_texts
+from bert_jax.inference.text_files import read_texts, refuse_table
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.programs import write_calibration
 
@@ -25,9 +25,11 @@ def calibrated(weights: ModelBundle, files: Sequence[str], report: Callable[[str
     onnxruntime runs the float32 model on the first texts of ``files``, 1,000 in all.
 
     A file has one text per line (``.gz``: packed), or (``.jsonl``) objects with text and, for models of pairs,
-    text_pair. Raises ``ValueError`` for a file without texts, a model without a tokenizer, and if onnxruntime is
-    not installed.
+    text_pair. Raises ``ValueError`` for a file without texts, a table, a model without a tokenizer, and if
+    onnxruntime is not installed.
     """
+    for name in files:
+        refuse_table(name)
     share = -(-TEXTS // len(files))
     texts = [text for name in files for text in itertools.islice(_texts(name), share)]
     ranges: dict[str, tuple[float, float]] = {}

@@ -90,9 +90,12 @@ def _read(name: str) -> tuple[ModelBundle, dict[str, str]]:
     return weights, {"teacher": str(Path(name).absolute()), "digest": digest}
 
 
-def check_vocabulary(teacher: Teacher, tokenizer: Tokenizer, vocabulary: Path) -> None:
-    """Raise ``ValueError`` if the vocabulary of a run is not that of its teacher."""
-    if teacher.fingerprint not in (None, tokenizer.fingerprint):
+def check_vocabulary(teacher: Teacher, tokenizer: Tokenizer | None, vocabulary: Path) -> None:
+    """Raise ``ValueError`` if the vocabulary of a run is not that of its teacher. ``tokenizer``: of the file
+    ``vocabulary``; None if this file does not exist yet, so that it would be trained."""
+    if tokenizer is None and teacher.fingerprint is not None:
+        raise ValueError(f"data.vocab: missing; set it to the vocabulary of the teacher, {teacher.name}")
+    if tokenizer is not None and teacher.fingerprint not in (None, tokenizer.fingerprint):
         raise ValueError(
             f"--teacher {teacher.name}: the model has another vocabulary than {vocabulary}; set data.vocab to that "
             "of the teacher, or give a teacher with this one"

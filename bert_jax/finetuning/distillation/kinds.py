@@ -313,7 +313,7 @@ def columns(option: str, taught: Sequence[str], task: Task) -> list[int]:
     """Return the position in ``taught``, the names of the teacher's classes or tags, of each one of the student.
 
     ``option`` is ``data.labels`` or ``data.tags``. The teacher may have the names in the files or
-    ``data.label_names``. Raises ``ValueError`` if it has others.
+    ``data.label_names``. Raises ``ValueError``, without its subject, if it has others.
     """
     own = task.config.data.tags if option == "data.tags" else task.config.data.labels
     for names in (own, task.names):
@@ -323,7 +323,7 @@ def columns(option: str, taught: Sequence[str], task: Task) -> list[int]:
         f"{who}: {', '.join(names[:10])}{f' and {len(names) - 10} more' if len(names) > 10 else ''}"
         for who, names in (("teacher", taught), (option, own))
     )
-    raise ValueError(f"--teacher: the model has other names than {option} ({both}); give a teacher of this task")
+    raise ValueError(f"has other names than {option} ({both}); give a teacher of this task")
 
 
 def tag_logits(output: BertOutput, batch: Batch) -> jax.Array:

@@ -75,12 +75,17 @@ def taught_units(
 
 
 def check_teacher(soft: SoftTargets, teacher: Engine, teachers: int) -> None:
-    """Raise ``ValueError`` if a model cannot teach the student."""
+    """Raise ``ValueError`` if a model cannot teach the student: without its output layer, with other classes, or
+    with layers that cannot be compared."""
     given, spec, own = f"--teacher {teacher.name}: the model", teacher.spec, soft.task.config.model
     if not soft.has_head(spec):
         heads = ", ".join(spec.heads.present()) or "none"
         kind = soft.task.config.task.kind
         raise ValueError(f"{given} lacks {soft.needs} (heads: {heads}); give a model for task.kind {kind}")
+    try:
+        soft.order(spec.heads)
+    except ValueError as error:
+        raise ValueError(f"{given} {error}") from None
     if soft.layers:
         if teachers > 1:
             raise ValueError(

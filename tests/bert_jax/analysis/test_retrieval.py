@@ -131,6 +131,11 @@ def test_the_command_writes_what_fine_tuning_reads(files, capsys):
     (files / "bad.jsonl").write_text('{"text": "a"}\n')
     for change, message in (
         (["--count", "0"], "--count: 0 is not allowed; allowed: 1 or more"),
+        (["--margin", "3"], "--margin: 3.0 is not allowed; allowed: -2 or more and below 2, a difference of two"),
+        (
+            ["--pairs", "pairs.tsv"],
+            "pairs.tsv: a table; allowed: texts, one per line, or JSON lines; bert-data rec",
+        ),
         (["--corpus", str(files / "v.npy")], "v.npy: these are vectors; give a file of texts"),
         (["--pairs", str(files / "bad.jsonl")], "bad.jsonl: entry 1: not a pair; write"),
     ):

@@ -38,7 +38,8 @@ def test_every_form_is_timed(model, tmp_path, capsys, forms):
     if "onnx" in memory:
         assert memory["onnx"] < memory["jax"]  # that process has no jax
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == len(forms) + 1 + len(lines) and "p99 ms" in printed[len(forms)]
+    assert printed[0] == "lengths left out: 512; the model has 70 positions"
+    assert len(printed) == len(forms) + 2 + len(lines) and "p99 ms" in printed[len(forms) + 1]
 
 
 def test_a_form_that_cannot_hold_the_model_is_left_out(model, capsys, monkeypatch):
@@ -60,7 +61,8 @@ def test_bad_input(model, capsys, monkeypatch):
         (["--forms", "onnx"], "--forms: onnx: requires the package onnxruntime; install it, or omit onnx"),
         (["--lengths", "71"], "--lengths: the model has 70 positions; give a smaller length"),
         (["--batches", "0"], "--batches: 0 is not allowed; allowed: 1 or more"),
-        (["--seconds", "0"], "--seconds, --repeats, --cpus: allowed: above 0, 1 or more, 0 or more"),
+        (["--seconds", "0"], "--seconds, --repeats: allowed: above 0, 1 or more"),
+        (["--cpus", "4096"], "--cpus: 4096 is not allowed; allowed: 1 to "),
     ):
         assert main(["benchmark-inference", model, *words]) == 2
         (line,) = capsys.readouterr().err.splitlines()

@@ -316,7 +316,7 @@ BAD = {
     ),
     "labels": (
         "classification", "classification", {"sequence_labels": ("a", "b", "c")}, "",
-        r"^--teacher: the model has other names than data.labels \(teacher: a, b, c; data.labels: 0, 1, 2\); g",
+        r"^--teacher .*/t: the model has other names than data.labels \(teacher: a, b, c; data.labels: 0, 1, 2\)",
     ),
     "layers": (
         "classification", "classification", {"model": dataclasses.replace(MODEL, num_layers=3)},
