@@ -38,7 +38,7 @@ def export_command(arguments: argparse.Namespace) -> None:
         from bert_jax.compression.examples import read_examples
         from bert_jax.compression.onnx.quality import check_program
 
-        read_examples([arguments.check])  # an unreadable file is told before the export
+        read_examples([arguments.check])  # an unreadable file is refused before the export
         check = functools.partial(
             check_program, file=arguments.check, allowed=arguments.check_loss, report=print, dtype=arguments.dtype
         )
