@@ -101,7 +101,7 @@ def prune(options: FinetuneRunOptions, arguments: list[str]) -> None:
     """Train and prune in rounds (``--prune_heads``, ``--prune_units``)."""
     from bert_jax.compression.gradual import ROUNDS, Rounds, train_in_rounds
     from bert_jax.process import hosts
-    from data_pipeline.tasks import read_splits
+    from data_pipeline.tasks import read_splits, with_label_names
 
     if options.is_sweep:
         raise ValueError("--prune_heads, --prune_units: not allowed with --sweep and --seeds; omit these")
@@ -120,12 +120,18 @@ def prune(options: FinetuneRunOptions, arguments: list[str]) -> None:
             f"--prune_importance: gradient is not allowed with task.kind {config.task.kind}, whose loss is not of "
             "one head; use --prune_importance magnitude or movement"
         )
+    records = [with_label_names(one, config.data) for one in read_splits(config.data, config.task.kind)["train"]]
+    if options.prune_importance == "gradient" and not records:
+        raise ValueError(
+            "--prune_importance: gradient is not allowed without data.train, whose labels it reads; use magnitude, "
+            "movement or random"
+        )
     rounds = Rounds(
         heads=options.prune_heads,
         units=options.prune_units,
         count=options.prune_rounds,
         importance=options.prune_importance,
-        records=read_splits(config.data, config.task.kind)["train"],
+        records=records,
         seed=config.training.seed,
     )
 

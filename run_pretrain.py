@@ -56,12 +56,16 @@ def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfi
     from bert_jax.interop.initialization import plan_start
 
     workdir = location(options.folder("pretrain"))
-    start, settings = plan_start(PretrainConfig, options, workdir, arguments), ()
+    start = plan_start(PretrainConfig, options, workdir, arguments)
     teacher = find_teacher(options.teacher, workdir, options.teacher_outputs)
-    if teacher is not None:
-        settings = (Setting("--teacher", "objective.teacher_width", str(teacher.spec.model.hidden_size)),)
-    config = load_config(PretrainConfig, arguments, extra=RunOptions, extra_settings=(*start.settings, *settings))
+    config = load_config(PretrainConfig, arguments, extra=RunOptions, extra_settings=start.settings)
     check_name(config.objective)
+    if teacher is not None:
+        if (name := config.objective.name) != "distillation":
+            raise ValueError(f"--teacher: not allowed with objective.name {name}; set distillation, or omit it")
+        width = Setting("--teacher", "objective.teacher_width", str(teacher.spec.model.hidden_size))
+        settings = (*start.settings, width)
+        config = load_config(PretrainConfig, arguments, extra=RunOptions, extra_settings=settings)
     if teacher is not None and teacher.outputs and config.data.masking != "static":
         given = f"data.masking: {config.data.masking} is not allowed with --teacher_outputs"
         raise ValueError(f"{given}, because each pass has other masks; allowed: static")

@@ -5,10 +5,10 @@
 ``tuned`` is --model (all-MiniLM-L6-v2, 6 layers) tuned on 6,000 labels of SST-2; ``three`` the network of its
 layers 1, 3 and 5, taught by it on the same texts; ``halved`` has half of the heads and units of ``three`` and is
 taught again; ``trimmed`` has the vocabulary of those texts and of 20,000 others. Each is exported for onnxruntime
-in float32, and in int8 with ranges of the first 1,000 training texts. Accuracy is that on dev and 10,000 other training texts
-(95% interval of a share of so many texts: at most ±0.009), of one run; the time is the median of one text of 32
-tokens in onnxruntime, in rounds of all programs. --data holds glue/SST-2. The table ends with the commands of each
-model, which are those that were run.
+in float32, and in int8 with ranges of the first 1,000 training texts. Accuracy is that on dev and 10,000 other
+training texts (95% interval of a share of so many texts: at most ±0.009), of one run; the time is the median of one
+text of 32 tokens in onnxruntime, in rounds of all programs. --data holds glue/SST-2. The table ends with the
+commands of each model, which are those that were run.
 
 About 10 minutes. The command may be stopped and started again: finished steps in DIR are kept. Exit code 3 unless
 the int8 program of ``trimmed`` is 8 times smaller than that of ``tuned`` in float32, and 5 times as quick.

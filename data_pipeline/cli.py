@@ -218,13 +218,13 @@ def _inspect(words: list[str]) -> None:
 
 
 def _records(words: list[str]) -> None:
-    from data_pipeline.tasks import as_json, read_named
+    from data_pipeline.tasks import as_json, read_named, with_label_names
 
     if not words or words[0].startswith("--"):
         raise ValueError("bert-data records: no file before the options; run: bert-data records FILE [OPTIONS]")
     config = _config(FinetuneConfig, words[1:], TaskDataConfig, {"kind": "task.kind"})
     for record in read_named(words[0], config.data, config.task.kind, "dev"):
-        _report(json.dumps(as_json(record), ensure_ascii=False))
+        _report(json.dumps(as_json(with_label_names(record, config.data)), ensure_ascii=False))
 
 
 def _count(text: str) -> int:

@@ -160,7 +160,8 @@ COMMANDS = (
         option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
         option(
             "--corpus", required=True, nargs="+", metavar="FILE",
-            help="one text per line (.gz: packed), or JSON objects with \"text\" (.jsonl)",
+            help="one text per line (.gz: packed), or JSON objects with text, text_pair, words, choices and "
+            "negatives (.jsonl)",
         ),
         option(
             "--ngram", type=int, default=5, metavar="N",

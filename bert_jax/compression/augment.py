@@ -35,6 +35,8 @@ class Replacement:
                 raise ValueError(f"--{name}: {getattr(self, name)} is not allowed; allowed: 1 or more")
         if not 0 < self.share <= 1:
             raise ValueError(f"--share: {self.share} is not allowed; allowed: above 0, at most 1")
+        if self.seed < 0:
+            raise ValueError(f"--seed: {self.seed} is not allowed; allowed: 0 or more")
 
 
 @dataclass(frozen=True)

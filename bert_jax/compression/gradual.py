@@ -106,12 +106,13 @@ def train_in_rounds(
 
 
 def _same_rounds(path: Path, rounds: Rounds, source: str) -> None:
-    """Write the options of the rounds to ``path``. Raises ``ValueError`` if the file contains others."""
+    """Write the options of the rounds to ``path``. Raises ``ValueError`` if the file contains others, and a round
+    has begun with them."""
     now = {
         "--prune_heads": rounds.heads, "--prune_units": rounds.units, "--prune_rounds": rounds.count,
         "--prune_importance": rounds.importance, "training.seed": rounds.seed, "--init_from": whole_name(source),
     }  # fmt: skip
-    if not path.is_file():
+    if not path.is_file() or not (path.parent / "1").exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(now, indent=1))
         return

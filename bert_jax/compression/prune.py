@@ -68,8 +68,9 @@ class Pruning:
             if not self.start:
                 what = "missing; --importance movement requires the model with which training started"
             raise ValueError(f"--start: {what}")
-        if self.limit < 0:
-            raise ValueError(f"--limit: {self.limit} is not allowed; allowed: 0 (all) or more")
+        for name in ("limit", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name}: {getattr(self, name)} is not allowed; allowed: 0 or more")
 
 
 def prune_model(

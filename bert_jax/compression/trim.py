@@ -2,8 +2,9 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -65,13 +66,22 @@ def trim_model(
 def _texts(corpus: Sequence[str]) -> Iterator[str]:
     for name in corpus:
         refuse_table(name)
-        for value in read_texts((), name, False):
-            if isinstance(value, str):
-                yield value
-            elif isinstance(value.get("text"), str):
-                yield value["text"]
-            else:
-                raise ValueError(f'{name}: an object without "text"; write {{"text": "..."}}')
+        for number, value in enumerate(read_texts((), name, False), 1):
+            found = [value] if isinstance(value, str) else list(_texts_of(value))
+            if not found:
+                raise ValueError(f'{name}: entry {number}: an object without "text"; write {{"text": "..."}}')
+            yield from found
+
+
+def _texts_of(entry: Mapping[str, Any]) -> Iterator[str]:
+    """Yield all texts of an object that ``bert-data records`` or ``bert-jax mine`` prints; words are one text."""
+    for name in ("text", "text_pair"):
+        if isinstance(entry.get(name), str):
+            yield entry[name]
+    for name in ("words", "choices", "negatives", "negative"):
+        texts = entry.get(name)
+        if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
+            yield from [" ".join(texts)] if name == "words" else texts
 
 
 def _trimmed(weights: ModelBundle, part: Subset) -> ModelBundle:

@@ -105,7 +105,7 @@ def task_program(loaded: Engine, task: Task, head: str, exit_entropy: float | No
         raise ValueError(f"exit_entropy: not allowed with the {head} head; allowed with the sequence head")
     if not loaded.spec.heads.exits:
         remedy = "fine-tune it with loss.layers and loss.layer_heads own"
-        raise ValueError(f"{loaded.name}: exit_entropy: the lower layers have no heads; {remedy}")
+        raise ValueError(f"{loaded.name}: the lower layers have no heads for early exit; {remedy}")
     if not exit_entropy >= 0:
         raise ValueError(f"exit_entropy: {exit_entropy} is not allowed; allowed: from 0, in nats")
     ends = _ends(loaded)

@@ -207,7 +207,7 @@ class Distillation(TaughtObjective, MaskedLm):
             sums |= self._hidden(params, student, outputs[HIDDEN], batch)
         ids = batch["sequence_ids"]
         if options.attention_loss == "scores":
-            count = self.config.model.num_attention_heads
+            count = self.config.model.heads_by_layer[0]  # of all layers, of student and teacher
             of_teacher = [
                 [x.reshape(*x.shape[:2], count, -1) for x in layer.swapaxes(0, 1)]
                 for layer in outputs[ATTENTION].swapaxes(0, 1)

@@ -81,6 +81,7 @@ def in_batch_negatives_loss(
     embeddings_BxUxKxE: jax.Array,
     weights_BxU: jax.Array,
     classes_BxU: jax.Array | None = None,
+    texts_BxU: jax.Array | None = None,
     *,
     scale: float = 20.0,
     similarity: str = "cosine",
@@ -96,19 +97,21 @@ def in_batch_negatives_loss(
     Args:
         classes_BxU: int, class of each example; the positives of other examples of the same class as the anchor are
             not candidates. Not allowed with hard negatives.
+        texts_BxU: int, number of texts of each example, 2 to K; the vectors after them are not read. None: K.
         similarity: cosine or dot.
-        symmetric: if True, average the loss with the loss of retrieving the anchor of each positive among all
-            anchors.
+        symmetric: average the loss with that of retrieving the anchor of each positive among all anchors.
     """
     if similarity not in ("cosine", "dot"):
         raise ValueError(f"similarity: {similarity!r} is not allowed; allowed: cosine, dot")
     texts, width = embeddings_BxUxKxE.shape[2:]
-    x_nxKxE = _present(embeddings_BxUxKxE, weights_BxU).reshape(-1, texts, width)
+    counts_BxU = jnp.where(weights_BxU > 0, texts if texts_BxU is None else texts_BxU, 0)
+    has_text_BxUxK = jnp.arange(texts) < counts_BxU[..., None]
+    x_nxKxE = jnp.where(has_text_BxUxK[..., None], embeddings_BxUxKxE, 0.0).reshape(-1, texts, width)
     if similarity == "cosine":
         x_nxKxE = _unit(x_nxKxE)
     weights_n = weights_BxU.reshape(-1)
     all_NxKxE = _gather(x_nxKxE, axis)
-    is_there_N = _gather(weights_n, axis) > 0
+    has_text_KxN = _gather(has_text_BxUxK.reshape(-1, texts), axis).T
     own_n = jnp.arange(len(weights_n))
     if axis is not None:
         own_n += jax.lax.axis_index(axis) * len(weights_n)
@@ -120,19 +123,18 @@ def in_batch_negatives_loss(
         classes_N = _gather(classes_n, axis)
         is_alike_nxN = (classes_n[:, None] == classes_N) & (own_n[:, None] != jnp.arange(len(classes_N)))
 
-    def find(queries_nxE: jax.Array, candidates_KxNxE: jax.Array) -> Sums:
-        """Return the loss and the accuracy of retrieving the correct candidate of each query, as (sum, weight)
-        pairs. The correct candidate of query i is ``candidates[0, own[i]]``."""
+    def find(queries_nxE: jax.Array, candidates_KxNxE: jax.Array, is_there_KxN: jax.Array) -> Sums:
+        """Return the loss and the accuracy of retrieving ``candidates[0, own[i]]`` for each query i."""
         # The default precision on TPUs is bfloat16, whose error the scale would multiply.
         logits = scale * jnp.einsum("nE,KNE->nKN", queries_nxE, candidates_KxNxE, precision="highest")
-        is_candidate = is_there_N if is_alike_nxN is None else is_there_N & ~is_alike_nxN[:, None]
+        is_candidate = is_there_KxN if is_alike_nxN is None else is_there_KxN & ~is_alike_nxN[:, None]
         logits = jnp.where(is_candidate, logits, ABSENT).reshape(len(queries_nxE), -1)
         return weighted_cross_entropy("own", logits, own_n, weights_n)
 
-    sums = find(x_nxKxE[:, 0], all_NxKxE[:, 1:].swapaxes(0, 1))
+    sums = find(x_nxKxE[:, 0], all_NxKxE[:, 1:].swapaxes(0, 1), has_text_KxN[1:])
     loss, weight = sums["own_loss"]
     if symmetric:
-        backward, _ = find(x_nxKxE[:, 1], all_NxKxE[:, :1].swapaxes(0, 1))["own_loss"]
+        backward, _ = find(x_nxKxE[:, 1], all_NxKxE[:, :1].swapaxes(0, 1), has_text_KxN[:1])["own_loss"]
         loss = (loss + backward) / 2
     return {"loss": (loss, weight), "accuracy": sums["own_accuracy"]}
 

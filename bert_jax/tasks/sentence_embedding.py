@@ -52,6 +52,8 @@ class SentenceTask(Task):
         self._training = TRAININGS[config.sentence.loss](config, records)
         if self._training.label_type is not None:
             self.targets = {"labels": Target("unit", self._training.label_type)}  # type: ignore[misc]
+        if self._training.differs:
+            self.targets = {**self.targets, "texts": Target("unit", np.int32)}  # type: ignore[misc]
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
@@ -94,7 +96,8 @@ class SentenceTask(Task):
         units = []
         for i, (record, group) in enumerate(zip(records, groups, strict=True)):
             inputs = tuple(self._input(text, next(ids)) for text in group)
-            targets = {"labels": self._training.label(record)} if training and self.targets else {}
+            targets = {"labels": self._training.label(record)} if training and "labels" in self.targets else {}
+            targets |= {"texts": len(inputs)} if training and "texts" in self.targets else {}
             units.append(ModelInput(i, inputs, targets, float(training)))
         return units
 

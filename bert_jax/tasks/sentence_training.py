@@ -31,8 +31,11 @@ class SentenceTraining(ABC):
     texts = 2
     # Dtype of the label of an example; None: no label.
     label_type: type | None = None
-    # True if the texts after the second one are negatives.
+    # True if the texts after the second one are negatives; True if an example may have fewer of them than others.
     has_negatives = False
+    has_any_number = False
+    # True if examples differ in their number of texts, which the batch then has as ``texts``.
+    differs = False
 
     def __init__(self, config: FinetuneConfig, records: Sequence[Record]) -> None:
         self.config, self.options = config, config.sentence
@@ -50,10 +53,10 @@ class SentenceTraining(ABC):
             raise ValueError(
                 f"{source}: no second text; sentence.loss {loss} requires one; check data.columns (role text_pair)"
             )
-        if self.has_negatives and len(record.negatives) != self.texts - 2:
+        if self.has_negatives and not self.has_any_number and len(record.negatives) != self.texts - 2:
             raise ValueError(
-                f"{source}: {len(record.negatives)} negatives; sentence.loss {loss} requires {self.texts - 2}, "
-                "the same number in every record; check data.columns (role negative)"
+                f"{source}: {len(record.negatives)} negatives; sentence.loss {loss} requires {self.texts - 2} in "
+                "every record; check data.columns (role negative), or use sentence.loss negatives"
             )
 
     def examples(self, records: Sequence[Record]) -> list[tuple[str, ...]]:
@@ -135,20 +138,23 @@ class Negatives(SentenceTraining):
     """Retrieval of the second text of a pair among all second texts and hard negatives in the batch."""
 
     has_negatives = True
+    has_any_number = True
 
     def __init__(self, config: FinetuneConfig, records: Sequence[Record]) -> None:
         super().__init__(config, records)
         if self.pairs_from_classes:
             self.label_type = np.int32
         elif self.has_negatives:
-            self.texts = 2 + max((len(record.negatives) for record in records), default=0)
+            counts = {len(record.negatives) for record in records}
+            self.texts, self.differs = 2 + max(counts, default=0), len(counts) > 1
 
     def loss(self, vectors_BxUxKxE: jax.Array, logits: Logits, batch: Batch, axis: str | None) -> Sums:
         # Texts of the same class as the anchor are not negatives.
         classes_BxU = batch["labels"] if self.label_type is not None else None
         return in_batch_negatives_loss(
-            vectors_BxUxKxE, batch["weights"], classes_BxU, scale=self.options.scale, axis=axis
-        )
+            vectors_BxUxKxE, batch["weights"], classes_BxU, batch["texts"] if self.differs else None,
+            scale=self.options.scale, axis=axis,
+        )  # fmt: skip
 
 
 class SimCse(Negatives):

@@ -2,6 +2,8 @@
 
 from data_pipeline.tasks.reading import read_file
 from data_pipeline.tasks.record_splits import read_named, read_splits, read_unlabelled, split_names
-from data_pipeline.tasks.tables import as_json
+from data_pipeline.tasks.tables import as_json, with_label_names
 
-__all__ = ["as_json", "read_file", "read_named", "read_splits", "read_unlabelled", "split_names"]
+__all__ = [
+    "as_json", "read_file", "read_named", "read_splits", "read_unlabelled", "split_names", "with_label_names",
+]  # fmt: skip

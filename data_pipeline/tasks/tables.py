@@ -127,6 +127,17 @@ def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
         yield make_record(fields, source=source, number=number, separator=data.label_separator)
 
 
+def with_label_names(record: Record, data: TaskDataConfig) -> Record:
+    """Return ``record`` with the names in ``data.label_names``, if there are any, instead of the labels in the
+    files."""
+    if not data.label_names:
+        return record
+    names = dict(zip(data.labels, data.label_names, strict=True))
+    label = None if record.label is None else names.get(record.label, record.label)
+    labels = None if record.labels is None else tuple(names.get(one, one) for one in record.labels)
+    return dataclasses.replace(record, label=label, labels=labels)
+
+
 def as_json(record: Record) -> dict[str, Any]:
     """Return the nonempty fields of ``record`` as the JSON object of a .jsonl file."""
     empty = Record(id="", source=record.source)

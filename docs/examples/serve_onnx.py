@@ -94,7 +94,7 @@ if __name__ == "__main__":
     try:
         server = ThreadingHTTPServer((options.host, options.port), Handler)
         server.model = Model(options.folder)
-    except (ValueError, OSError, OverflowError) as error:
+    except Exception as error:  # also onnxruntime's own, for a file that is not whole
         parser.error(str(error))
     print(f"http://{options.host}:{server.server_port}", flush=True)
     server.serve_forever()

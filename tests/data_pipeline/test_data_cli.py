@@ -219,6 +219,13 @@ def test_records_come_out_as_json_lines_that_are_read_again(
     assert main(["records", str(tmp_path / "again.jsonl")]) == 0
     assert capsys.readouterr().out == lines
 
+    # With a recipe that names the classes, the lines have these names, as the model does.
+    named = "  labels: ['1', '0']\n  label_names: [good, bad]\n"
+    recipe.write_text(recipe.read_text() + named)
+    assert main(["records", "films.tsv", "--config", str(recipe)]) == 0
+    found = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
+    assert found == ["good", "bad"]
+
     answers = [{"text": "Rome", "answer_start": 3}]
     questions = [
         {"id": "a", "text": "Where?", "text_pair": "in Rome", "answers": answers},

@@ -99,7 +99,15 @@ def test_bad_input_is_refused_before_anything_is_trained(tune, tmp_path):
         ("--prune_units 0.5 --prune_importance movement --init_layers 0", "movement is not allowed with --init_la"),
         ("--prune_heads 0.2 --prune_rounds 1", "0.2 of 4 leaves a layer with none"),
         ("--prune_heads 0.5 --task.kind joint", "gradient is not allowed with task.kind joint"),
+        ("--prune_heads 0.5 --data.train", "gradient is not allowed without data.train, whose labels it reads"),
     ):
         code, out = tune("w", words)
         assert code == 2 and message in out.splitlines()[-1], out
         assert not (tmp_path / "w").exists()
+
+
+def test_a_run_that_fails_before_its_first_round_fixes_no_options(tune, tmp_path):
+    code, out = tune("w", f"--prune_heads 0.5 --teacher {tmp_path / 'none'}")
+    assert code == 2 and "none: does not exist" in out, out
+    code, out = tune("w", f"--prune_heads 0.75 --teacher {tmp_path / 'none'}")
+    assert code == 2 and "none: does not exist" in out, out

@@ -138,18 +138,21 @@ def test_wrong_and_large_requests(server):
         np.testing.assert_allclose(pair, expected([["w3 w4", "w5"]])[0], atol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["nothing", "tags", "port"])
+@pytest.mark.parametrize("case", ["nothing", "tags", "port", "damaged"])
 def test_what_cannot_be_served_is_refused_in_one_line(case, tmp_path):
     heads = HeadsConfig(token_labels=("a", "b")) if case == "tags" else LABELS
     if case != "nothing":
         spec = dataclasses.replace(SPECS["classes"], heads=heads)
         write_onnx(tmp_path, dataclasses.replace(random_weights(spec), tokenizer_content=VOCABULARY))
+    if case == "damaged":
+        (tmp_path / "model.onnx").write_bytes(b"no ONNX")
     words = [sys.executable, str(SCRIPT), str(tmp_path), "--port", "80000" if case == "port" else "0"]
     run = subprocess.run(words, capture_output=True, text=True, timeout=120)
     message = {
         "nothing": f"No such file or directory: '{tmp_path / 'model.onnx'}'",
         "tags": f"{tmp_path}: has no output sentence_embedding; served: a model of classes or of vectors",
         "port": "port must be 0-65535",
+        "damaged": "INVALID_PROTOBUF",
     }[case]
     assert run.returncode == 2 and message in run.stderr.splitlines()[-1]
 

@@ -100,7 +100,7 @@ def test_stored_outputs_teach_as_the_teacher_does(run, place):
         np.testing.assert_array_equal(second[name], values, err_msg=name)
 
 
-def test_a_wrong_teacher_is_refused_before_the_data_are_built(run, place, tmp_path):
+def test_a_wrong_teacher_is_refused_before_the_data_are_built(run, place, pretrain, tmp_path):
     """Another vocabulary, no masked-LM head, and a run whose vocabulary would be trained."""
     weights = read_weights(save_teacher(tmp_path / "teacher"))
     spec = weights.spec
@@ -119,6 +119,10 @@ def test_a_wrong_teacher_is_refused_before_the_data_are_built(run, place, tmp_pa
         shards = ["--data.shards", tmp_path / "shards", *words]
         assert message in run("refused", "--teacher", tmp_path / teacher, *shards, code=2)
         assert not (tmp_path / "shards").exists()
+    plain = tmp_path / "plain.yaml"
+    plain.write_text(yaml.safe_dump(yaml.safe_load((place / "recipe.yaml").read_text()) | {"objective": {}}))
+    code, _, err = pretrain("--config", plain, "--teacher", tmp_path / "teacher", "--workdir", tmp_path / "w")
+    assert code == 2 and "--teacher: not allowed with objective.name masked_lm; set distillation" in err
 
 
 def test_the_most_probable_pieces(run, place):

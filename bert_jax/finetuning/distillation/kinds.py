@@ -323,7 +323,8 @@ def columns(option: str, taught: Sequence[str], task: Task) -> list[int]:
         f"{who}: {', '.join(names[:10])}{f' and {len(names) - 10} more' if len(names) > 10 else ''}"
         for who, names in (("teacher", taught), (option, own))
     )
-    raise ValueError(f"has other names than {option} ({both}); give a teacher of this task")
+    remedy = f"give a teacher of this task, or set {option} to its names"
+    raise ValueError(f"has other names than {option} ({both}); {remedy}")
 
 
 def tag_logits(output: BertOutput, batch: Batch) -> jax.Array:

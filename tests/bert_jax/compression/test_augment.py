@@ -92,6 +92,7 @@ def test_the_command(tmp_path, capsys):
         (["--share", "0"], "--share: 0.0 is not allowed; allowed: above 0, at most 1"),
         (["--copies", "0"], "--copies: 0 is not allowed; allowed: 1 or more"),
         (["--model", str(tmp_path / "plain")], "no masked-LM head; use a model that has one"),
+        (["--seed", "-1"], "--seed: -1 is not allowed; allowed: 0 or more"),
         (["--input", str(tmp_path / "bad.jsonl")], "bad.jsonl: entry 1: no text; write"),
     ):
         assert main([*words, "--input", str(tmp_path / "in.txt"), *change]) == 2

@@ -202,7 +202,7 @@ def test_bad_input_is_refused_in_one_line(saved, weights, tmp_path, capsys):
     bare = examples(tmp_path / "bare.jsonl", lambda i: None)
     cases = (
         (["predict", "--model", saved, "--exit_entropy", "-1", "w1"], "exit_entropy: -1.0 is not allowed"),
-        (["predict", "--model", tmp_path / "plain", "--exit_entropy", "1", "w1"], "the lower layers have no heads"),
+        (["predict", "--model", tmp_path / "plain", "--exit_entropy", "1", "w1"], "have no heads for early exit"),
         (["early-exit", "--model", tmp_path / "plain", "--examples", file], "loss.layer_heads own"),
         (["early-exit", "--model", saved, "--examples", file, "--entropies", "0"], "--entropies: 0.0 is not"),
         (["early-exit", "--model", saved, "--examples", bare], "no example has a label"),

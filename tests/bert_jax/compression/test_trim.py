@@ -63,6 +63,21 @@ def test_outputs_are_those_of_the_whole_model(tmp_path, corpus, capsys):
     assert f"{len(kept)} of {len(kept)} pieces are kept" in capsys.readouterr().out
 
 
+def test_all_texts_of_an_object_count(tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    entries = [
+        {"text": "w1", "text_pair": "w2", "label": "no"},
+        {"text": "w3", "choices": ["w4", "w5"], "negative": ["w6"]},
+        {"words": ["w7", "w8"], "tags": ["O", "O"], "negatives": ["w9"]},
+    ]
+    corpus.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    source = save(tmp_path / "whole", make_weights(HeadsConfig(pooler=True)))
+    assert command(source, tmp_path / "out", corpus, "--ngram", "0") == 0
+    tokenizer = load(tmp_path / "out").tokenizer
+    kept = set(tokenizer.pieces(range(tokenizer.vocab_size)))
+    assert {word for word in words(40) if word[0] == "w"} & kept == {f"w{i}" for i in range(1, 10)}
+
+
 def test_every_array_of_pieces_is_cut(tmp_path, corpus):
     """Factorized embeddings, an output layer of its own, and an id in the description."""
     sizes = {"embedding_size": 8, "tied_output": False, "separator_id": PIECES.index("[SEP]")}
@@ -115,7 +130,7 @@ def test_bad_input_is_one_line(tmp_path, corpus, capsys):
         (source, tmp_path / "full", corpus, "not empty; give a new folder"),
         (source, tmp_path / "out", tmp_path / "none.txt", "none.txt"),
         (source, tmp_path / "out", tmp_path / "empty.txt", "empty.txt: no text given; write one per line"),
-        (source, tmp_path / "out", tmp_path / "other.jsonl", 'other.jsonl: an object without "text"'),
+        (source, tmp_path / "out", tmp_path / "other.jsonl", 'other.jsonl: entry 1: an object without "text"'),
         (bare, tmp_path / "out", corpus, "the model has no tokenizer; add its vocabulary file"),
         (tmp_path / "no_model", tmp_path / "out", corpus, "no_model"),
     ):

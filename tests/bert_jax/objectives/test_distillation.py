@@ -139,6 +139,28 @@ def test_attention_is_that_of_queries_keys_and_values():
         np.testing.assert_allclose(sums["attention_loss"], expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_attention_of_networks_with_pruned_heads(count):
+    """All layers of student and teacher have ``count`` of 4 heads."""
+    changes = {"num_attention_heads": 4, "layer_heads": (count,) * LAYERS}
+    config = tiny_config(OPTIONS, PRESETS["tinybert"], "--model.num_attention_heads 4")
+    pruned = dataclasses.replace(config.model, layer_heads=(count,) * config.model.num_layers)
+    config = dataclasses.replace(config, model=pruned)
+    objective, params_t = taught(config, **changes)
+    params, batch = initial_params(objective.model, 3), random_batch(config, rows=4)
+    sums = objective.taught_sums(params, params_t, batch, None, axis=None)
+    expected = 0.0
+    for own, of in ((0, 1), (1, 3)):
+        vectors = []
+        for model, layer, values in ((objective.model, own, params), (objective.teacher, of, params_t)):
+            x = model.apply({"params": values}, batch).hidden_states[layer]
+            kernels = values["encoder"][f"layer_{layer}"]["attention"]
+            flat = [x @ kernels[name]["kernel"] + kernels[name]["bias"] for name in ("query", "key")]
+            vectors.append([one.reshape(*one.shape[:2], count, -1) for one in flat])
+        expected += score_loss("x", *vectors, batch["sequence_ids"])["x_loss"][0]
+    np.testing.assert_allclose(sums["attention_loss"][0], expected, rtol=1e-5)
+
+
 def test_the_last_hidden_states_without_a_projection():
     config = tiny_config(OPTIONS, PRESETS["distilbert"], f"--model.hidden_size {WIDTH}")
     objective, params_t = taught(config)

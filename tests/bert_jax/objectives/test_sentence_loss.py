@@ -98,6 +98,12 @@ OVER_REPLICAS = {
     "negatives": (4, in_batch_negatives_loss),
     "negatives_dot": (2, functools.partial(in_batch_negatives_loss, similarity="dot", scale=0.1)),
     "negatives_symmetric": (3, functools.partial(in_batch_negatives_loss, symmetric=True)),
+    "negatives_of_any_number": (
+        4,
+        lambda x, targets, weights, axis: in_batch_negatives_loss(
+            x, weights, texts_BxU=2 + (targets * 2).astype(int), axis=axis
+        ),
+    ),
     "negatives_of_classes": (
         2, lambda x, classes, weights, axis: in_batch_negatives_loss(x, weights, classes, axis=axis)
     ),
@@ -116,7 +122,7 @@ def test_replicas_equal_one_device(case, sizes):
     weights = (rng.random((16, 3)) < 0.7).astype(np.float32)
     weights[2:4] = 0
     targets = rng.integers(0, 5, (16, 3)).astype(np.float32) / 4
-    labels = (targets,) if case in ("cosent", "negatives_of_classes") else ()
+    labels = (targets,) if case in ("cosent", "negatives_of_classes", "negatives_of_any_number") else ()
 
     def loss(kernel, x, weights, *labels, axis=None):
         sums = function(x @ kernel, *labels, weights, axis=axis)
@@ -149,6 +155,26 @@ def test_replicas_equal_one_device(case, sizes):
     assert np.linalg.norm(x_apart - x_gradient) <= 1e-6 * np.linalg.norm(x_gradient)
     assert not np.any(np.asarray(x_apart)[weights == 0])
     np.testing.assert_allclose(jax.tree.leaves(sums_apart), jax.tree.leaves(sums), rtol=1e-6)
+
+
+def test_texts_that_an_example_lacks_are_no_candidates():
+    """Against a softmax over the texts that are there; the vectors of the others are not read."""
+    rng = np.random.default_rng(1)
+    x, counts = rng.normal(size=(2, 3, 4, 8)).astype(np.float32), np.array([[2, 4, 3], [2, 2, 3]])
+    weights = np.ones((2, 3), np.float32)
+    unit = (x / np.linalg.norm(x, axis=-1, keepdims=True)).reshape(6, 4, 8).astype(np.float64)
+    there = np.arange(1, 4) < counts.reshape(6, 1)
+    scores = 20 * unit[:, 0] @ unit[:, 1:].reshape(18, 8).T
+    sums = np.log(np.exp(scores[:, there.reshape(-1)]).sum(1))
+    expected = (sums - 20 * np.sum(unit[:, 0] * unit[:, 1], axis=-1)).sum()
+    x[np.arange(4) >= counts[..., None]] = np.nan
+
+    def loss(x):
+        return in_batch_negatives_loss(x, weights, texts_BxU=counts)["loss"][0]
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(x)
+    assert float(value) == pytest.approx(expected, rel=1e-5)
+    assert np.isfinite(gradient).all() and not np.any(np.asarray(gradient)[np.isnan(x)])
 
 
 def test_accuracies():

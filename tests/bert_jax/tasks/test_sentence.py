@@ -83,6 +83,21 @@ def test_texts_that_training_has_no_use_for_are_not_seen():
     assert SentenceTask(config, TOKENIZER, classes).sequences_per_unit == 2
 
 
+def test_examples_may_differ_in_their_number_of_negatives(tmp_path):
+    """As those that bert-jax mine writes; a triplet has exactly one."""
+    records = [*texts(6, 0, 2), *texts(6, 1), *texts(6, 2, 1)]
+    run(
+        saved_model(tmp_path / "model"), tmp_path / "w",
+        "--task.kind sentence --sentence.loss negatives --training.num_epochs 1", {"train": records},
+    )  # fmt: skip
+    task = SentenceTask(task_of("negatives").config, TOKENIZER, records)
+    units = task.featurize(records, training=True)
+    assert [unit.targets["texts"] for unit in units] == [4] * 6 + [2] * 6 + [3] * 6
+    assert [len(unit.sequences) for unit in units] == [4] * 6 + [2] * 6 + [3] * 6
+    with pytest.raises(ValueError, match=r"^file:1: 2 negatives; sentence.loss triplet requires 1 in every record"):
+        SentenceTask.from_data(task_of("triplet").config, {"train": records})
+
+
 def test_a_negative_without_a_second_text_is_none():
     task = task_of("negatives")
     (unit,) = task.featurize([dataclasses.replace(texts(1, 0, 1)[0], text_pair=None)], training=False)
