@@ -31,7 +31,7 @@ from bert_jax.hashing import permutation
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 
 OF_INTENT, SST2_LABELS, SST2_UNLABELLED, SST2_SCORED = 10, 1000, 20_000, 10_000
-RATES = (1e-4, 3e-4, 1e-3)
+RATES = {"clinc150": (1e-4, 3e-4, 1e-3), "sst2": (3e-5, 1e-4, 3e-4)}
 MEAN: Options = {"model.pooling": "mean"}
 STUDENT: Options = {"init_layers": (1, 3, 5)}
 # Arm -> options beside those of the task; the epochs of "more" see each text about as often as the time allows.
@@ -129,7 +129,7 @@ class Study:
 
     def rate(self, task: str, arm: str) -> float:
         """Return the best of the three rates."""
-        return max(RATES, key=lambda rate: self.line("rates", task, arm, RATE_SEED, rate)["score"])
+        return max(RATES[task], key=lambda rate: self.line("rates", task, arm, RATE_SEED, rate)["score"])
 
     def make(self, task: str, seeds: Sequence[int]) -> None:
         """Make the missing runs of a task."""
@@ -141,12 +141,12 @@ class Study:
         rate = self.rate(task, "taught")
         for variant in VARIANTS:
             self.line("rates", task, "taught", RATE_SEED, rate, variant)
-        for rate in RATES:
+        for rate in RATES[task]:
             forget(self.workdir(self.key("rates", task, "teacher", RATE_SEED, rate)))
 
     def scores(self, task: str, arm: str, seeds: Sequence[int]) -> dict[int, float]:
         """Return the scores of the finished runs by seed."""
-        keys = [self.key("rates", task, arm, RATE_SEED, rate) for rate in RATES]
+        keys = [self.key("rates", task, arm, RATE_SEED, rate) for rate in RATES[task]]
         if not all(key in self.lines.found for key in keys):
             return {}
         rate = self.rate(task, arm)

@@ -18,5 +18,5 @@ def test_no_difference_where_every_threshold_costs_more(monkeypatch, tmp_path, l
         {"key": "results/0", "exits": [point(6, 0.94), point(layers, 0.90 if layers == 2 else 0.92)],
          "teacher": point(6, 0.94), "three": point(3, 0.87), "taught": point(3, 0.88)}
     )  # fmt: skip
-    rows, whole = early_exit.table(lines, [0, 1])
-    assert last in rows and not whole
+    rows, good = early_exit.table(lines, [0, 1])
+    assert last in rows and not good
