@@ -55,3 +55,10 @@ def test_matryoshka(monkeypatch, tmp_path):
     measured = [line.rsplit(" | ", 1)[0] + " |" for line in page]  # without the column of the bars
     assert len(rows) == 2 + len(matryoshka.ARMS) * len(matryoshka.WIDTHS)
     assert not [row for row in rows[2:] if row not in measured]
+
+
+def test_early_exit(monkeypatch):
+    early_exit = load_benchmark("early_exit", monkeypatch)
+    rows, good = early_exit.table(early_exit.Lines(DOCS / "results" / "early_exit.jsonl"), [0, 1, 2])
+    page = (DOCS / "results.md").read_text(encoding="utf-8").splitlines()
+    assert good and len(rows) == 6 + len(early_exit.ENTROPIES) + 5 and not [row for row in rows if row not in page]
