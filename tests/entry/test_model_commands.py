@@ -276,7 +276,7 @@ def test_score(folder, call, refused, tmp_path):
     assert "--limit: requires --pairs" in refused(*model, "--limit", 1, "w1")
     assert "--pair_scores: requires --pairs" in refused(*model, "--pair_scores", target, "w1")
     assert "no text given" in refused(*model)
-    assert "'' has no tokens" in refused(*model, "")
+    assert "a text on the command line is blank" in refused(*model, "")
     assert "allowed: at most 70" in refused(*model, "w1 " * 69)
 
 
