@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_jax.inference.embed import checked_width, embed, vector_width
 from bert_jax.inference.engine import Engine
-from bert_jax.inference.text_files import read_texts
+from bert_jax.inference.text_files import read_texts, refuse_blank
 
 Id = int | str
 # Number of entries that are processed together, so that memory does not grow with the number of all entries.
@@ -54,6 +54,7 @@ def read_collection(source: str | None, texts: Sequence[str] = ()) -> Collection
     if source is not None and source.endswith(".npy"):
         vectors = _read_vectors(Path(source))
         return Collection(source, range(len(vectors)), vectors=vectors)
+    refuse_blank(texts)
     name = source or "the command line"
     entries = [
         _entry(value, f"{name}: entry {number}") for number, value in enumerate(read_texts(texts, source, False))

@@ -176,9 +176,10 @@ def load_model(arguments: argparse.Namespace) -> Any:
 
 def streaming(arguments: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     """Return the input texts of a command, and the options of :func:`run_options`."""
-    from bert_jax.inference.text_files import read_texts
+    from bert_jax.inference.text_files import read_texts, refuse_blank
 
     options = run_options(arguments)
+    refuse_blank(arguments.texts)
     return read_texts(arguments.texts, arguments.input, arguments.json_lines), options
 
 

@@ -28,14 +28,12 @@ def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> It
 
     A file has one text per line, and blank lines are skipped; a file whose name ends in .gz is unpacked. With
     ``json_lines`` or the suffix .jsonl, a file has one JSON object per line, which is yielded unchanged. Raises
-    ``ValueError`` for a line that cannot be read (the message contains the file name and the line number), for
-    texts both on the command line and in a file, and for a blank text on the command line.
+    ``ValueError`` for a line that cannot be read (the message contains the file name and the line number), and for
+    texts both on the command line and in a file.
     """
     if texts:
         if source is not None:
             raise ValueError("texts on the command line and --input: give only one of them")
-        if not all(text.strip() for text in texts):
-            raise ValueError("a text on the command line is blank; give it words, or omit it")
         yield from texts
         return
     from_stdin = source in (None, "-")
@@ -53,6 +51,12 @@ def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> It
         if is_empty:
             other = "pass texts, --input FILE, or one per line on stdin" if from_stdin else "write one per line"
             raise ValueError(f"{name}: no text given; {other}")
+
+
+def refuse_blank(texts: Sequence[str]) -> None:
+    """Raise ``ValueError`` if one of ``texts``, those on the command line, is blank."""
+    if not all(text.strip() for text in texts):
+        raise ValueError("a text on the command line is blank; give it words, or omit it")
 
 
 def refuse_table(name: str) -> None:

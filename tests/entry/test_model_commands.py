@@ -103,6 +103,8 @@ def test_generate(folder, call, refused, tmp_path):
     assert "temperature: -1.0 is not allowed" in refused(*words, "--prompt", "w1", "--temperature", -1)
     assert "at most 70 together" in refused(*words[:2], "--prompt", "w1", "--max_new_tokens", 69)
     assert "no text given" in refused(*words)
+    code, out, err = call("generate", tmp_path / "causal", "--prompt", "", "--max_new_tokens", 3)
+    assert (code, err) == (0, "") and json.loads(out)["prompt"] == ""  # from the first token of the tokenizer
 
 
 def test_embed_writes_what_the_library_gives(folder, call, tmp_path):
