@@ -177,7 +177,7 @@ def table(study: Study, seeds: Sequence[int]) -> tuple[list[str], bool]:
         steps = [paired([scores[b][seed] - scores[a][seed] for seed in both]) for a, b in STEPS]
         means = [f"{statistics.mean(scores[arm][seed] for seed in both):.3f}" for arm in ARMS]
         lines.append(cells([task, len(both), *means, *steps]))
-        good &= all(step.mean > 2 * step.error for step in steps)
+        good &= len(both) == len(seeds) and all(step.mean > 2 * step.error for step in steps)
     for task in TASKS:
         found = study.variants(task)
         if found:

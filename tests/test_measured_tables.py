@@ -62,3 +62,12 @@ def test_early_exit(monkeypatch):
     rows, good = early_exit.table(early_exit.Lines(DOCS / "results" / "early_exit.jsonl"), [0, 1, 2])
     page = (DOCS / "results.md").read_text(encoding="utf-8").splitlines()
     assert good and len(rows) == 6 + len(early_exit.ENTROPIES) + 5 and not [row for row in rows if row not in page]
+
+
+def test_taught_tasks(monkeypatch, tmp_path):
+    taught = load_benchmark("taught_tasks", monkeypatch)
+    (tmp_path / "lines.jsonl").write_bytes((DOCS / "results" / "taught_tasks.jsonl").read_bytes())
+    rows, _ = taught.table(taught.Study(None, None, tmp_path), [0, 1, 2, 3, 4])
+    page = (DOCS / "results.md").read_text(encoding="utf-8").splitlines()
+    tables = 2 + len(taught.TASKS), len(taught.TASKS) * (3 + 1 + len(taught.VARIANTS))
+    assert len(rows) == sum(tables) and not [row for row in rows if row not in page]
