@@ -39,7 +39,7 @@ INTENTS = SmallTask(
     "accuracy",
     {
         "training.num_epochs": 4.0, "training.global_batch_size": 64, "features.frozen_encoder": "true",
-        "features.layers": "weighted_with_embeddings",
+        "features.layers": "weighted_with_embeddings", "task.max_length": LENGTH,
     },
 )  # fmt: skip
 
