@@ -7,7 +7,7 @@
 quality: a model is fine-tuned on ``--train`` rows of SST-2. Importance comes from 2,000 of them. 60% and 30% of its
 attention heads are REMOVED at once, without training, and ``--scored`` other rows of train.tsv are classified;
 60% by importance are compared with ``--choices`` random ones. Then the model without 60% is trained for an epoch.
-15 minutes of one core; the short form, less than 10: ``--train 4000 --scored 1000``.
+10 minutes of one core; the short form, less: ``--train 4000 --scored 1000``.
 
 network: heads (half), units (half), layers (0 2 3 5) and vocabulary are pruned; outputs against the whole network
 with masks, the saved model read again, and the exports npz and ONNX. One minute.
