@@ -5,9 +5,10 @@
 
 The student has 3 layers of the width of --model (all-MiniLM-L6-v2) and its vocabulary. ``taught`` learns its hidden
 states (1 - cosine, last layer) and its relations of queries, keys and values (last layer); ``mlm`` learns masked
-words. Both read the same rows of 64 tokens. ``taught`` has as many steps as fit into --seconds with the teacher in
-the step; ``mlm`` has as many steps, and as many as fit into the same seconds. Scores: CLINC150 with the frozen
-encoder and a mix of its layers, and STS-B (Spearman's correlation of cosines of means). The rates of both trainings
+words. Both read the same rows of 64 tokens, ``taught`` without [MASK], which its teacher does not know. ``taught``
+has as many steps as fit into --seconds with the teacher in the step; ``mlm`` has as many steps, and as many as fit
+into the same seconds; ``drawn`` has the weights with which they start. Scores: CLINC150 with the frozen encoder and
+the mean of a mix of its layers, and STS-B (Spearman's correlation of cosines of means). The rates of both trainings
 are chosen on CLINC150's validation texts with another seed.
 
 The command may be stopped and started again: a finished run is a JSON line in FOLDER/lines.jsonl. Exit code 3
@@ -15,6 +16,7 @@ unless ``taught`` is above ``mlm`` by more than two standard errors in both task
 """
 
 import argparse
+import itertools
 import statistics
 import sys
 from collections.abc import Sequence
@@ -30,7 +32,8 @@ from bert_jax.interop.readers import read_weights
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 
 BATCH, LENGTH, LAYERS, TIMED_STEPS = 32, 64, 3, 60
-RATES, FROZEN_RATES = (3e-4, 1e-3, 3e-3), (3e-3, 1e-2, 3e-2)
+RATES, FROZEN_RATES = (1e-4, 3e-4, 1e-3, 3e-3), (1e-3, 3e-3, 1e-2)
+DRAWN = 1e-12, 2  # rate and steps that leave the weights as they were drawn
 RELATION_HEADS = 12
 BUDGETS = ("steps", "seconds")
 TASKS = ("clinc150", "stsb")
@@ -39,7 +42,7 @@ INTENTS = SmallTask(
     "accuracy",
     {
         "training.num_epochs": 4.0, "training.global_batch_size": 64, "features.frozen_encoder": "true",
-        "features.layers": "weighted_with_embeddings", "task.max_length": LENGTH,
+        "features.layers": "weighted_with_embeddings", "model.pooling": "mean", "task.max_length": LENGTH,
     },
 )  # fmt: skip
 
@@ -68,8 +71,9 @@ class Study:
         }  # fmt: skip
         if arm == "taught":
             options |= {
-                "teacher": self.given.model, "objective.name": "distillation", "objective.mlm_weight": 0.0,
-                "objective.soft_weight": 0.0, "objective.hidden_loss": "cosine",
+                "teacher": self.given.model, "data.shards": self.folder / "shards_without_masks",
+                "data.mask_token_share": 0.0, "data.random_token_share": 0.0, "objective.name": "distillation",
+                "objective.mlm_weight": 0.0, "objective.soft_weight": 0.0, "objective.hidden_loss": "cosine",
                 "objective.attention_loss": "relations", "objective.relation_heads": RELATION_HEADS,
             }  # fmt: skip
         return options
@@ -123,8 +127,9 @@ class Study:
         budget = "steps" if arm == "taught" else budget
 
         def make() -> dict[str, Any]:
-            rate, own = self.rates(arm)
+            rate, own = self.rates("taught" if arm == "taught" else "mlm")
             steps = self.steps(arm if budget == "seconds" else "taught")
+            rate, steps = DRAWN if arm == "drawn" else (rate, steps)
             model = self.encoder(arm, rate, steps, seed)
             line = {
                 "steps": steps, "rate": rate, "clinc150": self.intents("results", model, own, seed)["score"],
@@ -138,23 +143,20 @@ class Study:
 
 def table(lines: Lines, seeds: Sequence[int]) -> tuple[list[str], bool]:
     """Return the lines of the table, and whether every difference is clear."""
-    head = ["equal", "task", "seeds", "mlm", "taught", "taught - mlm"]
+    head = ["equal", "task", "seeds", "drawn", "mlm", "taught", "taught - mlm"]
     rows, good = [cells(head), cells(["---"] * len(head))], True
-    for budget in BUDGETS:
-        for task in TASKS:
-            found = [
-                [lines.found.get(f"results/{key}/{seed}") for key in (f"mlm/{budget}", "taught/steps")]
-                for seed in seeds
-            ]
-            both = [(one[task], other[task]) for one, other in found if one and other]
-            if not both:
-                rows.append(cells([budget, task, 0, "-", "-", "-"]))
-                good = False
-                continue
-            difference = paired([taught - mlm for mlm, taught in both])
-            means = [f"{statistics.mean(column):.3f}" for column in zip(*both, strict=True)]
-            rows.append(cells([budget, task, len(both), *means, difference]))
-            good &= difference.mean > 2 * difference.error
+    for budget, task in itertools.product(BUDGETS, TASKS):
+        keys = "drawn/steps", f"mlm/{budget}", "taught/steps"
+        found = [[lines.found.get(f"results/{key}/{seed}") for key in keys] for seed in seeds]
+        scores = [[one[task] for one in line] for line in found if all(line)]
+        if not scores:
+            rows.append(cells([budget, task, 0, *"----"]))
+            good = False
+            continue
+        difference = paired([taught - mlm for _, mlm, taught in scores])
+        means = [f"{statistics.mean(column):.3f}" for column in zip(*scores, strict=True)]
+        rows.append(cells([budget, task, len(scores), *means, difference]))
+        good &= difference.mean > 2 * difference.error
     return rows, good
 
 
@@ -173,7 +175,7 @@ def main() -> int:
     keep_to_cpu_without_accelerator()
     study = Study(options)
     for seed in () if options.table else options.seeds:
-        for arm, budget in (("taught", "steps"), ("mlm", "steps"), ("mlm", "seconds")):
+        for arm, budget in (("taught", "steps"), ("mlm", "steps"), ("mlm", "seconds"), ("drawn", "steps")):
             study.result(arm, budget, seed)
     rows, good = table(study.lines, options.seeds)
     print("\n".join(rows))

@@ -71,3 +71,10 @@ def test_taught_tasks(monkeypatch, tmp_path):
     page = (DOCS / "results.md").read_text(encoding="utf-8").splitlines()
     tables = 2 + len(taught.TASKS), len(taught.TASKS) * (3 + 1 + len(taught.VARIANTS))
     assert len(rows) == sum(tables) and not [row for row in rows if row not in page]
+
+
+def test_taught_encoder(monkeypatch):
+    taught = load_benchmark("taught_encoder", monkeypatch)
+    rows, _ = taught.table(taught.Lines(DOCS / "results" / "taught_encoder.jsonl"), [0, 1, 2, 3, 4])
+    page = (DOCS / "results.md").read_text(encoding="utf-8").splitlines()
+    assert len(rows) == 2 + len(taught.BUDGETS) * len(taught.TASKS) and not [row for row in rows if row not in page]

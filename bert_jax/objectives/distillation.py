@@ -108,7 +108,10 @@ class Distillation(TaughtObjective, MaskedLm):
     def teach(self, spec: ModelSpec) -> None:
         config, options, own = spec.model, self.config.objective, self.config.model
         if options.soft_weight and not spec.heads.mlm:
-            raise ValueError("--teacher: the model has no masked-LM head; set objective.soft_weight 0")
+            raise ValueError(
+                "--teacher: the model has no masked-LM head; set objective.soft_weight 0 and, since it may not "
+                "know [MASK], objective.mlm_weight 0, data.mask_token_share 0 and data.random_token_share 0"
+            )
         if config.vocab_size != own.vocab_size:
             sizes = f"has {config.vocab_size} pieces, but model.vocab_size is {own.vocab_size}"
             raise ValueError(f"--teacher: the model {sizes}; use the vocabulary of the teacher")
