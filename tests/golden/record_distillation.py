@@ -90,9 +90,44 @@ def relations(x: torch.Tensor, given: dict[str, torch.Tensor]) -> torch.Tensor:
     return total / count
 
 
+def labels(x: torch.Tensor, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The divergence of the probability of each label: cross-entropy minus the entropy of the teacher."""
+    chosen = torch.from_numpy(WEIGHTS > 0)
+    student, teacher = (y[chosen] / TEMPERATURE for y in (x, given["teacher_logits"]))
+    loss, target = functional.binary_cross_entropy_with_logits, torch.sigmoid(teacher)
+    return (loss(student, target) - loss(teacher, target)) * TEMPERATURE**2
+
+
+def values(x: torch.Tensor, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    chosen = torch.from_numpy(WEIGHTS > 0)
+    return torch.nn.MSELoss()(x[chosen][:, 0], given["teacher_logits"][chosen][:, 0])
+
+
+def places(x: torch.Tensor, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The divergence of the distributions over the tokens of each sequence, of its start and of its end."""
+    found = []
+    for row, columns in sequences():
+        for column in range(2):
+            student, teacher = (y[row, columns, column] / TEMPERATURE for y in (x, given["teacher"]))
+            log = functional.log_softmax(student, -1)
+            found.append(functional.kl_div(log, functional.softmax(teacher, -1), reduction="sum"))
+    return torch.stack(found).mean() * TEMPERATURE**2
+
+
+def layers(x: torch.Tensor, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Patient distillation: squared distance of normalized first tokens, summed over two layers."""
+    found = []
+    for row, columns in sequences():
+        for student, teacher in ((x, given["teacher"]), (given["student_keys"], given["teacher_keys"])):
+            both = (functional.normalize(y[row, columns[0]], dim=-1) for y in (student, teacher))
+            found.append(functional.mse_loss(*both, reduction="sum"))
+    return 2 * torch.stack(found).mean()
+
+
 CASES = {
     "soft": ("student_logits", soft), "cosine": ("student", cosine), "squared": ("student", squared),
-    "scores": ("student", scores), "relations": ("student", relations),
+    "scores": ("student", scores), "relations": ("student", relations), "labels": ("student_logits", labels),
+    "values": ("student_logits", values), "places": ("student", places), "layers": ("student", layers),
 }  # fmt: skip
 
 

@@ -2,12 +2,15 @@
 the teacher, padding of vocabularies and rows."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.finetuning.distillation.kinds import Labels, Places, Values
+from bert_jax.finetuning.distillation.soft_targets import first_tokens, layers_loss
 from bert_jax.objectives.distillation_losses import (
     cosine_distance_loss,
     relation_loss,
@@ -28,6 +31,39 @@ def heads(x):
     return x.reshape(*x.shape[:2], HEADS, -1)
 
 
+def of_kind(kind, output, batch):
+    """The loss of a kind of task between the output of a student and the stored targets in ``batch``."""
+    soft, batch = object.__new__(kind), jax.lax.stop_gradient(batch)
+    soft.temperature, soft.task = TEMPERATURE, SimpleNamespace(logits=lambda output, batch: output)
+    return {"x_loss": soft.loss(output, batch)["teacher_loss"]}
+
+
+# Rows of up to two sequences: the first tokens, and which sequences there are.
+SEQUENCES = {
+    "sequence_ids": IDS, "cls_positions": np.array([[0, 0], [0, 3], [0, 0]]), "weights": np.ones((3, 2)),
+    "soft_weights": np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 0.0]]),
+}  # fmt: skip
+
+
+def of_logits(kind, classes):
+    return lambda s, t: of_kind(
+        kind, s[..., :classes], {"soft_logits": t[..., :classes], "soft_weights": GIVEN["weights"]}
+    )
+
+
+def of_places(s, t):
+    student = SimpleNamespace(start_logits=s[..., 0], end_logits=s[..., 1])
+    return of_kind(Places, student, {**SEQUENCES, "soft_start": t[..., 0], "soft_end": t[..., 1]})
+
+
+def of_layers(s, t):
+    student, teacher = (
+        SimpleNamespace(hidden_states=(x, GIVEN[keys])) for x, keys in ((s, "student_keys"), (t, "teacher_keys"))
+    )
+    targets = jax.lax.stop_gradient(first_tokens(teacher, SEQUENCES, [0, 1]))
+    return {"x_loss": layers_loss(student, {**SEQUENCES, "soft_layers": targets}, [0, 1])["teacher_layers_loss"]}
+
+
 # Case -> names of the arrays of the student and of the teacher, and the loss of both.
 CASES = {
     "soft": (
@@ -41,6 +77,10 @@ CASES = {
         ),
     ),
     "relations": ("student", "wide_teacher", lambda s, t: relation_loss("x", s, t, IDS, RELATION_HEADS)),
+    "labels": ("student_logits", "teacher_logits", of_logits(Labels, 11)),
+    "values": ("student_logits", "teacher_logits", of_logits(Values, 1)),
+    "places": ("student", "teacher", of_places),
+    "layers": ("student", "teacher", of_layers),
 }  # fmt: skip
 
 
@@ -81,7 +121,7 @@ def test_pieces_that_pad_the_vocabulary_count_nothing():
 
 def test_padding_changes_nothing():
     for case, (student, teacher, function) in CASES.items():
-        if case == "soft":
+        if student == "student_logits":
             continue
         x = GIVEN[student]
         changed = np.where(IDS[..., None] > 0, x, 100.0)
