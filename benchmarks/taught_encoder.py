@@ -149,9 +149,9 @@ def table(lines: Lines, seeds: Sequence[int]) -> tuple[list[str], bool]:
         keys = "drawn/steps", f"mlm/{budget}", "taught/steps"
         found = [[lines.found.get(f"results/{key}/{seed}") for key in keys] for seed in seeds]
         scores = [[one[task] for one in line] for line in found if all(line)]
+        good &= len(scores) == len(seeds)
         if not scores:
             rows.append(cells([budget, task, 0, *"----"]))
-            good = False
             continue
         difference = paired([taught - mlm for _, mlm, taught in scores])
         means = [f"{statistics.mean(column):.3f}" for column in zip(*scores, strict=True)]

@@ -113,7 +113,7 @@ def test_a_wrong_teacher_is_refused_before_the_data_are_built(run, place, pretra
     )
     for teacher, words, message in (
         ("other", [], "other: the model has another vocabulary than "),
-        ("headless", [], "set objective.soft_weight 0 and, since it may not know [MASK], "),
+        ("headless", [], "no masked-LM head; set objective.soft_weight 0 and, since it may not know [MASK]"),
         ("teacher", ["--data.vocab", ""], "data.vocab: missing; set it to the vocabulary of the teacher, "),
     ):
         shards = ["--data.shards", tmp_path / "shards", *words]
