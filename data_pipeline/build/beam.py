@@ -64,7 +64,7 @@ def build_with_beam(
     jobs.folder.mkdir(parents=True)
     settings = store_settings(data, tokenizer, sources)
     has_store = (store_folder(data) / META_NAME).is_file()
-    chunks = None if has_store else chunk_folder(store_folder(data), settings, sources, "each source")
+    chunks = None if has_store else chunk_folder(store_folder(data), settings, "each source")
     write_whole(jobs.folder / vocab.name, vocab.read_bytes())
     plan = _Plan(data, jobs.folder / vocab.name, tuple(sources), tuple(missing), settings, chunks)
     _save(plan, jobs.folder / "plan")
