@@ -280,7 +280,7 @@ class _Jobs(Jobs):
 
     @property
     def _tokenizer(self) -> Tokenizer:
-        return cached_tokenizer(str(self.plan.vocab), self.plan.data.lower_case)
+        return cached_tokenizer(str(self.plan.vocab), self.plan.data)
 
     def tokenize(self, number: int) -> tuple[int, int]:
         """Tokenize the share with the index ``number``; return (``number``, number of chunks of its source)."""
@@ -292,7 +292,7 @@ class _Jobs(Jobs):
             pieces += 1
             path = plan.chunks / _chunk_name(source, piece)
             if piece % step == first and not path.exists():
-                tokenize_chunk(path, documents, str(plan.vocab), data.lower_case, data.word_segmenter)
+                tokenize_chunk(path, documents, str(plan.vocab), data)
         return number, pieces
 
     def merge_chunks(self, done: list[tuple[int, int]]) -> int:

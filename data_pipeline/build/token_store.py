@@ -236,7 +236,7 @@ def build_store(
             total = number + 1
             path = chunks / f"{number:06d}.npz"
             if path.name not in finished:
-                yield path, documents, str(vocab), data.lower_case, data.word_segmenter
+                yield path, documents, str(vocab), data
 
     characters = 0
     for done in workers.run(tokenize_chunk, jobs()):
@@ -272,17 +272,17 @@ def cut_documents(sources: Sequence[Source], data: DataConfig) -> Iterator[list[
 
 
 @lru_cache(maxsize=1)
-def cached_tokenizer(vocab: str, lower_case: bool) -> Tokenizer:
+def cached_tokenizer(vocab: str, data: DataConfig) -> Tokenizer:
     """Load the tokenizer once per worker process."""
-    return load_tokenizer(local_copy(location(vocab)), lower_case=lower_case)
+    return load_tokenizer(local_copy(location(vocab)), **data.rules)
 
 
-def tokenize_chunk(path: Location, documents: list[Document], vocab: str, lower_case: bool, segmenter: str) -> int:
+def tokenize_chunk(path: Location, documents: list[Document], vocab: str, data: DataConfig) -> int:
     """Tokenize documents into the chunk file ``path``; return their number of characters. Runs as a worker job."""
-    tokenizer = cached_tokenizer(vocab, lower_case)
+    tokenizer = cached_tokenizer(vocab, data)
     texts = [sentence for document in documents for sentence in document]
     arrays = {}
-    if segmenter == "none":
+    if data.word_segmenter == "none":
         ids, lengths = tokenizer.encode_flat(texts)
     else:
         ids, lengths, arrays["word_starts"] = _encode_segmented(tokenizer, texts)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config.pretrain import DataConfig
+from bert_jax.config.schema import SWITCH
 from bert_jax.io.files import local_copy, write_whole
 from bert_jax.io.storage import Location, ObjectPath, location
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, load_tokenizer
@@ -30,7 +31,7 @@ def load_vocabulary(data: DataConfig, path: Location, vocab_size: int) -> Tokeni
     """Load the tokenizer from ``path``. Raises ``ValueError`` if it has more than ``vocab_size`` pieces."""
     if isinstance(path, ObjectPath) and not path.is_file():
         raise ValueError(f"{path}: no such vocabulary file; set data.vocab to an existing file")
-    tokenizer = load_tokenizer(local_copy(path), lower_case=data.lower_case)
+    tokenizer = load_tokenizer(local_copy(path), **data.rules)
     if tokenizer.vocab_size > vocab_size:
         raise ValueError(
             f"model.vocab_size: {vocab_size} is less than the {tokenizer.vocab_size} pieces of {path}; "
@@ -49,6 +50,7 @@ def _vocabulary_settings(
     settings = {
         "data.tokenizer": data.tokenizer,
         "data.lower_case": data.lower_case,
+        "data.strip_accents": SWITCH[data.strip_accents] if data.strip_accents != "auto" else data.lower_case,
         "data.line": data.line,
         "data.json_field": data.json_field,
         "data.seed": data.seed,
@@ -80,6 +82,8 @@ def existing_vocabulary(data: DataConfig, vocab_size: int) -> tuple[Location, To
             return path, None
         if settings.is_file():
             recorded = json.loads(settings.read_text())
+            # Accents were stripped as the case says.
+            recorded.setdefault("data.strip_accents", recorded.get("data.lower_case"))
             wanted = _vocabulary_settings(data, vocab_size, sources_if_there(data), recorded)
             if changed := differences(recorded, wanted, "vocabulary"):
                 raise ValueError(
@@ -160,6 +164,5 @@ def _train_on_corpus(data: DataConfig, sources: Sequence[Source], output: Locati
     from data_pipeline.text.vocabulary_training import train_vocabulary
 
     return train_vocabulary(
-        training_texts(data, sources), kind=data.tokenizer, vocab_size=vocab_size, lower_case=data.lower_case,
-        output=output,
+        training_texts(data, sources), kind=data.tokenizer, vocab_size=vocab_size, output=output, **data.rules,
     )  # fmt: skip
