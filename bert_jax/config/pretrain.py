@@ -7,7 +7,7 @@ The rules of ``schema`` apply: frozen, hashable, validated when created; no JAX 
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from bert_jax.batch import RowShape
 from bert_jax.config.architecture import ModelConfig
@@ -15,6 +15,7 @@ from bert_jax.config.lengths import Parsed, with_steps
 from bert_jax.config.objective import ObjectiveConfig
 from bert_jax.config.options import options_of
 from bert_jax.config.schema import (
+    SWITCH,
     AtLeast0,
     ExecutionConfig,
     MeshConfig,
@@ -41,14 +42,16 @@ class DataConfig(Section, prefix="data."):
     # TensorFlow Datasets, hf:OWNER/NAME[/CONFIG] or hf:FOLDER (saved by save_to_disk) for one of Hugging Face
     # datasets.
     corpus: tuple[str, ...] = ()
-    # Vocabulary: vocab.txt (WordPiece), a SentencePiece .model or RoBERTa's tokenizer.json; empty: a vocabulary is
-    # trained on the corpus and stored in the folder of shards.
+    # Vocabulary: vocab.txt (WordPiece), a SentencePiece .model or a tokenizer.json of BERT, RoBERTa or other rules;
+    # empty: a vocabulary is trained on the corpus and stored in the folder of shards.
     vocab: str = ""
     # Tokenizer that is trained if data.vocab is empty: wordpiece; words (the most frequent words; all others are
     # unknown); unigram or bpe (SentencePiece).
     tokenizer: Literal["wordpiece", "words", "unigram", "bpe"] = "wordpiece"
-    # Lower-case the text and strip accents (BERT's uncased models).
+    # Lower-case the text (BERT's uncased models). A tokenizer.json or .model has its own rules.
     lower_case: bool = True
+    # Strip accents, as ä to a: true, false, or auto (as data.lower_case). WordPiece and words only.
+    strip_accents: Literal["auto", "true", "false"] = "auto"
     # Folder of shards, local or gs://: train/ and eval/ written by bert-data, or TFRecords of other origin that
     # bert-data index has indexed.
     shards: str = ""
@@ -161,6 +164,11 @@ class DataConfig(Section, prefix="data."):
         allowed = f"0 to {most} (data.seq_length / 3)" if most else "0 with data.packing none"
         self._require("sequences_per_row", self.sequences_per_row <= most, allowed)
         self._require("span_mean", self.span_mean >= 1, "1 or more")
+        is_wordpiece = bool(self.vocab) or self.tokenizer in ("wordpiece", "words")
+        keeps = is_wordpiece or self.strip_accents != "true"
+        self._require(
+            "strip_accents", keeps, f"auto or false with data.tokenizer {self.tokenizer}, which keeps them"
+        )
         self._check_classes()
         self._check_mixture()
         if self.contiguous:
@@ -179,6 +187,11 @@ class DataConfig(Section, prefix="data."):
             except ValueError:
                 pairs.append((name.strip(), math.nan))
         return tuple(pairs)
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """Case and accents of WordPiece, as arguments of ``load_tokenizer``."""
+        return {"lower_case": self.lower_case, "strip_accents": SWITCH[self.strip_accents]}
 
     def lanes_for(self, *batch_sizes: int) -> int:
         """Return the number of lanes for batches of ``batch_sizes`` rows."""

@@ -29,6 +29,10 @@ Share = Annotated[Number, Range("from 0 to 1", lambda value: 0 <= value <= 1)]
 Probability = Annotated[float, Range("a number from 0 to below 1", lambda value: 0 <= value < 1)]
 
 
+# Values of options that another option decides unless they are set.
+SWITCH: dict[str, bool | None] = {"auto": None, "true": True, "false": False}
+
+
 class Weighted(str):
     """Type of the items of an option that names things with weights: texts NAME=WEIGHT. The option is a mapping or
     a list in YAML, and a list on the command line."""

@@ -1,10 +1,10 @@
 """Options of ``bert-data clean``, and the numbers of bands and rows that follow from them."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from bert_jax.config.schema import AtLeast0, Section, Share, require_encoding
-from data_pipeline.text.documents import Source
 
 MOST_HASHES = 128  # MinHash values per document
 LEAST_CHANCE = 0.98  # of a pair at the threshold to become a candidate
@@ -100,8 +100,9 @@ def chance(similarity: float, bands: int, rows: int) -> float:
     return 1 - (1 - similarity**rows) ** bands
 
 
-def settings_of(options: CleanOptions, sources: list[Source]) -> dict[str, Any]:
-    """Return the settings that determine the output; ``data.workers`` is not among them."""
+def settings_of(options: CleanOptions, corpus: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that determine the output; ``data.workers`` is not among them. ``corpus`` identifies the
+    text."""
     bands, rows = options.clean.banding
     values = {f"clean.{name}": value for name, value in asdict(options.clean).items()}
     return values | {
@@ -110,5 +111,5 @@ def settings_of(options: CleanOptions, sources: list[Source]) -> dict[str, Any]:
         "clean.languages": sorted(options.clean.languages),
         "data.json_field": options.data.json_field,
         **({} if options.data.encoding == "auto" else {"data.encoding": options.data.encoding}),
-        "data.corpus": [[source.name, source.path.stat().st_size] for source in sources],
+        **corpus,
     }

@@ -41,7 +41,7 @@ def output_names(sources: Sequence[Source]) -> list[str]:
 
 def make_report(plan: Plan, counts: dict[str, dict[str, int]], examples: dict[str, list[Any]]) -> dict[str, Any]:
     """Return the report: settings, counts per source, and per rule the counts and examples."""
-    settings = settings_of(plan.options, list(plan.sources))
+    settings = settings_of(plan.options, plan.corpus)
     names = output_names(plan.sources)
     sources = []
     for index, (source, name) in enumerate(zip(plan.sources, names, strict=True)):
