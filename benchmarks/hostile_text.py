@@ -6,8 +6,8 @@ Writes one corpus after the other, ``--megabytes`` of text each, and builds a vo
 and shards from it with two worker processes: one line of words, one line without white space, lines that are words
 of 10 kB (with equal and with different letters), minified JSON, and gzip, bzip2, xz and zstd files of a few kB that
 unpack to one line or to blank lines. Prints one JSON line for each: the largest memory of all processes together
-(proportional set size), and how much that is above 10 MB of ordinary text. Exit code 3 if it is above 200 MB, or if a
-build ends otherwise than expected.
+(proportional set size), and how much that is above 10 MB of ordinary text. Exit code 3 if it is above 200 MB, or if
+a build ends otherwise than expected.
 """
 
 import argparse
