@@ -348,7 +348,8 @@ def test_outputs_of_this_library_are_not_text(tmp_path: Path) -> None:
     for name in (
         "old/train/records.index", "old/train/a.txt", "old/store/store.json", "old/store/documents.bin",
         "old/store/b.txt", "run/config.yaml", "run/metrics.jsonl", "run/checkpoints/4/commit_success.txt",
-        "export/config.json", "export/model.safetensors", "export/merges.txt", "mine/c.txt", "ck/7/commit_success.txt",
+        "export/config.json", "export/model.safetensors", "export/merges.txt", "mine/c.txt",
+        "ck/7/commit_success.txt",
     ):  # fmt: skip
         write(folder / name, '{"text": "No."}')
     write(folder / "words.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
