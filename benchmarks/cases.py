@@ -2,10 +2,11 @@
 
     python benchmarks/cases.py FOLDER [--only WORD]
 
-``FOLDER`` has the parts ``text/scripts`` (one file per script, beside ``english.txt``), ``text/formats`` (one text
-in many formats), ``text/mixed`` (a folder of them), ``text``, ``tasks`` and ``files``. Every file of the first three
-is a case, the others are named below. A case is *right* (the expected value), *named* (another value or code 2, with
-a line that names the cause), *silent* (neither), or a *traceback*. Exit code 3 if a case is silent or a traceback.
+``FOLDER`` has the parts ``text/scripts`` (one file per script, beside ``english.txt``), ``text/formats`` (one
+text in many formats), ``text/mixed`` (a folder of them), ``text``, ``tasks`` and ``files``. Every file of the first
+three is a case, the others are named below. A case is *right* (the expected value), *named* (another value or code
+2, with a line that names the cause), *silent* (neither), or a *traceback*. Exit code 3 if a case is silent or a
+traceback.
 """
 
 import argparse
