@@ -114,7 +114,7 @@ def train(options: RunOptions, arguments: list[str]) -> None:
             vocabulary = ensure_data(config.data, vocab_size=config.model.vocab_size, report=report)
         else:
             vocabulary = require_shards(config, arguments)
-    tokenizer = load_tokenizer(vocabulary, lower_case=config.data.lower_case)
+    tokenizer = load_tokenizer(vocabulary, **config.data.rules)
     if config.objective.name != "causal_lm" and not config.objective.module:
         tokenizer.require_mask(f"objective.name {config.objective.name} (causal_lm needs none)")
     if not (options.init_from or options.continue_from or saved_steps(location(options.folder("pretrain")))):

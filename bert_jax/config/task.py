@@ -119,8 +119,10 @@ class TaskDataConfig(Section, prefix="data."):
     dev_limit: AtLeast0[int] = 0
     # Vocabulary, for a model without one and without --init_from; see data.vocab of pretraining.
     vocab: str = ""
-    # Lower-case the text and strip accents; only with data.vocab.
+    # Lower-case the text; only with data.vocab, a WordPiece.
     lower_case: bool = True
+    # Strip accents: true, false, or auto (as data.lower_case); only with data.vocab, a WordPiece.
+    strip_accents: Literal["auto", "true", "false"] = "auto"
     # Folder of prepared TensorFlow Datasets (tfds); empty: ~/tensorflow_datasets.
     tfds_data_dir: str = ""
 

@@ -14,6 +14,7 @@ from typing import Any
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig, RunOptions, TokenizerConfig
 from bert_jax.config.loader import Setting, parse_settings, read_settings
 from bert_jax.config.options import field_types
+from bert_jax.config.schema import SWITCH
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.fixed_options import (
     Given,
@@ -36,7 +37,7 @@ from bert_jax.interop.model_extension import (
 )
 from bert_jax.io.errors import one_line
 from bert_jax.io.storage import Location
-from bert_jax.tokenization import FILE_NAMES, Tokenizer, build_tokenizer
+from bert_jax.tokenization import FILE_NAMES, Tokenizer, WordPieceTokenizer, build_tokenizer, load_tokenizer
 from bert_jax.training.checkpoint.restore import saved_steps
 from bert_jax.training.launch import InitialModel
 
@@ -47,6 +48,8 @@ _EXTENSIONS = ("add_words", "vocab_slots", "extend_positions")
 _BOTH = ("init_layers", "to_long", "gpt_inputs")
 _CHANGES = (*_EXTENSIONS, *_BOTH)
 _PRETRAINING_HEADS = ("mlm_head", "nsp_head", "rtd_head")
+# Options of the case of a WordPiece, and their defaults.
+_CASE: dict[str, Any] = {"lower_case": True, "strip_accents": "auto"}
 # Layers between the encoder and the task head.
 _TASK_LAYERS = ("feature_mix", "bilstm")
 
@@ -317,10 +320,13 @@ def _vocabulary_file(name: str, given: Given) -> tuple[TokenizerConfig, bytes]:
     content."""
     path, names = Path(name), {Path(file).suffix: file for file in FILE_NAMES.values()}
     if path.suffix not in names or not path.is_file():
-        kinds = "a vocab.txt (WordPiece), .model (SentencePiece) or tokenizer.json (byte-level BPE)"
+        kinds = "a vocab.txt (WordPiece), .model (SentencePiece) or tokenizer.json"
         raise ValueError(f"data.vocab: {path} is not a vocabulary file; allowed: {kinds}")
-    lower_case = given.get("data.lower_case", (True, ""))[0]
-    return TokenizerConfig(file=names[path.suffix], lower_case=lower_case), path.read_bytes()
+    lower_case, strip = (given.get(f"data.{name}", (value, ""))[0] for name, value in _CASE.items())
+    tokenizer = load_tokenizer(path, lower_case=lower_case, strip_accents=SWITCH[strip])
+    if isinstance(tokenizer, WordPieceTokenizer) and path.suffix == ".json":
+        return TokenizerConfig(**tokenizer.rules), tokenizer.vocab_txt
+    return TokenizerConfig(file=names[path.suffix], **tokenizer.rules), path.read_bytes()
 
 
 def store_tokenizer(folder: Path, start: Start) -> None:

@@ -24,7 +24,7 @@ from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_shapes, pa
 from bert_jax.interop.hf.families.long import copy_projections
 from bert_jax.io.files import new_folder, whole_folder
 from bert_jax.objectives.registry import objective_class
-from bert_jax.tokenization import FILE_NAMES, load_tokenizer
+from bert_jax.tokenization import FILE_NAMES, WordPieceTokenizer, load_tokenizer
 from bert_jax.training.checkpoint.digest import (
     check_files,
     json_digest,
@@ -155,7 +155,7 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
         kinds = ".txt, .model or tokenizer.json"
         raise ValueError(f"{workdir}: contains {len(vocabularies)} vocabulary files ({kinds}); it must contain one")
     content = vocabularies[0].read_bytes()
-    tokenizer = load_tokenizer(vocabularies[0], lower_case=config.data.lower_case)
+    tokenizer = load_tokenizer(vocabularies[0], **config.data.rules)
     # The file of objective.module is not executed: the model can be read if its parameters are those of the
     # masked-LM objective.
     objective = objective_class(dataclasses.replace(config.objective, module=""))
@@ -166,6 +166,8 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
     stored = read_parameters(workdir, config, model, average=options.ema, report=report)
     if stored is None:
         raise NoCheckpoint(f"{workdir}: no checkpoint yet")
+    if isinstance(tokenizer, WordPieceTokenizer) and vocabularies[0].suffix == ".json":
+        content = tokenizer.vocab_txt
     if stored.meta["tokenizer"] != tokenizer.fingerprint:
         raise ValueError(f"{vocabularies[0]}: not the vocabulary of the run; restore the original file")
     name = options.network or next(iter(objective.networks), "")
@@ -183,7 +185,7 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
         heads=heads,
         # A run that starts from a RoBERTa model keeps the position embeddings before the first position.
         family=architecture.family_name,
-        tokenizer=TokenizerConfig(file=FILE_NAMES[tokenizer.kind], lower_case=tokenizer.lower_case),
+        tokenizer=TokenizerConfig(file=FILE_NAMES[tokenizer.kind], **tokenizer.rules),
     )
     check_shapes(spec, params, workdir)
     evaluations = [

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from tokenizers import models
@@ -203,6 +203,16 @@ class WordPieceTokenizer(Tokenizer):
         self._word_ids = _Cache(self._match)
         self._chunk_ids = _Cache(self._compute_chunk_ids)
         self._chunk_offsets = _Cache(self._compute_chunk_offsets)
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        strip_accents = None if self.strip_accents == self.lower_case else self.strip_accents
+        return {"lower_case": self.lower_case, "strip_accents": strip_accents, "split_cjk": self.split_cjk}
+
+    @property
+    def vocab_txt(self) -> bytes:
+        """Content of a vocab.txt with the pieces."""
+        return "".join(f"{piece}\n" for piece in self._pieces).encode()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [np.frombuffer(row, np.int32).tolist() for row in self._encode(texts)]

@@ -22,7 +22,7 @@ from data_pipeline.build.shard_jobs import (
     merge_shard,
     write_part,
 )
-from data_pipeline.build.token_store import TokenStore, held_out, names_and_sizes
+from data_pipeline.build.token_store import TokenStore, corpus_settings, held_out
 from data_pipeline.build.workers import Workers, remove_scratch
 from data_pipeline.shards.compatibility import changed_settings, check_layout, shard_settings
 from data_pipeline.shards.shard_files import (
@@ -65,7 +65,7 @@ def check_splits(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sourc
             continue
         wanted = shard_settings(data, tokenizer, split)
         if sources is not None and "data.corpus" in manifest["settings"]:
-            wanted["data.corpus"] = names_and_sizes(sources)
+            wanted |= corpus_settings(data, sources, manifest["settings"])
         if changed := changed_settings(manifest["settings"], wanted):
             raise ValueError(
                 f"{folder}: built with other settings: {changed}; set them back, or name another folder in "
@@ -180,7 +180,7 @@ def prepare_split(
     facts = {
         "tokenizer": tokenizer.fingerprint,
         "vocab_size": tokenizer.vocab_size,
-        "settings": settings | {"data.corpus": store.meta["settings"]["data.corpus"]},
+        "settings": settings | {k: v for k, v in store.meta["settings"].items() if k.startswith("data.corpus")},
         "counts": counts,
     }
     return Split(name, job, parts, split_folder(data, name), facts)

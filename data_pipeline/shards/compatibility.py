@@ -50,7 +50,12 @@ def shard_settings(data: DataConfig, tokenizer: Tokenizer, split: str) -> dict[s
     is_train = split == "train"
     settings["data.dupe_factor"] = data.dupe_factor if is_train else 1
     settings["data.num_shards"] = data.num_shards if is_train else max(1, data.num_shards // _SHARDS_PER_EVAL_SHARD)
-    return settings | {"vocabulary": tokenizer.fingerprint} | label_settings(data)
+    return settings | {"vocabulary": tokenizer.fingerprint} | label_settings(data) | encoding_settings(data)
+
+
+def encoding_settings(data: DataConfig) -> dict[str, Any]:
+    """Return the encoding of the text if it is set."""
+    return {} if data.encoding == "auto" else {"data.encoding": data.encoding}
 
 
 def label_settings(data: DataConfig) -> dict[str, Any]:
@@ -66,14 +71,18 @@ def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any], owner: s
     OWNER is the value of ``owner``, which names the origin of ``recorded``, such as "shards".
     """
 
-    def short(value: Any) -> str:
-        if isinstance(value, list) and value:
-            return f"{len(value)} file(s), first {value[0][0]}, {sum(size for _, size in value):,} bytes"
+    def short(value: Any, other: Any) -> str:
+        if isinstance(value, list) and value:  # [name, size] or [name, hash] of files
+            others = set(map(tuple, other)) if isinstance(other, list) else set()
+            name, fact = next((pair for pair in value if tuple(pair) not in others), value[0])
+            if isinstance(fact, str):
+                return f"{name} {fact[:8]}"
+            return f"{len(value)} file(s), first {name}, {sum(size for _, size in value):,} bytes"
         text = str(value)
         return text[:12] + "..." if len(text) == 64 else text
 
     return ", ".join(
-        f"{name}: {owner} {short(recorded.get(name, 'none'))}, config {short(value)}"
+        f"{name}: {owner} {short(recorded.get(name, 'none'), value)}, config {short(value, recorded.get(name))}"
         for name, value in sorted(wanted.items())
         if recorded.get(name) != value
     )

@@ -26,6 +26,7 @@ def train_vocabulary(
     vocab_size: int,
     lower_case: bool,
     output: Path,
+    strip_accents: bool | None = None,
 ) -> Path:
     """Train a vocabulary of at most ``vocab_size`` pieces, including special ones, and write it to ``output``.
 
@@ -43,7 +44,7 @@ def train_vocabulary(
         raise ValueError(f"model.vocab_size: {vocab_size} is not allowed; allowed: {MIN_VOCAB_SIZE} or more")
     if kind in ("wordpiece", "words"):
         train = _train_wordpiece if kind == "wordpiece" else _most_frequent
-        pieces = train(texts, vocab_size, lower_case)
+        pieces = train(texts, vocab_size, lower_case, strip_accents)
         content = "".join(piece + "\n" for piece in pieces).encode()
     else:
         content = _train_sentencepiece(texts, kind, vocab_size, lower_case)
@@ -51,21 +52,21 @@ def train_vocabulary(
     return output
 
 
-def count_words(texts: Iterable[str], lower_case: bool) -> Counter[str]:
+def count_words(texts: Iterable[str], lower_case: bool, strip_accents: bool | None = None) -> Counter[str]:
     """Count the words of ``texts``, split as the tokenizer splits them; rare words are dropped to limit memory."""
     words: Counter[str] = Counter()
     seen: Counter[str] = Counter()
     for text in texts:
         seen.update(chunks(text))
         if len(seen) > _MAX_CHUNKS:
-            _add_words(words, seen, lower_case)
-    _add_words(words, seen, lower_case)
+            _add_words(words, seen, lower_case, strip_accents)
+    _add_words(words, seen, lower_case, strip_accents)
     return words
 
 
-def _add_words(words: Counter[str], seen: Counter[str], lower_case: bool) -> None:
+def _add_words(words: Counter[str], seen: Counter[str], lower_case: bool, strip_accents: bool | None) -> None:
     for chunk, count in seen.items():
-        for word in split_words(chunk, lower_case):
+        for word in split_words(chunk, lower_case, strip_accents):
             words[word] += count
     seen.clear()
     rarest = 1
@@ -97,9 +98,11 @@ def _alphabet(words: Counter[str], budget: int) -> tuple[list[str], list[str]]:
     return sorted(initial), sorted(continuing)
 
 
-def _most_frequent(texts: Iterable[str], vocab_size: int, lower_case: bool) -> list[str]:
+def _most_frequent(
+    texts: Iterable[str], vocab_size: int, lower_case: bool, strip_accents: bool | None
+) -> list[str]:
     """Return the special pieces and the most frequent words, those of equal counts in the order of code points."""
-    words = count_words(texts, lower_case)
+    words = count_words(texts, lower_case, strip_accents)
     usable = [
         (-count, word)
         for word, count in words.items()
@@ -110,11 +113,13 @@ def _most_frequent(texts: Iterable[str], vocab_size: int, lower_case: bool) -> l
     return [*SPECIAL_PIECES, *(word for _, word in sorted(usable)[: vocab_size - len(SPECIAL_PIECES)])]
 
 
-def _train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool) -> list[str]:
+def _train_wordpiece(
+    texts: Iterable[str], vocab_size: int, lower_case: bool, strip_accents: bool | None
+) -> list[str]:
     """Train a WordPiece vocabulary; return its pieces by id: special, initial, ``##``, then merged pieces."""
     from tokenizers import Tokenizer, models, trainers
 
-    words = count_words(texts, lower_case)
+    words = count_words(texts, lower_case, strip_accents)
     if not words:
         raise ValueError("data.corpus: the corpus contains no text to train a vocabulary on; name other files")
     initial, continuing = _alphabet(words, (vocab_size - len(SPECIAL_PIECES)) // 2)
