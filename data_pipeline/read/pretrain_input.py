@@ -134,26 +134,43 @@ class ShardSource:
         The distribution is estimated with add-one smoothing from at most the first million training records, those
         of a mixture in the proportion of its weights. Returns None if there is no held-out data.
         """
-        if not self._eval:
+        if not self._eval or not (held_out := self._baseline_counts[1][0]).any():
             return None
-        total = sum(part.weight for part in self._train)
-        counts = [
-            self._target_counts([part], max(1, _BASELINE_BATCHES * part.weight // total)) for part in self._train
-        ]
-        targets = sum(one.sum() for one in counts)
-        train = np.ones(self._config.model.vocab_size)
-        for part, one in zip(self._train, counts, strict=True):
-            train += one * (targets / max(one.sum(), 1) * (part.weight / total))
-        held_out = self._target_counts(self._eval, 0)
+        train = 1 + self._mixed([counts for counts, _ in self._baseline_counts[0]])
         return float(-(held_out @ np.log(train / train.sum())) / held_out.sum())
 
-    def _target_counts(self, parts: Sequence[Part], max_batches: int) -> np.ndarray:
-        """Return the number of times each token id is a target of a prediction, int64[vocabulary size]."""
-        counts = np.zeros(self._config.model.vocab_size, np.int64)
+    def constant_accuracy(self) -> float | None:
+        """Return the share of the held-out pairs that have the most frequent label of the training pairs, which
+        :meth:`unigram_cross_entropy` reads too; None if there are no held-out pairs."""
+        if not self._eval or not (held_out := self._baseline_counts[1][1]).any():
+            return None
+        return float(
+            held_out[self._mixed([labels for _, labels in self._baseline_counts[0]]).argmax()] / held_out.sum()
+        )
+
+    def _mixed(self, counts: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the sum of the counts of all parts, each in proportion to its weight in the mixture."""
+        total, every = sum(part.weight for part in self._train), sum(one.sum() for one in counts)
+        pairs = zip(self._train, counts, strict=True)
+        return sum(one * (every / max(one.sum(), 1) * (part.weight / total)) for part, one in pairs)
+
+    @cached_property
+    def _baseline_counts(self) -> tuple[list[tuple[np.ndarray, np.ndarray]], tuple[np.ndarray, np.ndarray]]:
+        """Counts of the first training records of each part, and of all held-out records."""
+        total = sum(part.weight for part in self._train)
+        batches = [max(1, _BASELINE_BATCHES * part.weight // total) for part in self._train]
+        train = [self._target_counts([part], most) for part, most in zip(self._train, batches, strict=True)]
+        return train, self._target_counts(self._eval, 0)
+
+    def _target_counts(self, parts: Sequence[Part], max_batches: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the number of times each token id is a target of a prediction, int64[vocabulary size], and the
+        number of pairs with each label, int64[2]."""
+        counts, pairs = np.zeros(self._config.model.vocab_size, np.int64), np.zeros(2, np.int64)
         for batch in self._whole_part(parts, max_batches):
             labels = batch["mlm_labels"][batch["mlm_weights"] > 0]
             counts += np.bincount(labels, minlength=len(counts))
-        return counts
+            pairs += np.bincount(batch["nsp_labels"][batch["nsp_weights"] > 0], minlength=2)
+        return counts, pairs
 
     def _whole_part(self, parts: Sequence[Part], max_batches: int) -> Iterator[dict[str, np.ndarray]]:
         # Damaged records are left out, and must not stop the run when it counts.

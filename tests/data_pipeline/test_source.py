@@ -14,6 +14,8 @@ from bert_jax.config import DataConfig, ModelConfig, PretrainConfig, TrainingCon
 from bert_jax.tokenization import load_tokenizer
 from data_pipeline.build.ensure import ensure_data
 from data_pipeline.read.pretrain_input import ShardSource
+from data_pipeline.shards.shard_files import read_index, read_records
+from data_pipeline.shards.tfexample import decode_example
 
 VOCABULARY = 416
 
@@ -63,6 +65,28 @@ def test_unigram_cross_entropy(built):
     assert source(built).unigram_cross_entropy() == pytest.approx(expected, rel=1e-12)
     # Words of held-out documents are new to it: only add-one makes this finite.
     assert any(counts[label] == 0 for label in held_out)
+
+
+def pair_labels(folder):
+    rows = [decode_example(r) for e in read_index(folder).entries for r in read_records(folder / e.name)]
+    return [int(row["next_sentence_labels"][0]) for row in rows]
+
+
+def test_the_constant_answer(built):
+    """The most frequent label of the training pairs, on the held-out pairs."""
+    train, held_out = pair_labels(shards_of(built, "train")), pair_labels(shards_of(built, "eval"))
+    constant = int(sum(train) * 2 > len(train))
+    assert len(held_out) > 5 and sum(train) * 2 != len(train)
+    assert source(built).constant_accuracy() == pytest.approx(held_out.count(constant) / len(held_out))
+
+
+@pytest.mark.filterwarnings("error")
+def test_baselines_without_targets_and_pairs(built, monkeypatch):
+    bare = source(built)
+    empty = {"mlm_labels": np.zeros((2, 3), int), "mlm_weights": np.zeros((2, 3))}
+    empty |= {"nsp_labels": np.zeros((2, 1), int), "nsp_weights": np.zeros((2, 1))}
+    monkeypatch.setattr(bare, "_whole_part", lambda parts, most: iter([empty]))
+    assert bare.unigram_cross_entropy() is None and bare.constant_accuracy() is None
 
 
 def test_held_out_batches_hold_the_same_targets(built):
