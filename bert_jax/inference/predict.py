@@ -268,7 +268,7 @@ def _record(value: Any) -> Record:
         return Record(id="", source=f"{value[0][:40]!r}", text=value[0], text_pair=value[1])
     if isinstance(value, Mapping) and _are_texts(value.get("words")) and "text" not in value:
         start = f"{' '.join(value['words'])[:40]!r}"
-        document = f"document {value.get('document')}"
+        document = f"document {value.get('group', value.get('document'))}"
         return Record(id="", source=start, words=tuple(value["words"]), group=document)
     if isinstance(value, Mapping) and isinstance(value.get("text"), str):
         text, pair, choices = value["text"], value.get("text_pair"), value.get("choices", ())
