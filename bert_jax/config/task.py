@@ -12,6 +12,7 @@ from typing import Literal
 
 from bert_jax.config.schema import AtLeast0, Positive, Probability, Section, only, require
 from bert_jax.config.spec import Pooling
+from bert_jax.config.task_settings import PairOrder, TaskKind, Truncation
 
 # Options that determine which other options exist.
 KIND, TRUNCATION, LOSS, CRF = "task.kind", "task.truncation", "sentence.loss", "tagging.crf"
@@ -21,9 +22,6 @@ WHOLE = ("classification", "regression", "multi_label")
 CUT = (*WHOLE, "choice", "sentence")
 WORDS = ("tagging", "joint")
 
-Truncation = Literal["longest_first", "head", "tail", "head_tail", "key_sentences", "windows"]
-TaskKind = Literal["classification", "regression", "multi_label", "qa", "tagging", "joint", "choice", "sentence"]
-PairOrder = Literal["given", "both"]
 SentenceLoss = Literal["softmax", "cosine", "cosent", "triplet", "negatives", "simcse"]
 
 

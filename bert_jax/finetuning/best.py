@@ -86,6 +86,7 @@ def save_parameters(
         sentence=resolved.task.sentence,
         tokenizer=start.tokenizer_config,
         family=config.model.family_name,
+        task=config.settings,
     )
     metrics = {f"{split}: {name}": value for split, named in values.items() for name, value in named.items()}
     origin = {

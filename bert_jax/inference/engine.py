@@ -92,10 +92,10 @@ class Engine:
         seconds = dict(zip(pairs, tokenizer.encode_batch([texts[i][1] for i in pairs]), strict=True))
         return [self.build(first, seconds.get(i)) for i, first in enumerate(firsts)]
 
-    def build(self, a: Sequence[int], b: Sequence[int] | None = None) -> Encoded:
+    def build(self, a: Sequence[int], b: Sequence[int] | None = None, max_length: int | None = None) -> Encoded:
         """Return the model input for a text with the token ids ``a``, or for a pair of texts with the token ids
-        ``a`` and ``b``, truncated to the maximum length of the model."""
-        ids, types = self.need_tokenizer().build_inputs(a, b, self.spec.max_length)
+        ``a`` and ``b``, truncated to ``max_length`` (None: the maximum length of the model)."""
+        ids, types = self.need_tokenizer().build_inputs(a, b, max_length or self.spec.max_length)
         return Encoded(ids, types if self.spec.model.type_vocab_size > 1 else [0] * len(ids))
 
     def program(self, key: Any, function: Callable[..., Any], donated: tuple[int, ...] = ()) -> Callable[..., Any]:
@@ -157,7 +157,8 @@ class Engine:
     ) -> Callable[[Sequence[ModelInput], Mapping[str, Target]], Iterator[Packed]]:
         """Return a function of model inputs of at most ``sequences`` sequences, and of targets beside ``targets``,
         that packs them into batches of about ``tokens`` tokens."""
-        ladder, pad_id = row_lengths(self.spec.max_length * sequences), self.need_tokenizer().pad_id
+        longest = max(self.spec.max_length, self.spec.task_length)
+        ladder, pad_id = row_lengths(longest * sequences), self.need_tokenizer().pad_id
         # Blocks begin with the row, so each sequence needs its own.
         per_row = 1 if self.spec.model.attention_block else INPUTS_PER_ROW
 

@@ -140,7 +140,15 @@ def _read_saved(path: Path) -> ModelBundle:
     params = {name: stored[name] for name in parameter_shapes(spec)}
     if arrays_digest(params, spec.model.vocab_size) != meta["digest"]:
         raise ValueError(f"{folder}: damaged (the parameters do not match their digest); save the model again")
-    return ModelBundle(spec=spec, params=params, tokenizer_content=content, origin=meta["origin"])
+    notes = []
+    if spec.task is None and meta["origin"].get("format") == "fine-tuning run":
+        notes.append(
+            f"{path}: an older version saved the model without the settings of its task: predictions use defaults, "
+            f"such as texts of at most {spec.max_length} tokens; only a new run stores those of the training"
+        )
+    return ModelBundle(
+        spec=spec, params=params, tokenizer_content=content, notes=tuple(notes), origin=meta["origin"]
+    )
 
 
 def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:

@@ -56,7 +56,7 @@ class JointTask(TaggingTask):
     def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         units = super().featurize(records, training=training)
         windows = Counter(unit.record for unit in units)
-        labels = self.config.data.labels
+        labels = self.settings.labels
         together = []
         for unit in units:
             record = records[unit.record]
@@ -73,7 +73,7 @@ class JointTask(TaggingTask):
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         weights_BxU = batch["weights"] * batch["intent_shares"]
-        of_intents = class_loss(self.config.loss, output.sequence_logits, batch["intent_labels"], weights_BxU)
+        of_intents = class_loss(self.loss_options, output.sequence_logits, batch["intent_labels"], weights_BxU)
         of_tags = super().loss(output, batch, axis=axis)
         return {f"intent_{name}": pair for name, pair in of_intents.items()} | of_tags
 
@@ -85,7 +85,7 @@ class JointTask(TaggingTask):
         """Return for each text the :func:`class_predictions` of its intent, with the labels as in the input files.
         Each prediction also contains ``tokens``, the tagged words, and ``gold``, the correct intent, if known."""
         logits = mean_over_windows("intent_logits", len(records), units, outputs)
-        intents = class_predictions(self.config.data.labels, logits)
+        intents = class_predictions(self.settings.labels, logits)
         tagged = super().decode(records, units, outputs)
         return [
             {**intent, **tokens, **({} if record.label is None else {"gold": record.label})}

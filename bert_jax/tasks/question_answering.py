@@ -40,7 +40,6 @@ class QaTask(Task):
         return HeadsConfig(span=True, pooler=False)
 
     def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
-        task, qa, types = self.config.task, self.config.qa, self.config.model.type_vocab_size
         questions = self.tokenizer.encode_batch([record.text for record in records])
         passages: dict[str, Passage] = {}  # many questions share a passage
         units = []
@@ -53,7 +52,7 @@ class QaTask(Task):
                 passages[record.text_pair] = Passage.of(self.tokenizer, record.text_pair)
             passage = passages[record.text_pair]
             answer = self._answer(record, passage, training)
-            for encoded in span_inputs(self.tokenizer, question, passage, qa, task.max_length, types):
+            for encoded in span_inputs(self.tokenizer, question, passage, self.settings):
                 targets = {} if answer is None else _targets(encoded.extra, *answer)
                 units.append(ModelInput(number, (encoded,), targets, float(answer is not None), encoded.extra))
         return units
@@ -71,7 +70,7 @@ class QaTask(Task):
                 )
             return None
         if not record.answers:
-            if not self.config.qa.no_answer:
+            if not self.settings.no_answer:
                 raise ValueError(
                     f"{record.source}: the question has no answer; set qa.no_answer=true or remove the question"
                 )
@@ -104,10 +103,10 @@ class QaTask(Task):
         questions: list[list[SpanPiece]] = [[] for _ in records]
         for unit, output in zip(units, outputs, strict=True):
             questions[unit.record].append(SpanPiece(output["start_logits"], output["end_logits"], unit.extra))
-        return [self._prediction(span) for span in best_spans(questions, self.config.qa)]
+        return [self._prediction(span) for span in best_spans(questions, self.settings)]
 
     def _prediction(self, span: Span) -> Prediction:
-        qa = self.config.qa
+        qa = self.settings
         answer = {"answer": span.text, "start": span.start, "end": span.end}
         if qa.no_answer and span.null_score - span.score > qa.null_threshold:
             answer = {"answer": "", "start": 0, "end": 0}
@@ -119,7 +118,7 @@ class QaTask(Task):
         f1/best_threshold_value and exact/best_threshold_value are the values of ``qa.null_threshold`` with the best
         f1 and the best exact on these records."""
         references = [[answer.text for answer in record.answers or ()] for record in records]
-        qa = self.config.qa
+        qa = self.settings
         if qa.no_answer:
             spans = [prediction["best_answer"] for prediction in predictions]
             odds = [prediction["no_answer_score"] - prediction["score"] for prediction in predictions]

@@ -13,6 +13,7 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, SentenceConfig
 from bert_jax.config.finetune import FinetuneConfig, LossConfig
+from bert_jax.config.task_settings import TaskSettings
 from bert_jax.metrics import Score
 from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.label_losses import softmax_loss
@@ -75,7 +76,10 @@ class ModelInput:
 
 
 class Task(ABC):
-    """A task with its config, tokenizer and labels; immutable after construction.
+    """A task with its settings, tokenizer and labels; immutable after construction.
+
+    ``settings`` is all that the conversion of texts and outputs depends on. ``config``, the options of a run, is
+    for its training and evaluation; a task of a saved model has none.
 
     A batch has the features of ``bert_jax.batch`` (``cls_positions`` [B, C]), every array of ``targets`` under its
     name, and ``weights`` float32[B, U].
@@ -86,12 +90,22 @@ class Task(ABC):
     # Fields of a record that contain the correct answer.
     gold: ClassVar[tuple[str, ...]] = ("label",)
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
-        """Construct the task; ``config`` must be a result of :meth:`from_data`.
+    # Options of the run, if the task belongs to one.
+    config: FinetuneConfig
+
+    def __init__(
+        self, config: FinetuneConfig | TaskSettings, tokenizer: Tokenizer, records: Sequence[Record] = ()
+    ) -> None:
+        """Construct the task of a run, whose ``config`` is a result of :meth:`from_data`, or that of a saved model,
+        from its settings.
 
         ``records``: the training records, for values computed from them, such as class weights.
         """
-        self.config, self.tokenizer = config, tokenizer
+        self.tokenizer = tokenizer
+        if isinstance(config, TaskSettings):
+            self.settings, self.loss_options = config, LossConfig()
+        else:
+            self.config, self.settings, self.loss_options = config, config.settings, config.loss
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
@@ -120,7 +134,7 @@ class Task(ABC):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the classes in exports and metrics, sorted by class index."""
-        return self.config.data.label_names or self.config.data.labels
+        return self.settings.label_names or self.settings.labels
 
     @property
     def sequences_per_unit(self) -> int:
