@@ -129,7 +129,7 @@ def _by_entailment(
 
     def featurize(part: list[str]) -> list[ModelInput]:
         return [
-            ModelInput(number, (loaded.build(ids[:room], hypothesis),), extra=len(ids) > room)
+            ModelInput(number, (loaded.build(tokenizer.cut(ids, room), hypothesis),), extra=len(ids) > room)
             for number, ids in enumerate(tokenizer.encode_batch(part))
             for hypothesis in hypotheses
         ]
