@@ -43,6 +43,9 @@ class HeadsConfig:
     sequence_labels: tuple[str, ...] = ()
     # Meaning of the sequence head's logits: softmax, independent sigmoids, or values.
     problem: Problem = "single_label"
+    # Function of the value that a regression head predicts (the score of a cross-encoder); empty: not stated, the
+    # value itself.
+    activation: Literal["", Activation] = ""
     # The logits of the sequence head are added over both orders of a pair of texts.
     both_orders: bool = False
     # Encoder layers (1 = the first) with a pooler and a sequence head of their own, in ascending order: a
@@ -187,6 +190,10 @@ class TokenizerConfig:
     split_cjk: bool = True
     # Maximum number of tokens in an input, special tokens included; 0: the number of positions of the model.
     max_length: int = 0
+    # Side at which longer texts are truncated.
+    truncation_side: Literal["right", "left"] = "right"
+    # The second text of a pair has a token type of its own; False: all token types are 0.
+    pair_types: bool = True
 
     def __post_init__(self) -> None:
         # A spec may be untrusted: its tokenizer file must be in the same folder.

@@ -39,9 +39,9 @@ class TaskConfig(Section, prefix="task."):
     module: str = ""
     # Longest input in tokens, special tokens included.
     max_length: int = 128
-    # Part of a longer text that is kept: longest_first (the longer text of a pair is truncated at its end), head,
-    # tail, head_tail, key_sentences (the most central sentences, in order), windows (the whole text, in several
-    # inputs whose logits are averaged).
+    # Part of a longer text that is kept: longest_first (the longer text of a pair is truncated at its end, or at
+    # the side that the tokenizer of the model states), head, tail, head_tail, key_sentences (the most central
+    # sentences, in order), windows (the whole text, in several inputs whose logits are averaged).
     truncation: Truncation = only("longest_first", {KIND: CUT})
     # Share of the tokens that head_tail keeps at the head (Sun et al. 2019: 128 of 510).
     head_share: float = only(0.25, {KIND: CUT, TRUNCATION: ("head_tail",)})

@@ -293,7 +293,8 @@ def _tagged_text(decoder: Task, text: str) -> _Input:
     ids, offsets = tokenizer.encode_with_offsets(text)
     encoded = Encoded(*tokenizer.build_inputs(ids, None, decoder.settings.max_length))
     first = int(tokenizer.framed)  # the special pieces before and after the text
-    kept = len(encoded.ids) - 2 * first
+    kept, whole = len(encoded.ids) - 2 * first, len(ids)
+    ids, offsets = tokenizer.cut(ids, kept), tokenizer.cut(offsets, kept)
     # A piece that continues the word before it does not begin a word, unless it is the first piece.
     begins = [i for i in range(kept) if not i or not tokenizer.continuation[ids[i]]]
     ends = [*begins[1:], kept][: len(begins)]
@@ -301,7 +302,7 @@ def _tagged_text(decoder: Task, text: str) -> _Input:
     words = tuple(text[start:end] for start, end in places)
     window = Window(encoded, np.arange(len(words)), first + np.array(begins, np.int64))
     unit = window_input(0, window, np.full(len(words), -1, np.int32))
-    return _Input(Record(id="", source="", words=words), (unit,), places, kept < len(ids))
+    return _Input(Record(id="", source="", words=words), (unit,), places, kept < whole)
 
 
 def _finished(prediction: dict[str, Any], one: _Input) -> dict[str, Any]:

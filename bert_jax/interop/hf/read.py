@@ -82,6 +82,8 @@ def with_tokenizer(
     if pieces < rows:
         unused = f"the last {rows - pieces} are never used"
         notes = (*notes, f"the vocabulary has {pieces} pieces, the model {rows} word embeddings: {unused}")
+    if weights.spec.model.type_vocab_size < 2:
+        tokenizer = dataclasses.replace(tokenizer, pair_types=True)  # the model has one type anyway
     spec = dataclasses.replace(weights.spec, tokenizer=tokenizer)
     return dataclasses.replace(weights, spec=spec, tokenizer_content=content, notes=notes)
 
