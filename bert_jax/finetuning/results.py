@@ -1,6 +1,5 @@
 """Outputs of a finished fine-tuning run: predictions, metrics.json, the export, the report."""
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from bert_jax.finetuning.artifacts import METRICS, PREDICTIONS, read_results
 from bert_jax.finetuning.evaluator import Evaluator
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.finetuning.task_objective import TaskObjective
+from bert_jax.inference.text_files import json_line
 from bert_jax.interop.export import export_model
 from bert_jax.interop.saved_model import BEST
 from bert_jax.io.files import write_whole
@@ -50,7 +50,8 @@ def write_results(
         )
         if hosts.is_lead():
             pairs = zip(resolved.records[split], predictions, strict=True)
-            lines = [json.dumps({"id": record.id, **one}, ensure_ascii=False) for record, one in pairs]
+            what = f"{split}: a prediction"
+            lines = [json_line({"id": record.id, **one}, what) for record, one in pairs]
             write_whole(folder / PREDICTIONS.format(split), "".join(f"{line}\n" for line in lines))
         entries[split] = _result_entry(resolved, split, predictions, evaluator)
         entries[split] |= {"step": step, "seconds": round(time.perf_counter() - began, 3)}

@@ -153,7 +153,7 @@ def _fitted(
 def _check_float16(weights: ModelBundle) -> None:
     for name, values in weights.params.items():
         largest = float(np.abs(values).max(initial=0))
-        if np.isfinite(largest) and largest > LARGEST_FLOAT16:
+        if largest > LARGEST_FLOAT16:
             limit = f"{name} has the value {largest:.3g}, but the largest float16 is {LARGEST_FLOAT16:g}"
             raise ValueError(f"--dtype float16: {limit}; use bfloat16 or float32")
 

@@ -16,7 +16,7 @@ import numpy as np
 from bert_jax.config import ModelSpec, spec_from_json, spec_to_json
 from bert_jax.config.switches import EVERY_FIELD, check_fields
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes, parameter_shapes
-from bert_jax.interop.stored import listed, non_finite
+from bert_jax.interop.stored import listed
 from bert_jax.io.npz_file import Header, NpzFile
 from bert_jax.io.safetensors_file import aligned_empty
 from bert_jax.io.untrusted_folder import inside, needed, parse_json, read_small
@@ -69,7 +69,6 @@ def read_npz(path: Path, options: ReadOptions) -> ModelBundle:
     dtypes = _dtypes(folder)
     params = _read_params(needed(folder, WEIGHTS_FILE), spec, dtypes)
     notes = [f"{dtype} converted to float32" for dtype in ("float16", "bfloat16") if dtype in dtypes.values()]
-    notes += non_finite(params)
     content = None
     if spec.tokenizer is not None:
         content = needed(folder, spec.tokenizer.file).read_bytes()

@@ -14,6 +14,7 @@ from bert_jax.interop.hf.sentence_transformers import is_sentence_transformers, 
 from bert_jax.interop.hf.tensors import WEIGHT_FILES
 from bert_jax.interop.npz import is_npz, read_npz
 from bert_jax.interop.saved_model import is_native, read_native
+from bert_jax.interop.stored import require_finite
 from bert_jax.interop.tf1.checkpoint import is_tf1, read_tf1
 
 SUPPORTED = (
@@ -45,8 +46,8 @@ _READERS: tuple[tuple[Callable[[Path], bool], Reader], ...] = (
 def read_weights(path: Path, options: ReadOptions | None = None) -> ModelBundle:
     """Read the model at ``path`` in any supported format.
 
-    Raises ``ValueError`` with a one-line message for an unknown format and for an option that does not apply to the
-    format of the model.
+    Raises ``ValueError`` with a one-line message for an unknown format, for an option that does not apply to the
+    format of the model, and for NaN and infinite weights.
     """
     options = options or ReadOptions()
     read = _reader(path)
@@ -54,6 +55,7 @@ def read_weights(path: Path, options: ReadOptions | None = None) -> ModelBundle:
     weights = read(path, options)
     if read in (read_hf, read_sentence_transformers):
         weights = read_details(path, weights)
+    require_finite(weights.params, path)
     tokenizer = weights.spec.tokenizer
     if options.lower_case is not None and tokenizer is not None and options.lower_case != tokenizer.lower_case:
         case = "lower-cased" if tokenizer.lower_case else "cased"

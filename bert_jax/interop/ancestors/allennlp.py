@@ -16,7 +16,6 @@ import numpy as np
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.switches import EVERY_FIELD, Supported, check_fields
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes, parameter_shapes
-from bert_jax.interop.stored import non_finite
 from bert_jax.io.errors import one_line
 from bert_jax.io.untrusted_folder import inside, needed, parse_json, read_small
 from bert_jax.model.ancestors.characters import CHARACTER_IDS, CHARACTERS, stored_ids
@@ -193,7 +192,8 @@ def _read_arrays(file: Path, model: ModelConfig) -> dict[str, np.ndarray]:
                 if found.shape != shape or found.dtype.kind != "f":
                     kind = f"has shape {found.shape}, {found.dtype}"
                     raise ValueError(f"{file}: {name} {kind}; {OPTIONS_FILE} describes {shape}, floating-point")
-                arrays[name] = np.asarray(found, np.float32)
+                with np.errstate(over="ignore"):  # values beyond float32 become infinite and are refused
+                    arrays[name] = np.asarray(found, np.float32)
     except (OSError, RuntimeError, KeyError) as error:
         raise ValueError(f"{file}: cannot be read ({one_line(error)}); copy the file again") from None
     return arrays
@@ -227,7 +227,7 @@ def read_allennlp(path: Path, options: ReadOptions) -> ModelBundle:
     content = "".join(f"{word}\n" for word in words).encode()
     return ModelBundle(
         spec=spec, params={name: params[name] for name in parameter_shapes(spec)}, tokenizer_content=content,
-        notes=tuple(non_finite(params)), origin={"format": "AllenNLP", "name": path.absolute().name},
+        origin={"format": "AllenNLP", "name": path.absolute().name},
     )  # fmt: skip
 
 
