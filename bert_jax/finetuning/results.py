@@ -43,6 +43,7 @@ def write_results(
     asked, digests = resolved.predicted_splits, resolved.prediction_digests
     is_due = {split: entries.get(split, {}).get("digest") != digests[split] for split in asked}
     timeout = context.launch.host_timeout
+    remarks: list[str] = []
     due = [split for split in asked if hosts.broadcast_from_lead(f"predict_{split}", is_due[split], timeout)]
     for split in due:
         predictions = evaluator.predictions(
@@ -54,17 +55,20 @@ def write_results(
             lines = [json_line({"id": record.id, **one}, what) for record, one in pairs]
             write_whole(folder / PREDICTIONS.format(split), "".join(f"{line}\n" for line in lines))
         entries[split] = _result_entry(resolved, split, predictions, evaluator)
+        remarks += evaluation.remarks_of(resolved.task, split, resolved.records[split], predictions)
         entries[split] |= {"step": step, "seconds": round(time.perf_counter() - began, 3)}
     if not hosts.is_lead():
         return
     results = [entries.pop(split) for split in asked] + [*entries.values()]
     write_whole(folder / METRICS, evaluation.metrics_text(results))
     metric = best.metric or config.task.metric
-    lines = [line for result in results for line in evaluation.result_lines(result, metric)]
+    lines = [line for result in results for line in evaluation.result_lines(result, metric)] + remarks
     if evaluator.takes_best and step == best.step:
         lines.append(f"parameters of step {step:,}, which has the best {best.metric}")
     elif evaluator.takes_best:
         lines.append(f"parameters of step {step:,}; the best parameters, of step {best.step:,}, were not saved")
+    elif best.metric and config.training.restore_best:
+        lines.append(f"WARNING: parameters of the last step, {step:,}: {best.metric} was never defined on dev")
     lines += _export(folder, "hf" if resolved.task.sentence is None else "sentence-transformers")
     values = {name: entry["value"] for result in results[:1] for name, entry in result["metrics"].items()}
     matrices = {entry["split"]: entry["confusion_matrix"] for entry in results if "confusion_matrix" in entry}

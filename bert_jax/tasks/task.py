@@ -3,6 +3,8 @@
 Shapes: B rows, S tokens per row, C sequences per row, K sequences per unit, U = C / K units per row.
 """
 
+import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.label_losses import softmax_loss
 from bert_jax.objectives.objective import Sums, denominator
 from bert_jax.records import Record
+from bert_jax.tasks.classes import field_values
 from bert_jax.tokenization import Tokenizer
 
 Level = Literal["unit", "token", "position"]
@@ -117,6 +120,24 @@ class Task(ABC):
         return config
 
     @classmethod
+    def prepare(
+        cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]], tests: Sequence[str]
+    ) -> tuple[FinetuneConfig, dict[str, Sequence[Record]], list[str]]:
+        """Return ``config`` and the records as the task reads them, and lines for the log; called before
+        :meth:`from_data`.
+
+        If all labels of a split in ``tests`` are -1, and no training label is below 0, its records are unlabeled.
+        """
+        prepared, lines = dict(splits), []
+        for split in tests:
+            for name in ("label", "labels", "tags"):
+                values, known = (field_values(splits[one], name) for one in (split, "train"))
+                if values and all(map(_is_hidden, values)) and not any(map(_is_below_0, known)):
+                    prepared[split] = [dataclasses.replace(record, **{name: None}) for record in prepared[split]]
+                    lines.append(f"{split}: every {name} is -1, which hides it: the records are read as unlabelled")
+        return config, prepared, lines
+
+    @classmethod
     def notes(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> list[str]:
         """Return lines to log about the records; ``config`` is the result of :meth:`from_data`."""
         return []
@@ -193,6 +214,10 @@ class Task(ABC):
         """Return the metrics over the :meth:`scored` records. The first metric selects the best parameters unless
         ``task.metric`` names another."""
 
+    def remarks(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[str]:
+        """Return warnings about the predictions of a split, such as of a model that has collapsed."""
+        return []
+
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
         """Return the confusion matrix of scored records; None (default) unless each record has exactly one class.
 
@@ -200,6 +225,21 @@ class Task(ABC):
         class (rows) and predicted class (columns).
         """
         return None
+
+
+def _is_hidden(value: str) -> bool:
+    return _number(value) == -1
+
+
+def _is_below_0(value: str) -> bool:
+    return _number(value) < 0
+
+
+def _number(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        return math.nan
 
 
 def class_loss(

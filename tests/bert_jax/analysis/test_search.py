@@ -9,7 +9,7 @@ from inference_models import make_model
 from bert_jax.analysis import neighbors as search
 from bert_jax.analysis.anisotropy import Band, anisotropy, fit_whitening, frequency_bands
 from bert_jax.analysis.collection import Collection, embedded, read_collection
-from bert_jax.analysis.neighbors import hit_lines, nearest, read_relevant, relevance
+from bert_jax.analysis.neighbors import Hits, hit_lines, nearest, read_relevant, relevance
 
 
 @pytest.fixture
@@ -230,7 +230,8 @@ def test_lines_of_hits():
 
 
 def test_relevance():
-    scores = relevance([[10, 12], [12, 11], [11, 10]], [{12}, {12, 10}, {12}], 2)
+    found = [Hits(np.array(rows), np.array([0.9, 0.5])) for rows in ([0, 2], [2, 1], [1, 0])]
+    scores = relevance(found, [10, 11, 12], [{12}, {12, 10}, {12}], 2)
     assert set(scores) == {"mrr", "precision@1", "recall@1", "ndcg@1", "recall@2", "ndcg@2"}
     assert scores["mrr"].value == pytest.approx((1 / 2 + 1 + 0) / 3)
     assert scores["precision@1"].value == pytest.approx(1 / 3)
