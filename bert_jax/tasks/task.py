@@ -4,7 +4,7 @@ Shapes: B rows, S tokens per row, C sequences per row, K sequences per unit, U =
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -23,6 +23,8 @@ from bert_jax.tokenization import Tokenizer
 Level = Literal["unit", "token", "position"]
 # A JSON-serializable object: one line of predictions_SPLIT.jsonl, without its id.
 Prediction = dict[str, Any]
+# An answer that is the same for every record: in words, and as a function that replaces the answer of a prediction.
+Constant = tuple[str, Callable[[Prediction], Prediction]]
 # Arrays of each unit, by name: for level ``unit`` one entry, for level ``token`` one entry per token of the unit.
 Outputs = Sequence[Mapping[str, np.ndarray]]
 
@@ -178,6 +180,12 @@ class Task(ABC):
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         """Return the metrics over the :meth:`scored` records. The first metric selects the best parameters unless
         ``task.metric`` names another."""
+
+    def constant(self, train: Sequence[Record]) -> Constant | None:
+        """Return the best answer of a predictor that reads no text, from the labels of ``train``, the training
+        records. None (default): the task has no such answer.
+        """
+        return None
 
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
         """Return the confusion matrix of scored records; None (default) unless each record has exactly one class.
