@@ -42,8 +42,9 @@ from bert_jax.config.task import (
 _SOFTMAX = {KIND: ("classification", "choice", *WORDS, "sentence"), LOSS: ("softmax",), CRF: (False,)}
 _FOCAL = {**_SOFTMAX, KIND: ("multi_label", *_SOFTMAX[KIND])}
 _HEAD = (*WHOLE, "choice", *WORDS)
-# Learning rate of a model of the width of BERT-base, and the highest automatic one.
-_BASE_WIDTH, _BASE_RATE, _HIGHEST_RATE = 768, 2e-5, 1e-3
+# Automatic learning rates: that of a Transformer of the width of BERT-base, the power of the width with which it
+# falls, the highest one; that of heads on a frozen Transformer, and that of every other encoder.
+_BASE_WIDTH, _BASE_RATE, _POWER, _HIGHEST_RATE, _FROZEN_RATE, _OTHER_RATE = 768, 2e-5, 2.2, 1e-3, 3e-3, 9e-3
 # A share of the whole.
 Share = Annotated[float, Range("a number above 0, at most 1", lambda value: 0 < value <= 1)]
 
@@ -219,14 +220,16 @@ class FinetuneTrainingConfig(TrainingConfig):
 
 
 def automatic_rate(config: "FinetuneConfig") -> float:
-    """Return the learning rate of a run that sets none: 2e-5 (Devlin et al. 2018) for 768 values per token, and
-    inversely proportional to the square of this width, up to 1e-3; 1e-3 if the encoder is frozen.
+    """Return the learning rate of a run that sets none, with two significant digits.
 
-    Measured in ``studies/finetuning_defaults``. The value has two significant digits.
+    That of a Transformer is 2e-5 (Devlin et al. 2018) at 768 values per token and falls with the power 2.2 of this
+    width, up to 1e-3; if it is frozen, 3e-3. Other encoders have 9e-3. ``studies/finetuning_defaults`` says why.
     """
+    if config.model.encoder != "transformer":
+        return _OTHER_RATE
     if config.features.frozen_encoder:
-        return _HIGHEST_RATE
-    rate = _BASE_RATE * (_BASE_WIDTH / config.model.hidden_size) ** 2
+        return _FROZEN_RATE
+    rate = _BASE_RATE * (_BASE_WIDTH / config.model.hidden_size) ** _POWER
     return float(f"{min(rate, _HIGHEST_RATE):.2g}")
 
 

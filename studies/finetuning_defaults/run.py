@@ -26,7 +26,7 @@ sys.path.insert(0, str(HERE.parent.parent))
 
 import run_finetune  # noqa: E402 (from the root of the repository)
 
-RATES = ("2e-5", "6e-5", "2e-4", "6e-4", "2e-3", "6e-3")
+RATES = ("3e-5", "1e-4", "3e-4", "1e-3", "3e-3", "1e-2")
 SEEDS = (1, 2, 3)
 TASKS = ("sst2", "clinc150", "sick", "snips")
 PARTS = ("train", "choice", "results")
@@ -86,10 +86,16 @@ def lines() -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
+def _is_default(line: dict[str, Any], key: dict[str, Any]) -> bool:
+    """Return True if ``line`` is a run with the defaults whose rate is that of ``key``, so that both are equal."""
+    named = key | {"rate": "default"}
+    return key["rate"] != "default" and line | named == line and line["used_rate"] == float(key["rate"])
+
+
 def fine_tune(key: dict[str, Any], model: Path, folder: Path, share: dict[str, Any]) -> dict[str, Any]:
     """Train one run unless it is finished, add its line to the results, and return the line."""
     for line in lines():
-        if line | key == line:
+        if line | key == line or _is_default(line, key):
             return line
     workdir, began = folder / "run", time.perf_counter()
     shutil.rmtree(workdir, ignore_errors=True)
@@ -125,20 +131,29 @@ def fine_tune(key: dict[str, Any], model: Path, folder: Path, share: dict[str, A
 def cell(model: str, task: str) -> list[str]:
     """Return the row of a model and a task in the table; the values of runs that are missing are empty."""
     own = [one for one in lines() if (one["model"], one["task"], one["steps"]) == (model, task, 0)]
-    tried = {one["rate"]: one["choice"] for one in own if one["seed"] == 0 and one["rate"] != "default"}
-    if len(tried) < len(RATES):
-        return [model, task, f"{len(tried)} of {len(RATES)} rates"]
+    tried = {one["rate"]: one["choice"] for one in own if one["seed"] == 0 and one["rate"] in RATES}
+    if not tried:
+        return [model, task, "no rates"]
     best = max(tried, key=lambda rate: (tried[rate], -RATES.index(rate)))
-    of = {r: [one for one in own if one["rate"] == r and one["seed"] in SEEDS] for r in ("default", best)}
-    if any(len(runs) < len(SEEDS) for runs in of.values()):
-        return [model, task, f"best rate {best}", *(f"{len(runs)} of {len(SEEDS)} seeds" for runs in of.values())]
+    key = {"model": model, "task": task, "steps": 0, "rate": best}
+    seeds = [seed for seed in SEEDS if any(one["rate"] == "default" and one["seed"] == seed for one in own)]
+    of = {
+        "default": [one for one in own if one["rate"] == "default" and one["seed"] in seeds],
+        best: [
+            one
+            for one in own
+            if one["seed"] in seeds and (one["rate"] == best or _is_default(one, key | {"seed": one["seed"]}))
+        ],
+    }
+    if not seeds or len(of[best]) < len(seeds):
+        return [model, task, f"best of {len(tried)} rates: {best}", f"{len(seeds)} of {len(SEEDS)} seeds"]
     mean = {rate: statistics.mean(one["results"] for one in runs) for rate, runs in of.items()}
     majority = own[0]["majority"]
     share = (mean["default"] - majority) / (mean[best] - majority)
     used = of["default"][0]
     return [
-        model, task, f"{used['used_rate']:.2g}", f"{used['used_steps']:,}", best, f"{majority:.3f}",
-        f"{mean['default']:.3f}", f"{mean[best]:.3f}", f"{share:.2f}",
+        model, task, f"{used['used_rate']:.2g}", f"{used['used_steps']:,}", f"{best} of {len(tried)}",
+        f"{majority:.3f}", f"{mean['default']:.3f}", f"{mean[best]:.3f}", f"{share:.2f}", str(len(seeds)),
     ]  # fmt: skip
 
 
@@ -153,8 +168,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="train nothing")
     options = parser.parse_args()
     if options.table:
-        print("| model | task | default rate | steps | best rate | majority | default | best | share |")
-        print("|---|---|---|---|---|---|---|---|---|")
+        print("| model | task | default rate | steps | best rate | majority | default | best | share | seeds |")
+        print("|---|---|---|---|---|---|---|---|---|---|")
         for model in dict.fromkeys(one["model"] for one in lines()):
             for task in TASKS:
                 print(f"| {' | '.join(cell(model, task))} |")

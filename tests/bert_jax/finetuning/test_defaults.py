@@ -24,15 +24,16 @@ def of_width(width, words=""):
 
 
 @pytest.mark.parametrize(
-    ("width", "rate"), [(768, 2e-5), (1024, 1.1e-5), (384, 8e-5), (256, 1.8e-4), (128, 7.2e-4), (32, 1e-3)]
+    ("width", "rate"), [(768, 2e-5), (1024, 1.1e-5), (384, 9.2e-5), (256, 2.2e-4), (128, 1e-3), (32, 1e-3)]
 )
 def test_the_rate_follows_from_the_width(width, rate):
     assert automatic_rate(of_width(width)) == rate
     assert with_steps(of_width(width), 5000).optimizer.learning_rate == rate
 
 
-def test_a_frozen_encoder_has_one_rate():
-    assert {automatic_rate(of_width(width, "--features.frozen_encoder true")) for width in (128, 768)} == {1e-3}
+def test_a_frozen_encoder_and_one_that_is_no_transformer_have_one_rate():
+    assert {automatic_rate(of_width(width, "--features.frozen_encoder true")) for width in (128, 768)} == {3e-3}
+    assert automatic_rate(of_width(300, "--model.encoder none --model.num_layers 0")) == 9e-3
 
 
 @pytest.mark.parametrize("words", ["--optimizer.learning_rate 0", "--optimizer.learning_rate 3e-5"])
@@ -67,7 +68,7 @@ def test_a_length_that_is_set_stays(words, steps):
 def test_what_was_chosen_is_said():
     asked = of_width(128)
     (line,) = automatic_notes(asked, with_steps(asked, 5000), 5000)
-    assert "optimizer.learning_rate 0.00072" in line and "training.num_steps 1,000 (6.4 epochs" in line
+    assert "optimizer.learning_rate 0.001" in line and "training.num_steps 1,000 (6.4 epochs" in line
     asked = of_width(128, "--optimizer.learning_rate 1e-4 --training.num_epochs 2")
     assert automatic_notes(asked, with_steps(asked, 5000), 5000) == []
 
