@@ -18,7 +18,8 @@ STOP = StopRequest.install()  # before the heavy imports, so that no signal duri
 from typing import TYPE_CHECKING
 
 from bert_jax.config import PretrainConfig, RunOptions, dump_yaml, load_config
-from bert_jax.config.loader import Setting, take_options
+from bert_jax.config.loader import Setting, read_settings, take_options
+from bert_jax.config.pretrain import with_text_length
 from bert_jax.io.storage import location
 from bert_jax.objectives.registry import check_name, objective_class
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
@@ -77,6 +78,11 @@ def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfi
 def train(options: RunOptions, arguments: list[str]) -> None:
     """Prepare the data, then pretrain."""
     config, start, teacher = configure(options, arguments)
+    if not (config.training.num_steps or start.source):
+        raise ValueError(
+            "training.num_steps: not set; name a recipe, such as --config configs/quickstart.yaml, or set "
+            "training.num_steps or training.num_tokens (only with --init_from they follow from the text)"
+        )
     if options.keep_memory:
         rows = config.training.global_batch_size // config.training.accumulation_steps
         keep_freed_memory(config.model, rows * config.data.seq_length, config.data.seq_length)
@@ -135,6 +141,11 @@ def train(options: RunOptions, arguments: list[str]) -> None:
         started=STARTED,
     )
     source, outputs = ShardSource(config, tokenizer), None
+    if not config.training.num_steps:
+        given = [setting.key for setting in read_settings(arguments)]
+        config, line = with_text_length(config, source.examples_per_pass, given)
+        initial = dataclasses.replace(initial, messages=(*initial.messages, line))
+        source = ShardSource(config, tokenizer)
     if teacher is not None and teacher.outputs:
         with STOP.at_once("stopped; the same command continues with the outputs of the teacher"):
             outputs = prepared_outputs(config, objective, teacher, source, report)

@@ -202,8 +202,17 @@ def run(name: str, source: Path, folder: Path, records: int = 48) -> Path:
         lines = records_of(one.data, records, number)
         (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
     workdir = folder / "run"
-    places = f"--init_from {source} --workdir {workdir} --data.train {folder}/train.jsonl --data.dev {folder}/dev.jsonl"
-    sys.argv = ["run_finetune.py", "--task.kind", one.kind, *places.split(), *one.options.split(), *TRAINING.split()]
+    places = (
+        f"--init_from {source} --workdir {workdir} --data.train {folder}/train.jsonl --data.dev {folder}/dev.jsonl"
+    )
+    sys.argv = [
+        "run_finetune.py",
+        "--task.kind",
+        one.kind,
+        *places.split(),
+        *one.options.split(),
+        *TRAINING.split(),
+    ]
     if code := run_finetune.main():
         raise SystemExit(f"{name}: exit code {code}")
     return workdir

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig, RunOptions, TokenizerConfig
+from bert_jax.config.lengths import LENGTH, LENGTHS
 from bert_jax.config.loader import Setting, parse_settings, read_settings
 from bert_jax.config.options import field_types
 from bert_jax.config.schema import SWITCH
@@ -92,7 +93,11 @@ def plan_start(config_type: type, options: RunOptions, workdir: Location, argume
     """
     given = parse_settings(config_type, read_settings(arguments), [*field_types(type(options))])
     if config_type is PretrainConfig:
-        return _plan_pretraining(options, workdir, given)
+        start = _plan_pretraining(options, workdir, given)
+        if {*given, *(setting.key for setting in start.settings)}.isdisjoint(LENGTHS):
+            open_length = Setting("default", LENGTH, "0")
+            start = dataclasses.replace(start, settings=(*start.settings, open_length))
+        return start
     return _plan_finetuning(options, workdir, given)
 
 

@@ -17,10 +17,11 @@ from bert_jax.objectives.label_losses import softmax_denominator
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
 from bert_jax.tasks.tagging import TaggingTask, check_entity_tags, not_learned, predicted_tags
-from bert_jax.tasks.task import Level, ModelInput, Outputs, Prediction, Target, class_loss
+from bert_jax.tasks.task import Constant, Level, ModelInput, Outputs, Prediction, Target, class_loss
 from bert_jax.tasks.text_classification import (
     class_number,
     class_predictions,
+    constant_class,
     mean_over_windows,
     notes_on_classes,
     with_labels,
@@ -110,3 +111,9 @@ class JointTask(TaggingTask):
             [predicted_tags(prediction) for prediction in predictions],
         )
         return [*joint, *slots]
+
+    def constant(self, train: Sequence[Record]) -> Constant | None:
+        tags, intents = super().constant(train), constant_class(train, self.settings.labels)
+        if tags is None or intents is None:
+            return None
+        return f"{intents[0]}, {tags[0]}", lambda one: intents[1](tags[1](one))

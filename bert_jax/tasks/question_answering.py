@@ -17,7 +17,7 @@ from bert_jax.objectives.objective import Sums
 from bert_jax.objectives.span import span_loss
 from bert_jax.records import Answer, Record
 from bert_jax.tasks.spans import Passage, Span, SpanPiece, Window, best_spans, span_inputs
-from bert_jax.tasks.task import Level, ModelInput, Outputs, Prediction, Target, Task
+from bert_jax.tasks.task import Constant, Level, ModelInput, Outputs, Prediction, Target, Task
 
 # Token span that is in no window, for a question without an answer.
 NOWHERE = (-1, -1)
@@ -134,6 +134,13 @@ class QaTask(Task):
             score = chinese_answer_scores if qa.scoring == "chinese" else squad_scores
             scores = score([prediction["answer"] for prediction in predictions], references)
         return sorted(scores, key=lambda score: score.name != "f1")
+
+    def constant(self, train: Sequence[Record]) -> Constant | None:
+        if not self.settings.no_answer:
+            return None
+        # Above every threshold.
+        none = {"answer": "", "best_answer": "", "score": 0.0, "no_answer_score": 1e300}
+        return "no answer for all", lambda one: {**one, **none}
 
 
 def find_answer(passage: str, answer: Answer) -> tuple[int, int] | None:

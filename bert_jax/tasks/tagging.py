@@ -22,7 +22,7 @@ from bert_jax.objectives.label_losses import softmax_denominator
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
 from bert_jax.tasks.classes import class_lines, class_order, field_values
-from bert_jax.tasks.task import Level, ModelInput, Outputs, Prediction, Target, Task, class_loss
+from bert_jax.tasks.task import Constant, Level, ModelInput, Outputs, Prediction, Target, Task, class_loss
 from bert_jax.tasks.words import Window, word_windows
 
 # Prefixes of entity tags (such as B-PER) in default and in strict scoring; see ``bert_jax.metrics.entities``.
@@ -153,6 +153,13 @@ class TaggingTask(Task):
             return [tag_accuracy(gold, predicted)]
         check_entity_tags(records, self.settings.scoring)
         return tagging_scores(gold, predicted, self.settings.scoring == "strict")
+
+    def constant(self, train: Sequence[Record]) -> Constant | None:
+        tags = Counter(tag for record in train for tag in record.tags or ()).most_common(1)
+        if not tags:
+            return None
+        of_all = {"label": tags[0][0]}
+        return f"tag {tags[0][0]} for all", lambda one: {**one, "tokens": [w | of_all for w in one["tokens"]]}
 
 
 def tag_weights(batch: Mapping[str, jax.Array]) -> jax.Array:

@@ -6,7 +6,7 @@ Shapes: B rows, S tokens per row, C sequences per row, K sequences per unit, U =
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -27,6 +27,8 @@ from bert_jax.tokenization import Tokenizer
 Level = Literal["unit", "token", "position"]
 # A JSON-serializable object: one line of predictions_SPLIT.jsonl, without its id.
 Prediction = dict[str, Any]
+# An answer that is the same for every record: in words, and as a function that replaces the answer of a prediction.
+Constant = tuple[str, Callable[[Prediction], Prediction]]
 # Arrays of each unit, by name: for level ``unit`` one entry, for level ``token`` one entry per token of the unit.
 Outputs = Sequence[Mapping[str, np.ndarray]]
 
@@ -217,6 +219,12 @@ class Task(ABC):
     def remarks(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[str]:
         """Return warnings about the predictions of a split, such as of a model that has collapsed."""
         return []
+
+    def constant(self, train: Sequence[Record]) -> Constant | None:
+        """Return the best answer of a predictor that reads no text, from the labels of ``train``, the training
+        records. None (default): the task has no such answer.
+        """
+        return None
 
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
         """Return the confusion matrix of scored records; None (default) unless each record has exactly one class.
