@@ -79,7 +79,7 @@ def row_lengths(limit: int) -> tuple[int, ...]:
 
 def only_row(lengths: Sequence[int], limit: int, units: int) -> int | None:
     """Return the length of the row, at most ``limit``, that all inputs share: one input, or up to ``units`` short
-    ones; ``lengths`` are their numbers of tokens. None: one row is too small, or rows of a usual batch are as fast."""
+    ones; ``lengths`` are their numbers of tokens. None: one row is too small, or a usual batch is as fast."""
     total = sum(lengths)
     if total > limit or not 0 < len(lengths) <= (units if total <= _SHORT else 1):
         return None
