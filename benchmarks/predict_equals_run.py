@@ -2,10 +2,11 @@
 
     PYTHONPATH=.:tests python benchmarks/predict_equals_run.py [--only NAME ...] [--keep DIR]
 
-Each run trains a tiny model on drawn records for a few steps, with the options that decide how texts become
-predictions away from their defaults. Then the model in ``best/`` and its exports (npz, and hf or sentence-transformers)
-predict the same records by ``bert_jax.load(...).predict``, and ``best/`` also by ``bert-jax predict --input``. Labels,
-spans and their order must be equal (ties excepted) and scores within 1e-5 x max(1, |score|). Exit code 3 if they are not.
+Each run trains a tiny model on randomly made records for a few steps, with the options that decide how texts become
+predictions away from their defaults. Then the model in ``best/`` and its exports (npz, and hf or
+sentence-transformers) predict the same records by ``bert_jax.load(...).predict``, and ``best/`` also by
+``bert-jax predict --input``. Labels, spans and their order must be equal (ties excepted) and scores within
+1e-5 x max(1, |score|). Exit code 3 if they are not.
 """
 
 import argparse
