@@ -2,12 +2,12 @@
 
 import codecs
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from bert_jax.io.storage import Location
 from data_pipeline.text.compressed import DamagedFile, read_blocks
+from data_pipeline.text.graphemes import continues_cluster, joins_next
 
 # A longer line of text is cut into pieces at white space, each followed by a line SEPARATOR; characters.
 LONGEST_LINE = 1 << 20
@@ -164,6 +164,6 @@ def _border(text: str, most: int) -> int:
         if (border := text.rfind(space, most // 2, most) + 1) > 0:
             return border
     border = most
-    while border > most // 2 and (text[border] == "\u200d" or unicodedata.category(text[border])[0] == "M"):
+    while border > most // 2 and (continues_cluster(text[border]) or joins_next(text[border - 1])):
         border -= 1
     return border
