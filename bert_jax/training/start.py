@@ -87,7 +87,7 @@ def find_start(
         meter = IntervalMeter(job.max_blank_records, programs.objective.display.keys)
         guard = LossGuard(job.config.training)
         if restored is not None:
-            return _resumed(restored, job, meter, guard, launch.allow_numeric_change, report)
+            return _resumed(restored, job, meter, guard, launch, report)
         if launch.initial_model.resumes:
             raise FolderTaken(f"{launch.workdir}: another process ended this run and deleted its checkpoint")
         if rollback is not None:
@@ -190,7 +190,7 @@ def _resumed(
     job: Job,
     meter: IntervalMeter,
     guard: LossGuard,
-    allow_numeric_change: bool,
+    launch: Launch,
     report: Callable[[str], None],
 ) -> Start:
     """Return the start of a run that continues from ``restored``, its own checkpoint.
@@ -199,9 +199,9 @@ def _resumed(
     if ``execution.prng`` differs without ``allow_numeric_change``.
     """
     prng = job.config.execution.prng
-    _check_vocabulary(restored, job.tokenizer)
+    _check_vocabulary(restored.meta, job.tokenizer, launch.workdir)
     _check_first_step(restored, job.config)
-    if restored.meta["prng"] != prng and not allow_numeric_change:
+    if restored.meta["prng"] != prng and not launch.allow_numeric_change:
         raise ValueError(
             f"execution.prng: {prng} is not allowed for a checkpoint with {restored.meta['prng']}, because dropout "
             "would use different random numbers; use the value of the checkpoint, or add --allow_numeric_change"

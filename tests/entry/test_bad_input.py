@@ -123,7 +123,7 @@ def test_another_vocabulary_than_the_shards(refused, trained, tmp_path):
     pieces = (trained / "shards" / "vocab.txt").read_text().splitlines()
     other = tmp_path / "vocab.txt"
     other.write_text("\n".join([*pieces[:-1], "other"]) + "\n")
-    assert "built with other settings: vocabulary: shards" in refused("--data.vocab", other)
+    assert "trained with another vocabulary" in refused("--data.vocab", other)
     other.write_text("\n".join(piece for piece in pieces if piece != "[MASK]") + "\n")
     assert "[MASK]" in refused("--data.vocab", other)
     assert "no such" in refused("--data.vocab", tmp_path / "none.txt")
