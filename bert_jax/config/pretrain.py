@@ -26,6 +26,7 @@ from bert_jax.config.schema import (
     TrainingConfig,
     Weighted,
     require,
+    require_encoding,
 )
 
 # A weight of data.mixture is at least the sum of all weights divided by this number.
@@ -36,9 +37,10 @@ MIXTURE_RESOLUTION = 1_000_000
 class DataConfig(Section, prefix="data."):
     """Text, vocabulary, training instances and the order in which they are read."""
 
-    # Text files, folders (.txt, .jsonl, plain or .gz/.zst; also gs://), package:NAME for the text files in a Python
-    # package, tfds:NAME[/CONFIG][:VERSION] for a dataset prepared by TensorFlow Datasets, hf:OWNER/NAME[/CONFIG] or
-    # hf:FOLDER (saved by save_to_disk) for one of Hugging Face datasets.
+    # Text files, folders (.txt, .jsonl, .json, plain or compressed by gzip, bzip2, xz or zstd; also gs://),
+    # package:NAME for the text files in a Python package, tfds:NAME[/CONFIG][:VERSION] for a dataset prepared by
+    # TensorFlow Datasets, hf:OWNER/NAME[/CONFIG] or hf:FOLDER (saved by save_to_disk) for one of Hugging Face
+    # datasets.
     corpus: tuple[str, ...] = ()
     # Vocabulary: vocab.txt (WordPiece), a SentencePiece .model or a tokenizer.json of BERT, RoBERTa or other rules;
     # empty: a vocabulary is trained on the corpus and stored in the folder of shards.
@@ -62,10 +64,13 @@ class DataConfig(Section, prefix="data."):
     # Tokenized corpus shared by shard folders of several lengths; empty: inside the shards folder.
     token_store: str = ""
     # Content of a line: sentence, paragraph (split into sentences), or auto (for each file: sentence if at most 1
-    # in 20 of its first 200 lines splits into more than one sentence, else paragraph).
+    # in 20 of 400 lines from all parts of the file splits into more than one sentence, else paragraph).
     line: Literal["auto", "sentence", "paragraph"] = "auto"
-    # Field that holds the text of a JSON line, or of a record of a tfds: or hf: dataset.
+    # Field that holds the text of a JSON record, or of a record of a tfds: or hf: dataset.
     json_field: str = "text"
+    # Character encoding of all files of text, such as cp1252, latin-1 or gb18030; auto: UTF-8, or UTF-16 or UTF-32
+    # with a byte order mark.
+    encoding: str = "auto"
     # Field of a JSON line that names the class of the document, for objective.name masked_lm_classes; documents
     # without the field have no class. Empty: no classes.
     label_field: str = ""
@@ -143,6 +148,7 @@ class DataConfig(Section, prefix="data."):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require("seq_length", self.seq_length >= 8, "8 or more")
+        require_encoding("data.encoding", self.encoding)
         self._require("mask_fraction", 0 < self.mask_fraction <= 1, "above 0, at most 1")
         final, is_dynamic = self.final_mask_fraction, self.masking == "dynamic"
         allowed = "0 to 1" if is_dynamic else "0 with data.masking static, whose masks are in the shards"

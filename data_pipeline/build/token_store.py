@@ -35,8 +35,15 @@ from bert_jax.tokenization.wordpiece import is_cjk
 from data_pipeline.build.identity import file_settings
 from data_pipeline.build.masking import uniform
 from data_pipeline.build.workers import Workers, remove_scratch, scratch_file, scratch_folder
-from data_pipeline.shards.compatibility import differences, label_settings
-from data_pipeline.text.documents import Document, Labels, Source, read_documents
+from data_pipeline.shards.compatibility import differences, encoding_settings, label_settings
+from data_pipeline.text.documents import (
+    Document,
+    Labels,
+    Reading,
+    Source,
+    read_documents,
+    undecodable_together,
+)
 
 META_NAME = "store.json"
 CHUNK_CHARACTERS = 1 << 20  # characters of text that one job tokenizes
@@ -171,6 +178,7 @@ def store_settings(
         "data.word_segmenter": data.word_segmenter,
         **corpus_settings(data, sources, recorded),
         **label_settings(data),
+        **encoding_settings(data),
     }
 
 
@@ -255,18 +263,30 @@ def remove_chunks(folder: Location, but: Location | None = None) -> None:
             remove_tree(chunks)
 
 
-def cut_documents(sources: Sequence[Source], data: DataConfig) -> Iterator[list[Document]]:
-    """Yield the documents of all sources in lists of about ``CHUNK_CHARACTERS`` characters."""
+def cut_documents(
+    sources: Sequence[Source], data: DataConfig, readings: list[Reading] | None = None
+) -> Iterator[list[Document]]:
+    """Yield the documents of all sources in lists of about ``CHUNK_CHARACTERS`` characters.
+
+    How each source is read is appended to ``readings``. Raises ``ValueError`` as ``read_documents`` does, and one
+    that names all sources that are not in their encoding.
+    """
     chunk: list[Document] = []
     size = 0
     for source in sources:
-        labels = Labels(data.label_field, data.classes)
-        for document in read_documents(source, line=data.line, json_field=data.json_field, labels=labels):
-            chunk.append(document)
-            size += sum(map(len, document))
-            if size >= CHUNK_CHARACTERS:
-                yield chunk
-                chunk, size = [], 0
+        labels, reading = Labels(data.label_field, data.classes), Reading(source.name)
+        if readings is not None:
+            readings.append(reading)
+        documents = read_documents(
+            source, line=data.line, json_field=data.json_field, labels=labels, reading=reading
+        )
+        with undecodable_together(sources):
+            for document in documents:
+                chunk.append(document)
+                size += sum(map(len, document))
+                if size >= CHUNK_CHARACTERS:
+                    yield chunk
+                    chunk, size = [], 0
     if chunk:
         yield chunk
 

@@ -13,9 +13,9 @@ from bert_jax.io.storage import Location, ObjectPath, location
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, load_tokenizer
 from data_pipeline.build.token_store import content_hash, corpus_settings, held_out
 from data_pipeline.build.workers import Workers, exclusive
-from data_pipeline.shards.compatibility import differences
+from data_pipeline.shards.compatibility import differences, encoding_settings
 from data_pipeline.text.corpus import corpus_of
-from data_pipeline.text.documents import Source, read_documents
+from data_pipeline.text.documents import Source, read_documents, undecodable_together
 
 Report = Callable[[str], None]
 VOCAB_SETTINGS_NAME = "vocabulary.json"
@@ -53,6 +53,7 @@ def _vocabulary_settings(
         "data.strip_accents": SWITCH[data.strip_accents] if data.strip_accents != "auto" else data.lower_case,
         "data.line": data.line,
         "data.json_field": data.json_field,
+        **encoding_settings(data),
         "data.seed": data.seed,
         "data.eval_fraction": data.eval_fraction,
         "model.vocab_size": vocab_size,
@@ -111,8 +112,9 @@ def training_texts(data: DataConfig, sources: Sequence[Source]) -> Iterator[str]
     """Yield the sentences of the documents that are not held out."""
 
     def documents() -> Iterator[list[str]]:
-        for source in sources:
-            yield from read_documents(source, line=data.line, json_field=data.json_field)
+        with undecodable_together(sources):
+            for source in sources:
+                yield from read_documents(source, line=data.line, json_field=data.json_field)
 
     contents = np.fromiter((content_hash(document) for document in documents()), np.uint64)
     held = held_out(contents, seed=data.seed, fraction=data.eval_fraction)

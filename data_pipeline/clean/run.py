@@ -25,7 +25,7 @@ from data_pipeline.clean.rules import check_languages, load_ftfy
 from data_pipeline.clean.scanning import cut_source, find_exact, scan_chunk
 from data_pipeline.clean.stages import STAGES
 from data_pipeline.clean.workspace import Plan, save_plan
-from data_pipeline.text.corpus import CLEANED_NAME, list_sources
+from data_pipeline.text.corpus import CLEANED_NAME, list_corpus
 
 Report = Callable[[str], None]
 
@@ -41,9 +41,13 @@ def clean(
     check_languages(options.clean.languages)
     if options.clean.encoding != "off":
         load_ftfy()
-    sources = list_sources(
-        options.data.corpus, split=options.data.dataset_split, tfds_data_dir=options.data.tfds_data_dir
-    )
+    data = options.data
+    listing = list_corpus(
+        data.corpus, split=data.dataset_split, tfds_data_dir=data.tfds_data_dir, json_field=data.json_field,
+        encoding=data.encoding,
+    )  # fmt: skip
+    sources = list(listing.sources)
+    report(listing.summary())
     _check_apart(options.data.corpus, target)
     files = [(source.name, source.path) for source in sources]
     with exclusive(target):

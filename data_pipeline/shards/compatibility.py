@@ -50,7 +50,12 @@ def shard_settings(data: DataConfig, tokenizer: Tokenizer, split: str) -> dict[s
     is_train = split == "train"
     settings["data.dupe_factor"] = data.dupe_factor if is_train else 1
     settings["data.num_shards"] = data.num_shards if is_train else max(1, data.num_shards // _SHARDS_PER_EVAL_SHARD)
-    return settings | {"vocabulary": tokenizer.fingerprint} | label_settings(data)
+    return settings | {"vocabulary": tokenizer.fingerprint} | label_settings(data) | encoding_settings(data)
+
+
+def encoding_settings(data: DataConfig) -> dict[str, Any]:
+    """Return the encoding of the text if it is set."""
+    return {} if data.encoding == "auto" else {"data.encoding": data.encoding}
 
 
 def label_settings(data: DataConfig) -> dict[str, Any]:

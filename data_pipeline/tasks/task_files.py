@@ -8,7 +8,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bert_jax.io.storage import Location, is_url, location
-from data_pipeline.text.documents import COMPRESSIONS, Line, numbered_lines
+from data_pipeline.text.compressed import COMPRESSIONS
+from data_pipeline.text.lines import Line, numbered_lines
 
 # NAME[/CONFIG][:VERSION]:SPLIT of a prepared dataset, and FILE.json:PART+PART.
 _DATASET = re.compile(r"(?:tfds:)?(?P<place>[^:\[\]]+(?::\d+\.\d+\.\d+)?)(?::(?P<part>.+))?", re.ASCII)
