@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig, RunOptions, TokenizerConfig
 from bert_jax.config.lengths import LENGTH, LENGTHS
 from bert_jax.config.loader import Setting, parse_settings, read_settings
@@ -37,10 +39,11 @@ from bert_jax.interop.model_extension import (
     plan_vocabulary,
 )
 from bert_jax.io.errors import one_line
-from bert_jax.io.storage import Location
+from bert_jax.io.storage import Location, location
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, WordPieceTokenizer, build_tokenizer, load_tokenizer
 from bert_jax.training.checkpoint.restore import saved_steps
 from bert_jax.training.launch import InitialModel
+from bert_jax.training.start import vocabulary_file
 
 # File with the settings of the tokenizer in the workdir of a fine-tuning run.
 TOKENIZER_FILE = "tokenizer_settings.json"
@@ -154,10 +157,12 @@ def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> S
     if saved_steps(workdir):
         message = f"{', '.join(flags)}: ignored, because the run resumes from its own checkpoint"
         settings = recorded_settings(workdir, given) + kept_settings(workdir, given)
+        if options.continue_from and not any(setting.key == "data.vocab" for setting in settings):
+            settings += _vocabulary_of(workdir, given)
         return Start(settings=settings, messages=(message,) if flags else ())
     if options.continue_from and set(flags) <= {"--extend_positions"}:
         settings, record = plan_phase(options.continue_from, given)
-        return Start(settings=settings, record=record)
+        return Start(settings=settings + _vocabulary_of(location(options.continue_from), given), record=record)
     if options.init_from:
         return _pretraining_from(options, given)
     if record := read_record(workdir):
@@ -168,6 +173,22 @@ def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> S
         first = next((flag for flag in flags if flag != "--extend_positions"), flags[0])
         raise ValueError(f"{first}: requires --init_from, which names the model to extend")
     return Start()
+
+
+def _vocabulary_of(workdir: Location, given: Given) -> tuple[Setting, ...]:
+    """Return the vocabulary of the run in ``workdir`` and its case as settings, so that shards are built with them.
+    No settings if an option names a vocabulary, or if the folder of the shards has one."""
+    path, shards = vocabulary_file(workdir), given.get("data.shards", ("", ""))[0]
+    config = workdir / "config.yaml"
+    named = any(given.get(f"data.{name}", ("", ""))[0] for name in ("vocab", "mixture"))
+    if path is None or named or not shards or not config.is_file():
+        return ()
+    if any((location(shards) / name).is_file() for name in FILE_NAMES.values()):
+        return ()
+    stored = yaml.safe_load(config.read_text(encoding="utf-8"))["data"]
+    case = {f"data.{name}": str(stored[name]).lower() for name in _CASE if name in stored}
+    values = {"data.vocab": str(path.absolute()), **case}
+    return tuple(Setting(str(workdir), key, value) for key, value in values.items() if key not in given)
 
 
 def _pretraining_from(options: RunOptions, given: Given) -> Start:

@@ -7,7 +7,6 @@ which are counted when a batch is returned.
 
 import dataclasses
 import logging
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -40,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 _KEPT_SKIPS = 16  # largest number of skipped ranges in the state, which must stay under 1 KB
 _NO_END = 1 << 62  # more steps and epochs than any run has; also the epoch in the keys of held-out masks
+_ANY = 2**31 - 1  # more records than are ever damaged
+_FIRST_BATCHES = 8  # training batches of which one must have a prediction
 _BASELINE_BATCHES = 2000  # training batches that estimate the unigram distribution
 
 
@@ -126,7 +127,7 @@ class ShardSource:
 
         A damaged record is a blank row with a number.
         """
-        data = dataclasses.replace(self._config.data, max_blank_records=sys.maxsize)
+        data = dataclasses.replace(self._config.data, max_blank_records=_ANY)
         parts, left = self._eval if held_out else self._train, self.content(held_out=held_out)[0]
         for batch in _batches_once(data, parts, batch_size, None, self._tokenizer, first=first):
             count = min(batch_size, left - first * batch_size)
@@ -137,6 +138,18 @@ class ShardSource:
         """Return an iterator over the training records of all parts, each record once."""
         for part in self._train:
             yield from self._whole_part([part], 0)
+
+    def require_predictions(self) -> None:
+        """Raise ``ValueError`` if no token is predicted in the first training records of a part."""
+        for part in self._train:
+            if not any((batch["mlm_weights"] > 0).any() for batch in self._whole_part([part], _FIRST_BATCHES)):
+                reason = (
+                    f"all weights are 0, or no unit fits data.max_predictions {self._config.data.max_predictions}"
+                )
+                raise ValueError(
+                    f"{part.folder}: no token is predicted in the first records ({reason}); use --data.mask_unit "
+                    "token, or build the shards again"
+                )
 
     def unigram_cross_entropy(self) -> float | None:
         """Return the cross-entropy (nats per held-out target) of the unigram distribution of training targets.
@@ -184,7 +197,7 @@ class ShardSource:
 
     def _whole_part(self, parts: Sequence[Part], max_batches: int) -> Iterator[dict[str, np.ndarray]]:
         # Damaged records are left out, and must not stop the run when it counts.
-        data = dataclasses.replace(self._config.data, max_blank_records=sys.maxsize)
+        data = dataclasses.replace(self._config.data, max_blank_records=_ANY)
         return eval_batches(data, folder=parts, batch_size=512, max_batches=max_batches, tokenizer=self._tokenizer)
 
 
