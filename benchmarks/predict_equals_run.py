@@ -2,9 +2,9 @@
 
     PYTHONPATH=.:tests python benchmarks/predict_equals_run.py [--only NAME ...] [--keep DIR]
 
-Each run trains a tiny model on randomly made records for a few steps, with the options that decide how texts become
+Each run trains a tiny model on drawn records for a few steps, with the options that decide how texts become
 predictions away from their defaults. Then the model in ``best/`` and its exports (npz, and hf or
-sentence-transformers) predict the same records by ``bert_jax.load(...).predict``, and ``best/`` also by
+sentence-transformers) predict the same records by ``bert_jax.load(...).predict``, and the workdir also by
 ``bert-jax predict --input``. Labels, spans and their order must be equal (ties excepted) and scores within
 1e-5 x max(1, |score|). Exit code 3 if they are not.
 """
@@ -201,19 +201,12 @@ def run(name: str, source: Path, folder: Path, records: int = 48) -> Path:
     one = RUNS[name]
     for number, split in enumerate(("train", "dev")):
         lines = records_of(one.data, records, number)
-        (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
     workdir = folder / "run"
-    places = (
-        f"--init_from {source} --workdir {workdir} --data.train {folder}/train.jsonl --data.dev {folder}/dev.jsonl"
-    )
-    sys.argv = [
-        "run_finetune.py",
-        "--task.kind",
-        one.kind,
-        *places.split(),
-        *one.options.split(),
-        *TRAINING.split(),
-    ]
+    places = f"--init_from {source} --workdir {workdir} --data.dir {folder} --data.train train.jsonl"
+    words = f"--task.kind {one.kind} {places} --data.dev dev.jsonl {one.options} {TRAINING}"
+    sys.argv = ["run_finetune.py", *words.split()]
     if code := run_finetune.main():
         raise SystemExit(f"{name}: exit code {code}")
     return workdir

@@ -296,7 +296,7 @@ class FinetuneConfig:
             crf=tagging.crf, document_context=tagging.document_context, doc_stride=qa.doc_stride,
             max_query_length=qa.max_query_length, max_answer_length=qa.max_answer_length, n_best=qa.n_best,
             no_answer=qa.no_answer, null_threshold=qa.null_threshold, matryoshka=self.sentence.matryoshka,
-            scoring=tagging.scoring if task.kind in WORDS else qa.scoring,
+            answer_scoring=qa.scoring, tag_scoring=tagging.scoring,
             pair_types=self.model.type_vocab_size > 1, module=Path(task.module).name,
         )  # fmt: skip
 

@@ -45,8 +45,9 @@ class TaskSettings:
     no_answer: bool = False
     null_threshold: float = 0.0
     matryoshka: tuple[int, ...] = ()
-    # How answers (english, chinese) or entities (conlleval, strict) are compared when predictions are scored.
-    scoring: Literal["english", "chinese", "conlleval", "strict"] = "english"
+    # qa.scoring and tagging.scoring: how predictions are compared with the right answers.
+    answer_scoring: Literal["english", "chinese"] = "english"
+    tag_scoring: Literal["conlleval", "strict"] = "conlleval"
     # The second text of a pair has another token type than the first.
     pair_types: bool = True
     # File name of a user-defined task, which no command runs; empty: none.
@@ -60,7 +61,6 @@ class TaskSettings:
         wrong = [name for name, value in least.items() if getattr(self, name) < value]
         wrong += [] if 0 < self.head_share < 1 else ["head_share"]
         wrong += [] if math.isfinite(self.null_threshold) else ["null_threshold"]
-        wrong += [] if all(width > 0 for width in self.matryoshka) else ["matryoshka"]
         wrong += ["label_names"] if len(self.label_names) not in (0, len(self.labels)) else []
         if wrong:
             raise ValueError(f"{wrong[0]}: {getattr(self, wrong[0])} is not allowed in the settings of a task")

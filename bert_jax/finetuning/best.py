@@ -80,11 +80,14 @@ def save_parameters(
     flat = to_canonical(to_host(params), config.model.vocab_size)
     if not hosts.is_lead():
         return
+    tokenizer = start.tokenizer_config
+    if resolved.task.sentence is not None:  # vectors of longer texts were not trained
+        tokenizer = dataclasses.replace(tokenizer, max_length=config.task.max_length)
     spec = ModelSpec(
         model=config.model,
         heads=resolved.heads,
         sentence=resolved.task.sentence,
-        tokenizer=start.tokenizer_config,
+        tokenizer=tokenizer,
         family=config.model.family_name,
         task=config.settings,
     )

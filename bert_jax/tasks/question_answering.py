@@ -131,7 +131,7 @@ class QaTask(Task):
             odds = [prediction["no_answer_score"] - prediction["score"] for prediction in predictions]
             scores = squad_scores(spans, references, odds, qa.null_threshold)
         else:
-            score = chinese_answer_scores if qa.scoring == "chinese" else squad_scores
+            score = chinese_answer_scores if qa.answer_scoring == "chinese" else squad_scores
             scores = score([prediction["answer"] for prediction in predictions], references)
         return sorted(scores, key=lambda score: score.name != "f1")
 

@@ -151,8 +151,8 @@ class TaggingTask(Task):
         predicted = [predicted_tags(prediction) for prediction in predictions]
         if not are_entity_tags(self.settings.tags):
             return [tag_accuracy(gold, predicted)]
-        check_entity_tags(records, self.settings.scoring)
-        return tagging_scores(gold, predicted, self.settings.scoring == "strict")
+        check_entity_tags(records, self.settings.tag_scoring)
+        return tagging_scores(gold, predicted, self.settings.tag_scoring == "strict")
 
     def constant(self, train: Sequence[Record]) -> Constant | None:
         tags = Counter(tag for record in train for tag in record.tags or ()).most_common(1)
