@@ -4,11 +4,12 @@ import dataclasses
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
+from bert_jax.config.spec import Activation, Problem
 from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.hf.config_json import CONFIG_FILE, HfConfig, model_parts, names_family, read_config
 from bert_jax.interop.hf.family import TASK_HEADS
@@ -173,6 +174,7 @@ class _FolderReader(StoredModel):
             rtd="rtd" in found,
             sequence_labels=labels if kind == "sequence" else (),
             problem=problem if kind == "sequence" else "single_label",
+            activation=self._activation(problem) if kind == "sequence" else "",
             token_labels=labels if kind == "token" else (),
             span="span" in found,
             choice=kind == "choice",
@@ -184,6 +186,17 @@ class _FolderReader(StoredModel):
                 what = "pooled output is" if name == "pooler" else f"{name} outputs are"
                 self.notes.append(f"{known} has a {name} layer, but its tensors are missing: {what} omitted")
         return heads
+
+    def _activation(self, problem: Problem) -> Literal["", Activation]:
+        """Return the activation of a cross-encoder; a note names one that does not apply to predictions."""
+        stated = self.config.activation
+        if stated and problem != "regression":
+            what = "softmax" if problem == "single_label" else "sigmoid"
+            self.notes.append(
+                f"{stated} is the activation of CrossEncoder.predict, and exports keep it; the scores of predict "
+                f"are probabilities ({what})"
+            )
+        return stated
 
     def _pooler(self) -> tuple[str, ...]:
         """Return the prefixes of the tensors of the encoder's own pooler."""

@@ -302,7 +302,7 @@ def test_other_ways_through_the_encoder_stop(folder, changes, word):
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"model_type": "CrossEncoder"}, "CrossEncoder"),
+        ({"model_type": "SparseEncoder"}, "SparseEncoder"),
         ({"prompts": ["a"]}, "prompts"),
         ({"prompts": {"query": 3}}, "prompts"),
         ({"default_prompt_name": "other"}, "other"),
