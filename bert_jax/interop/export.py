@@ -83,8 +83,8 @@ def export_model(
         force: replace a non-empty ``target`` after the new folder is complete.
         heads: heads to export; the pooler is added if one of them needs it. None: all heads.
         width: number of the first values of a text's vector that the exported model returns. None: all.
-        exact_tokenizer: write a tokenizer.json with exactly the rules of google-research/bert (WordPiece), which only
-            the tokenizers library reads, instead of those of transformers' BertTokenizer.
+        exact_tokenizer: write a tokenizer.json with exactly the rules of google-research/bert (WordPiece), which
+            only the tokenizers library reads, instead of those of transformers' BertTokenizer.
         calibrate: for int8: function that returns the model with ``ranges``. None: ranges of each batch.
         check: for onnx: function that is called with the new folder and the model before the folder is renamed.
         options: options of the reader.

@@ -118,9 +118,8 @@ def _model_inside(path: Path) -> str:
     snapshots = snapshots or sorted(path.glob("hub/models--*/snapshots/*/"))
     if snapshots:
         return f"a cache of the Hugging Face Hub; name the snapshot of a model, such as {snapshots[-1]}"
-    inner = sorted(
-        place for place in path.glob("*/") if place.is_dir() and any(knows(place) for knows, _ in _READERS)
-    )
+    folders = [place for place in path.glob("*/") if place.is_dir()]
+    inner = sorted(place for place in folders if any(knows(place) for knows, _ in _READERS))
     return f"contains no model, but {len(inner)} of its folders do; name one, such as {inner[0]}" if inner else ""
 
 

@@ -175,10 +175,10 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
     if architecture.global_tokens or architecture.span_transform:
         # Pretraining does not read it; the recipe may state that of another vocabulary.
         architecture = dataclasses.replace(architecture, separator_id=tokenizer.sep_id)
-    if architecture.global_tokens and not (heads.sequence_labels or heads.span or heads.choice):
+    has_global = heads.sequence_labels or heads.span or heads.choice or (record and record["trained_global"])
+    if architecture.global_tokens and not has_global:
         # No batch of the run had global tokens, and the others' projections have moved on.
-        if record is None or not record["trained_global"]:
-            params = copy_projections(params)
+        params = copy_projections(params)
     spec = ModelSpec(
         model=architecture,
         heads=heads,
