@@ -100,7 +100,9 @@ def _reader(path: Path) -> Reader:
         remedy = "copy the model first: gcloud storage cp -r URL ."
         raise ValueError(f"{path}: models are read from local folders; {remedy}")
     if not path.exists():
-        is_name = re.fullmatch(r"([\w.-]+/)?[\w.-]+", str(path)) and not str(path).startswith(".")
+        is_name = re.fullmatch(r"([\w-][\w.-]*/)?[\w.-]+", str(path)) and (
+            path.parent == Path() or not path.parent.exists()
+        )
         hub = f"; a name on the Hugging Face Hub? Download it first: hf download {path} --local-dir {path.name}"
         raise ValueError(f"{path}: does not exist{hub if is_name else ''}")
     if inner := _model_inside(path):

@@ -4,12 +4,11 @@ import dataclasses
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
-from bert_jax.config.spec import Activation, Problem
 from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.hf.config_json import CONFIG_FILE, HfConfig, model_parts, names_family, read_config
 from bert_jax.interop.hf.family import TASK_HEADS
@@ -49,9 +48,8 @@ def read_hf(path: Path, options: ReadOptions) -> ModelBundle:
     if config.architecture:
         origin["class"] = config.architecture
     reader.notes += tokenizer_notes
-    weights = ModelBundle(
-        spec=spec, params=params, notes=(*family_notes, *config.notes, *reader.notes), origin=origin
-    )
+    notes = (*family_notes, *config.notes, *reader.notes, *activation_notes(spec.heads))
+    weights = ModelBundle(spec=spec, params=params, notes=notes, origin=origin)
     return with_tokenizer(weights, path, tokenizer, pieces)
 
 
@@ -63,6 +61,17 @@ def _family_of_tensors(path: Path) -> tuple[str, tuple[str, ...]]:
         problem = f"{what}, and the names of the tensors do not determine the family"
         raise ValueError(f"{path / CONFIG_FILE}: {problem}; add model_type, such as bert or roberta, to this file")
     return family, (f"{CONFIG_FILE} {what}: the names of the tensors are those of {family}",)
+
+
+def activation_notes(heads: HeadsConfig) -> list[str]:
+    """Return a list with a note if the activation of a cross-encoder does not apply to predictions."""
+    if not heads.activation or heads.problem == "regression":
+        return []
+    what = "softmax" if heads.problem == "single_label" else "sigmoid"
+    return [
+        f"CrossEncoder.predict has the activation {heads.activation}, which exports keep; the scores of predict "
+        f"are probabilities ({what})"
+    ]
 
 
 def with_tokenizer(
@@ -174,7 +183,7 @@ class _FolderReader(StoredModel):
             rtd="rtd" in found,
             sequence_labels=labels if kind == "sequence" else (),
             problem=problem if kind == "sequence" else "single_label",
-            activation=self._activation(problem) if kind == "sequence" else "",
+            activation=self.config.activation if kind == "sequence" else "",
             token_labels=labels if kind == "token" else (),
             span="span" in found,
             choice=kind == "choice",
@@ -186,17 +195,6 @@ class _FolderReader(StoredModel):
                 what = "pooled output is" if name == "pooler" else f"{name} outputs are"
                 self.notes.append(f"{known} has a {name} layer, but its tensors are missing: {what} omitted")
         return heads
-
-    def _activation(self, problem: Problem) -> Literal["", Activation]:
-        """Return the activation of a cross-encoder; a note names one that does not apply to predictions."""
-        stated = self.config.activation
-        if stated and problem != "regression":
-            what = "softmax" if problem == "single_label" else "sigmoid"
-            self.notes.append(
-                f"{stated} is the activation of CrossEncoder.predict, and exports keep it; the scores of predict "
-                f"are probabilities ({what})"
-            )
-        return stated
 
     def _pooler(self) -> tuple[str, ...]:
         """Return the prefixes of the tensors of the encoder's own pooler."""

@@ -19,7 +19,7 @@ from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, SentenceModu
 from bert_jax.config.spec import Pooling
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes, parameter_shapes
 from bert_jax.interop.hf.config_json import TORCH_ACTIVATIONS, cross_encoder_activation, read_config
-from bert_jax.interop.hf.read import read_hf
+from bert_jax.interop.hf.read import activation_notes, read_hf
 from bert_jax.interop.hf.tensors import open_tensors
 from bert_jax.interop.hf.write import WEIGHTS_FILE, write_hf, write_json, write_safetensors
 from bert_jax.interop.stored import FLOATS, StoredName, listed, read_float32
@@ -130,8 +130,9 @@ def _cross_encoder(path: Path, modules: list[tuple[str, Path]], options: ReadOpt
         activation = "sigmoid"  # the default of CrossEncoder for one label
     if prompts := settings.get("prompts"):
         notes = (*notes, f"{file}: the prompts of a cross-encoder are not used: {listed(list(prompts))}")
-    spec = dataclasses.replace(weights.spec, heads=dataclasses.replace(heads, activation=activation))
-    return dataclasses.replace(weights, spec=spec, notes=notes)
+    heads = dataclasses.replace(heads, activation=activation)
+    notes = tuple(dict.fromkeys((*notes, *activation_notes(heads))))
+    return dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, heads=heads), notes=notes)
 
 
 # ------------------------------------------------------------------ reading
