@@ -338,6 +338,9 @@ class RunOptions(Section):
     # Add the pieces _start_, _delimiter_ and _classify_, which frame texts and pairs, with drawn embeddings to the
     # vocabulary of the GPT that is fine-tuned (Radford et al. 2018, section 3.3).
     gpt_inputs: bool = False
+    # Read the model of --init_from even if its config and its tensors, or its tokenizer files, contradict each
+    # other; a line names what is used.
+    allow_mismatch: bool = False
     # Print the resolved config and exit.
     print_config: bool = False
     # Allow a resumed run to change execution.prng.

@@ -69,6 +69,7 @@ def export_model(
     force: bool = False,
     heads: Sequence[str] | None = None,
     width: int | None = None,
+    exact_tokenizer: bool = False,
     calibrate: Callable[[ModelBundle], ModelBundle] | None = None,
     check: Callable[[Path, ModelBundle], None] | None = None,
     options: ReadOptions | None = None,
@@ -83,6 +84,8 @@ def export_model(
         force: replace a non-empty ``target`` after the new folder is complete.
         heads: heads to export; the pooler is added if one of them needs it. None: all heads.
         width: number of the first values of a text's vector that the exported model returns. None: all.
+        exact_tokenizer: write a tokenizer.json with exactly the rules of google-research/bert (WordPiece), which
+            only the tokenizers library reads, instead of those of transformers' BertTokenizer.
         calibrate: for int8: function that returns the model with ``ranges``. None: ranges of each batch.
         check: for onnx: function that is called with the new folder and the model before the folder is renamed.
         options: options of the reader.
@@ -104,6 +107,7 @@ def export_model(
         report(note)
     weights, notes = _fitted(weights, format, dtype, heads, width)
     weights = weights if calibrate is None else calibrate(weights)
+    weights = dataclasses.replace(weights, exact_tokenizer=exact_tokenizer)
     with whole_folder(target, target.with_name(f".{target.name}.replaced")) as partial:
         if format in HF_FORMATS:
             plain, details = split_details(weights)

@@ -8,6 +8,7 @@ config and the tokenizer; options on the command line must agree with the model 
 import dataclasses
 import json
 from collections.abc import Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,12 @@ from bert_jax.interop.model_extension import (
     initial_weights,
     plan_vocabulary,
 )
+from bert_jax.interop.taken_over import Kept, described, kept_facts, sentence_settings
 from bert_jax.io.errors import one_line
 from bert_jax.io.storage import Location, location
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, WordPieceTokenizer, build_tokenizer, load_tokenizer
 from bert_jax.training.checkpoint.restore import saved_steps
-from bert_jax.training.launch import InitialModel
+from bert_jax.training.launch import RECORD, InitialModel
 from bert_jax.training.start import vocabulary_file
 
 # File with the settings of the tokenizer in the workdir of a fine-tuning run.
@@ -77,6 +79,8 @@ class Start:
     resumes: bool = False
     # Pretraining: path (or URL) and content of the vocabulary file to write; None: the file exists.
     vocabulary: tuple[str, bytes] | None = None
+    # What the run takes over from the initial model besides, as ``taken_over`` describes it.
+    kept: Kept = field(default_factory=dict)
     # Fine-tuning: settings and file content of the tokenizer.
     tokenizer_config: TokenizerConfig = TokenizerConfig()  # noqa: RUF009 (frozen)
     tokenizer_content: bytes = b""
@@ -211,13 +215,15 @@ def _pretraining_from(options: RunOptions, given: Given) -> Start:
     table, how = params.get(POSITIONS), options.extend_positions
     if table is not None and how and positions > len(table):
         params[POSITIONS] = extend_positions(table, positions, source.position_offset, how)
+    kept, kept_notes = kept_facts(weights.spec, longer=bool(options.extend_positions or options.to_long))
+    kept_notes += [f"taken over for embed and exports: {described(kept)}"] if kept else []
     fixed = {"data.vocab": vocabulary.path, **vocabulary.settings}
     before, after = (model_section(config) | fixed for config in (source, model))
     return Start(
         settings=fixed_settings(given, before, after, name),
-        messages=(f"starts from {name}", *weights.notes, *vocabulary.notes, *position_notes),
+        messages=(f"starts from {name}", *weights.notes, *vocabulary.notes, *position_notes, *kept_notes),
         weights=dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, model=model), params=params),
-        record=record_text(name, before, after, trained_global=has_own_projections(weights.params)),
+        record=record_text(name, before, after, trained_global=has_own_projections(weights.params), kept=kept),
         source=whole_name(name),
         vocabulary=None if vocabulary.content is None else (vocabulary.path, vocabulary.content),
     )
@@ -263,13 +269,15 @@ def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> St
             began = f"the run in {workdir} started from {source or 'random weights'}"
             raise ValueError(f"--init_from {options.init_from}: {began}; omit --init_from or change --workdir")
         config, content = _stored_tokenizer(workdir)
+        kept = record["kept"] if record else {}
         settings = recorded_settings(workdir, given) if record else _vocabulary_size(config, content, given)
+        settings += sentence_settings(given, kept, f"{workdir / RECORD}")[0]
         settings += kept_settings(workdir, given)
         flags = [f"--{flag}" for flag in _BOTH if getattr(options, flag)]
         ignored = f"{', '.join(flags)}: ignored, because the run resumes from its own checkpoint"
         return Start(
             settings=settings, messages=(ignored,) if flags else (), source=source, resumes=True,
-            tokenizer_config=config, tokenizer_content=content,
+            kept=kept, tokenizer_config=config, tokenizer_content=content,
         )  # fmt: skip
     if options.init_from:
         return _finetuning_from(options, given)
@@ -307,12 +315,18 @@ def _finetuning_from(options: RunOptions, given: Given) -> Start:
         rows = f"{model.vocab_size} word embeddings; use the vocabulary of this model"
         raise ValueError(f"{name}: the vocabulary has {pieces} pieces, but the model has only {rows}")
     section = model_section(model)
+    kept, kept_notes = kept_facts(weights.spec)
+    settings, setting_notes = sentence_settings(given, kept, name)
+    notes += [*kept_notes, *setting_notes]
+    if weights.spec.heads.activation:
+        notes.append(f"not taken over: the activation {weights.spec.heads.activation} of the scores of the model")
     return Start(
-        settings=fixed_settings(given, section, section, name),
+        settings=(*fixed_settings(given, section, section, name), *settings),
         messages=tuple(notes),
         weights=weights,
-        record=record_text(whole_name(name), section, section),
+        record=record_text(whole_name(name), section, section, kept=kept),
         source=whole_name(name),
+        kept=kept,
         tokenizer_config=config,
         tokenizer_content=content,
     )

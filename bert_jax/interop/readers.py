@@ -105,8 +105,29 @@ def _reader(path: Path) -> Reader:
         remedy = "copy the model first: gcloud storage cp -r URL ."
         raise ValueError(f"{path}: models are read from local folders; {remedy}")
     if not path.exists():
-        raise ValueError(f"{path}: does not exist")
+        is_name = re.fullmatch(r"([\w-][\w.-]*/)?[\w.-]+", str(path)) and (
+            path.parent == Path() or not path.parent.exists()
+        )
+        hub = f"; a name on the Hugging Face Hub? Download it first: hf download {path} --local-dir {path.name}"
+        raise ValueError(f"{path}: does not exist{hub if is_name else ''}")
+    if inner := _model_inside(path):
+        raise ValueError(f"{path}: {inner}")
     raise ValueError(f"{path}: contains no model; supported formats: {SUPPORTED}")
+
+
+def _model_inside(path: Path) -> str:
+    """Return a line about the models in subfolders of ``path``, where other libraries put them; empty: none."""
+    steps = [place for place in path.glob("checkpoint-*") if place.name.removeprefix("checkpoint-").isdigit()]
+    if steps:
+        last = max(steps, key=lambda place: int(place.name.removeprefix("checkpoint-")))
+        return f"a folder of {len(steps)} checkpoints of a Trainer; name one of them, such as {last}"
+    snapshots = sorted(path.glob("snapshots/*/")) or sorted(path.glob("models--*/snapshots/*/"))
+    snapshots = snapshots or sorted(path.glob("hub/models--*/snapshots/*/"))
+    if snapshots:
+        return f"a cache of the Hugging Face Hub; name the snapshot of a model, such as {snapshots[-1]}"
+    folders = [place for place in path.glob("*/") if place.is_dir()]
+    inner = sorted(place for place in folders if any(knows(place) for knows, _ in _READERS))
+    return f"contains no model, but {len(inner)} of its folders do; name one, such as {inner[0]}" if inner else ""
 
 
 def _check_options(path: Path, options: ReadOptions, read: Reader) -> None:

@@ -22,6 +22,7 @@ from bert_jax.config import (
 )
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_shapes, parameter_shapes
 from bert_jax.interop.hf.families.long import copy_projections
+from bert_jax.interop.taken_over import with_kept
 from bert_jax.io.files import new_folder, whole_folder
 from bert_jax.objectives.registry import objective_class
 from bert_jax.tokenization import FILE_NAMES, WordPieceTokenizer, load_tokenizer
@@ -179,15 +180,15 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
     if stored.meta["tokenizer"] != tokenizer.fingerprint:
         raise ValueError(f"{vocabularies[0]}: not the vocabulary of the run; restore the original file")
     name = options.network or next(iter(objective.networks), "")
+    record = read_record(workdir)
     architecture, heads, params = objective.network(config, model, stored.arrays, name)
     if architecture.global_tokens or architecture.span_transform:
         # Pretraining does not read it; the recipe may state that of another vocabulary.
         architecture = dataclasses.replace(architecture, separator_id=tokenizer.sep_id)
-    if architecture.global_tokens and not (heads.sequence_labels or heads.span or heads.choice):
+    has_global = heads.sequence_labels or heads.span or heads.choice or (record and record["trained_global"])
+    if architecture.global_tokens and not has_global:
         # No batch of the run had global tokens, and the others' projections have moved on.
-        record = read_record(workdir)
-        if record is None or not record["trained_global"]:
-            params = copy_projections(params)
+        params = copy_projections(params)
     spec = ModelSpec(
         model=architecture,
         heads=heads,
@@ -195,6 +196,7 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
         family=architecture.family_name,
         tokenizer=TokenizerConfig(file=FILE_NAMES[tokenizer.kind], **tokenizer.rules),
     )
+    spec = with_kept(spec, {} if record is None else record["kept"])
     check_shapes(spec, params, workdir)
     evaluations = [
         line for line in read_metrics(workdir) if line.get("split") == "eval" and line["step"] <= stored.step

@@ -226,6 +226,20 @@ def ranked_merges(pieces: Sequence[_Piece], ids: Mapping[str, int]) -> list[tupl
     return merges
 
 
+def lower_cased(state: Mapping[str, Any]) -> Json:
+    """Return a ``tokenizer.json`` with the rules of ``state`` that lower-cases the text first, as
+    sentence-transformers changes a tokenizer for ``do_lower_case``."""
+    step = state.get("normalizer")
+    steps = step["normalizers"] if isinstance(step, dict) and step.get("type") == "Sequence" else [step]
+    others = [step for step in steps if step]
+    return {**state, "normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *others]}}
+
+
+def lowers_first(state: Mapping[str, Any]) -> bool:
+    """Return True if the first rule of ``state`` is that of :func:`lower_cased`."""
+    return (part_of(state, "normalizer").get("normalizers") or [None])[0] == {"type": "Lowercase"}
+
+
 def part_of(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the JSON object under the key ``name``, or an empty dict if the value is absent or not an object."""
     part = state.get(name)

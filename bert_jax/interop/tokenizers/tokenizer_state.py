@@ -1,6 +1,7 @@
 """Conversion of a tokenizer to ``tokenizer.json``, verification on sample texts, and notes on differences."""
 
 import json
+import re
 import sys
 import unicodedata
 from collections.abc import Collection, Sequence
@@ -16,7 +17,7 @@ from bert_jax.interop.tokenizers.json_format import bert_rules, exact_rules, sen
 from bert_jax.process import exits
 from bert_jax.tokenization import SPECIAL_PIECES, Tokenizer
 from bert_jax.tokenization.json_tokenizer import foreign_tokens
-from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, chunks, is_cjk, split_words
+from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, chunks, split_words
 
 _SAMPLES = (
     "", " ", "The quick brown fox, 1,234.50 jumps!", "na\u00efve CAF\u00c9 Stra\u00dfe \u00dcbung",
@@ -31,6 +32,8 @@ _PIECES_PER_SAMPLE = 40
 _LAST_LETTER = 0x20000
 # A character that is a word of its own under all rules.
 _BETWEEN = "|"
+# Large blocks that all rules treat alike: ideographs (the extensions from C on are not) and Hangul.
+_ALIKE = re.compile("[\u3400-\u4db5\u4e00-\u9fcc\uac00-\ud7a3\U00020000-\U0002a6d6]")
 
 
 def state_of(
@@ -89,8 +92,8 @@ def _points(chars: Sequence[str]) -> str:
 
 @lru_cache(maxsize=8)
 def otherwise_treated(*, lower_case: bool, strip_accents: bool | None, split_cjk: bool) -> tuple[str, ...]:
-    """Return the characters that :func:`bert_rules` and ``WordPieceTokenizer`` treat differently at the end of a
-    word. CJK ideographs and Hangul are treated alike; unassigned characters and those of private use, which
+    """Return the characters that :func:`bert_rules` and ``WordPieceTokenizer`` treat differently in a word, and the
+    sigma, which they treat differently at the end of one. Unassigned characters and those of private use, which
     :func:`bert_rules` drop, are not listed."""
     rules = bert_rules(lower_case=lower_case, strip_accents=strip_accents, split_cjk=split_cjk)
     state = wordpiece_json(SPECIAL_PIECES, rules)
@@ -98,13 +101,13 @@ def otherwise_treated(*, lower_case: bool, strip_accents: bool | None, split_cjk
     chars = [
         char
         for char in map(chr, range(sys.maxunicode + 1))
-        if not (_is_dropped(char) or is_cjk(char) or "\uac00" <= char <= "\ud7a3" or char == _BETWEEN)
+        if not (_is_dropped(char) or _ALIKE.match(char) or char == _BETWEEN)
     ]
-    text = _BETWEEN.join(f"a{char} b" for char in chars)
+    text = _BETWEEN.join(f"a{char}b" for char in chars)
     words = [word for chunk in chunks(text, split_cjk) for word in split_words(chunk, lower_case, strip_accents)]
     others = [word for word, _ in plain.pre_tokenizer.pre_tokenize_str(plain.normalizer.normalize_str(text))]
     pairs = zip(chars, _parts(words), _parts(others), strict=True)
-    return tuple(char for char, own, other in pairs if own != other)
+    return tuple(char for char, own, other in pairs if own != other or (lower_case and char == "\u03a3"))
 
 
 def _is_dropped(char: str) -> bool:

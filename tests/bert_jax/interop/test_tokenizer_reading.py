@@ -130,7 +130,7 @@ def test_added_tokens_are_found_in_a_text_as_autotokenizer_finds_them(tmp_path: 
     ]  # fmt: skip
     made = state(MARKED, 100)
     made["added_tokens"] += tokens
-    decoder = {str(token["id"]): token for token in tokens}
+    decoder = {"do_lower_case": True, "added_tokens_decoder": {str(token["id"]): token for token in tokens}}
     beside = {"added_tokens_json": {"<url>": 20, "<w>": 21}}
     settings = {"additional_special_tokens": ["[E1]"]}
     for name, texts, files in (
@@ -138,7 +138,7 @@ def test_added_tokens_are_found_in_a_text_as_autotokenizer_finds_them(tmp_path: 
         ("both", IN_TEXT, {"tokenizer_json": made, "vocab_txt": MARKED}),
         (
             "decoder", IN_TEXT,
-            {"vocab_txt": MARKED, "tokenizer_config_json": {"do_lower_case": True, "added_tokens_decoder": decoder}},
+            {"vocab_txt": MARKED, "tokenizer_config_json": decoder},
         ),
         ("beside", ["a [E1]b", "x<url> y"], {"vocab_txt": MARKED, "tokenizer_config_json": settings, **beside}),
         ("map", ["a [E1]b"], {"vocab_txt": MARKED, "special_tokens_map_json": settings, **beside}),
