@@ -135,9 +135,7 @@ def save_arrays(folder: Location, arrays: Mapping[str, np.ndarray]) -> None:
     tree = nested({name: np.asarray(values) for name, values in arrays.items()})
     with ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(epath.Path(str(folder)), args=ocp.args.PyTreeSave(tree))
-    if (
-        folder / COMMIT_FILE
-    ).is_file():  # Orbax writes the whole path, which others who get the model need not know
+    if (folder / COMMIT_FILE).is_file():  # Orbax writes the path, which may be private
         (folder / COMMIT_FILE).write_text("complete\n")
 
 

@@ -1,4 +1,4 @@
-"""The state of every optimizer: padding rows are 0 from the start, and a resumed run has the state of a whole one."""
+"""The state of every optimizer: padding rows begin at 0, and a resumed run has that of a whole one."""
 
 import typing
 
