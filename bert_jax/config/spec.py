@@ -70,6 +70,9 @@ class HeadsConfig:
     dropout: float | None = None
 
     def __post_init__(self) -> None:
+        for name in ("pair_hidden", "bilstm"):
+            if not 0 <= getattr(self, name) < 1 << 31:
+                raise ValueError(f"heads.{name}: {getattr(self, name)} is not allowed; allowed: 0 to 2,147,483,647")
         needs = [name for name in ("nsp", "choice") if getattr(self, name)]
         needs += ["sequence"] if self.sequence_labels else []
         if needs and not self.pooler:
@@ -125,7 +128,7 @@ class HeadsConfig:
         if self.exits and model.encoder != "transformer":
             given = f"heads.exits: {list(self.exits)} is not allowed"
             raise ValueError(f"{given} with model.encoder {model.encoder}; allowed with transformer")
-        if not {*self.exits} <= {*range(1, model.num_layers)}:
+        if not all(1 <= layer < model.num_layers for layer in self.exits):
             raise ValueError(
                 f"heads.exits: {list(self.exits)} is not allowed; allowed: layers below the last, from 1 to "
                 f"{model.num_layers - 1}"
@@ -201,6 +204,8 @@ class TokenizerConfig:
             raise ValueError(
                 f"tokenizer.file: {self.file!r} is not allowed; allowed: the name of a .txt, .model or .json file"
             )
+        if self.max_length < 0:
+            raise ValueError(f"tokenizer.max_length: {self.max_length} is not allowed; allowed: 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,6 +317,8 @@ def _build(hint: Any, value: Any, where: str) -> Any:
         if len(value) != len(inner_types):
             raise ValueError(f"{where}: requires exactly {len(inner_types)} items, got {len(value)}")
         return tuple(_build(inner, item, where) for inner, item in zip(inner_types, value, strict=True))
+    if type(value) is int and not -(1 << 63) < value < 1 << 63:
+        raise ValueError(f"{where}: a number of {len(str(value))} digits is not allowed")
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.interop.ancestors import is_allennlp, is_word2vec, read_allennlp, read_word2vec
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, without_folders
 from bert_jax.interop.hf.details import read_details
 from bert_jax.interop.hf.read import is_hf, read_hf
 from bert_jax.interop.hf.sentence_transformers import is_sentence_transformers, read_sentence_transformers
@@ -56,6 +56,7 @@ def read_weights(path: Path, options: ReadOptions | None = None) -> ModelBundle:
     if read in (read_hf, read_sentence_transformers):
         weights = read_details(path, weights)
     require_finite(weights.params, path)
+    weights = dataclasses.replace(weights, origin=without_folders(weights.origin))
     tokenizer = weights.spec.tokenizer
     if options.lower_case is not None and tokenizer is not None and options.lower_case != tokenizer.lower_case:
         case = "lower-cased" if tokenizer.lower_case else "cased"

@@ -28,6 +28,8 @@ SUPPORTED: Supported = EVERY_FIELD | {
 }  # fmt: skip
 # Largest size that options.json may state (ELMo: 4,096 cells).
 LARGEST_SIZE, MOST_LAYERS = 1 << 16, 64
+# Most characters of a word (ELMo: 50); no array in the file has this size.
+MOST_CHARACTERS = 256
 # An HDF5 file may expand to so many times its size.
 MOST_EXPANSION = 16
 _CHARACTERS, _RNN = "embeddings/characters", "RNN_{}/RNN/MultiRNNCell/Cell{}/LSTMCell"
@@ -143,6 +145,10 @@ def _model_of(options: Any, vocab_size: int, file: Path) -> ModelConfig:
             or max(counts) > MOST_LAYERS
         ):
             raise TypeError(f"sizes up to {LARGEST_SIZE:,}, and up to {MOST_LAYERS} layers and filters, are read")
+        if cnn["max_characters_per_token"] > MOST_CHARACTERS or not lstm["projection_dim"] * lstm["dim"]:
+            raise TypeError(f"max_characters_per_token up to {MOST_CHARACTERS}, and sizes above 0, are read")
+        if cnn.get("n_characters", CHARACTERS) not in (CHARACTERS, CHARACTERS + 1):
+            raise TypeError(f"n_characters {CHARACTERS} or {CHARACTERS + 1} is read")
         return ModelConfig(
             encoder="bidirectional_lstm", vocab_size=vocab_size, hidden_size=2 * lstm["projection_dim"],
             embedding_size=lstm["projection_dim"], num_layers=lstm["n_layers"], lstm_cells=lstm["dim"],
@@ -221,8 +227,8 @@ def read_allennlp(path: Path, options: ReadOptions) -> ModelBundle:
         model=model, heads=HeadsConfig(),
         tokenizer=TokenizerConfig(lower_case=bool(options.lower_case)),
     )  # fmt: skip
-    ids = stored_ids(words, len(words), model.max_characters)
-    params = from_file(model, _read_arrays(file, model)) | {CHARACTER_IDS: ids}
+    params = from_file(model, _read_arrays(file, model))
+    params[CHARACTER_IDS] = stored_ids(words, len(words), model.max_characters)
     check_shapes(spec, params, file)
     content = "".join(f"{word}\n" for word in words).encode()
     return ModelBundle(
