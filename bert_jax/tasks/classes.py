@@ -45,7 +45,7 @@ def class_lines(names: Sequence[str], counts: Mapping[str, int], what: str = "cl
     some of them look the same. ``what``: the plural of what is counted."""
     shown = [f"{printable(name)} {counts.get(name, 0):,}" for name in names]
     if len(shown) > _SHOWN:
-        shown[_SHOWN // 2 : -_SHOWN // 4] = ["..."]
+        shown[4:-2] = ["..."]
     lines = [f"{len(names):,} {what}: {', '.join(shown)}"]
     groups: dict[str, list[str]] = {}
     for name in names:
@@ -76,7 +76,9 @@ def record_lines(names: Sequence[str], records: Sequence[Record]) -> list[str]:
             "label may have the column of texts or ids",
         ]
     if single and not lines:
-        lines.append(f"WARNING: only one training record: {_some(map(printable, single))}")
+        places = {record.label: record.source.rpartition("/")[2] for record in records}
+        shown = (f"{printable(name)} ({places[name]})" for name in single)
+        lines.append(f"WARNING: classes of one training record: {_some(shown)}")
     return lines
 
 
@@ -105,9 +107,9 @@ def _is_blank(text: str) -> bool:
 
 
 def printable(name: str) -> str:
-    """Return ``name`` for a message: at most 40 characters, with escapes instead of invisible characters."""
+    """Return ``name`` for a message: at most 30 characters, with escapes instead of invisible characters."""
     name = name if name.isprintable() else ascii(name)[1:-1]
-    return name if len(name) <= 40 else f"{name[:37]}..."
+    return name if len(name) <= 30 else f"{name[:27]}..."
 
 
 def _some(names: Iterable[str]) -> str:

@@ -120,7 +120,7 @@ class Task(ABC):
                 values, known = (field_values(splits[one], name) for one in (split, "train"))
                 if values and all(map(_is_hidden, values)) and not any(map(_is_below_0, known)):
                     prepared[split] = [dataclasses.replace(record, **{name: None}) for record in prepared[split]]
-                    lines.append(f"{split}: every {name} is -1, which hides it: the records are read as unlabelled")
+                    lines.append(f"{split}: {name} is -1 in every record, which is read as hidden")
         return config, prepared, lines
 
     @classmethod

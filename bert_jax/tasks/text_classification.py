@@ -202,6 +202,9 @@ def notes_on_classes(config: FinetuneConfig, splits: Mapping[str, Sequence[Recor
     lines = class_lines(names, Counter(field_values(train, field)), "classes" if field == "label" else "labels")
     if field == "label" and not config.input.few_shot:
         lines += record_lines(names, _of_training_files(config, splits))
+    other = "labels" if field == "label" else "label"
+    if any(getattr(record, other) is not None for record in train):
+        lines.append(f"the column {other} is not read: task.kind {config.task.kind} has its classes in {field}")
     repeats = [record for record in train if len({*(record.labels or ())}) < len(record.labels or ())]
     if field == "labels" and repeats:
         lines.append(f"WARNING: {len(repeats):,} training records name a label twice, such as {repeats[0].source}")
@@ -286,7 +289,6 @@ class MultiLabelTask(ClassificationTask):
             if any(empty) and (all(empty) or () not in lists):
                 pairs = zip(prepared[split], empty, strict=True)
                 prepared[split] = [dataclasses.replace(one, labels=None) if gone else one for one, gone in pairs]
-                lines.append(f"{split}: {sum(empty):,} of {len(empty):,} records have no labels and are not scored")
         if _are_indicators(lists):
             count = len(lists[0])
             names = config.data.labels or tuple(map(str, range(count)))

@@ -1,5 +1,6 @@
 """Readers of TSV, CSV and JSON lines."""
 
+import contextlib
 import csv
 import dataclasses
 import functools
@@ -26,7 +27,7 @@ _ESCAPED = re.compile(r'\\(["\\])')
 # Part of an error of the csv module -> what to do.
 _CURES = {
     "new-line character": "the line contains a carriage return outside quotes: convert the ends of lines to \\n",
-    "expected after": "double each quote inside a quoted field",
+    "expected after": "double each quote inside a quoted field, or set data.delimiter",
     "unexpected end": "the quote that opens its last field is not closed",
 }
 _log = logging.getLogger(__name__)
@@ -65,6 +66,13 @@ def _read_table(name: str, columns: Columns, data: TaskDataConfig, default: str)
 def _tsv_rows(path: Location, lines: Sequence[str], first: int) -> list[Row]:
     plain = ((number, line[:-1].removesuffix("\r")) for number, line in enumerate(lines, first))
     rows = [(number, line.split("\t")) for number, line in without_blank_end(plain)]
+    if len({len(fields) for _, fields in rows}) > 1 and any('"' in line for line in lines):
+        # Tabs or ends of lines in quotes, if all rows then have as many fields.
+        with contextlib.suppress(ValueError):
+            parsed = list(_parsed(path, lines, first, "\t"))
+            if len({len(fields) for _, fields in parsed}) == 1:
+                _log.warning("%s: read as CSV separated by tabs, because fields in quotes have several lines", path)
+                return parsed
     quoted = [field for _, fields in rows for field in fields if '"' in field]
     if any('""' in field[1:-1] for field in quoted) and all(map(_QUOTED.fullmatch, quoted)):
         _log.warning("%s: quotes around fields are removed, because those inside are doubled, as in CSV", path)
@@ -157,12 +165,13 @@ def _delimiter(
                 _log.warning("%s: the fields are separated by %s", path, _shown(delimiter))
             return delimiter
     best = max(found, key=lambda one: len(found[one][1]), default=default)
-    if best != default and len(found[best][1]) > 1:
-        where = f"; the fields seem to be separated by {_shown(best)}; data.delimiter sets another"
+    count = len(found[best][1]) if found else 0
+    if count == 1 or (count and best != default):
+        seen = f"the fields seem to be separated by {_shown(best)}; " if count > 1 else ""
         try:
             _places(found[best], columns, data, path)
         except ValueError as error:
-            raise ValueError(f"{error}{where}") from None
+            raise ValueError(f"{error}; {seen}data.delimiter names the character between fields") from None
     return default
 
 
