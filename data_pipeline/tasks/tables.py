@@ -149,34 +149,22 @@ def _delimiter(
     """Return ``default`` if the first row has the columns with it, else the first of the others with which it has
     them. If there is none, raise ``ValueError`` about the columns with the one that gives the most fields, unless
     this is ``default``, which the caller reads."""
-    found = {}
+    firsts = {}
     for delimiter in dict.fromkeys((default, *_DELIMITERS)):
-        try:
-            first = next(iter(rows_of(delimiter)), (1, [""]))
-        except ValueError:
-            continue
-        found[delimiter] = first
-        try:
+        with contextlib.suppress(ValueError, IndexError):
+            firsts[delimiter] = first = rows_of(delimiter)[0]
             places, _ = _places(first, columns, data, path)
-        except ValueError:
-            continue
-        if max(column for _, column in places) < len(first[1]):
-            if delimiter != default:
-                _log.warning("%s: the fields are separated by %s", path, _shown(delimiter))
-            return delimiter
-    best = max(found, key=lambda one: len(found[one][1]), default=default)
-    count = len(found[best][1]) if found else 0
-    if count == 1 or (count and best != default):
-        seen = f"the fields seem to be separated by {_shown(best)}; " if count > 1 else ""
+            if max(column for _, column in places) < len(first[1]):
+                if delimiter != default:
+                    _log.warning("%s: the fields are separated by %r", path, delimiter)
+                return delimiter
+    best = max(firsts, key=lambda one: len(firsts[one][1]), default=default)
+    if best in firsts and (best != default or len(firsts[best][1]) == 1):
         try:
-            _places(found[best], columns, data, path)
+            _places(firsts[best], columns, data, path)
         except ValueError as error:
-            raise ValueError(f"{error}; {seen}data.delimiter names the character between fields") from None
+            raise ValueError(f"{error}; data.delimiter ({best!r} here) sets what separates fields") from None
     return default
-
-
-def _shown(delimiter: str) -> str:
-    return "tab" if delimiter == "\t" else repr(delimiter)
 
 
 def _places(

@@ -58,7 +58,7 @@ def test_the_delimiter_that_is_named(tmp_path):
 def test_columns_that_no_delimiter_gives(tmp_path):
     path = write(tmp_path / "x.csv", table(ROWS, ";", ("Satz", "Kategorie")))
     message = refusal(path)
-    assert "existing columns: Satz, Kategorie" in message and "separated by ';'" in message
+    assert "existing columns: Satz, Kategorie" in message and "data.delimiter (';' here)" in message
     assert "did you mean 'Kategorie'?" in refusal(path, "text=Satz", "label=Katgorie")
     assert "data.delimiter" in refusal(write(tmp_path / "y.csv", table(ROWS, ":")))
     one = write(tmp_path / "y.csv", table(ROWS[2:], ":"))
