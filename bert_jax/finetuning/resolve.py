@@ -159,7 +159,7 @@ def resolve_task(
         unlabelled = sum(not task.is_labelled(record) for record in own)
         if split in dev_splits and unlabelled == len(own):
             raise ValueError(f"data.dev: split {split} has no labels; add labels, or name its file in data.test")
-        if split != "train" and 0 < unlabelled < len(own):
+        if split != "train" and unlabelled:
             notes.append(f"{split}: {unlabelled:,} of {len(own):,} records have no label and are not scored")
     if config.training.patience and not dev_splits:
         raise ValueError(

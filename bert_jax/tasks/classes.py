@@ -5,19 +5,16 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from bert_jax.config.task import COLUMN_ROLES
 from bert_jax.records import Record
 
+# The records of each split.
+Splits = Mapping[str, Sequence[Record]]
 # Maximum number of classes that a line names.
 _SHOWN = 12
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+(\.0*)?", re.ASCII)
 # Column names that, as the text or the label of the first line of a file, are those of a header.
-_HEADER = frozenset(
-    (
-        "body", "category", "class", "content", "gold", "intent", "label", "labels", "premise", "question",
-        "rating", "review", "score", "sentence", "sentence1", "sentiment", "stars", "tag", "target", "text",
-        "title", "topic", "y",
-    )
-)  # fmt: skip
+_HEADER = {*COLUMN_ROLES, "category", "class", "intent", "review", "sentence", "sentiment", "stars", "target"}
 
 
 def class_order(names: Iterable[str]) -> tuple[str, ...]:
@@ -45,7 +42,7 @@ def class_lines(names: Sequence[str], counts: Mapping[str, int], what: str = "cl
     some of them look the same. ``what``: the plural of what is counted."""
     shown = [f"{printable(name)} {counts.get(name, 0):,}" for name in names]
     if len(shown) > _SHOWN:
-        shown[_SHOWN // 2 : -_SHOWN // 4] = ["..."]
+        shown[4:-2] = ["..."]
     lines = [f"{len(names):,} {what}: {', '.join(shown)}"]
     groups: dict[str, list[str]] = {}
     for name in names:
@@ -64,19 +61,17 @@ def record_lines(names: Sequence[str], records: Sequence[Record]) -> list[str]:
     counts = Counter(record.label for record in records)
     single = [name for name in names if counts[name] == 1]
     lines = [
-        f"WARNING: {one.source}: a record with the label {printable(one.label or '')!r}; if the line names the "
-        "columns, set data.header true"
+        f"WARNING: {one.source}: a record of class {one.label!a}; if it names the columns, set data.header true"
         for one in records
         if one.label in single and one.source.endswith(":1") and _is_header(one, names)
     ]
     if 2 * len(counts) > len(records) > 2:
-        return [
-            *lines,
-            f"WARNING: {len(counts):,} classes in {len(records):,} training records; check data.columns: the role "
-            "label may have the column of texts or ids",
-        ]
-    if single and not lines:
-        lines.append(f"WARNING: only one training record: {_some(map(printable, single))}")
+        advice = "check data.columns: label may have the column of texts or ids"
+        lines.append(f"WARNING: {len(counts):,} classes in {len(records):,} training records; {advice}")
+    elif single and not lines:
+        places = {record.label: record.source.rpartition("/")[2] for record in records}
+        shown = [f"{printable(name)} ({places[name]})" for name in single]
+        lines.append(f"WARNING: classes of one training record: {_some(shown)}")
     return lines
 
 
@@ -95,9 +90,9 @@ def blank_lines(records: Sequence[Record]) -> list[str]:
         if _is_blank(f"{record.text}{''.join(record.words)}{''.join(record.choices)}")
         or (record.text_pair is not None and _is_blank(record.text_pair))
     ]
-    if not blank:
-        return []
-    return [f"WARNING: {len(blank):,} of {len(records):,} training texts are blank, such as {blank[0].source}"]
+    first = blank[0].source if blank else ""
+    line = f"WARNING: {len(blank):,} of {len(records):,} training texts are blank, such as {first}"
+    return [line] if blank else []
 
 
 def _is_blank(text: str) -> bool:
@@ -105,11 +100,10 @@ def _is_blank(text: str) -> bool:
 
 
 def printable(name: str) -> str:
-    """Return ``name`` for a message: at most 40 characters, with escapes instead of invisible characters."""
+    """Return ``name`` for a message: at most 30 characters, with escapes instead of invisible characters."""
     name = name if name.isprintable() else ascii(name)[1:-1]
-    return name if len(name) <= 40 else f"{name[:37]}..."
+    return name if len(name) <= 30 else f"{name[:27]}..."
 
 
-def _some(names: Iterable[str]) -> str:
-    names = list(names)
+def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")

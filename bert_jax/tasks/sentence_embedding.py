@@ -6,7 +6,7 @@ Shapes: B rows, U units per row, K texts per unit, E width of a vector.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -20,8 +20,9 @@ from bert_jax.metrics.score import Score, mean_score
 from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
+from bert_jax.tasks.classes import Splits
 from bert_jax.tasks.sentence_training import TRAININGS, record_texts, texts_of_classes
-from bert_jax.tasks.task import Encoded, Level, ModelInput, Outputs, Prediction, Target, Task
+from bert_jax.tasks.task import Encoded, Level, ModelInput, Outputs, Prediction, Prepared, Target, Task
 from bert_jax.tasks.text_classification import (
     class_number,
     class_predictions,
@@ -64,29 +65,24 @@ class SentenceTask(Task):
             self.targets = {**self.targets, "texts": Target("unit", np.int32)}  # type: ignore[misc]
 
     @classmethod
-    def prepare(
-        cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]], tests: Sequence[str]
-    ) -> tuple[FinetuneConfig, dict[str, Sequence[Record]], list[str]]:
+    def prepare(cls, config: FinetuneConfig, splits: Splits, tests: Sequence[str]) -> Prepared:
         """Prepare the records; with ``sentence.pairs_from_classes``, labeled single texts that are not for training
         become triplets with another text of the class and one of another class, as those of training do. The only
         text of a class is not scored."""
         config, prepared, lines = super().prepare(config, splits, tests)
-        others = [split for split in prepared if split != "train" and config.sentence.pairs_from_classes]
-        for split in others:
-            records, counts = prepared[split], Counter(record.label for record in prepared[split])
+        for split in [one for one in prepared if one != "train" and config.sentence.pairs_from_classes]:
+            records = prepared[split]
             singles = [one for one in records if one.text_pair is None and one.label is not None]
+            counts = Counter(one.label for one in singles)
             used = [one for one in singles if 1 < counts[one.label] < len(singles)]
-            if not singles:
-                continue
-            groups = dict(zip(map(id, used), texts_of_classes(used, config.data.split_seed), strict=True))
-            is_single = {id(one) for one in singles}
-            prepared[split] = [
-                _triplet(one, groups.get(id(one))) if id(one) in is_single else one for one in records
-            ]
-            lines.append(
-                f"{split}: {len(used):,} of {len(records):,} texts are scored as triplets, with a text of the same "
-                "class and one of another"
-            )
+            changes: dict[int, Any] = {id(one): {"label": None} for one in singles}
+            groups = texts_of_classes(used, config.data.split_seed) if used else []
+            for one, texts in zip(used, groups, strict=True):
+                changes[id(one)] = {"text_pair": texts[1], "negatives": texts[2:]}
+            prepared[split] = [replace(one, **changes.get(id(one), {})) for one in records]
+            if singles:
+                made = "triplets, with a text of the same class and one of another"
+                lines.append(f"{split}: {len(used):,} of {len(records):,} texts are scored as {made}")
         return config, prepared, lines
 
     @classmethod
@@ -270,13 +266,6 @@ class SentenceTask(Task):
             named = {score.name: score for score in regression_scores(gold, cosines)}
             scores += [replace(named[name], name=f"{name}{suffix}") for name in ("spearman", "pearson")]
         return scores
-
-
-def _triplet(record: Record, texts: tuple[str, ...] | None) -> Record:
-    """Return ``record`` with the second and the third of ``texts``, or without a label if it has no texts."""
-    if texts is None:
-        return replace(record, label=None)
-    return replace(record, text_pair=texts[1], negatives=texts[2:])
 
 
 def _scored_texts(record: Record) -> tuple[str, ...]:

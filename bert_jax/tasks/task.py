@@ -21,7 +21,7 @@ from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.label_losses import softmax_loss
 from bert_jax.objectives.objective import Sums, denominator
 from bert_jax.records import Record
-from bert_jax.tasks.classes import field_values
+from bert_jax.tasks.classes import Splits, field_values
 from bert_jax.tokenization import Tokenizer
 
 Level = Literal["unit", "token", "position"]
@@ -29,6 +29,8 @@ Level = Literal["unit", "token", "position"]
 Prediction = dict[str, Any]
 # An answer that is the same for every record: in words, and as a function that replaces the answer of a prediction.
 Constant = tuple[str, Callable[[Prediction], Prediction]]
+# What :meth:`Task.prepare` returns.
+Prepared = tuple[FinetuneConfig, dict[str, Sequence[Record]], list[str]]
 # Arrays of each unit, by name: for level ``unit`` one entry, for level ``token`` one entry per token of the unit.
 Outputs = Sequence[Mapping[str, np.ndarray]]
 
@@ -122,9 +124,7 @@ class Task(ABC):
         return config
 
     @classmethod
-    def prepare(
-        cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]], tests: Sequence[str]
-    ) -> tuple[FinetuneConfig, dict[str, Sequence[Record]], list[str]]:
+    def prepare(cls, config: FinetuneConfig, splits: Splits, tests: Sequence[str]) -> Prepared:
         """Return ``config`` and the records as the task reads them, and lines for the log; called before
         :meth:`from_data`.
 
@@ -133,10 +133,10 @@ class Task(ABC):
         prepared, lines = dict(splits), []
         for split in tests:
             for name in ("label", "labels", "tags"):
-                values, known = (field_values(splits[one], name) for one in (split, "train"))
-                if values and all(map(_is_hidden, values)) and not any(map(_is_below_0, known)):
+                values, known = ({*map(_number, field_values(splits[one], name))} for one in (split, "train"))
+                if values == {-1.0} and not any(one < 0 for one in known):
                     prepared[split] = [dataclasses.replace(record, **{name: None}) for record in prepared[split]]
-                    lines.append(f"{split}: every {name} is -1, which hides it: the records are read as unlabelled")
+                    lines.append(f"{split}: {name} is -1 in every record, which is read as hidden")
         return config, prepared, lines
 
     @classmethod
@@ -233,14 +233,6 @@ class Task(ABC):
         class (rows) and predicted class (columns).
         """
         return None
-
-
-def _is_hidden(value: str) -> bool:
-    return _number(value) == -1
-
-
-def _is_below_0(value: str) -> bool:
-    return _number(value) < 0
 
 
 def _number(value: str) -> float:

@@ -26,8 +26,19 @@ from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.label_losses import multilabel_loss, regression_loss, softmax_denominator
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
-from bert_jax.tasks.classes import class_lines, class_order, field_values, record_lines
-from bert_jax.tasks.task import Constant, Encoded, Level, ModelInput, Outputs, Prediction, Target, Task, class_loss
+from bert_jax.tasks.classes import Splits, class_lines, class_order, field_values, record_lines
+from bert_jax.tasks.task import (
+    Constant,
+    Encoded,
+    Level,
+    ModelInput,
+    Outputs,
+    Prediction,
+    Prepared,
+    Target,
+    Task,
+    class_loss,
+)
 from bert_jax.tasks.truncation import cut_pair, cut_text
 from bert_jax.tokenization import Tokenizer
 
@@ -171,9 +182,7 @@ def multi_label_predictions(labels: Sequence[str], logits_NxL: np.ndarray) -> li
     return [{"labels": [label for label, p in one.items() if p >= 0.5], "probabilities": one} for one in named]
 
 
-def with_labels(
-    config: FinetuneConfig, splits: Mapping[str, Sequence[Record]], least: int, field: str = "label"
-) -> FinetuneConfig:
+def with_labels(config: FinetuneConfig, splits: Splits, least: int, field: str = "label") -> FinetuneConfig:
     """Return ``config`` with ``data.labels`` filled in: if this option is empty, it is set to the labels of the
     training files, in the order of :func:`class_order`.
 
@@ -197,18 +206,19 @@ def _of_training_files(config: FinetuneConfig, splits: Mapping[str, Sequence[Rec
     return [*splits["train"], *(splits.get("dev", ()) if config.data.dev_fraction else ())]
 
 
-def notes_on_classes(config: FinetuneConfig, splits: Mapping[str, Sequence[Record]], field: str) -> list[str]:
+def notes_on_classes(config: FinetuneConfig, splits: Splits, field: str) -> list[str]:
     """Return the lines about the classes in ``field`` (label or labels) of the training records."""
     names, train = config.data.labels, splits["train"]
-    if not train:
-        return []
     lines = class_lines(names, Counter(field_values(train, field)), "classes" if field == "label" else "labels")
     if field == "label" and not config.input.few_shot:
         lines += record_lines(names, _of_training_files(config, splits))
+    other = "labels" if field == "label" else "label"
+    if any(getattr(record, other) is not None for record in train):
+        lines.append(f"the column {other} is not read: task.kind {config.task.kind} has its classes in {field}")
     repeats = [record for record in train if len({*(record.labels or ())}) < len(record.labels or ())]
     if field == "labels" and repeats:
         lines.append(f"WARNING: {len(repeats):,} training records name a label twice, such as {repeats[0].source}")
-    return lines
+    return lines if train else []
 
 
 class ClassificationTask(SequenceTask):
@@ -232,7 +242,7 @@ class ClassificationTask(SequenceTask):
 
     @classmethod
     def notes(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> list[str]:
-        return super().notes(config, splits) + notes_on_classes(config, splits, *cls.gold)
+        return super().notes(config, splits) + notes_on_classes(config, splits, cls.gold[0])
 
     @property
     def heads(self) -> HeadsConfig:
@@ -280,9 +290,7 @@ class MultiLabelTask(ClassificationTask):
         self.targets = {"labels": Target("unit", np.float32, (len(self.settings.labels),))}  # type: ignore[misc]
 
     @classmethod
-    def prepare(
-        cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]], tests: Sequence[str]
-    ) -> tuple[FinetuneConfig, dict[str, Sequence[Record]], list[str]]:
+    def prepare(cls, config: FinetuneConfig, splits: Splits, tests: Sequence[str]) -> Prepared:
         """Prepare the records; lists of 0 and 1 of all labels become names of labels.
 
         Lists have this form if all training lists have the same length, contain only 0 and 1, and one of them has a
@@ -296,17 +304,11 @@ class MultiLabelTask(ClassificationTask):
             if any(empty) and (all(empty) or () not in lists):
                 pairs = zip(prepared[split], empty, strict=True)
                 prepared[split] = [dataclasses.replace(one, labels=None) if gone else one for one, gone in pairs]
-                lines.append(f"{split}: {sum(empty):,} of {len(empty):,} records have no labels and are not scored")
         if _are_indicators(lists):
-            count = len(lists[0])
-            names = config.data.labels or tuple(map(str, range(count)))
-            if len(names) != count:
-                raise ValueError(f"data.labels: {len(names)} names, but labels are lists of {count} values 0 and 1")
+            names = config.data.labels or tuple(map(str, range(len(lists[0]))))
             prepared = {split: [_named(record, names) for record in records] for split, records in prepared.items()}
             config = dataclasses.replace(config, data=dataclasses.replace(config.data, labels=names))
-            lines.append(
-                f"labels are lists of 0 and 1, one value for each of {count} labels: {', '.join(names[:9])}"
-            )
+            lines.append(f"lists of 0 and 1 are read as a value for each of {len(names)} labels")
         return config, prepared, lines
 
     @classmethod
@@ -370,12 +372,10 @@ def _named(record: Record, names: Sequence[str]) -> Record:
     if values is None:
         return record
     if len(values) != len(names) or not _INDICATORS.keys() >= {*values}:
-        raise ValueError(
-            f"{record.source}: labels {', '.join(values)}; allowed, as in the training records: {len(names)} "
-            "values 0 and 1"
-        )
-    labels = tuple(name for name, value in zip(names, values, strict=True) if _INDICATORS[value])
-    return dataclasses.replace(record, labels=labels)
+        allowed = f"{len(names)} values 0 and 1, one for each of the labels {', '.join(names[:9])}"
+        raise ValueError(f"{record.source}: labels {', '.join(values)}; allowed: {allowed}")
+    labels = itertools.compress(names, map(_INDICATORS.__getitem__, values))
+    return dataclasses.replace(record, labels=tuple(labels))
 
 
 class RegressionTask(SequenceTask):

@@ -1,5 +1,6 @@
 """Readers of TSV, CSV and JSON lines."""
 
+import contextlib
 import csv
 import dataclasses
 import functools
@@ -26,7 +27,7 @@ _ESCAPED = re.compile(r'\\(["\\])')
 # Part of an error of the csv module -> what to do.
 _CURES = {
     "new-line character": "the line contains a carriage return outside quotes: convert the ends of lines to \\n",
-    "expected after": "double each quote inside a quoted field",
+    "expected after": "double each quote inside a quoted field, or set data.delimiter",
     "unexpected end": "the quote that opens its last field is not closed",
 }
 _log = logging.getLogger(__name__)
@@ -65,6 +66,13 @@ def _read_table(name: str, columns: Columns, data: TaskDataConfig, default: str)
 def _tsv_rows(path: Location, lines: Sequence[str], first: int) -> list[Row]:
     plain = ((number, line[:-1].removesuffix("\r")) for number, line in enumerate(lines, first))
     rows = [(number, line.split("\t")) for number, line in without_blank_end(plain)]
+    if len({len(fields) for _, fields in rows}) > 1 and any('"' in line for line in lines):
+        # Tabs or ends of lines in quotes, if all rows then have as many fields.
+        with contextlib.suppress(ValueError):
+            parsed = list(_parsed(path, lines, first, "\t"))
+            if len({len(fields) for _, fields in parsed}) == 1:
+                _log.warning("%s: read as CSV separated by tabs, because fields in quotes have several lines", path)
+                return parsed
     quoted = [field for _, fields in rows for field in fields if '"' in field]
     if any('""' in field[1:-1] for field in quoted) and all(map(_QUOTED.fullmatch, quoted)):
         _log.warning("%s: quotes around fields are removed, because those inside are doubled, as in CSV", path)
@@ -141,33 +149,22 @@ def _delimiter(
     """Return ``default`` if the first row has the columns with it, else the first of the others with which it has
     them. If there is none, raise ``ValueError`` about the columns with the one that gives the most fields, unless
     this is ``default``, which the caller reads."""
-    found = {}
+    firsts = {}
     for delimiter in dict.fromkeys((default, *_DELIMITERS)):
-        try:
-            first = next(iter(rows_of(delimiter)), (1, [""]))
-        except ValueError:
-            continue
-        found[delimiter] = first
-        try:
+        with contextlib.suppress(ValueError, IndexError):
+            firsts[delimiter] = first = rows_of(delimiter)[0]
             places, _ = _places(first, columns, data, path)
-        except ValueError:
-            continue
-        if max(column for _, column in places) < len(first[1]):
-            if delimiter != default:
-                _log.warning("%s: the fields are separated by %s", path, _shown(delimiter))
-            return delimiter
-    best = max(found, key=lambda one: len(found[one][1]), default=default)
-    if best != default and len(found[best][1]) > 1:
-        where = f"; the fields seem to be separated by {_shown(best)}; data.delimiter sets another"
+            if max(column for _, column in places) < len(first[1]):
+                if delimiter != default:
+                    _log.warning("%s: the fields are separated by %r", path, delimiter)
+                return delimiter
+    best = max(firsts, key=lambda one: len(firsts[one][1]), default=default)
+    if best in firsts and (best != default or len(firsts[best][1]) == 1):
         try:
-            _places(found[best], columns, data, path)
+            _places(firsts[best], columns, data, path)
         except ValueError as error:
-            raise ValueError(f"{error}{where}") from None
+            raise ValueError(f"{error}; data.delimiter ({best!r} here) sets what separates fields") from None
     return default
-
-
-def _shown(delimiter: str) -> str:
-    return "tab" if delimiter == "\t" else repr(delimiter)
 
 
 def _places(

@@ -13,6 +13,12 @@ from bert_jax.io.storage import Location, is_url, location
 from data_pipeline.text.compressed import COMPRESSIONS, DamagedFile, read_blocks
 from data_pipeline.text.lines import Line
 
+# Many bytes above 127 in a row, or a character of UTF-8; symbols in a word, such as the Polish letters of cp1250.
+_NOT_WESTERN_BYTES = re.compile(rb"[\x80-\xff]{4}|[\xc2-\xdf][\x80-\xbf]")
+_NOT_WESTERN = re.compile(
+    "[A-Za-z][\xa1-\xa9\xab-\xb3\xb6\xb8\xb9\xbb-\xbf]+[A-Za-z]|[a-z\xdf-\xff][\xa3\xa5\xaf\xbf]|"
+    "[\xa5\xb3\xb9][a-z\xdf-\xff]|[\xb3\xb9\xbf]{2}"
+)
 _log = logging.getLogger(__name__)
 
 # NAME[/CONFIG][:VERSION]:SPLIT of a prepared dataset, and FILE.json:PART+PART.
@@ -69,9 +75,10 @@ def read_text(path: Location, encoding: str) -> str:
         data = b"".join(read_blocks(path))
     except DamagedFile as error:
         raise ValueError(f"{path}: the compressed file is damaged: {error}; restore it") from None
-    name = encoding
-    if encoding == "auto":
-        name = "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    name = encoding if encoding != "auto" else "utf-16" if is_wide else "utf-8-sig"
+    if name == "utf-8-sig" and b"\0" in data[:1000]:
+        raise ValueError(f"{path}: NUL characters; if the file is UTF-16, set data.encoding utf-16-le")
     try:
         text = data.decode(name)
     except UnicodeDecodeError as error:
@@ -83,8 +90,6 @@ def read_text(path: Location, encoding: str) -> str:
             ) from None
         _log.warning("WARNING: %s:%d: not UTF-8; read as cp1252; data.encoding names another encoding", path, line)
         text = data.decode("cp1252")
-    if "\0" in text[:1000]:
-        raise ValueError(f"{path}: NUL characters; if the file is UTF-16, set data.encoding utf-16-le")
     return text
 
 
@@ -95,8 +100,7 @@ def _is_western(data: bytes) -> bool:
         text = data.decode("cp1252")
     except UnicodeDecodeError:
         return False
-    foreign = re.search(rb"[\x80-\xff]{4}|[\xc2-\xdf][\x80-\xbf]", data)
-    return not foreign and not re.search("[A-Za-z][\xa1-\xa9\xab-\xb3\xb6\xb8\xb9\xbb-\xbf][A-Za-z]", text)
+    return not _NOT_WESTERN_BYTES.search(data) and not _NOT_WESTERN.search(text)
 
 
 def read_raw_lines(path: Location, encoding: str) -> list[str]:

@@ -239,6 +239,19 @@ def test_relevance():
     assert scores["mrr"].low < scores["mrr"].value < scores["mrr"].high
 
 
+@pytest.mark.parametrize("top", [2, 30])
+def test_equal_entries_share_their_rank_and_keep_the_order_of_the_corpus(top, caplog):
+    corpus = np.ones((40, 4), np.float32)
+    found = list(nearest(corpus[:3], corpus, top))
+    assert all(hits.rows.tolist() == list(range(top)) and hits.beyond == 40 - top for hits in found)
+    assert "the model has collapsed" in caplog.text
+    scores = relevance(found, range(40), [{0}, {1}, {0}], top)
+    assert scores["mrr"].value == pytest.approx(1 / 20.5) and scores["precision@1"].value == 0
+    caplog.clear()
+    (first,) = nearest(corpus[:1], np.eye(4, dtype=np.float32), 2)
+    assert (first.rows.tolist(), first.beyond, caplog.text) == ([0, 1], 2, "")
+
+
 def test_relevant_ids(tmp_path):
     path = tmp_path / "relevant.txt"
     write(path, '{"query": "q2", "relevant": [10, 12, 12]}')
