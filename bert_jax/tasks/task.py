@@ -4,9 +4,10 @@ Shapes: B rows, S tokens per row, C sequences per row, K sequences per unit, U =
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from bert_jax.objectives.objective import Sums, denominator
 from bert_jax.records import Record
 from bert_jax.tokenization import Tokenizer
 
+T = TypeVar("T")
 Level = Literal["unit", "token", "position"]
 # A JSON-serializable object: one line of predictions_SPLIT.jsonl, without its id.
 Prediction = dict[str, Any]
@@ -182,7 +184,7 @@ class Task(ABC):
         ``task.metric`` names another."""
 
     def constant(self, train: Sequence[Record]) -> Constant | None:
-        """Return the best answer of a predictor that reads no text, from the labels of ``train``, the training
+        """Return the best answer of a predictor that reads no text, from the labels of ``train``, one or more training
         records. None (default): the task has no such answer.
         """
         return None
@@ -194,6 +196,18 @@ class Task(ABC):
         class (rows) and predicted class (columns).
         """
         return None
+
+
+def most_frequent(values: Iterable[T]) -> T:
+    """Return the most frequent of ``values``, which must not be empty; of equally frequent ones the first."""
+    return Counter(values).most_common(1)[0][0]
+
+
+def constant_class(train: Sequence[Record], labels: Sequence[str]) -> Constant:
+    """Return the most frequent class of the training records as the answer for all."""
+    label = most_frequent(record.label or "" for record in train)
+    values = {"label": label, "score": 1.0, "probabilities": {other: float(other == label) for other in labels}}
+    return f"class {label} for all", lambda one: {**one, **values}
 
 
 def class_loss(
