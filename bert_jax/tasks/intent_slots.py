@@ -17,7 +17,7 @@ from bert_jax.objectives.label_losses import softmax_denominator
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
 from bert_jax.tasks.tagging import TaggingTask, check_entity_tags, not_learned, predicted_tags
-from bert_jax.tasks.task import Constant, Level, ModelInput, Outputs, Prediction, Target, class_loss, constant_class
+from bert_jax.tasks.task import Constant, Level, ModelInput, Outputs, Prediction, Target, class_loss
 from bert_jax.tasks.text_classification import class_number, class_predictions, mean_over_windows, with_labels
 
 
@@ -105,5 +105,5 @@ class JointTask(TaggingTask):
         return [*joint, *slots]
 
     def constant(self, train: Sequence[Record]) -> Constant:
-        tags, intents = super().constant(train), constant_class(train, self.config.data.labels)
+        tags, intents = super().constant(train), self.constant_class(train)
         return f"{intents[0]}, {tags[0]}", lambda one: intents[1](tags[1](one))

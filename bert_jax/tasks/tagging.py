@@ -20,17 +20,8 @@ from bert_jax.objectives.crf import crf_decode, crf_denominator, crf_loss
 from bert_jax.objectives.label_losses import softmax_denominator
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
-from bert_jax.tasks.task import (
-    Constant,
-    Level,
-    ModelInput,
-    Outputs,
-    Prediction,
-    Target,
-    Task,
-    class_loss,
-    most_frequent,
-)
+from bert_jax.tasks import task
+from bert_jax.tasks.task import Level, ModelInput, Outputs, Prediction, Target, Task, class_loss
 from bert_jax.tasks.words import Window, word_windows
 
 # Prefixes of entity tags (such as B-PER) in default and in strict scoring; see ``bert_jax.metrics.entities``.
@@ -155,8 +146,8 @@ class TaggingTask(Task):
         check_entity_tags(records, self.config.tagging.scoring)
         return tagging_scores(gold, predicted, self.config.tagging.scoring == "strict")
 
-    def constant(self, train: Sequence[Record]) -> Constant:
-        tag = most_frequent(tag for record in train for tag in record.tags or ())
+    def constant(self, train: Sequence[Record]) -> task.Constant:
+        tag = task.most_frequent(tag for record in train for tag in record.tags or ())
         return f"tag {tag} for all", lambda one: {**one, "tokens": [{**w, "label": tag} for w in one["tokens"]]}
 
 

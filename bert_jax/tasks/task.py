@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -21,7 +21,6 @@ from bert_jax.objectives.objective import Sums, denominator
 from bert_jax.records import Record
 from bert_jax.tokenization import Tokenizer
 
-T = TypeVar("T")
 Level = Literal["unit", "token", "position"]
 # A JSON-serializable object: one line of predictions_SPLIT.jsonl, without its id.
 Prediction = dict[str, Any]
@@ -184,10 +183,16 @@ class Task(ABC):
         ``task.metric`` names another."""
 
     def constant(self, train: Sequence[Record]) -> Constant | None:
-        """Return the best answer of a predictor that reads no text, from the labels of ``train``, one or more training
-        records. None (default): the task has no such answer.
+        """Return the best answer of a predictor that reads no text, which follows from the labels of ``train``, one
+        or more training records. None (default): the task has no such answer.
         """
         return None
+
+    def constant_class(self, train: Sequence[Record]) -> Constant:
+        """Return the most frequent class of the training records as the answer for all records."""
+        label = most_frequent(record.label or "" for record in train)
+        values = {other: float(other == label) for other in self.config.data.labels}
+        return f"class {label} for all", lambda one: {**one, "label": label, "score": 1.0, "probabilities": values}
 
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
         """Return the confusion matrix of scored records; None (default) unless each record has exactly one class.
@@ -198,16 +203,9 @@ class Task(ABC):
         return None
 
 
-def most_frequent(values: Iterable[T]) -> T:
+def most_frequent(values: Iterable[Any]) -> Any:
     """Return the most frequent of ``values``, which must not be empty; of equally frequent ones the first."""
     return Counter(values).most_common(1)[0][0]
-
-
-def constant_class(train: Sequence[Record], labels: Sequence[str]) -> Constant:
-    """Return the most frequent class of the training records as the answer for all."""
-    label = most_frequent(record.label or "" for record in train)
-    values = {"label": label, "score": 1.0, "probabilities": {other: float(other == label) for other in labels}}
-    return f"class {label} for all", lambda one: {**one, **values}
 
 
 def class_loss(

@@ -25,19 +25,8 @@ from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.label_losses import multilabel_loss, regression_loss, softmax_denominator
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
-from bert_jax.tasks.task import (
-    Constant,
-    Encoded,
-    Level,
-    ModelInput,
-    Outputs,
-    Prediction,
-    Target,
-    Task,
-    class_loss,
-    constant_class,
-    most_frequent,
-)
+from bert_jax.tasks import task
+from bert_jax.tasks.task import Encoded, Level, ModelInput, Outputs, Prediction, Target, Task, class_loss
 from bert_jax.tasks.truncation import cut_pair, cut_text
 from bert_jax.tokenization import Tokenizer
 
@@ -243,8 +232,8 @@ class ClassificationTask(SequenceTask):
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         return class_scores(records, predictions, self.config.data.labels, self.names)
 
-    def constant(self, train: Sequence[Record]) -> Constant:
-        return constant_class(train, self.config.data.labels)
+    def constant(self, train: Sequence[Record]) -> task.Constant:
+        return self.constant_class(train)
 
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
         numbers = _class_numbers(records, predictions, self.config.data.labels)
@@ -293,8 +282,8 @@ class MultiLabelTask(ClassificationTask):
         predicted = np.array([np.isin(labels, one["labels"]) for one in predictions])
         return multi_label_scores(gold, predicted, self.names, probability_table(predictions, labels))
 
-    def constant(self, train: Sequence[Record]) -> Constant:
-        labels = most_frequent(tuple(sorted(record.labels or ())) for record in train)
+    def constant(self, train: Sequence[Record]) -> task.Constant:
+        labels = task.most_frequent(tuple(sorted(record.labels or ())) for record in train)
         values = {label: float(label in labels) for label in self.config.data.labels}
         named = f"labels {', '.join(labels) or 'none'} for all"
         return named, lambda one: {**one, "labels": [*labels], "probabilities": values}
@@ -332,7 +321,7 @@ class RegressionTask(SequenceTask):
             warnings.warn("all predicted values are equal: correlations are undefined", stacklevel=2)
         return regression_scores(np.array([number_of(record) for record in records]), predicted)
 
-    def constant(self, train: Sequence[Record]) -> Constant:
+    def constant(self, train: Sequence[Record]) -> task.Constant:
         mean = float(np.mean([number_of(record) for record in train]))
         return f"the mean {mean:.4g} for all", lambda one: {**one, "value": mean}
 
