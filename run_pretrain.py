@@ -136,6 +136,10 @@ def train(options: RunOptions, arguments: list[str]) -> None:
         check_vocabulary(teacher, tokenizer, vocabulary)
     initial = initial_model(start, pretraining_spec(config, model))
     initial = dataclasses.replace(initial, params=dict(objective.placed(config, initial.params)))
+    if not config.training.num_steps:
+        given = [setting.key for setting in read_settings(arguments)]
+        config, line = with_text_length(config, ShardSource(config, tokenizer).examples_per_pass, given)
+        initial = dataclasses.replace(initial, messages=(*initial.messages, line))
     del start  # so that its host arrays can be freed once they are on the devices
     launch = Launch(
         workdir=location(options.folder("pretrain")),
@@ -148,11 +152,6 @@ def train(options: RunOptions, arguments: list[str]) -> None:
         started=STARTED,
     )
     source, outputs = ShardSource(config, tokenizer), None
-    if not config.training.num_steps:
-        given = [setting.key for setting in read_settings(arguments)]
-        config, line = with_text_length(config, source.examples_per_pass, given)
-        initial = dataclasses.replace(initial, messages=(*initial.messages, line))
-        source = ShardSource(config, tokenizer)
     if "mlm_loss" in objective.display.keys:
         source.require_predictions()
     if teacher is not None and teacher.outputs:

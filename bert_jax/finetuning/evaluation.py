@@ -162,7 +162,8 @@ def baseline(
     """
     task, answer, values, records = resolved.task, "before training", before, resolved.records[split]
     scores, count = scores_of(task, records, predictions)
-    if constant := task.constant(resolved.records["train"]):
+    train = resolved.records["train"]
+    if train and (constant := task.constant(train)):
         answer, replaced = constant
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as the warning about constant values

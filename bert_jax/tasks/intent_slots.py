@@ -21,7 +21,6 @@ from bert_jax.tasks.task import Constant, Level, ModelInput, Outputs, Prediction
 from bert_jax.tasks.text_classification import (
     class_number,
     class_predictions,
-    constant_class,
     mean_over_windows,
     notes_on_classes,
     with_labels,
@@ -112,8 +111,6 @@ class JointTask(TaggingTask):
         )
         return [*joint, *slots]
 
-    def constant(self, train: Sequence[Record]) -> Constant | None:
-        tags, intents = super().constant(train), constant_class(train, self.settings.labels)
-        if tags is None or intents is None:
-            return None
+    def constant(self, train: Sequence[Record]) -> Constant:
+        tags, intents = super().constant(train), self.constant_class(train)
         return f"{intents[0]}, {tags[0]}", lambda one: intents[1](tags[1](one))

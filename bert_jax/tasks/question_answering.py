@@ -136,11 +136,9 @@ class QaTask(Task):
         return sorted(scores, key=lambda score: score.name != "f1")
 
     def constant(self, train: Sequence[Record]) -> Constant | None:
-        if not self.settings.no_answer:
-            return None
-        # Above every threshold.
+        # The score of no answer is above every threshold.
         none = {"answer": "", "best_answer": "", "score": 0.0, "no_answer_score": 1e300}
-        return "no answer for all", lambda one: {**one, **none}
+        return ("no answer for all", lambda one: {**one, **none}) if self.settings.no_answer else None
 
 
 def find_answer(passage: str, answer: Answer) -> tuple[int, int] | None:

@@ -6,7 +6,8 @@ Shapes: B rows, S tokens per row, C sequences per row, K sequences per unit, U =
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -221,10 +222,16 @@ class Task(ABC):
         return []
 
     def constant(self, train: Sequence[Record]) -> Constant | None:
-        """Return the best answer of a predictor that reads no text, from the labels of ``train``, the training
-        records. None (default): the task has no such answer.
+        """Return the best answer of a predictor that reads no text, which follows from the labels of ``train``, one
+        or more training records. None (default): the task has no such answer.
         """
         return None
+
+    def constant_class(self, train: Sequence[Record]) -> Constant:
+        """Return the most frequent class of the training records as the answer for all records."""
+        label = most_frequent(record.label or "" for record in train)
+        values = {other: float(other == label) for other in self.config.data.labels}
+        return f"class {label} for all", lambda one: {**one, "label": label, "score": 1.0, "probabilities": values}
 
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
         """Return the confusion matrix of scored records; None (default) unless each record has exactly one class.
@@ -240,6 +247,11 @@ def _number(value: str) -> float:
         return float(value)
     except ValueError:
         return math.nan
+
+
+def most_frequent(values: Iterable[Any]) -> Any:
+    """Return the most frequent of ``values``, which must not be empty; of equally frequent ones the first."""
+    return Counter(values).most_common(1)[0][0]
 
 
 def class_loss(

@@ -8,8 +8,8 @@ import itertools
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +26,9 @@ from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.label_losses import multilabel_loss, regression_loss, softmax_denominator
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
+from bert_jax.tasks import task
 from bert_jax.tasks.classes import Splits, class_lines, class_order, field_values, record_lines
 from bert_jax.tasks.task import (
-    Constant,
     Encoded,
     Level,
     ModelInput,
@@ -41,8 +41,6 @@ from bert_jax.tasks.task import (
 )
 from bert_jax.tasks.truncation import cut_pair, cut_text
 from bert_jax.tokenization import Tokenizer
-
-T = TypeVar("T")
 
 
 class SequenceTask(Task):
@@ -269,8 +267,8 @@ class ClassificationTask(SequenceTask):
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         return class_scores(records, predictions, self.settings.labels, self.names)
 
-    def constant(self, train: Sequence[Record]) -> Constant | None:
-        return constant_class(train, self.settings.labels)
+    def constant(self, train: Sequence[Record]) -> task.Constant:
+        return self.constant_class(train)
 
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
         numbers = _class_numbers(records, predictions, self.settings.labels)
@@ -343,15 +341,11 @@ class MultiLabelTask(ClassificationTask):
         predicted = np.array([np.isin(labels, one["labels"]) for one in predictions])
         return multi_label_scores(gold, predicted, self.names, probability_table(predictions, labels))
 
-    def constant(self, train: Sequence[Record]) -> Constant | None:
-        if not train:
-            return None
-        labels = most_frequent(tuple(sorted(record.labels or ())) for record in train)
-        values = {
-            "labels": [*labels],
-            "probabilities": {one: float(one in labels) for one in self.settings.labels},
-        }
-        return f"labels {', '.join(labels) or 'none'} for all", lambda one: {**one, **values}
+    def constant(self, train: Sequence[Record]) -> task.Constant:
+        labels = task.most_frequent(tuple(sorted(record.labels or ())) for record in train)
+        values = {label: float(label in labels) for label in self.settings.labels}
+        named = f"labels {', '.join(labels) or 'none'} for all"
+        return named, lambda one: {**one, "labels": [*labels], "probabilities": values}
 
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> None:
         return None
@@ -405,9 +399,7 @@ class RegressionTask(SequenceTask):
         predicted = np.array([one["value"] for one in predictions])
         return regression_scores(np.array([number_of(record) for record in records]), predicted)
 
-    def constant(self, train: Sequence[Record]) -> Constant | None:
-        if not train:
-            return None
+    def constant(self, train: Sequence[Record]) -> task.Constant:
         mean = float(np.mean([number_of(record) for record in train]))
         return f"the mean {mean:.4g} for all", lambda one: {**one, "value": mean}
 
@@ -433,20 +425,6 @@ def _class_numbers(
     numbers = {label: i for i, label in enumerate(labels)}
     pairs = zip(records, predictions, strict=True)
     return np.array([[numbers[record.label or ""], numbers[one["label"]]] for record, one in pairs]).T
-
-
-def most_frequent(values: Iterable[T]) -> T:
-    """Return the most frequent of ``values``, which must not be empty; of equally frequent ones the first."""
-    return Counter(values).most_common(1)[0][0]
-
-
-def constant_class(train: Sequence[Record], labels: Sequence[str]) -> Constant | None:
-    """Return the most frequent class of the training records; None without records."""
-    if not train:
-        return None
-    label = most_frequent(record.label or "" for record in train)
-    values = {"label": label, "score": 1.0, "probabilities": {other: float(other == label) for other in labels}}
-    return f"class {label} for all", lambda one: {**one, **values}
 
 
 def round_significant(value: float) -> float:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from qa_cases import CHINESE, LETTERS, TOKENIZER, make_task, record, settings
 
-from bert_jax.config.task import QaConfig
 from bert_jax.metrics import value
 from bert_jax.records import Answer
 from bert_jax.tasks.question_answering import find_answer
