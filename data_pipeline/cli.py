@@ -228,7 +228,7 @@ def _records(words: list[str]) -> None:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > 18:
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: a whole number of 0 or more")
     return int(text)
 

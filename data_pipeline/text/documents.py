@@ -158,7 +158,7 @@ def _json_texts(lines: Iterator[Line], path: Location, field: str, labels: Label
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}:{number}: not valid JSON: {error}") from None
         text = record.get(field) if isinstance(record, dict) else None
         if not isinstance(text, str):

@@ -235,7 +235,7 @@ class _Files:
         decoder = settings.get("added_tokens_decoder")
         for number, token in (decoder if isinstance(decoder, dict) else {}).items():
             if isinstance(token, dict) and isinstance(token.get("content"), str) and str(number).isdecimal():
-                added[token["content"]] = {"id": int(number), **token, **added.get(token["content"], {})}
+                added[token["content"]] = {"id": int(str(number)[:19]), **token, **added.get(token["content"], {})}
         return list(added.values())
 
     def with_added(self, pieces: list[str], added: Sequence[tuple[str, Any]], special: Sequence[str]) -> list[str]:

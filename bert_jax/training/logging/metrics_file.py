@@ -110,7 +110,7 @@ def _complete_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
             continue
         try:
             record = json.loads(line)
-        except ValueError:  # incomplete or damaged: ignored
+        except (ValueError, RecursionError):  # incomplete or damaged: ignored
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             yield line, record
