@@ -184,7 +184,7 @@ def _deep_place(path: Path) -> str:
     for event in yaml.parse(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         name = event.value if isinstance(event, yaml.ScalarEvent) else name
-        if depth > 50:
+        if depth > 50 and event.start_mark:
             return f":{event.start_mark.line + 1}" + (f": {_short(name)}" if name else "")
     return ""
 
