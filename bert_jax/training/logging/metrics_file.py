@@ -88,8 +88,8 @@ class MetricsWriter:
         replaced during the run."""
         if self._lead and not _is_at(self._file, self._path):
             raise ValueError(
-                f"{self._path.parent}: deleted, moved or replaced during the run, so that later lines and checkpoints "
-                "would be of no use; put it back and run the command again, or start anew"
+                f"{self._path.parent}: deleted, moved or replaced during the run, so nothing more is saved "
+                "there; put it back and run the command again, or start anew"
             )
 
     def close(self) -> None:
