@@ -1,6 +1,10 @@
 """The ``bert-data`` command: extract text of Wikipedia dumps, clean text, build vocabularies and shards, inspect
 shards, print task files as JSON lines."""
 
+from bert_jax.process import early
+
+early.start()
+
 import argparse
 import contextlib
 import dataclasses
