@@ -5,6 +5,10 @@ python run_pretrain.py --config configs/quickstart.yaml [--workdir DIR] [--secti
 On a TPU pod or in a SLURM job, start the same command on every host; together, the hosts train one run.
 """
 
+from bert_jax.process import early
+
+early.start()
+
 import dataclasses
 import sys
 import time

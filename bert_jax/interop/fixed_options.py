@@ -136,7 +136,7 @@ def kept_settings(workdir: Location, given: Given) -> tuple[Setting, ...]:
     try:
         stored = yaml.safe_load(path.read_text(encoding="utf-8"))
         prng, first_step = stored["execution"]["prng"], stored["training"].get("first_step", 0)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, yaml.YAMLError):
         return ()  # restoring the checkpoint reports a generator that differs
     kept = {} if _GENERATOR in given else {_GENERATOR: prng}
     if first_step:

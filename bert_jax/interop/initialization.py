@@ -41,6 +41,7 @@ from bert_jax.interop.model_extension import (
 )
 from bert_jax.interop.taken_over import Kept, described, kept_facts, sentence_settings
 from bert_jax.io.errors import one_line
+from bert_jax.io.files import require_folder
 from bert_jax.io.storage import Location, location
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, WordPieceTokenizer, build_tokenizer, load_tokenizer
 from bert_jax.training.checkpoint.restore import saved_steps
@@ -95,9 +96,11 @@ def plan_start(config_type: type, options: RunOptions, workdir: Location, argume
     """Plan the start of a run whose config has the type ``config_type``.
 
     ``options`` are the parsed flags of the run, and ``arguments`` are all of its command-line arguments. A run that
-    has a checkpoint resumes from it. Raises ``ValueError`` with a one-line message if a model cannot be read, if
-    options contradict the model, or if words cannot be added to its vocabulary.
+    has a checkpoint resumes from it. Raises ``ValueError`` with a one-line message if ``workdir`` is a file, if a
+    model cannot be read, if options contradict the model, or if words cannot be added to its vocabulary.
     """
+    if isinstance(workdir, Path):
+        require_folder(workdir, "--workdir: ")
     given = parse_settings(config_type, read_settings(arguments), [*field_types(type(options))])
     if config_type is PretrainConfig:
         start = _plan_pretraining(options, workdir, given)

@@ -24,6 +24,7 @@ from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_shapes, pa
 from bert_jax.interop.hf.families.long import copy_projections
 from bert_jax.interop.taken_over import with_kept
 from bert_jax.io.files import new_folder, whole_folder
+from bert_jax.io.untrusted_folder import json_object
 from bert_jax.objectives.registry import objective_class
 from bert_jax.tokenization import FILE_NAMES, WordPieceTokenizer, load_tokenizer
 from bert_jax.training.checkpoint.digest import (
@@ -122,7 +123,7 @@ def _read_saved(path: Path) -> ModelBundle:
     problem = check_files(folder)
     if problem is not None:
         raise ValueError(f"{folder}: damaged ({problem}); import or export the model again")
-    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    meta = json_object((folder / "meta.json").read_bytes(), folder / "meta.json")
     digest = meta.pop("json_digest", None)
     if digest != json_digest(meta):
         raise ValueError(f"{folder}: damaged (meta.json does not match its digest); save the model again")

@@ -137,6 +137,8 @@ def read_json(path: Location, encoding: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}: not valid JSON: {error.msg} (column {error.colno})") from None
+    except (ValueError, RecursionError) as error:  # more digits than int() reads, or too many levels
+        raise ValueError(f"{path}: not valid JSON: {error}") from None
 
 
 def characters(text: str) -> str:
