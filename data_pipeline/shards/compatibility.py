@@ -134,16 +134,20 @@ def check_layout(index: ShardIndex, data: DataConfig, tokenizer: Tokenizer | Non
     most, predictions = packed or (1, data.max_predictions)
     mask = "sequence_ids" if packed else "input_mask"
     lengths = dict.fromkeys(("input_ids", mask, "segment_ids"), data.seq_length)
-    lengths |= {"word_starts": data.seq_length} if dynamic else dict.fromkeys(_MASKED, predictions)
+    is_masked = "masked_lm_ids" in stored_features
+    if not dynamic:
+        lengths |= dict.fromkeys(_MASKED, predictions)
+    elif "word_starts" in stored_features:  # else the pieces of the vocabulary tell where words start
+        lengths["word_starts"] = data.seq_length
     if has_labels:
         lengths["next_sentence_labels"] = most
     if "sequence_keys" in stored_features:
         lengths["sequence_keys"] = most
     if data.label_field:
         lengths["document_classes"] = most
-    if dynamic and "word_starts" not in stored_features:
+    if dynamic and is_masked:
         raise ValueError(f"data.masking: dynamic, but the shards in {folder} were masked when built; use static")
-    if not dynamic and "masked_lm_ids" not in stored_features:
+    if not dynamic and not is_masked:
         raise ValueError(f"data.masking: static, but the shards in {folder} contain no masks; use dynamic")
     features = {}
     for name, length in lengths.items():

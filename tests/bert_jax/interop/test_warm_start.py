@@ -322,3 +322,25 @@ def test_the_state_holds_what_was_loaded_and_draws_the_rest(scan_layers):
     assert all(not np.any(moment) for moment in jax.tree.leaves(state.opt_state))
     with pytest.raises(ValueError, match="unexpected token_head/bias"):
         initial_state(model, optimizer, abstract, 3, {"token_head/bias": np.zeros(3, np.float32)})
+
+
+@pytest.mark.parametrize("file", ["vocab.txt", "tokenizer.model"])
+def test_a_phase_takes_over_the_vocabulary_and_the_case(tmp_path, file):
+    """Unless an option names a vocabulary, or the shards have one."""
+    run, shards = tmp_path / "run", tmp_path / "shards"
+    run.mkdir()
+    (run / file).write_text("\n".join(PIECES))
+    (run / "config.yaml").write_text("data: {lower_case: false, strip_accents: 'true', vocab: ''}\n")
+
+    def planned(*words):
+        words = ["--data.shards", str(shards), *words]
+        start = plan_start(PretrainConfig, RunOptions(continue_from=str(run)), tmp_path / "two", words)
+        data = load_config(PretrainConfig, words, extra_settings=start.settings).data
+        return data.vocab, data.lower_case, data.strip_accents
+
+    assert planned() == (str(run / file), False, "true")
+    assert planned("--data.lower_case", "true")[1] is True
+    assert planned("--data.vocab", "other.txt") == ("other.txt", True, "auto")
+    shards.mkdir()
+    (shards / "vocab.txt").write_text("kept")
+    assert planned() == ("", True, "auto")
