@@ -81,7 +81,6 @@ class Section:
         require(ok, f"{self.prefix}{name}", getattr(self, name), allowed)
 
 
-@functools.cache
 def require_encoding(option: str, value: str) -> None:
     """Raise ``ValueError`` unless ``value`` is "auto" or the name of a character encoding."""
     try:
@@ -91,6 +90,7 @@ def require_encoding(option: str, value: str) -> None:
     require(is_known, option, value, "auto, or a character encoding of Python, such as utf-16, cp1252 or gb18030")
 
 
+@functools.cache
 def _ranges(section: type) -> dict[str, Range]:
     hints = get_type_hints(section, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}

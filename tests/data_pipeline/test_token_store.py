@@ -12,7 +12,7 @@ from bert_jax.tokenization import SPECIAL_PIECES, load_tokenizer
 from data_pipeline.build import token_store
 from data_pipeline.build.token_store import META_NAME, TokenStore, build_store, content_hash, held_out
 from data_pipeline.build.workers import Workers
-from data_pipeline.text.corpus import list_sources
+from data_pipeline.text.corpus import list_corpus
 from data_pipeline.text.documents import read_documents
 
 
@@ -21,7 +21,7 @@ def build(folder: Path, corpus: list[Path], vocab: Path, **options: str) -> Toke
     data = DataConfig(corpus=tuple(map(str, corpus)), **options)  # type: ignore[arg-type]
     with Workers(1) as workers:
         return build_store(
-            folder, data, vocab, load_tokenizer(vocab), list_sources(data.corpus), workers, lambda _: None
+            folder, data, vocab, load_tokenizer(vocab), list_corpus(data.corpus), workers, lambda _: None
         )
 
 
