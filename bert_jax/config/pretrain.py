@@ -65,7 +65,8 @@ class DataConfig(Section, prefix="data."):
     # Tokenized corpus shared by shard folders of several lengths; empty: inside the shards folder.
     token_store: str = ""
     # Content of a line: sentence, paragraph (split into sentences), or auto (for each file: sentence if at most 1
-    # in 20 of 400 lines from all parts of the file splits into more than one sentence, else paragraph).
+    # in 20 of 400 lines from all parts of the file splits into more than one sentence, and these hold at most a
+    # third of the text, else paragraph).
     line: Literal["auto", "sentence", "paragraph"] = "auto"
     # Field that holds the text of a JSON record, or of a record of a tfds: or hf: dataset.
     json_field: str = "text"
