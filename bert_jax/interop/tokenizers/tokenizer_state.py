@@ -47,6 +47,11 @@ def state_of(tokenizer: Tokenizer, config: TokenizerConfig, content: bytes) -> t
         )
         notes.append("offsets may differ at characters that normalization removes or expands")
         return sentencepiece_json(content), notes
+    if tokenizer.rules.get("cjk_words"):
+        raise ValueError(
+            "the vocabulary has Chinese words of several characters, which BERT's rules of a tokenizer.json do not "
+            "find in a text; export word2vec or npz"
+        )
     rules = wordpiece_rules(
         lower_case=config.lower_case, strip_accents=config.strip_accents, split_cjk=config.split_cjk
     )
