@@ -5,6 +5,10 @@ python run_finetune.py --config configs/finetune/sst2.yaml --init_from MODEL --d
 On a TPU pod or in a SLURM job, start the same command on every host; together, the hosts train one run.
 """
 
+from bert_jax.process import early
+
+early.start()
+
 import sys
 import time
 

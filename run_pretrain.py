@@ -5,6 +5,10 @@ python run_pretrain.py --config configs/quickstart.yaml [--workdir DIR] [--secti
 On a TPU pod or in a SLURM job, start the same command on every host; together, the hosts train one run.
 """
 
+from bert_jax.process import early
+
+early.start()
+
 import dataclasses
 import sys
 import time
@@ -18,7 +22,8 @@ STOP = StopRequest.install()  # before the heavy imports, so that no signal duri
 from typing import TYPE_CHECKING
 
 from bert_jax.config import PretrainConfig, RunOptions, dump_yaml, load_config
-from bert_jax.config.loader import Setting, take_options
+from bert_jax.config.loader import Setting, read_settings, take_options
+from bert_jax.config.pretrain import with_text_length
 from bert_jax.io.storage import location
 from bert_jax.objectives.registry import check_name, objective_class
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
@@ -77,6 +82,11 @@ def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfi
 def train(options: RunOptions, arguments: list[str]) -> None:
     """Prepare the data, then pretrain."""
     config, start, teacher = configure(options, arguments)
+    if not (config.training.num_steps or start.source):
+        raise ValueError(
+            "training.num_steps: not set; name a recipe, such as --config configs/quickstart.yaml, or set "
+            "training.num_steps or training.num_tokens (only with --init_from they follow from the text)"
+        )
     if options.keep_memory:
         rows = config.training.global_batch_size // config.training.accumulation_steps
         keep_freed_memory(config.model, rows * config.data.seq_length, config.data.seq_length)
@@ -130,6 +140,10 @@ def train(options: RunOptions, arguments: list[str]) -> None:
         check_vocabulary(teacher, tokenizer, vocabulary)
     initial = initial_model(start, pretraining_spec(config, model))
     initial = dataclasses.replace(initial, params=dict(objective.placed(config, initial.params)))
+    if not config.training.num_steps:
+        given = [setting.key for setting in read_settings(arguments)]
+        config, line = with_text_length(config, ShardSource(config, tokenizer).examples_per_pass, given)
+        initial = dataclasses.replace(initial, messages=(*initial.messages, line))
     del start  # so that its host arrays can be freed once they are on the devices
     launch = Launch(
         workdir=location(options.folder("pretrain")),

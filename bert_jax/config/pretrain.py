@@ -5,13 +5,14 @@ The rules of ``schema`` apply: frozen, hashable, validated when created; no JAX 
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from bert_jax.batch import RowShape
 from bert_jax.config.architecture import ModelConfig
-from bert_jax.config.lengths import Parsed, with_steps
+from bert_jax.config.lengths import ENOUGH_STEPS, LENGTH, OF_LENGTH, PASSES, Parsed, automatic_steps, with_steps
 from bert_jax.config.objective import ObjectiveConfig
 from bert_jax.config.options import options_of
 from bert_jax.config.schema import (
@@ -64,7 +65,8 @@ class DataConfig(Section, prefix="data."):
     # Tokenized corpus shared by shard folders of several lengths; empty: inside the shards folder.
     token_store: str = ""
     # Content of a line: sentence, paragraph (split into sentences), or auto (for each file: sentence if at most 1
-    # in 20 of 400 lines from all parts of the file splits into more than one sentence, else paragraph).
+    # in 20 of 400 lines from all parts of the file splits into more than one sentence, and these hold at most a
+    # third of the text, else paragraph).
     line: Literal["auto", "sentence", "paragraph"] = "auto"
     # Field that holds the text of a JSON record, or of a record of a tfds: or hf: dataset.
     json_field: str = "text"
@@ -331,3 +333,24 @@ class PretrainConfig:
     def has_nsp(self) -> bool:
         """True if the model has a sentence-pair head."""
         return self.data.next_sentence != "none"
+
+
+def with_text_length(config: PretrainConfig, examples: int, given: Collection[str]) -> tuple[PretrainConfig, str]:
+    """Return ``config`` with the length that follows from ``examples``, the number of examples in a pass over the
+    text, and a line that states it. Options in ``given`` keep their values.
+
+    The batch has 256, 128 or 64 examples if 3 passes are 1,000 steps then, else 32; the number of steps is
+    :func:`automatic_steps`. Warmup is a tenth of it, and so is the interval of evaluations and checkpoints.
+    """
+    size = next((size for size in (256, 128, 64) if PASSES * examples >= ENOUGH_STEPS * size), 32)
+    size = config.training.global_batch_size if "training.global_batch_size" in given else size
+    steps = automatic_steps(max(1, round(examples / size)))
+    found = dict.fromkeys(OF_LENGTH, steps // 10) | {"training.global_batch_size": size}
+    kept = {*given, *(["optimizer.warmup_steps"] if config.optimizer.warmup_tokens else [])}
+    found = {LENGTH: steps} | {key: value for key, value in found.items() if key not in kept}
+    for key, value in found.items():
+        section, _, name = key.partition(".")
+        config = replace(config, **{section: replace(getattr(config, section), **{name: value})})
+    named = ", ".join(f"{key} {value:,}" for key, value in found.items())
+    passes = f"{examples:,} examples, {steps * size / examples:.1f} passes"
+    return config, f"from the size of the text ({passes}): {named}"

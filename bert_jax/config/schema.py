@@ -195,8 +195,9 @@ class TrainingConfig(Section, prefix="training."):
     # Preset of defaults for all other options: standard (current practice) or bert2018 (google-research/bert: Adam
     # without bias correction, a schedule that drops after warmup, tanh GELU).
     mode: Literal["standard", "bert2018"] = "standard"
-    # Total number of optimizer steps, including those of earlier phases.
-    num_steps: Positive[int] = 1_000_000
+    # Total number of optimizer steps, including those of earlier phases; 0: from the size of the text, the default
+    # with --init_from.
+    num_steps: AtLeast0[int] = 1_000_000
     # Tokens of this phase, from which training.num_steps follows; 0: that option counts. A batch has as many tokens
     # as its rows have positions, padding included: (number of rows) x data.seq_length.
     num_tokens: Tokens = 0
@@ -337,6 +338,9 @@ class RunOptions(Section):
     # Add the pieces _start_, _delimiter_ and _classify_, which frame texts and pairs, with drawn embeddings to the
     # vocabulary of the GPT that is fine-tuned (Radford et al. 2018, section 3.3).
     gpt_inputs: bool = False
+    # Read the model of --init_from even if its config and its tensors, or its tokenizer files, contradict each
+    # other; a line names what is used.
+    allow_mismatch: bool = False
     # Print the resolved config and exit.
     print_config: bool = False
     # Allow a resumed run to change execution.prng.

@@ -39,7 +39,7 @@ def initial_weights(options: RunOptions, given: Given) -> ModelBundle:
     Raises ``ValueError`` (one line) if it cannot be read, or not be changed.
     """
     name = Path(options.init_from)
-    weights = read_weights(name, read_options(name, given))
+    weights = read_weights(name, read_options(name, given, allow_mismatch=options.allow_mismatch))
     if options.init_layers:
         weights = with_layers(weights, options.init_layers)
     if not (options.to_long or options.gpt_inputs):

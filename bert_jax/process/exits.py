@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -10,6 +11,7 @@ from typing import NoReturn
 from bert_jax.batch import DataBudgetError
 from bert_jax.io.errors import one_line
 from bert_jax.io.storage import StorageUnavailable
+from bert_jax.process import early
 
 OK, USER_ERROR, VERIFICATION_FAILED, PREEMPTED, DATA_BUDGET, NON_FINITE, WATCHDOG = 0, 2, 3, 42, 43, 44, 45
 INTERRUPTED = 130
@@ -44,6 +46,8 @@ def run_command(command: Callable[[], int | None]) -> int:
     """
     gc.set_threshold(100_000, 20, 50)
     try:
+        if signal.getsignal(signal.SIGINT) is early.stop:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # temporary files are removed from here on
         return command() or OK
     except BrokenPipeError:
         # The reader of the output has closed the pipe (for example `| head`).

@@ -3,7 +3,7 @@ of RoBERTa and any other rules (``tokenizer.json``)."""
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from bert_jax.tokenization.byte_bpe import ByteBPETokenizer
 from bert_jax.tokenization.json_tokenizer import JsonTokenizer, is_general
@@ -47,6 +47,10 @@ class TokenizerSettings(Protocol):
     def split_cjk(self) -> bool: ...
     @property
     def cjk_words(self) -> bool: ...
+    @property
+    def truncation_side(self) -> Literal["right", "left"]: ...
+    @property
+    def pair_types(self) -> bool: ...
 
 
 class _Settings(NamedTuple):
@@ -57,6 +61,8 @@ class _Settings(NamedTuple):
     strip_accents: bool | None = None
     split_cjk: bool = True
     cjk_words: bool = False
+    truncation_side: Literal["right", "left"] = "right"
+    pair_types: bool = True
 
 
 def build_tokenizer(settings: TokenizerSettings, content: bytes, name: str) -> Tokenizer:
@@ -67,6 +73,13 @@ def build_tokenizer(settings: TokenizerSettings, content: bytes, name: str) -> T
     settings for case, accents and CJK apply to ``.txt``; the other files contain their own rules. Raises
     ``ValueError`` for invalid content.
     """
+    tokenizer = _of_kind(settings, content, name)
+    tokenizer.truncation_side = settings.truncation_side
+    tokenizer.second_type = tokenizer.second_type if settings.pair_types else 0
+    return tokenizer
+
+
+def _of_kind(settings: TokenizerSettings, content: bytes, name: str) -> Tokenizer:
     suffix = Path(settings.file).suffix
     if suffix == ".model":
         return SentencePieceTokenizer(content, name=name)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from bert_jax.config import ModelConfig, RunConfig, differences
 from bert_jax.io.folder_lock import FolderTaken
@@ -29,7 +31,7 @@ from bert_jax.training.logging.meter import IntervalMeter
 from bert_jax.training.memory import device_bytes, explain_memory, state_advice
 from bert_jax.training.programs import TrainPrograms
 from bert_jax.training.spikes import LossGuard, RollBack
-from bert_jax.training.state import POSITIONS, TrainState, extend_positions, initial_state, zero_carry
+from bert_jax.training.state import POSITIONS, TrainState, extend_positions, flat, initial_state, zero_carry
 
 # Model options that a new phase may change, because they do not affect the parameters.
 PHASE_MAY_CHANGE = {
@@ -73,7 +75,7 @@ def find_start(
         report: function that receives messages for the log.
 
     Raises:
-        ValueError: the checkpoint does not fit the config.
+        ValueError: the checkpoint does not fit the config, or a parameter at the start is NaN or infinite.
         exits.Stop: no checkpoint exists before ``rollback.first_step``.
     """
     if rollback is not None:
@@ -99,10 +101,19 @@ def find_start(
             return Start(before.state, before.step, before.step, meter, guard)
         # Remove the parameters from the launch, so that their host memory is freed during the run.
         params, launch.initial_model.params = launch.initial_model.params, {}
+        _require_finite(params, "the initial model")
         params = job.initial_params(params)
         seed = job.config.training.seed
         state = initial_state(programs.model, programs.optimizer, programs.abstract, seed, params)
         return Start(jax.block_until_ready(state), 0, 0, meter, guard)
+
+
+def _require_finite(params: Mapping[str, Any], source: str) -> None:
+    """Raise ``ValueError``, which names the first parameter of ``source`` with NaN or infinite values."""
+    for name, values in params.items():
+        finite = np.isfinite(values) if isinstance(values, np.ndarray) else jnp.isfinite(values)
+        if not bool(finite.all()):
+            raise ValueError(f"{source}: {name} has NaN or infinite values; start from weights without them")
 
 
 def _end_of_phase(job: Job, programs: TrainPrograms, launch: Launch, report: Callable[[str], None]) -> Restored:
@@ -122,6 +133,7 @@ def _end_of_phase(job: Job, programs: TrainPrograms, launch: Launch, report: Cal
     if before is None:
         raise NoCheckpoint(f"--continue_from {folder}: has no checkpoint; use the workdir of a run that has one")
     _check_vocabulary(before.meta, job.tokenizer, folder)
+    _require_finite(flat(before.state.params), f"--continue_from {folder}")
     _check_steps(before.step, num_steps, folder)
     report(f"starting a new phase from step {before.step:,} of {folder}")
     # Rows of the new phase do not follow those of the earlier one.

@@ -258,7 +258,7 @@ def _is_json(source: Source) -> bool:
     line = next((block for block in text_blocks(source.path, source.encoding) if block.strip()), "").lstrip()
     try:
         return line.startswith("{") and isinstance(json.loads(line.partition("\n")[0]), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 

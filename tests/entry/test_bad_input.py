@@ -142,7 +142,8 @@ def test_no_corpus_and_no_shards(refused, tmp_path):
 
 def test_folders_that_cannot_be_written(refused, tmp_path):
     (tmp_path / "file").write_text("kept")
-    for workdir in (tmp_path / "file" / "run", Path("/proc/run")):
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for workdir in (tmp_path / "file" / "run", tmp_path / "dangling" / "run", Path("/proc/run")):
         assert str(workdir.parent) in refused(workdir=workdir)
     assert (tmp_path / "file").read_text() == "kept"
 
