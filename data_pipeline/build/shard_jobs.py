@@ -262,8 +262,8 @@ def _write_table(
     """Write the table of a part.
 
     The table contains the ``counts`` of :data:`COUNTS`, the number of features, the shard borders, the byte
-    offsets, the sort keys, the lengths of the records, their numbers of tokens, and the smallest and the largest values of
-    the features.
+    offsets, the sort keys, the lengths of the records, their numbers of tokens, and the smallest and the largest
+    values of the features.
     """
     sizes = np.array(lengths, "<u4")
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])[borders]

@@ -104,19 +104,17 @@ def warnings_of(
     is_wordpiece = isinstance(tokenizer, WordPieceTokenizer)
     unknown = text.get("unknown", 0) / max(total, 1)
     of_words = is_wordpiece and not tokenizer.continuation.any()
+    unused, keep = _unused(tokenizer) if is_wordpiece and data.vocab else 0.0, ""
+    if unused > MOST_UNUSED_PIECES:
+        has_case = tokenizer.lower_case and _share(tokenizer, str.lower) > unused / 2
+        keep = "--data.lower_case false" if has_case else "--data.strip_accents false"
     if unknown > (MOST_UNKNOWN_WORDS if of_words else MOST_UNKNOWN):
-        remedy = "use a vocabulary of this text, or a larger one"
+        remedy = f"use {keep}" if keep else "use a vocabulary of this text, or a larger one"
         if is_wordpiece and not tokenizer.lower_case and _share(tokenizer, str.lower) < MOST_UNUSED_PIECES:
             remedy = "the vocabulary has no capital letters: --data.lower_case true"
         yield f"warning: {unknown:.1%} of the tokens are [UNK]; {remedy}"
-    if is_wordpiece and data.vocab and (unused := _unused(tokenizer)) > MOST_UNUSED_PIECES:
-        case = (
-            "--data.lower_case false" if tokenizer.lower_case and _share(tokenizer, str.lower) > unused / 2 else ""
-        )
-        yield (
-            f"warning: {unused:.1%} of the pieces have capital letters or accents that the text loses; keep them "
-            f"with {case or '--data.strip_accents false'}"
-        )
+    if keep:
+        yield f"warning: {unused:.1%} of the pieces have capital letters or accents that the text loses; use {keep}"
     elif (share := text.get("merged", 0) / max(text.get("characters", 0), 1)) > MOST_MERGED and not data.vocab:
         shown = ", ".join(map(shown_merge, text["merged_most"]))
         option = "--data.strip_accents false" if data.strip_accents == "auto" else "data.strip_accents"
@@ -137,6 +135,8 @@ def _pairs_remedy(data: DataConfig) -> str:
 def shown_merge(char: str) -> str:
     """Return a character and what is left of it without accents."""
     mark = "\u25cc" if unicodedata.category(char) == "Mn" else ""
+    if "\uac00" <= char <= "\ud7a3":
+        return f"{char} in {len(plain(char))} parts"
     return f"{mark}{char} to {plain(char)}" if plain(char) else f"{mark}{char}"
 
 

@@ -33,7 +33,7 @@ def test_store_holds_what_the_tokenizer_says(tmp_path: Path, monkeypatch: pytest
     corpus[1].write_text("\ufffd\n\nw1a .\n\ufffd\nw1b .\n")
     store = build(tmp_path / "store", corpus, vocab)
     tokenizer = load_tokenizer(vocab)
-    sources = list_sources([str(path) for path in corpus])
+    sources = list_corpus([str(path) for path in corpus]).sources
     texts = [d for s in sources for d in read_documents(s, line="auto", json_field="text")]
     expected = [[tokenizer.encode(sentence) for sentence in document] for document in texts]
     expected = [[s for s in document if s] for document in expected]
