@@ -5,6 +5,7 @@ shards of before lack them.
 """
 
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -49,21 +50,21 @@ def text_facts(
     files: str, readings: Iterable[Reading], chunks: Iterable[Mapping[str, np.ndarray]]
 ) -> dict[str, Any]:
     """Return the facts of a token store. ``files`` states what was read and left out."""
-    sizes, counts = np.zeros(2, np.int64), np.zeros(0x110000, np.int64)
+    sizes, merged = np.zeros(2, np.int64), Counter[int]()
     for chunk in chunks:
         if "sizes" in chunk:
             sizes += chunk["sizes"]
-            counts[chunk["merged"]] += chunk["merged_counts"]
+            merged.update(dict(zip(chunk["merged"].tolist(), chunk["merged_counts"].tolist(), strict=True)))
     readings = list(readings)
-    most = np.argsort(-counts, kind="stable")[:_SHOWN]
+    most = sorted(merged, key=lambda point: (-merged[point], point))[:_SHOWN]
     return {
         "files": files,
         "lines": {kind: sum(one.line == kind for one in readings) for kind in ("sentence", "paragraph")},
         "long_lines": [f"{one.name}:{number}" for one in readings for number in one.long_lines][:_SHOWN],
         "characters": int(sizes[0]),
         "unknown": int(sizes[1]),
-        "merged": int(counts.sum()),
-        "merged_most": [chr(point) for point in most.tolist() if counts[point]],
+        "merged": merged.total(),
+        "merged_most": [chr(point) for point in most],
     }
 
 

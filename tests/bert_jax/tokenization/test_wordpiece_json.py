@@ -75,10 +75,6 @@ def test_older_files_and_added_special_tokens(tmp_path: Path) -> None:
         (lambda state: state["normalizer"].update(clean_text=False), "clean_text is false"),
         (lambda state: state["model"].update(continuing_subword_prefix="@@"), "do not begin with ##"),
         (
-            lambda state: state["added_tokens"].append({"id": 900, "content": "new york", "special": False}),
-            "added tokens such as 'new york'",
-        ),
-        (
             lambda state: state["model"]["vocab"].update({"qq\nzz": len(state["model"]["vocab"])}),
             "a line break",
         ),
