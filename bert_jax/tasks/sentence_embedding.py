@@ -10,9 +10,8 @@ from typing import ClassVar
 import jax
 import numpy as np
 
-from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
+from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule, TaskSettings
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.task_settings import TaskSettings
 from bert_jax.metrics.correlation import regression_scores
 from bert_jax.metrics.score import Score, mean_score
 from bert_jax.model.bert import BertOutput
