@@ -242,7 +242,7 @@ class TaskSettings:
 
     def __post_init__(self) -> None:
         # Settings may be untrusted: the folder of a stranger's model.
-        least = {"max_length": 1, "window_overlap": 0, "max_windows": 0} | dict.fromkeys(
+        least = {"max_length": 4, "window_overlap": 0, "max_windows": 0} | dict.fromkeys(
             ("doc_stride", "max_query_length", "max_answer_length", "n_best"), 1
         )
         wrong = [name for name, value in least.items() if getattr(self, name) < value]
@@ -268,6 +268,15 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         self.heads.check_features(self.model)
+        if (
+            self.task
+            and self.task.max_length > self.model.max_length
+            and self.model.position_embeddings == "learned"
+        ):
+            raise ValueError(
+                f"task.max_length: {self.task.max_length} is not allowed; allowed: at most {self.model.max_length}, "
+                "the positions of the model"
+            )
 
     @property
     def skips_padding(self) -> bool:
