@@ -11,6 +11,7 @@ from bert_jax.analysis.collection import Collection, embedded, lengths_of
 from bert_jax.analysis.neighbors import Hits, nearest
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.predict import predict
+from bert_jax.metrics.retrieval import RESOLUTION
 
 _QUERIES = 64  # whose hits are read together
 
@@ -64,7 +65,7 @@ def reranked(
             own = list(itertools.islice(predictions, len(hits.rows)))
             scores = np.array([one["value"] if label is None else one["probabilities"][label] for one in own])
             order = np.argsort(-scores, kind="stable")[:top]
-            yield Hits(hits.rows[order], scores[order])
+            yield Hits.of(hits.rows[order], scores[order], scores)
 
 
 # ------------------------------------------------------------------ hard negatives
@@ -87,8 +88,8 @@ def with_negatives(
 
     Negatives are the texts of ``corpus`` (None: the right answers of all pairs) that are most similar to the text
     by cosine, except those that are right answers of the same text in any pair, and those whose similarity is above
-    that of the right answer minus the margin: they may be further right answers. ``options``: of ``embed``. Raises
-    ``ValueError`` for a corpus of vectors, and for vectors that are zero.
+    that of the right answer minus the margin, and not equal to it: they may be further right answers. ``options``:
+    of ``embed``. Raises ``ValueError`` for a corpus of vectors, and for vectors that are zero.
     """
     answers: dict[str, set[str]] = {}
     for text, answer in pairs:
@@ -107,7 +108,7 @@ def with_negatives(
         query = query_rows[text]
         most = float(query_vectors[query] @ own_vectors[own_rows[answer]]) - mining.margin
         near = zip(hits[query].rows, hits[query].scores, strict=True)
-        found = (given.texts[row] for row, score in near if score <= most)
+        found = (given.texts[row] for row, score in near if score <= most + RESOLUTION)
         negatives = dict.fromkeys(one for one in found if one not in answers[text])
         yield {"text": text, "text_pair": answer, "negative": list(negatives)[: mining.count]}
 

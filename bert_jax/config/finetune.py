@@ -43,6 +43,9 @@ from bert_jax.config.task import (
 _SOFTMAX = {KIND: ("classification", "choice", *WORDS, "sentence"), LOSS: ("softmax",), CRF: (False,)}
 _FOCAL = {**_SOFTMAX, KIND: ("multi_label", *_SOFTMAX[KIND])}
 _HEAD = (*WHOLE, "choice", *WORDS)
+# Automatic learning rates: that of a Transformer of the width of BERT-base, the power of the width with which it
+# falls, the highest one; that of heads on a frozen Transformer, and that of every other encoder.
+_BASE_WIDTH, _BASE_RATE, _POWER, _HIGHEST_RATE, _FROZEN_RATE, _OTHER_RATE = 768, 2e-5, 2.2, 1e-3, 3e-3, 9e-3
 # A share of the whole.
 Share = Annotated[float, Range("a number above 0, at most 1", lambda value: 0 < value <= 1)]
 
@@ -156,7 +159,8 @@ class FeaturesConfig(Section, prefix="features."):
 class FinetuneOptimizerConfig(OptimizerConfig):
     """Update rule and learning-rate schedule of fine-tuning."""
 
-    learning_rate: AtLeast0[float] = 2e-5
+    # Peak learning rate; -1: from the width of the model (see automatic_rate and docs/finetuning.md).
+    learning_rate: Annotated[float, Range("0 or more, or -1", lambda value: value >= 0 or value == -1)] = -1.0
     # Number of steps of linear warmup from 0; 0: optimizer.warmup_fraction of all steps.
     warmup_steps: AtLeast0[int] = 0
     # Share of all steps in the warmup phase.
@@ -187,16 +191,17 @@ class FinetuneOptimizerConfig(OptimizerConfig):
 class FinetuneTrainingConfig(TrainingConfig):
     """Length, batch size, logging, evaluation and checkpoints of a fine-tuning run."""
 
-    # Passes over the training records.
-    num_epochs: Positive[float] = 3.0
+    # Passes over the training records; 0: 3, but more for few records, so that there are enough steps (see
+    # automatic_steps and docs/finetuning.md).
+    num_epochs: AtLeast0[float] = 0.0
     # Total number of optimizer steps; 0: training.num_epochs passes.
     num_steps: AtLeast0[int] = 0
     # Examples per optimizer step, over all devices.
     global_batch_size: Positive[int] = 32
     log_interval: Positive[int] = 50
-    # Steps between evaluations on the dev split; 0: once per epoch.
+    # Steps between evaluations on the dev split; 0: once per epoch, without training.num_epochs at most 10 times.
     eval_interval: AtLeast0[int] = 0
-    # Steps between checkpoints; 0: once per epoch.
+    # Steps between checkpoints; 0: as often as the dev split is evaluated by default.
     checkpoint_interval: AtLeast0[int] = 0
     keep_checkpoints: Positive[int] = 1
     # Stop after this many consecutive evaluations without improvement; 0: never.
@@ -213,6 +218,20 @@ class FinetuneTrainingConfig(TrainingConfig):
         for name in unused:
             self._require(name, not getattr(self, name), "only the default in fine-tuning")
         self._require("batch_unit", self.batch_unit == "sequences", "only the default in fine-tuning")
+
+
+def automatic_rate(config: "FinetuneConfig") -> float:
+    """Return the learning rate of a run that sets none, with two significant digits.
+
+    That of a Transformer is 2e-5 (Devlin et al. 2018) at 768 values per token and falls with the power 2.2 of this
+    width, up to 1e-3; if it is frozen, 3e-3. Other encoders have 9e-3. ``studies/finetuning_defaults`` says why.
+    """
+    if config.model.encoder != "transformer":
+        return _OTHER_RATE
+    if config.features.frozen_encoder:
+        return _FROZEN_RATE
+    rate = _BASE_RATE * (_BASE_WIDTH / config.model.hidden_size) ** _POWER
+    return float(f"{min(rate, _HIGHEST_RATE):.2g}")
 
 
 @dataclass(frozen=True, kw_only=True)

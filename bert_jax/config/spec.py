@@ -52,6 +52,9 @@ class HeadsConfig:
     sequence_labels: tuple[str, ...] = ()
     # Meaning of the sequence head's logits: softmax, independent sigmoids, or values.
     problem: Problem = "single_label"
+    # Function of the value that a regression head predicts (the score of a cross-encoder); empty: not stated, the
+    # value itself.
+    activation: Literal["", Activation] = ""
     # The logits of the sequence head are added over both orders of a pair of texts.
     both_orders: bool = False
     # Encoder layers (1 = the first) with a pooler and a sequence head of their own, in ascending order: a
@@ -76,6 +79,9 @@ class HeadsConfig:
     dropout: float | None = None
 
     def __post_init__(self) -> None:
+        for name in ("pair_hidden", "bilstm"):
+            if not 0 <= getattr(self, name) < 1 << 31:
+                raise ValueError(f"heads.{name}: {getattr(self, name)} is not allowed; allowed: 0 to 2,147,483,647")
         needs = [name for name in ("nsp", "choice") if getattr(self, name)]
         needs += ["sequence"] if self.sequence_labels else []
         if needs and not self.pooler:
@@ -131,7 +137,7 @@ class HeadsConfig:
         if self.exits and model.encoder != "transformer":
             given = f"heads.exits: {list(self.exits)} is not allowed"
             raise ValueError(f"{given} with model.encoder {model.encoder}; allowed with transformer")
-        if not {*self.exits} <= {*range(1, model.num_layers)}:
+        if not all(1 <= layer < model.num_layers for layer in self.exits):
             raise ValueError(
                 f"heads.exits: {list(self.exits)} is not allowed; allowed: layers below the last, from 1 to "
                 f"{model.num_layers - 1}"
@@ -196,6 +202,10 @@ class TokenizerConfig:
     split_cjk: bool = True
     # Maximum number of tokens in an input, special tokens included; 0: the number of positions of the model.
     max_length: int = 0
+    # Side at which longer texts are truncated.
+    truncation_side: Literal["right", "left"] = "right"
+    # The second text of a pair has a token type of its own; False: all token types are 0.
+    pair_types: bool = True
 
     def __post_init__(self) -> None:
         # A spec may be untrusted: its tokenizer file must be in the same folder.
@@ -203,6 +213,8 @@ class TokenizerConfig:
             raise ValueError(
                 f"tokenizer.file: {self.file!r} is not allowed; allowed: the name of a .txt, .model or .json file"
             )
+        if self.max_length < 0:
+            raise ValueError(f"tokenizer.max_length: {self.max_length} is not allowed; allowed: 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,15 +280,10 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         self.heads.check_features(self.model)
-        if (
-            self.task
-            and self.task.max_length > self.model.max_length
-            and self.model.position_embeddings == "learned"
-        ):
-            raise ValueError(
-                f"task.max_length: {self.task.max_length} is not allowed; allowed: at most {self.model.max_length}, "
-                "the positions of the model"
-            )
+        longest, has_table = self.model.max_length, self.model.position_embeddings == "learned"
+        if self.task is not None and has_table and self.task.max_length > longest:
+            given = f"task.max_length: {self.task.max_length} is not allowed"
+            raise ValueError(f"{given}; allowed: at most {longest}, the positions of the model")
 
     @property
     def skips_padding(self) -> bool:
@@ -371,6 +378,8 @@ def _build(hint: Any, value: Any, where: str) -> Any:
         if len(value) != len(inner_types):
             raise ValueError(f"{where}: requires exactly {len(inner_types)} items, got {len(value)}")
         return tuple(_build(inner, item, where) for inner, item in zip(inner_types, value, strict=True))
+    if type(value) is int and not -(1 << 63) < value < 1 << 63:
+        raise ValueError(f"{where}: a number of {len(str(value))} digits is not allowed")
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:

@@ -15,6 +15,7 @@ from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.initialization import Start
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import BEST, replace_saved
+from bert_jax.interop.taken_over import with_prompts
 from bert_jax.metrics import Score
 from bert_jax.model import from_canonical, to_canonical
 from bert_jax.parallel import to_host
@@ -86,7 +87,7 @@ def save_parameters(
     spec = ModelSpec(
         model=config.model,
         heads=resolved.heads,
-        sentence=resolved.task.sentence,
+        sentence=with_prompts(resolved.task.sentence, start.kept),
         tokenizer=tokenizer,
         family=config.model.family_name,
         task=config.settings,

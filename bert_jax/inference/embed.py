@@ -133,11 +133,9 @@ def prompt_length(loaded: Engine, prompt: str) -> int:
 
 
 def _pooled(loaded: Engine, sentence: SentenceConfig, width: int) -> Callable[..., jax.Array]:
-    is_unit = bool(sentence.modules) and sentence.modules[-1].kind == "normalize"
-    encoder = loaded.model.clone(sentence=None)
-    head = SentenceHead(loaded.spec.model, sentence)
-
     def run(params: Any, batch: dict[str, jax.Array], skipped: jax.Array) -> DeviceOutputs:
+        is_unit = bool(sentence.modules) and sentence.modules[-1].kind == "normalize"
+        encoder, head = loaded.model.clone(sentence=None), SentenceHead(loaded.spec.model, sentence)
         x_BxSxH = encoder.apply({"params": params}, batch).sequence_output
         slots_C = 1 + jnp.arange(batch["cls_positions"].shape[1])
         seen_CxBxS = batch["sequence_ids"] == slots_C[:, None, None]

@@ -15,11 +15,12 @@ from bert_jax.config.spec import TaskKind
 from bert_jax.inference.batching import HIDDEN, Outputs, RunOptions, Stages, by_level
 from bert_jax.inference.engine import Engine
 from bert_jax.model import BertOutput
+from bert_jax.model.pooling import ACTIVATIONS
 from bert_jax.records import Record
 from bert_jax.tasks.multiple_choice import choice_labels
 from bert_jax.tasks.registry import TASKS
 from bert_jax.tasks.tagging import window_input
-from bert_jax.tasks.task import Encoded, ModelInput, Task
+from bert_jax.tasks.task import Encoded, Level, ModelInput, Task
 from bert_jax.tasks.words import Window
 
 HEADS = ("sequence", "token", "span", "choice")
@@ -101,7 +102,7 @@ def task_program(loaded: Engine, task: Task, head: str, exit_entropy: float | No
     model = loaded.model if head == "sentence" else loaded.model.clone(sentence=None)
 
     def run(params: Any, batch: dict[str, jax.Array]) -> Any:
-        return by_level(task.outputs(model.apply({"params": params}, batch), batch))
+        return by_level(_activated(loaded, task.outputs(model.apply({"params": params}, batch), batch)))
 
     if exit_entropy is None:
         return loaded.program(("predict", head), run)
@@ -117,13 +118,25 @@ def task_program(loaded: Engine, task: Task, head: str, exit_entropy: float | No
     def stage(first: int, last: int) -> Any:
         def run(params: Any, batch: dict[str, jax.Array]) -> Any:
             hidden, logits = model.apply({"params": params}, batch, first, last, method="run_layers")
-            outputs = task.outputs(BertOutput(sequence_output=hidden, sequence_logits=logits), batch)
+            output = BertOutput(sequence_output=hidden, sequence_logits=logits)
+            outputs = _activated(loaded, task.outputs(output, batch))
             return by_level(outputs if last == ends[-1] else {**outputs, HIDDEN: ("token", hidden)})
 
         return loaded.program(("stage", first, last), run)
 
     programs = [stage(first, last) for first, last in zip((0, *ends), ends, strict=False)]
     return Stages(programs, lambda outputs: entr(softmax(outputs["logits"])).sum() < exit_entropy)
+
+
+def _activated(
+    loaded: Engine, outputs: Mapping[str, tuple[Level, jax.Array]]
+) -> dict[str, tuple[Level, jax.Array]]:
+    """Return ``outputs`` with the value of a regression head passed through the activation of the model."""
+    heads = loaded.spec.heads
+    if not heads.activation or heads.problem != "regression" or "logits" not in outputs:
+        return dict(outputs)
+    level, values = outputs["logits"]
+    return {**outputs, "logits": (level, ACTIVATIONS[heads.activation](values))}
 
 
 def layers_run(loaded: Engine, outputs: Sequence[Outputs]) -> list[int]:
@@ -293,7 +306,8 @@ def _tagged_text(decoder: Task, text: str) -> _Input:
     ids, offsets = tokenizer.encode_with_offsets(text)
     encoded = Encoded(*tokenizer.build_inputs(ids, None, decoder.settings.max_length))
     first = int(tokenizer.framed)  # the special pieces before and after the text
-    kept = len(encoded.ids) - 2 * first
+    kept, whole = len(encoded.ids) - 2 * first, len(ids)
+    ids, offsets = tokenizer.cut(ids, kept), tokenizer.cut(offsets, kept)
     # A piece that continues the word before it does not begin a word, unless it is the first piece.
     begins = [i for i in range(kept) if not i or not tokenizer.continuation[ids[i]]]
     ends = [*begins[1:], kept][: len(begins)]
@@ -301,7 +315,7 @@ def _tagged_text(decoder: Task, text: str) -> _Input:
     words = tuple(text[start:end] for start, end in places)
     window = Window(encoded, np.arange(len(words)), first + np.array(begins, np.int64))
     unit = window_input(0, window, np.full(len(words), -1, np.int32))
-    return _Input(Record(id="", source="", words=words), (unit,), places, kept < len(ids))
+    return _Input(Record(id="", source="", words=words), (unit,), places, kept < whole)
 
 
 def _finished(prediction: dict[str, Any], one: _Input) -> dict[str, Any]:

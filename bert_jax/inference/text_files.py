@@ -99,6 +99,15 @@ def refuse_table(name: str, others: Sequence[str] = ()) -> None:
         )
 
 
+def json_line(row: Mapping[str, Any], what: str = "the result") -> str:
+    """Return ``row`` as JSON. Raises ``ValueError``, which begins with ``what``, for NaN and infinite numbers."""
+    try:
+        return json.dumps(row, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        shown = json.dumps(row, ensure_ascii=False)[:80]
+        raise ValueError(f"{what} has NaN or infinite values, which JSON cannot hold: {shown}") from None
+
+
 def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> None:
     """Write each row as a JSON line to ``target`` (None: standard output, flushed row by row).
 
@@ -106,11 +115,11 @@ def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> 
     """
     if target is None:
         for row in rows:
-            print(json.dumps(row, ensure_ascii=False), flush=True)
+            print(json_line(row), flush=True)
         return
     with whole_file(target) as partial, partial.open("w", encoding="utf-8") as file:
         for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(json_line(row) + "\n")
 
 
 def write_vectors(rows: Iterable[np.ndarray], target: Path) -> tuple[int, int]:

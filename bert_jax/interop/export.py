@@ -67,6 +67,7 @@ def export_model(
     force: bool = False,
     heads: Sequence[str] | None = None,
     width: int | None = None,
+    exact_tokenizer: bool = False,
     calibrate: Callable[[ModelBundle], ModelBundle] | None = None,
     check: Callable[[Path, ModelBundle], None] | None = None,
     options: ReadOptions | None = None,
@@ -81,6 +82,8 @@ def export_model(
         force: replace a non-empty ``target`` after the new folder is complete.
         heads: heads to export; the pooler is added if one of them needs it. None: all heads.
         width: number of the first values of a text's vector that the exported model returns. None: all.
+        exact_tokenizer: write a tokenizer.json with exactly the rules of google-research/bert (WordPiece), which
+            only the tokenizers library reads, instead of those of transformers' BertTokenizer.
         calibrate: for int8: function that returns the model with ``ranges``. None: ranges of each batch.
         check: for onnx: function that is called with the new folder and the model before the folder is renamed.
         options: options of the reader.
@@ -102,6 +105,7 @@ def export_model(
         report(note)
     weights, notes = _fitted(weights, format, dtype, heads, width)
     weights = weights if calibrate is None else calibrate(weights)
+    weights = dataclasses.replace(weights, exact_tokenizer=exact_tokenizer)
     with whole_folder(target, target.with_name(f".{target.name}.replaced")) as partial:
         notes += WRITERS[format](partial, weights, dtype=dtype)
         (partial / CARD).write_text(
@@ -146,7 +150,7 @@ def _fitted(
 def _check_float16(weights: ModelBundle) -> None:
     for name, values in weights.params.items():
         largest = float(np.abs(values).max(initial=0))
-        if np.isfinite(largest) and largest > LARGEST_FLOAT16:
+        if largest > LARGEST_FLOAT16:
             limit = f"{name} has the value {largest:.3g}, but the largest float16 is {LARGEST_FLOAT16:g}"
             raise ValueError(f"--dtype float16: {limit}; use bfloat16 or float32")
 

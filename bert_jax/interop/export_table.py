@@ -64,7 +64,7 @@ ROWS = {row: meaning for row, (meaning, _) in _TABLE.items()}
 # Head -> fields of HeadsConfig that describe it.
 _FIELDS_OF = {
     "pooler": ("pooler",), "mlm": ("mlm",), "nsp": ("nsp",), "rtd": ("rtd",),
-    "sequence": ("sequence_labels", "problem", "both_orders"), "token": ("token_labels", "bilstm"),
+    "sequence": ("sequence_labels", "problem", "activation", "both_orders"), "token": ("token_labels", "bilstm"),
     "span": ("span",), "choice": ("choice",), "crf": ("crf",), "pair": ("pair_labels", "pair_hidden"),
     "exits": ("exits",),
 }  # fmt: skip

@@ -19,7 +19,7 @@ from bert_jax.metrics.classification import classification_scores
 from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
-from bert_jax.tasks.task import ModelInput, Outputs, Prediction, Target, class_loss
+from bert_jax.tasks.task import Constant, ModelInput, Outputs, Prediction, Target, class_loss, most_frequent
 from bert_jax.tasks.text_classification import SequenceTask, class_number
 
 
@@ -87,6 +87,10 @@ class ChoiceTask(SequenceTask):
         gold = np.array([class_number(record, self.settings.labels) for record in records])
         predicted = np.array([one["choice"] for one in predictions])
         return classification_scores(gold, predicted, self.settings.labels, None)
+
+    def constant(self, train: Sequence[Record]) -> Constant:
+        choice = int(most_frequent(record.label or "0" for record in train))
+        return f"choice {choice} for all", lambda one: {**one, "choice": choice}
 
 
 def choice_labels(records: Sequence[Record]) -> tuple[str, ...]:

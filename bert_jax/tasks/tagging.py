@@ -4,6 +4,7 @@ Shapes: B rows, S tokens, U units per row (a unit is one window of a text), L ta
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import ClassVar
 
@@ -20,6 +21,8 @@ from bert_jax.objectives.crf import crf_decode, crf_denominator, crf_loss
 from bert_jax.objectives.label_losses import softmax_denominator
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
+from bert_jax.tasks import task
+from bert_jax.tasks.classes import class_lines, class_order, field_values
 from bert_jax.tasks.task import Level, ModelInput, Outputs, Prediction, Target, Task, class_loss
 from bert_jax.tasks.words import Window, word_windows
 
@@ -47,7 +50,8 @@ class TaggingTask(Task):
         """Return ``config`` with ``data.tags`` filled in: if this option is empty, it is set to the tags of the
         training records, with O first."""
         seen = {tag for record in splits["train"] for tag in _required_tags(record)}
-        tags = config.data.tags or tuple(sorted(seen, key=lambda tag: (tag != "O", tag)))
+        outside = ("O",) if "O" in seen else ()
+        tags = config.data.tags or outside + class_order(seen - {"O"})
         if len(tags) < 2:
             known = ", ".join(tags) or "none"
             raise ValueError(
@@ -61,7 +65,13 @@ class TaggingTask(Task):
 
     @classmethod
     def notes(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> list[str]:
-        notes, tags = [], config.data.tags
+        tags, train = config.data.tags, splits.get("train", ())
+        notes = class_lines(tags, Counter(field_values(train, "tags")), "tags") if train else []
+        if not are_entity_tags(tags) and all(map(str.isdecimal, tags)):
+            notes.append(
+                "only tag accuracy is scored, because the tags are numbers; for the F1 of entities, replace them "
+                "by their names (O, B-PER, ...)"
+            )
         if not are_entity_tags(tags) and any(tag.startswith("B-") for tag in tags):
             other = next(tag for tag in tags if not are_entity_tags([tag]))
             notes.append(
@@ -144,6 +154,10 @@ class TaggingTask(Task):
             return [tag_accuracy(gold, predicted)]
         check_entity_tags(records, self.settings.tag_scoring)
         return tagging_scores(gold, predicted, self.settings.tag_scoring == "strict")
+
+    def constant(self, train: Sequence[Record]) -> task.Constant:
+        tag = task.most_frequent(tag for record in train for tag in record.tags or ())
+        return f"tag {tag} for all", lambda one: {**one, "tokens": [{**w, "label": tag} for w in one["tokens"]]}
 
 
 def tag_weights(batch: Mapping[str, jax.Array]) -> jax.Array:

@@ -33,7 +33,7 @@ def cut_text(
         return [[*ids[:head], *ids[len(ids) - (budget - head) :]]]
     if how == "key_sentences":
         return [key_sentences(text, budget, tokenizer)]
-    return [list(ids[:budget])]
+    return [list(ids[:budget] if how == "head" else tokenizer.cut(ids, budget))]
 
 
 def cut_pair(
