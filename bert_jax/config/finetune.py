@@ -24,7 +24,7 @@ from bert_jax.config.schema import (
     only,
     require,
 )
-from bert_jax.config.spec import Features
+from bert_jax.config.spec import Features, TaskSettings
 from bert_jax.config.task import (
     CRF,
     CUT,
@@ -38,7 +38,6 @@ from bert_jax.config.task import (
     TaskConfig,
     TaskDataConfig,
 )
-from bert_jax.config.task_settings import TaskSettings
 
 # Conditions of the options of the classification loss, and the kinds of tasks that have the options of the head.
 _SOFTMAX = {KIND: ("classification", "choice", *WORDS, "sentence"), LOSS: ("softmax",), CRF: (False,)}

@@ -58,7 +58,9 @@ def read_texts(
             if line.strip():
                 is_empty = False
                 value = json_object(line, f"{name}:{number}", _PAIR) if is_json else line
-                yield {"document": block, **value} if of_tasks and is_json else value
+                if of_tasks and isinstance(value, dict):
+                    value.setdefault("document", block)
+                yield value
             elif not is_empty:
                 block += 1
         if is_empty:
