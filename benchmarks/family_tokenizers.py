@@ -121,10 +121,10 @@ ODD = (
 )
 
 
-def corpus(data: Path, lines: int) -> list[str]:
-    """Return ``lines`` lines of text, a quarter in each language."""
+def corpus(data: Path, lines: int, corpora: Sequence[str] = CORPORA) -> list[str]:
+    """Return ``lines`` lines of text, a quarter in each language, or those of ``corpora`` alone."""
     found: list[str] = []
-    for name in CORPORA:
+    for name in corpora:
         files = sorted((data / "corpus" / name).glob("train*.txt")) or sorted(
             (data / "corpus" / name).glob("*.txt")
         )
