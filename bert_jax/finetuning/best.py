@@ -81,12 +81,16 @@ def save_parameters(
     flat = to_canonical(to_host(params), config.model.vocab_size)
     if not hosts.is_lead():
         return
+    tokenizer = start.tokenizer_config
+    if resolved.task.sentence is not None:  # vectors of longer texts were not trained
+        tokenizer = dataclasses.replace(tokenizer, max_length=config.task.max_length)
     spec = ModelSpec(
         model=config.model,
         heads=resolved.heads,
         sentence=with_prompts(resolved.task.sentence, start.kept),
-        tokenizer=start.tokenizer_config,
+        tokenizer=tokenizer,
         family=config.model.family_name,
+        task=config.settings,
     )
     metrics = {f"{split}: {name}": value for split, named in values.items() for name, value in named.items()}
     origin = {

@@ -12,7 +12,8 @@ import numpy as np
 
 from bert_jax.interop.ancestors import write_allennlp, write_word2vec
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype
-from bert_jax.interop.export_table import DTYPES, FORMATS, OTHER_FORMATS, fit, keep_heads, keep_width
+from bert_jax.interop.export_table import DTYPES, FORMATS, HF_FORMATS, OTHER_FORMATS, fit, keep_heads, keep_width
+from bert_jax.interop.hf.details import split_details, write_details
 from bert_jax.interop.hf.sentence_transformers import write_sentence_transformers
 from bert_jax.interop.hf.write import write_hf
 from bert_jax.interop.model_card import READ_BACK, architecture, model_card
@@ -108,7 +109,12 @@ def export_model(
     weights = weights if calibrate is None else calibrate(weights)
     weights = dataclasses.replace(weights, exact_tokenizer=exact_tokenizer)
     with whole_folder(target, target.with_name(f".{target.name}.replaced")) as partial:
-        notes += WRITERS[format](partial, weights, dtype=dtype)
+        if format in HF_FORMATS:
+            plain, details = split_details(weights)
+            notes += WRITERS[format](partial, plain, dtype=dtype)
+            notes += write_details(partial, weights, details, dtype)
+        else:
+            notes += WRITERS[format](partial, weights, dtype=dtype)
         (partial / CARD).write_text(
             model_card(weights, format, dtype, architecture(partial), notes), encoding="utf-8"
         )
@@ -151,7 +157,7 @@ def _fitted(
 def _check_float16(weights: ModelBundle) -> None:
     for name, values in weights.params.items():
         largest = float(np.abs(values).max(initial=0))
-        if np.isfinite(largest) and largest > LARGEST_FLOAT16:
+        if largest > LARGEST_FLOAT16:
             limit = f"{name} has the value {largest:.3g}, but the largest float16 is {LARGEST_FLOAT16:g}"
             raise ValueError(f"--dtype float16: {limit}; use bfloat16 or float32")
 

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.interop.ancestors import is_allennlp, is_word2vec, read_allennlp, read_word2vec
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, without_folders
+from bert_jax.interop.hf.details import read_details
 from bert_jax.interop.hf.read import is_hf, read_hf
 from bert_jax.interop.hf.sentence_transformers import is_sentence_transformers, read_sentence_transformers
 from bert_jax.interop.hf.tensors import WEIGHT_FILES
 from bert_jax.interop.npz import is_npz, read_npz
 from bert_jax.interop.saved_model import is_native, read_native
+from bert_jax.interop.stored import require_finite
 from bert_jax.interop.tf1.checkpoint import is_tf1, read_tf1
 
 SUPPORTED = (
@@ -44,13 +46,17 @@ _READERS: tuple[tuple[Callable[[Path], bool], Reader], ...] = (
 def read_weights(path: Path, options: ReadOptions | None = None) -> ModelBundle:
     """Read the model at ``path`` in any supported format.
 
-    Raises ``ValueError`` with a one-line message for an unknown format and for an option that does not apply to the
-    format of the model.
+    Raises ``ValueError`` with a one-line message for an unknown format, for an option that does not apply to the
+    format of the model, and for NaN and infinite weights.
     """
     options = options or ReadOptions()
     read = _reader(path)
     _check_options(path, options, read)
     weights = read(path, options)
+    if read in (read_hf, read_sentence_transformers):
+        weights = read_details(path, weights)
+    require_finite(weights.params, path)
+    weights = dataclasses.replace(weights, origin=without_folders(weights.origin))
     tokenizer = weights.spec.tokenizer
     if options.lower_case is not None and tokenizer is not None and options.lower_case != tokenizer.lower_case:
         case = "lower-cased" if tokenizer.lower_case else "cased"

@@ -4,7 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -70,6 +70,11 @@ class Tokenizer(ABC):
         self.special = np.zeros(self.vocab_size, bool)
         self.special[[self.pad_id, self.cls_id, self.sep_id, self.mask_id]] = True
         self.continuation = np.zeros(self.vocab_size, bool)
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """Rules beside the file of the vocabulary, as arguments of ``TokenizerConfig``."""
+        return {"lower_case": self.lower_case}
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of ``text`` without special tokens; "[MASK]" in ``text`` is treated as plain text."""

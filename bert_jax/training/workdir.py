@@ -119,7 +119,7 @@ def read_record(workdir: Location) -> dict[str, Any] | None:
         others: dict[str, Any] = {"continue_from": "", "trained_global": False, "kept": {}}
         others = {name: record.get(name, value) for name, value in others.items()}
         return {name: record[name] for name in ("init_from", "source", "resolved")} | others
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError) as error:
         remedy = f"delete it and give --config {workdir}/config.yaml"
         raise ValueError(f"{path}: not readable ({one_line(error)}); {remedy}") from None
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_sizes
 from bert_jax.interop.hf.config_json import CONFIG_FILE, HfConfig, model_parts, names_family, read_config
 from bert_jax.interop.hf.family import TASK_HEADS
 from bert_jax.interop.hf.names import BUFFERS, as_place, hf_names, recognized_family, stored_head
@@ -260,6 +260,7 @@ class _FolderReader(StoredModel):
     def parameters(self, spec: ModelSpec) -> dict[str, np.ndarray]:
         """Return every canonical parameter of ``spec``. Raises ``ValueError`` if a tied copy differs from its
         original."""
+        check_sizes(spec, {name: tensor.shape for name, tensor in self.tensors.items()}, self.path)
         names, tied = hf_names(spec, self.prefix), self.config.family.tied
         stored_names = {entry.name for entry in names.values()}
         copies = {name: ours for name, ours in tied.items() if name not in stored_names}

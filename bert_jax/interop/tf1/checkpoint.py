@@ -97,7 +97,7 @@ def read_tf1(path: Path, options: ReadOptions) -> ModelBundle:
     if activation:
         model = dataclasses.replace(model, activation=activation)
         reader.notes = [note for note in reader.notes if " specifies gelu: " not in note]
-    spec = ModelSpec(model=model, heads=reader.heads(details))
+    spec = ModelSpec(model=model, heads=reader.heads(details), task=details and details.task)
     params = reader.read(spec, tf1_names(spec), ())
     tokenizer, content, tokenizer_notes = read_tokenizer_files(folder, options)
     stated = details.tokenizer if details is not None else None

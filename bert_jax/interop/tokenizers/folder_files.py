@@ -312,7 +312,7 @@ class _Files:
         decoder = settings.get("added_tokens_decoder")
         for number, token in (decoder if isinstance(decoder, dict) else {}).items():
             if isinstance(token, dict) and isinstance(token.get("content"), str) and str(number).isdecimal():
-                added[token["content"]] = {"id": int(number), **token, **added.get(token["content"], {})}
+                added[token["content"]] = {"id": int(str(number)[:19]), **token, **added.get(token["content"], {})}
         for file in (settings, self.json("special_tokens_map.json") or {}):
             for key in ("additional_special_tokens", "extra_special_tokens"):
                 tokens = file.get(key)
