@@ -6,8 +6,8 @@
 Trains a small vocabulary for every kind of tokenizer (WordPiece uncased, cased, Chinese; unigram of XLM-R and
 ALBERT; byte-level BPE of RoBERTa and GPT-2; the SentencePiece model of ``bert-data vocab``) on text in four
 languages, writes the tokenizer files of an export, and encodes lines with this library, with transformers.js in
-node and, if ``--peer_python`` has transformers, with AutoTokenizer. ``--folders`` are further exports. ``--data`` has
-``corpus/``; DIR of ``--node_modules`` is the folder in which ``npm install --ignore-scripts
+node and, if ``--peer_python`` has transformers, with AutoTokenizer. ``--folders`` are further exports. ``--data``
+contains ``corpus/``; ``--node_modules`` is the folder in which ``npm install --ignore-scripts
 @huggingface/transformers`` was run. Prints one JSON line per tokenizer: the lines, those that differ in each of the
 two, those of them without a character that the note of the export names ("unexplained"), and the first three of
 these. Exit code 3 if WordPiece or byte-level BPE has unexplained lines.
