@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bert_jax.config.architecture import FamilyName, ModelConfig
+from bert_jax.config.task_settings import PairOrder, TaskKind, TaskSettings
 
 FORMAT = 1
+Description = typing.TypeVar("Description")
 
 Problem = Literal["single_label", "multi_label", "regression"]
 Pooling = Literal["cls", "mean", "max"]
@@ -41,6 +43,9 @@ class HeadsConfig:
     sequence_labels: tuple[str, ...] = ()
     # Meaning of the sequence head's logits: softmax, independent sigmoids, or values.
     problem: Problem = "single_label"
+    # Function of the value that a regression head predicts (the score of a cross-encoder); empty: not stated, the
+    # value itself.
+    activation: Literal["", Activation] = ""
     # The logits of the sequence head are added over both orders of a pair of texts.
     both_orders: bool = False
     # Encoder layers (1 = the first) with a pooler and a sequence head of their own, in ascending order: a
@@ -188,6 +193,10 @@ class TokenizerConfig:
     split_cjk: bool = True
     # Maximum number of tokens in an input, special tokens included; 0: the number of positions of the model.
     max_length: int = 0
+    # Side at which longer texts are truncated.
+    truncation_side: Literal["right", "left"] = "right"
+    # The second text of a pair has a token type of its own; False: all token types are 0.
+    pair_types: bool = True
 
     def __post_init__(self) -> None:
         # A spec may be untrusted: its tokenizer file must be in the same folder.
@@ -209,6 +218,8 @@ class ModelSpec:
     tokenizer: TokenizerConfig | None = None
     # Names that Hugging Face uses for the parts of the architecture.
     family: FamilyName = "bert"
+    # Settings of the task on which the model was fine-tuned; None: not stated.
+    task: TaskSettings | None = None
 
     def __post_init__(self) -> None:
         self.heads.check_features(self.model)
@@ -224,16 +235,45 @@ class ModelSpec:
         positions = self.model.max_length
         return min(positions, self.tokenizer.max_length or positions) if self.tokenizer else positions
 
+    @property
+    def task_length(self) -> int:
+        """Maximum number of tokens in an input of the task on which the model was fine-tuned; ``max_length`` if
+        this task is not stated."""
+        return self.task.max_length if self.task else self.max_length
+
+    def settings_of(self, kind: TaskKind) -> TaskSettings:
+        """Return the settings of a task of ``kind`` with this model: those on which it was fine-tuned or, if they
+        are not stated, defaults. Classes and tags have the names of the heads."""
+        heads, own = self.heads, self.task
+        if own is None:
+            order: PairOrder = "both" if heads.both_orders else "given"
+            own = TaskSettings(kind=kind, max_length=self.max_length, pair_order=order)
+        named = heads.pair_labels if kind == "sentence" else heads.sequence_labels
+        if kind != "choice" and named != (own.label_names or own.labels):
+            # The classes were renamed, or the settings do not state them.
+            own = dataclasses.replace(own, labels=named, label_names=())
+        types = self.model.type_vocab_size > 1
+        return dataclasses.replace(own, kind=kind, tags=heads.token_labels, crf=heads.crf, pair_types=types)
+
 
 def spec_to_json(spec: ModelSpec) -> str:
     """Return JSON text that :func:`spec_from_json` reads back to an equal spec."""
-    return json.dumps({"format": FORMAT, **dataclasses.asdict(spec)}, indent=2, ensure_ascii=False) + "\n"
+    values = {"format": FORMAT, **dataclasses.asdict(spec)}
+    if spec.task is None:  # older versions read the file too
+        del values["task"]
+    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
 
 def spec_from_json(text: str | bytes, name: str) -> ModelSpec:
     """Parse the text of ``model.json``; ``name`` appears in messages. Raises ``ValueError`` for invalid JSON,
     another format, an unknown or missing key, and a value that has the wrong type or is not allowed.
     """
+    return described(ModelSpec, text, name)
+
+
+def described(kind: type[Description], text: str | bytes, name: str) -> Description:
+    """Parse a JSON object with ``format`` and the fields of ``kind``, a class of this module or one of its own
+    fields. Raises ``ValueError`` as :func:`spec_from_json` does."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -242,7 +282,7 @@ def spec_from_json(text: str | bytes, name: str) -> ModelSpec:
         raise ValueError(
             f'{name}: must be an object with "format": {FORMAT}, as in the model.json of a saved model'
         )
-    return _build(ModelSpec, values, name)
+    return typing.cast(Description, _build(kind, values, name))
 
 
 def _build(hint: Any, value: Any, where: str) -> Any:

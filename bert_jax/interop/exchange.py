@@ -51,6 +51,8 @@ class ModelBundle:
     notes: tuple[str, ...] = ()
     # Calibrated inputs of products in 8 bits: name of the kernel or table -> (least value, greatest value).
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    # Writers of tokenizer.json write exact rules of WordPiece, which only the tokenizers library reads.
+    exact_tokenizer: bool = False
     # Origin of the weights for the model card, JSON-serializable ("format", "name", "recipe", "metrics", ...).
     origin: Mapping[str, Any] = field(default_factory=dict)
 

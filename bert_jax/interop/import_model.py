@@ -105,8 +105,9 @@ def _compare_outputs(source: Path, saved: Path, peer_python: str | None, report:
     if not names_family(content):
         report(f"outputs not compared: {CONFIG_FILE} names neither model_type nor architectures")
         return
-    config = model_parts(content, str(encoder / CONFIG_FILE))
+    config = model_parts(content, str(encoder / CONFIG_FILE), allow_unknown=True)
     weights = read_native(saved, ReadOptions())
+    sentences = sentences and weights.spec.sentence is not None  # a cross-encoder has no vectors
     try:
         random = _random_heads(weights, config.architecture)
         if random:
