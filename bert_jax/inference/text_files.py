@@ -11,12 +11,8 @@ from typing import IO, Any
 
 import numpy as np
 
-<<<<<<< HEAD
-from bert_jax.io.files import json_line, whole_file
-=======
 from bert_jax.io.conll import conll_sentences
-from bert_jax.io.files import whole_file
->>>>>>> main
+from bert_jax.io.files import json_line, whole_file
 from bert_jax.io.text_lines import numbered_lines, opened
 from bert_jax.io.untrusted_folder import json_object
 
