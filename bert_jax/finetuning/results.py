@@ -10,10 +10,9 @@ from bert_jax.finetuning.artifacts import METRICS, PREDICTIONS, read_results
 from bert_jax.finetuning.evaluator import Evaluator
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.finetuning.task_objective import TaskObjective
-from bert_jax.inference.text_files import json_line
 from bert_jax.interop.export import export_model
 from bert_jax.interop.saved_model import BEST
-from bert_jax.io.files import write_whole
+from bert_jax.io.files import json_line, write_whole
 from bert_jax.process import hosts
 from bert_jax.tasks.task import Prediction
 from bert_jax.training.job import Context
