@@ -23,7 +23,8 @@ def relevance_label(model: Engine, label: str | None) -> str | None:
     Raises ``ValueError`` for a model that does not classify texts, and if the class is missing or unknown.
     """
     heads = model.spec.heads
-    labels = heads.sequence_labels
+    # Predictions have the names of the classes in the files of the run, which exports may have renamed.
+    labels, names = model.spec.settings_of("classification").labels, heads.sequence_labels
     if not labels:
         raise ValueError(f"--rerank {model.name}: the model has no head for pairs of texts; fine-tune it on them")
     if heads.problem == "regression":
@@ -32,9 +33,9 @@ def relevance_label(model: Engine, label: str | None) -> str | None:
         return None
     if label is None and len(labels) != 2:
         raise ValueError(f"--rerank_label: missing; give the class of relevant texts: {', '.join(labels)}")
-    if label is not None and label not in labels:
+    if label is not None and label not in (*labels, *names):
         raise ValueError(f"--rerank_label: {label} is not allowed; allowed: {', '.join(labels)}")
-    return labels[1] if label is None else label
+    return labels[1] if label is None else label if label in labels else labels[names.index(label)]
 
 
 def require_texts(*collections: Collection) -> None:

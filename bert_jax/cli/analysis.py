@@ -120,9 +120,10 @@ def _reranker(arguments: argparse.Namespace, queries: Any, corpus: Any) -> Calla
     """Return a function that orders hits by the model of --rerank, which is checked here, before the search."""
     from bert_jax.analysis.retrieval import relevance_label, require_texts, reranked
     from bert_jax.inference.loaded import load
+    from bert_jax.interop.exchange import ReadOptions
 
     require_texts(queries, corpus)
-    cross_encoder = load(arguments.rerank)
+    cross_encoder = load(arguments.rerank, options=ReadOptions(allow_mismatch=arguments.allow_mismatch))
     label, options = relevance_label(cross_encoder, arguments.rerank_label), run_options(arguments)
     return lambda found: reranked(found, queries, corpus, cross_encoder, label, arguments.top, **options)
 

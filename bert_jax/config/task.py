@@ -13,6 +13,7 @@ from typing import Literal
 
 from bert_jax.config.schema import AtLeast0, Positive, Probability, Section, only, require
 from bert_jax.config.spec import Pooling
+from bert_jax.config.task_settings import PairOrder, TaskKind, Truncation
 
 # Options that determine which other options exist.
 KIND, TRUNCATION, LOSS, CRF = "task.kind", "task.truncation", "sentence.loss", "tagging.crf"
@@ -22,9 +23,6 @@ WHOLE = ("classification", "regression", "multi_label")
 CUT = (*WHOLE, "choice", "sentence")
 WORDS = ("tagging", "joint")
 
-Truncation = Literal["longest_first", "head", "tail", "head_tail", "key_sentences", "windows"]
-TaskKind = Literal["classification", "regression", "multi_label", "qa", "tagging", "joint", "choice", "sentence"]
-PairOrder = Literal["given", "both"]
 SentenceLoss = Literal["softmax", "cosine", "cosent", "triplet", "negatives", "simcse"]
 
 
@@ -42,9 +40,9 @@ class TaskConfig(Section, prefix="task."):
     module: str = ""
     # Longest input in tokens, special tokens included.
     max_length: int = 128
-    # Part of a longer text that is kept: longest_first (the longer text of a pair is truncated at its end), head,
-    # tail, head_tail, key_sentences (the most central sentences, in order), windows (the whole text, in several
-    # inputs whose logits are averaged).
+    # Part of a longer text that is kept: longest_first (the longer text of a pair is truncated at its end, or at
+    # the side that the tokenizer of the model states), head, tail, head_tail, key_sentences (the most central
+    # sentences, in order), windows (the whole text, in several inputs whose logits are averaged).
     truncation: Truncation = only("longest_first", {KIND: CUT})
     # Share of the tokens that head_tail keeps at the head (Sun et al. 2019: 128 of 510).
     head_share: float = only(0.25, {KIND: CUT, TRUNCATION: ("head_tail",)})
@@ -126,8 +124,10 @@ class TaskDataConfig(Section, prefix="data."):
     dev_limit: AtLeast0[int] = 0
     # Vocabulary, for a model without one and without --init_from; see data.vocab of pretraining.
     vocab: str = ""
-    # Lower-case the text and strip accents; only with data.vocab.
+    # Lower-case the text; only with data.vocab, a WordPiece.
     lower_case: bool = True
+    # Strip accents: true, false, or auto (as data.lower_case); only with data.vocab, a WordPiece.
+    strip_accents: Literal["auto", "true", "false"] = "auto"
     # Folder of prepared TensorFlow Datasets (tfds); empty: ~/tensorflow_datasets.
     tfds_data_dir: str = ""
 

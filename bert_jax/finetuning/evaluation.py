@@ -14,6 +14,7 @@ from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.finetuning.packing import row_length
+from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.inference import batching
 from bert_jax.metrics import Score, value
 from bert_jax.metrics.resampling import confidence_intervals
@@ -150,6 +151,32 @@ def _labelled(
     return [records[i] for i in numbers], [predictions[i] for i in numbers]
 
 
+def baseline(
+    resolved: ResolvedTask, split: str, predictions: Sequence[Prediction], metric: str, before: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return what the scores of a split are compared with, as JSON: ``answer`` (in words), ``metric``, its
+    ``value``, and ``is_beaten``, which is True if the run is better. None: there is nothing to compare with.
+
+    It is the constant answer of the task or, if it has none, ``before``, the values before training. The metric is
+    ``metric`` (empty: the first one) or, where this is undefined for a constant, the first one that is defined.
+    """
+    task, answer, values, records = resolved.task, "before training", before, resolved.records[split]
+    scores, count = scores_of(task, records, predictions)
+    train = resolved.records["train"]
+    if train and (constant := task.constant(train)):
+        answer, replaced = constant
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as the warning about constant values
+            values = point_values(*scores_of(task, records, [replaced(one) for one in predictions]))
+    defined = [score for score in scores if values.get(score.name) is not None]
+    if not defined:
+        return None
+    score = next((score for score in defined if score.name == metric), defined[0])
+    own, known = value(score, count), values[score.name]
+    is_beaten = own > known if score.higher_is_better else own < known  # False if the score is undefined
+    return {"answer": answer, "metric": score.name, "value": known, "is_beaten": bool(is_beaten)}
+
+
 def point_values(scores: Sequence[Score], count: int) -> dict[str, float | None]:
     """Return the values of the scores by name; the value of an undefined score is None."""
     values = {score.name: float(value(score, count)) for score in scores}
@@ -193,4 +220,15 @@ def result_lines(result: Mapping[str, Any], metric: str = "") -> list[str]:
         for name, entry in sorted(result["metrics"].items(), key=lambda item: _rank(item[0], metric))[:4]
         if entry["value"] is None or entry["ci95"] is not None
     ]
+    if known := result.get("baseline"):
+        shown.append(f"({known['answer']}: {known['metric']} {known['value']:.4f})")
     return [f"{result['split']}: {result['n']:,} records  {'  '.join(shown)}"]
+
+
+def warning_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a warning that names the splits on which the run is not better than its baseline; none if there are
+    no such splits."""
+    weak = [result for result in results if not result.get("baseline", {}).get("is_beaten", True)]
+    names = ", ".join(f"{result['split']} ({result['baseline']['answer']})" for result in weak)
+    remedy = "try another optimizer.learning_rate, more training.num_epochs, more records or another model"
+    return [f"WARNING: the run is not better than an answer without it on {names}; {remedy}"] if weak else []

@@ -75,6 +75,8 @@ class FinetuneJob(Job):
         super().__init__(self.resolved.config, start.tokenizer)
         self.task, self.heads, devs = self.resolved.task, self.resolved.heads, self.resolved.dev_splits
         self.eval_split = devs[0] if devs else "dev"
+        # Vectors may be good before any training, and there is no constant answer to compare them with.
+        self.evaluates_start = self.task.sentence is not None
         self._start, self._teaching = start, teaching
         # Shapes of the training batches, planned for the first mesh; empty: not planned yet.
         self.shapes: list[Shape] = []

@@ -17,7 +17,7 @@ from bert_jax.objectives.objective import Sums
 from bert_jax.objectives.span import span_loss
 from bert_jax.records import Answer, Record
 from bert_jax.tasks.spans import Passage, Span, SpanPiece, Window, best_spans, span_inputs
-from bert_jax.tasks.task import Level, ModelInput, Outputs, Prediction, Target, Task
+from bert_jax.tasks.task import Constant, Level, ModelInput, Outputs, Prediction, Target, Task
 
 # Token span that is in no window, for a question without an answer.
 NOWHERE = (-1, -1)
@@ -41,7 +41,6 @@ class QaTask(Task):
         return HeadsConfig(span=True, pooler=False)
 
     def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
-        task, qa, types = self.config.task, self.config.qa, self.config.model.type_vocab_size
         questions = self.tokenizer.encode_batch([record.text for record in records])
         passages: dict[str, Passage] = {}  # many questions share a passage
         units = []
@@ -56,7 +55,7 @@ class QaTask(Task):
             answer = self._answer(record, passage, training)
             if training and answer is None:
                 continue
-            for encoded in span_inputs(self.tokenizer, question, passage, qa, task.max_length, types):
+            for encoded in span_inputs(self.tokenizer, question, passage, self.settings):
                 targets = {} if answer is None else _targets(encoded.extra, *answer)
                 units.append(ModelInput(number, (encoded,), targets, float(answer is not None), encoded.extra))
         if training and records and not units:
@@ -76,7 +75,7 @@ class QaTask(Task):
                 )
             return None
         if not record.answers:
-            if not self.config.qa.no_answer:
+            if not self.settings.no_answer:
                 raise ValueError(
                     f"{record.source}: the question has no answer; set qa.no_answer=true or remove the question"
                 )
@@ -111,10 +110,10 @@ class QaTask(Task):
         questions: list[list[SpanPiece]] = [[] for _ in records]
         for unit, output in zip(units, outputs, strict=True):
             questions[unit.record].append(SpanPiece(output["start_logits"], output["end_logits"], unit.extra))
-        return [self._prediction(span) for span in best_spans(questions, self.config.qa)]
+        return [self._prediction(span) for span in best_spans(questions, self.settings)]
 
     def _prediction(self, span: Span) -> Prediction:
-        qa = self.config.qa
+        qa = self.settings
         answer = {"answer": span.text, "start": span.start, "end": span.end}
         if qa.no_answer and span.null_score - span.score > qa.null_threshold:
             answer = {"answer": "", "start": 0, "end": 0}
@@ -126,15 +125,20 @@ class QaTask(Task):
         f1/best_threshold_value and exact/best_threshold_value are the values of ``qa.null_threshold`` with the best
         f1 and the best exact on these records."""
         references = [[answer.text for answer in record.answers or ()] for record in records]
-        qa = self.config.qa
+        qa = self.settings
         if qa.no_answer:
             spans = [prediction["best_answer"] for prediction in predictions]
             odds = [prediction["no_answer_score"] - prediction["score"] for prediction in predictions]
             scores = squad_scores(spans, references, odds, qa.null_threshold)
         else:
-            score = chinese_answer_scores if qa.scoring == "chinese" else squad_scores
+            score = chinese_answer_scores if qa.answer_scoring == "chinese" else squad_scores
             scores = score([prediction["answer"] for prediction in predictions], references)
         return sorted(scores, key=lambda score: score.name != "f1")
+
+    def constant(self, train: Sequence[Record]) -> Constant | None:
+        # The score of no answer is above every threshold.
+        none = {"answer": "", "best_answer": "", "score": 0.0, "no_answer_score": 1e300}
+        return ("no answer for all", lambda one: {**one, **none}) if self.settings.no_answer else None
 
 
 def find_answer(passage: str, answer: Answer) -> tuple[int, int] | None:

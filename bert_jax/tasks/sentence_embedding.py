@@ -13,6 +13,7 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.task_settings import TaskSettings
 from bert_jax.metrics.correlation import regression_scores
 from bert_jax.metrics.retrieval import COLLAPSED, RESOLUTION, first_rank_scores, mean_ranks
 from bert_jax.metrics.score import Score, mean_score
@@ -51,8 +52,12 @@ class SentenceTask(Task):
 
     targets: ClassVar[Mapping[str, Target]] = {}
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
+    def __init__(
+        self, config: FinetuneConfig | TaskSettings, tokenizer: Tokenizer, records: Sequence[Record] = ()
+    ) -> None:
         super().__init__(config, tokenizer, records)
+        if isinstance(config, TaskSettings):
+            return
         self._training = TRAININGS[config.sentence.loss](config, records)
         if self._training.label_type is not None:
             self.targets = {"labels": Target("unit", self._training.label_type)}  # type: ignore[misc]
@@ -96,13 +101,13 @@ class SentenceTask(Task):
     def sequences_of(self, units: Sequence[ModelInput]) -> int:
         most = max(len(unit.sequences) for unit in units)
         # The classifier reads the texts of a row in pairs.
-        return most + most % 2 if self.config.sentence.loss == "softmax" else most
+        return most + most % 2 if self.settings.labels else most
 
     @property
     def heads(self) -> HeadsConfig:
-        if self.config.sentence.loss != "softmax":
+        if not self.settings.labels:
             return HeadsConfig()
-        return HeadsConfig(pair_labels=self.config.data.labels, pair_hidden=self.config.sentence.hidden_size)
+        return HeadsConfig(pair_labels=self.settings.labels, pair_hidden=self.config.sentence.hidden_size)
 
     @property
     def sentence(self) -> SentenceConfig:
@@ -127,9 +132,9 @@ class SentenceTask(Task):
         return units
 
     def _input(self, text: str, ids: Sequence[int]) -> Encoded:
-        config, tokenizer = self.config.task, self.tokenizer
-        room = config.max_length - len(tokenizer.build_inputs([])[0])
-        (kept,) = cut_text(text, ids, room, config, tokenizer)
+        settings, tokenizer = self.settings, self.tokenizer
+        room = settings.max_length - len(tokenizer.build_inputs([])[0])
+        (kept,) = cut_text(text, ids, room, settings, tokenizer)
         return Encoded(*tokenizer.build_inputs(kept))
 
     def _check_scored(self, records: Sequence[Record]) -> None:
@@ -155,8 +160,8 @@ class SentenceTask(Task):
         not a finite number."""
         if all(record.negatives for record in records) or all(record.label is None for record in records):
             return None
-        labels = self.config.data.labels
-        if self.config.sentence.loss == "softmax" and any(record.label in labels for record in records):
+        labels = self.settings.labels
+        if any(record.label in labels for record in records):
             return np.array([class_number(record, labels) for record in records])
         return np.array([number_of(record) for record in records])
 
@@ -198,13 +203,13 @@ class SentenceTask(Task):
             texts = len(unit.sequences)
             if texts > 1:
                 one["cosine"] = round_significant(unit_KxE[0] @ unit_KxE[1])
-                for width in self.config.sentence.matryoshka:
+                for width in self.settings.matryoshka:
                     part_KxE = _unit(unit_KxE[:, :width])
                     one[f"cosine_{width}"] = round_significant(part_KxE[0] @ part_KxE[1])
             if texts > 2:
                 one["cosine_negative"] = round_significant(unit_KxE[0] @ unit_KxE[2])
             if "logits" in output and texts == 2:
-                one |= class_predictions(self.config.data.labels, output["logits"][None].astype(np.float64))[0]
+                one |= class_predictions(self.settings.labels, output["logits"][None].astype(np.float64))[0]
         if unlabelled:
             seconds = [tuple(units[i].sequences[1].ids) for i in pairs]
             own = np.searchsorted(pairs, unlabelled)
@@ -245,7 +250,7 @@ class SentenceTask(Task):
         return ["the vectors of different texts are equal (cosines above 0.999999): the model has collapsed"]
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        gold, labels = self._gold(records), self.config.data.labels
+        gold, labels = self._gold(records), self.settings.labels
         if all(record.negatives for record in records):
             nearer = [one["cosine"] > one["cosine_negative"] + RESOLUTION for one in predictions]
             return [mean_score("triplet_accuracy", np.array(nearer, float))]
@@ -254,7 +259,7 @@ class SentenceTask(Task):
         if gold.dtype.kind == "i":
             return class_scores(records, predictions, labels, labels)
         scores = []
-        for suffix in ("", *(f"_{width}" for width in self.config.sentence.matryoshka)):
+        for suffix in ("", *(f"_{width}" for width in self.settings.matryoshka)):
             cosines = np.array([one[f"cosine{suffix}"] for one in predictions])
             if np.ptp(cosines) <= RESOLUTION:  # equal but for rounding: correlations are undefined
                 cosines = np.full_like(cosines, cosines[0])

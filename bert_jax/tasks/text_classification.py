@@ -18,6 +18,7 @@ from scipy.special import expit, softmax
 
 from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.task_settings import TaskSettings
 from bert_jax.metrics import Score
 from bert_jax.metrics.classification import classification_scores, confusion_matrix, multi_label_scores
 from bert_jax.metrics.correlation import regression_scores
@@ -25,8 +26,19 @@ from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.label_losses import multilabel_loss, regression_loss, softmax_denominator
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
+from bert_jax.tasks import task
 from bert_jax.tasks.classes import Splits, class_lines, class_order, field_values, record_lines
-from bert_jax.tasks.task import Encoded, Level, ModelInput, Outputs, Prediction, Prepared, Target, Task, class_loss
+from bert_jax.tasks.task import (
+    Encoded,
+    Level,
+    ModelInput,
+    Outputs,
+    Prediction,
+    Prepared,
+    Target,
+    Task,
+    class_loss,
+)
 from bert_jax.tasks.truncation import cut_pair, cut_text
 from bert_jax.tokenization import Tokenizer
 
@@ -47,15 +59,15 @@ class SequenceTask(Task):
 
     @property
     def sequences_per_unit(self) -> int:
-        return 2 if self.config.task.pair_order == "both" else 1
+        return 2 if self.settings.pair_order == "both" else 1
 
     def inputs(self, records: Sequence[Record]) -> list[list[Encoded]]:
         """Return the model inputs of each record: one input, or one per window if ``task.truncation`` is
         windows."""
-        config, tokenizer = self.config.task, self.tokenizer
+        settings, tokenizer = self.settings, self.tokenizer
         firsts = tokenizer.encode_batch([record.text for record in records])
         pairs = [record for record in records if record.text_pair is not None]
-        if pairs and config.truncation == "windows":
+        if pairs and settings.truncation == "windows":
             raise ValueError(
                 f"{pairs[0].source}: task.truncation windows is not allowed for a pair of texts; allowed: "
                 "longest_first, head, tail, head_tail, key_sentences"
@@ -65,18 +77,18 @@ class SequenceTask(Task):
         inputs: list[list[Encoded]] = []
         for record, first in zip(records, firsts, strict=True):
             if record.text_pair is None:
-                parts = cut_text(record.text, first, config.max_length - one, config, tokenizer)
+                parts = cut_text(record.text, first, settings.max_length - one, settings, tokenizer)
                 is_cut = sum(map(len, parts)) < len(first)
                 inputs.append([self._build(part, None, is_cut) for part in parts])
             else:
                 texts, pair = (record.text, record.text_pair), (first, next(seconds))
-                a, b = cut_pair(texts, pair, config.max_length - two, config, tokenizer)
+                a, b = cut_pair(texts, pair, settings.max_length - two, settings, tokenizer)
                 inputs.append([self._build(a, b, len(a) + len(b) < sum(map(len, pair)))])
         return inputs
 
     def _build(self, a: Sequence[int], b: Sequence[int] | None, is_cut: bool) -> Encoded:
         ids, types = self.tokenizer.build_inputs(a, b)
-        return Encoded(ids, types if self.config.model.type_vocab_size > 1 else [0] * len(ids), is_cut)
+        return Encoded(ids, types if self.settings.pair_types else [0] * len(ids), is_cut)
 
     def targets_of(self, record: Record, *, training: bool) -> Mapping[str, Any]:
         """Return the targets of the model inputs of a record; empty if the record has no label.
@@ -212,11 +224,13 @@ class ClassificationTask(SequenceTask):
 
     targets: ClassVar[Mapping[str, Target]] = {"labels": Target("unit", np.int32)}
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
+    def __init__(
+        self, config: FinetuneConfig | TaskSettings, tokenizer: Tokenizer, records: Sequence[Record] = ()
+    ) -> None:
         super().__init__(config, tokenizer, records)
         self._class_weights = None
-        if config.loss.class_weights == "balanced" and "label" in self.gold:
-            counts, labels = Counter(record.label for record in records), config.data.labels
+        if self.loss_options.class_weights == "balanced" and "label" in self.gold:
+            counts, labels = Counter(record.label for record in records), self.settings.labels
             weights = [len(records) / (len(labels) * counts[label]) if counts[label] else 0.0 for label in labels]
             self._class_weights = jnp.asarray(weights, jnp.float32)
 
@@ -233,14 +247,14 @@ class ClassificationTask(SequenceTask):
         return HeadsConfig(pooler=True, sequence_labels=self.names, both_orders=self.sequences_per_unit == 2)
 
     def target(self, record: Record) -> Mapping[str, Any]:
-        return {"labels": class_number(record, self.config.data.labels)}
+        return {"labels": class_number(record, self.settings.labels)}
 
     def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         return {"loss": softmax_denominator(batch["labels"], batch["weights"], self._class_weights)}
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         logits, labels, weights = self.logits(output, batch), batch["labels"], batch["weights"]
-        return class_loss(self.config.loss, logits, labels, weights, self._class_weights)
+        return class_loss(self.loss_options, logits, labels, weights, self._class_weights)
 
     def predictions(self, logits: np.ndarray) -> list[Prediction]:
         """Return the :func:`class_predictions`, with the labels as in the input files.
@@ -248,13 +262,16 @@ class ClassificationTask(SequenceTask):
         Probabilities are not rounded: those of a confident model are close to 0 and 1, and AUROC depends on their
         order.
         """
-        return class_predictions(self.config.data.labels, logits)
+        return class_predictions(self.settings.labels, logits)
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        return class_scores(records, predictions, self.config.data.labels, self.names)
+        return class_scores(records, predictions, self.settings.labels, self.names)
+
+    def constant(self, train: Sequence[Record]) -> task.Constant:
+        return self.constant_class(train)
 
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
-        numbers = _class_numbers(records, predictions, self.config.data.labels)
+        numbers = _class_numbers(records, predictions, self.settings.labels)
         return {"labels": list(self.names), "counts": confusion_matrix(*numbers, len(self.names)).tolist()}
 
 
@@ -264,9 +281,11 @@ class MultiLabelTask(ClassificationTask):
     gold = ("labels",)
     targets: ClassVar[Mapping[str, Target]] = {}
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
+    def __init__(
+        self, config: FinetuneConfig | TaskSettings, tokenizer: Tokenizer, records: Sequence[Record] = ()
+    ) -> None:
         super().__init__(config, tokenizer, records)
-        self.targets = {"labels": Target("unit", np.float32, (len(config.data.labels),))}  # type: ignore[misc]
+        self.targets = {"labels": Target("unit", np.float32, (len(self.settings.labels),))}  # type: ignore[misc]
 
     @classmethod
     def prepare(cls, config: FinetuneConfig, splits: Splits, tests: Sequence[str]) -> Prepared:
@@ -299,7 +318,7 @@ class MultiLabelTask(ClassificationTask):
         return dataclasses.replace(super().heads, problem="multi_label")
 
     def target(self, record: Record) -> Mapping[str, Any]:
-        labels = self.config.data.labels
+        labels = self.settings.labels
         for label in record.labels or ():
             if label not in labels:
                 raise ValueError(_unknown_label(record, label, labels))
@@ -309,18 +328,24 @@ class MultiLabelTask(ClassificationTask):
         return list(record.labels or ())
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
-        gamma = self.config.loss.focal_gamma
+        gamma = self.loss_options.focal_gamma
         return multilabel_loss(self.logits(output, batch), batch["labels"], batch["weights"], focal_gamma=gamma)
 
     def predictions(self, logits: np.ndarray) -> list[Prediction]:
         """Return the result of :func:`multi_label_predictions`, with the labels as in the input files."""
-        return multi_label_predictions(self.config.data.labels, logits)
+        return multi_label_predictions(self.settings.labels, logits)
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        labels = self.config.data.labels
+        labels = self.settings.labels
         gold = np.array([np.isin(labels, record.labels or ()) for record in records])
         predicted = np.array([np.isin(labels, one["labels"]) for one in predictions])
         return multi_label_scores(gold, predicted, self.names, probability_table(predictions, labels))
+
+    def constant(self, train: Sequence[Record]) -> task.Constant:
+        labels = task.most_frequent(tuple(sorted(record.labels or ())) for record in train)
+        values = {label: float(label in labels) for label in self.settings.labels}
+        named = f"labels {', '.join(labels) or 'none'} for all"
+        return named, lambda one: {**one, "labels": [*labels], "probabilities": values}
 
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> None:
         return None
@@ -373,6 +398,10 @@ class RegressionTask(SequenceTask):
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         predicted = np.array([one["value"] for one in predictions])
         return regression_scores(np.array([number_of(record) for record in records]), predicted)
+
+    def constant(self, train: Sequence[Record]) -> task.Constant:
+        mean = float(np.mean([number_of(record) for record in train]))
+        return f"the mean {mean:.4g} for all", lambda one: {**one, "value": mean}
 
 
 def probability_table(predictions: Sequence[Prediction], labels: Sequence[str]) -> np.ndarray:

@@ -84,7 +84,7 @@ class Columns:
         places = []
         for role, column in self.roles:
             matches = [i for i, name in enumerate(names) if name == column]
-            if not matches and numbers and column.isdecimal() and 0 < int(column) <= len(names):
+            if not matches and numbers and column.isdecimal() and 0 < int(column[:19]) <= len(names):
                 matches = [int(column) - 1]
             if len(matches) > 1:
                 advice = "; use numbers for all columns, and data.header true" if numbers else ""

@@ -217,6 +217,8 @@ def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
             entry = json.loads(text, parse_int=str, parse_float=str, parse_constant=_constant)
         except json.JSONDecodeError as error:
             raise ValueError(f"{source}: not valid JSON: {error.msg} (column {error.colno})") from None
+        except RecursionError as error:
+            raise ValueError(f"{source}: not valid JSON: {error}") from None
         if not isinstance(entry, dict):
             raise ValueError(
                 f'{source}: not a JSON object; expected: lines such as {{"text": "...", "label": "..."}}'

@@ -55,7 +55,7 @@ def _conll_columns(columns: Columns, *, is_conllu: bool) -> tuple[int, int]:
     """Return the indices of the word and tag columns (-1: the last); by default FORM and UPOS in CoNLL-U files."""
     where = {"words": 1, "tags": 3} if is_conllu else {"words": 0, "tags": -1}
     for role, column in columns.roles:
-        if role not in where or not column.isdecimal() or int(column) < 1:
+        if role not in where or not column.isdecimal() or not 0 < int(column[:19]) < 10**9:
             raise ValueError(f"data.columns: {role}={column} is not allowed; allowed for conll: words=N, tags=N")
         where[role] = int(column) - 1
     return where["words"], where["tags"]

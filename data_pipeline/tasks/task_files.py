@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bert_jax.io.storage import Location, is_url, location
-from data_pipeline.text.compressed import DamagedFile, read_blocks
-from data_pipeline.text.documents import COMPRESSIONS, Line
+from data_pipeline.text.compressed import COMPRESSIONS, DamagedFile, read_blocks
+from data_pipeline.text.lines import Line
 
 # Many bytes above 127 in a row, or a character of UTF-8; symbols in a word, such as the Polish letters of cp1250.
 _NOT_WESTERN_BYTES = re.compile(rb"[\x80-\xff]{4}|[\xc2-\xdf][\x80-\xbf]")
@@ -137,6 +137,8 @@ def read_json(path: Location, encoding: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}: not valid JSON: {error.msg} (column {error.colno})") from None
+    except (ValueError, RecursionError) as error:  # more digits than int() reads, or too many levels
+        raise ValueError(f"{path}: not valid JSON: {error}") from None
 
 
 def characters(text: str) -> str:

@@ -22,7 +22,7 @@ class RunLog:
         self._progress = Progress(total_steps, first_step, folder / "train.log", columns=columns, lead=lead)
         self._metrics = MetricsWriter(folder, first_step, lead=lead)
         self.line, self.tick = self._progress.line, self._progress.tick
-        self.has = self._metrics.has
+        self.has, self.require_file = self._metrics.has, self._metrics.require_file
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Write and show the log line of a step or, if ``values`` contains ``split``, of an evaluation."""
@@ -32,6 +32,11 @@ class RunLog:
     def last(self, split: str) -> dict[str, Any]:
         """Return the last line of ``split`` in metrics.jsonl, or an empty dict if no such line exists."""
         return next((line for line in reversed(read_metrics(self.folder)) if line.get("split") == split), {})
+
+    def at(self, step: int, split: str) -> dict[str, Any]:
+        """Return the line of ``step`` and ``split`` in metrics.jsonl, or an empty dict if no such line exists."""
+        lines = (line for line in read_metrics(self.folder) if (line["step"], line.get("split")) == (step, split))
+        return next(lines, {})
 
     def close(self) -> None:
         """Close the files and remove the progress bar; may be called twice."""

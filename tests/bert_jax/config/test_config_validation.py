@@ -48,10 +48,10 @@ INVALID = [
     *((f"optimizer.{name}", value, "from 0 to 1")
       for name in ("final_fraction", "wsd_decay_fraction") for value in ("1.1", "-0.1")),
     *((f"training.{name}", "0", "a number above 0") for name in (
-        "num_steps", "global_batch_size", "accumulation_steps", "log_interval", "checkpoint_interval",
-        "keep_checkpoints", "max_bad_steps")),
+        "global_batch_size", "accumulation_steps", "log_interval", "checkpoint_interval", "keep_checkpoints",
+        "max_bad_steps")),
     *((f"training.{name}", "-1", "0 or more")
-      for name in ("eval_interval", "eval_batches", "eval_batch_size", "keep_every", "seed")),
+      for name in ("num_steps", "eval_interval", "eval_batches", "eval_batch_size", "keep_every", "seed")),
     ("training.accumulation_steps", "3", "a divisor of every batch size, including 256"),
     ("training.batch_ramp", "10", "pairs of (steps, batch size), all above 0"),
     ("training.batch_ramp", "10 -64", "pairs of (steps, batch size), all above 0"),
@@ -64,6 +64,27 @@ INVALID = [
 def test_values_that_cannot_work(key, value, allowed):
     message = refusal(f"--{key} {value}")
     assert message.startswith(f"command line: {key}: ") and message.endswith(f" is not allowed; allowed: {allowed}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "model:\n  num_layers: " + "[" * 20_000 + "]" * 20_000,
+            "recipe.yaml:2: num_layers: lists or mappings are",
+        ),
+        ("[" * 20_000 + "]" * 20_000, "recipe.yaml:1: lists or mappings are nested too deeply"),
+        ("\n".join(" " * i + f"k{i}:" for i in range(2000)), "recipe.yaml:51: k49: lists or mappings are nested"),
+        ("training:\n  seed: " + "9" * 6000, f"recipe.yaml:2: training.seed: '{'9' * 60}...' has 6000 digits"),
+        ("optimizer: {beta1: 0." + "9" * 6000 + "}", "recipe.yaml:1: optimizer.beta1: 1.0 is not allowed"),
+        ("training:\n  seed: 1." + "5" * 6000, f"recipe.yaml:2: training.seed: '1.{'5' * 58}...' is not a whole"),
+        ("data:\n  next_sentence: " + "q" * 6000, f"recipe.yaml:2: data.next_sentence: '{'q' * 60}...' is not"),
+    ],
+    ids=["lists", "top", "mappings", "digits", "nines", "fives", "letters"],
+)
+def test_deep_files_and_long_values_are_refused_with_their_place(text, message):
+    found = refusal(text=text)
+    assert found.startswith(message) and len(found) < 300
 
 
 def test_values_that_cannot_work_together():

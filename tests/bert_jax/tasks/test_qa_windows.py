@@ -4,9 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from qa_cases import CHINESE, LETTERS, TOKENIZER, make_task, record
+from qa_cases import CHINESE, LETTERS, TOKENIZER, make_task, record, settings
 
-from bert_jax.config.task import QaConfig
 from bert_jax.metrics import value
 from bert_jax.records import Answer
 from bert_jax.tasks.question_answering import find_answer
@@ -50,7 +49,7 @@ def test_a_window_without_all_of_the_answer_points_to_the_first_token():
 )
 def test_every_token_has_most_context_in_one_window(tokens, max_length, stride):
     passage = Passage.of(TOKENIZER, " ".join(LETTERS[i % 26] for i in range(tokens)))
-    encoded = span_inputs(TOKENIZER, ids("y z"), passage, QaConfig(doc_stride=stride), max_length, 2)
+    encoded = span_inputs(TOKENIZER, ids("y z"), passage, settings(max_length, doc_stride=stride))
     windows = [one.extra for one in encoded]
     assert all(len(one.ids) <= max_length for one in encoded)
     scored = np.zeros(tokens, int)
@@ -104,7 +103,7 @@ def test_a_question_too_long(max_length, most, kept):
 
 def test_no_room():
     with pytest.raises(ValueError, match=r"task\.max_length: 3 "):
-        span_inputs(TOKENIZER, [], Passage.of(TOKENIZER, "a"), QaConfig(), 3, 2)
+        span_inputs(TOKENIZER, [], Passage.of(TOKENIZER, "a"), settings(3))
 
 
 def test_one_token_type():

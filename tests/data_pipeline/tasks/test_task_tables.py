@@ -337,6 +337,7 @@ def test_jsonl_of_half_a_character(tmp_path):
     ("content", "columns", "message"),
     [
         ('{"text": "A", "label": 1}\n{"text": "B", \n', (), "{path}:2: not valid JSON: "),
+        pytest.param('{"text": ' + "[" * 100_000 + "\n", (), "{path}:1: not valid JSON: ", id="deep"),
         ('["A"]\n', (), "{path}:1: not a JSON object; expected: lines such as "),
         (
             '{"txt": "A", "label": 1}\n',
