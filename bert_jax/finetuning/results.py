@@ -108,12 +108,14 @@ def _result_entry(
     }
 
 
-def _export(folder: Path, form: str) -> list[str]:
-    """Export the model of a workdir to ``export/`` in the format ``form`` of ``bert-jax export``. Return lines for
-    the log, which include the reason if the export fails."""
+def _export(folder: Path, preferred: str) -> list[str]:
+    """Export the model of a workdir to ``export/`` in the format ``preferred`` of ``bert-jax export`` or, if this
+    cannot represent the model, as npz. Return lines for the log, which include the reason."""
     lines: list[str] = []
-    try:
-        export_model(folder / BEST, folder / EXPORT, form, force=True, verify=False, report=lines.append)
-    except ValueError as error:
-        return [f"no export: {error}"]
+    for form in (preferred, "npz"):
+        try:
+            export_model(folder / BEST, folder / EXPORT, form, force=True, verify=False, report=lines.append)
+            break
+        except ValueError as error:
+            lines.append(f"no {form} export: {error}")
     return lines
