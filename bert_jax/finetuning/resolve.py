@@ -196,9 +196,7 @@ def automatic_notes(asked: FinetuneConfig, config: FinetuneConfig, count: int) -
     is the number of examples."""
     training, parts = config.training, list[str]()
     if asked.optimizer.learning_rate < 0:
-        parts.append(
-            f"optimizer.learning_rate {config.optimizer.learning_rate:g} (width {config.model.hidden_size})"
-        )
+        parts.append(f"optimizer.learning_rate {config.optimizer.learning_rate:g}")
     if not asked.training.has_length:
         epochs = training.num_steps * training.global_batch_size / count
         parts.append(f"training.num_steps {training.num_steps:,} ({epochs:.1f} epochs of {count:,} examples)")
