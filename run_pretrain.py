@@ -5,6 +5,10 @@ python run_pretrain.py --config configs/quickstart.yaml [--workdir DIR] [--secti
 On a TPU pod or in a SLURM job, start the same command on every host; together, the hosts train one run.
 """
 
+from bert_jax.process import early
+
+early.start()
+
 import dataclasses
 import sys
 import time
@@ -23,7 +27,7 @@ from bert_jax.config.pretrain import with_text_length
 from bert_jax.io.storage import location
 from bert_jax.objectives.registry import check_name, objective_class
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
-from bert_jax.process.allocator import keep_freed_memory
+from bert_jax.process.allocator import keep_freed_memory, require_memory
 from bert_jax.process.exits import run_command
 from bert_jax.training.launch import Launch
 
@@ -90,6 +94,8 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     objective = objective_class(config.objective)
     model = objective.make_model(config, None)
 
+    import jax
+
     from bert_jax.compression.teachers.find import check_vocabulary
     from bert_jax.compression.teachers.outputs import prepared_outputs
     from bert_jax.interop.initialization import check_padding, initial_model, pretraining_spec
@@ -99,8 +105,9 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     from bert_jax.training.checkpoint.restore import saved_steps
     from bert_jax.training.pretrain import PretrainJob
     from bert_jax.training.run import train as run
+    from bert_jax.training.start import check_checkpoint
     from data_pipeline.build.ensure import STOPPED, ensure_data, require_shards
-    from data_pipeline.build.vocabulary import existing_vocabulary, place_vocabulary
+    from data_pipeline.build.vocabulary import existing_vocabulary, place_vocabulary, vocabulary_path
     from data_pipeline.read.pretrain_input import ShardSource
 
     def report(line: str) -> None:
@@ -108,19 +115,23 @@ def train(options: RunOptions, arguments: list[str]) -> None:
 
     if teacher is not None and issubclass(objective, TaughtObjective):
         objective(config, None).teach(teacher.spec)  # raises for a model that cannot teach this run
+    jax.devices()  # raises for a platform of JAX_PLATFORMS that cannot be used
+    require_memory(config, config.data.seq_length, hosts.count())
     with STOP.at_once(STOPPED):
         if start.vocabulary is not None and hosts.is_lead():
             name, content = start.vocabulary
             place_vocabulary(location(name), content)
         hosts.barrier("vocabulary", options.host_timeout)
+        known = existing_vocabulary(config.data, config.model.vocab_size)[1]
+        earlier = location(options.continue_from) if options.continue_from else None
+        check_checkpoint(location(options.folder("pretrain")), earlier, config, known)
         if teacher is not None and not config.data.mixture:
-            path, known = existing_vocabulary(config.data, config.model.vocab_size)
-            check_vocabulary(teacher, known, path)
+            check_vocabulary(teacher, known, vocabulary_path(config.data))
         if hosts.count() == 1:
             vocabulary = ensure_data(config.data, vocab_size=config.model.vocab_size, report=report)
         else:
             vocabulary = require_shards(config, arguments)
-    tokenizer = load_tokenizer(vocabulary, lower_case=config.data.lower_case)
+    tokenizer = load_tokenizer(vocabulary, **config.data.rules)
     if config.objective.name != "causal_lm" and not config.objective.module:
         tokenizer.require_mask(f"objective.name {config.objective.name} (causal_lm needs none)")
     if not (options.init_from or options.continue_from or saved_steps(location(options.folder("pretrain")))):
@@ -145,6 +156,8 @@ def train(options: RunOptions, arguments: list[str]) -> None:
         started=STARTED,
     )
     source, outputs = ShardSource(config, tokenizer), None
+    if "mlm_loss" in objective.display.keys:
+        source.require_predictions()
     if teacher is not None and teacher.outputs:
         with STOP.at_once("stopped; the same command continues with the outputs of the teacher"):
             outputs = prepared_outputs(config, objective, teacher, source, report)

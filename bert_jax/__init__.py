@@ -6,15 +6,16 @@
 Importing this package does not import jax; the first access to ``load`` or ``LoadedModel`` does.
 """
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing takes longer to import than the rest of this file
 if TYPE_CHECKING:
+    from typing import Any
+
     from bert_jax.inference.loaded import LoadedModel, load
 
 __all__ = ["LoadedModel", "load"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name in __all__:
         from bert_jax.inference import loaded
 

@@ -1,6 +1,10 @@
 """The ``bert-data`` command: extract text of Wikipedia dumps, clean text, build vocabularies and shards, inspect
 shards, print task files as JSON lines."""
 
+from bert_jax.process import early
+
+early.start()
+
 import argparse
 import contextlib
 import dataclasses
@@ -228,7 +232,7 @@ def _records(words: list[str]) -> None:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > 18:
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: a whole number of 0 or more")
     return int(text)
 

@@ -179,7 +179,7 @@ def _senses(folder: Path, part: str, limit: int) -> Examples:
             position, _, text = line.partition("\t")
             # The positions of CoarseWSD-20 count words between any number of blanks.
             tokens = text.split()
-            if not position.strip().isdecimal() or int(position) >= len(tokens):
+            if not position.strip().isdecimal() or int(position[:19]) >= len(tokens):
                 raise ValueError(
                     f"{data}:{number + 1}: {line[:60]!r} is not allowed; allowed: the position of a word, from 0, "
                     "a tab and the words"

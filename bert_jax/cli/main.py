@@ -1,5 +1,9 @@
 """The ``bert-jax`` console command and the table of its subcommands."""
 
+from bert_jax.process import early
+
+early.start()
+
 import argparse
 import sys
 from collections.abc import Sequence

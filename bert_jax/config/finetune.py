@@ -8,6 +8,7 @@ The rules of ``schema`` apply: frozen, hashable, validated when created; no JAX 
 import math
 import operator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from bert_jax.config.architecture import ModelConfig
@@ -39,6 +40,7 @@ from bert_jax.config.task import (
     TaskConfig,
     TaskDataConfig,
 )
+from bert_jax.config.task_settings import TaskSettings
 
 # Conditions of the options of the classification loss, and the kinds of tasks that have the options of the head.
 _SOFTMAX = {KIND: ("classification", "choice", *WORDS, "sentence"), LOSS: ("softmax",), CRF: (False,)}
@@ -294,6 +296,22 @@ class FinetuneConfig:
             require(encoder == "transformer", "loss.layer_heads", "own", f"shared with model.encoder {encoder}")
         nsp, both = self.loss.nsp_weight, self.task.pair_order == "both"
         require(not (nsp and both), "loss.nsp_weight", nsp, "0 with task.pair_order both")
+
+    @property
+    def settings(self) -> TaskSettings:
+        """The options that determine how texts become predictions, apart from those of the network."""
+        task, data, qa, tagging = self.task, self.data, self.qa, self.tagging
+        has_labels = task.kind != "sentence" or self.sentence.loss == "softmax"
+        return TaskSettings(
+            kind=task.kind, max_length=task.max_length, truncation=task.truncation, head_share=task.head_share,
+            window_overlap=task.window_overlap, max_windows=task.max_windows, pair_order=task.pair_order,
+            labels=data.labels if has_labels else (), label_names=data.label_names, tags=data.tags,
+            crf=tagging.crf, document_context=tagging.document_context, doc_stride=qa.doc_stride,
+            max_query_length=qa.max_query_length, max_answer_length=qa.max_answer_length, n_best=qa.n_best,
+            no_answer=qa.no_answer, null_threshold=qa.null_threshold, matryoshka=self.sentence.matryoshka,
+            answer_scoring=qa.scoring, tag_scoring=tagging.scoring,
+            pair_types=self.model.type_vocab_size > 1, module=Path(task.module).name,
+        )  # fmt: skip
 
     @property
     def parameter_layout(self) -> dict[str, object]:

@@ -25,6 +25,7 @@ from bert_jax.config.schema import PRESETS
 C = TypeVar("C")
 HELP = {"--help", "-h"}
 NULL = "tag:yaml.org,2002:null"
+_MOST_DIGITS = 30  # int() raises an error without a place for more than 4,300
 
 
 def take_options(options_type: type[C], argv: Sequence[str]) -> tuple[C, list[str]]:
@@ -172,7 +173,20 @@ def read_yaml(path: Path) -> list[Setting]:
         line = f":{mark.line + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", error)).split())
         raise ValueError(f"{path}{line}: not valid YAML: {problem}") from None
+    except RecursionError:
+        raise ValueError(f"{path}{_deep_place(path)}: lists or mappings are nested too deeply") from None
     return list(_yaml_settings(path, root, "")) if root is not None else []
+
+
+def _deep_place(path: Path) -> str:
+    """Return the line, and the last name before it, where the nesting of a YAML file exceeds 50 levels."""
+    depth, name = 0, ""
+    for event in yaml.parse(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        name = event.value if isinstance(event, yaml.ScalarEvent) else name
+        if depth > 50 and event.start_mark:
+            return f":{event.start_mark.line + 1}" + (f": {_short(name)}" if name else "")
+    return ""
 
 
 def _yaml_settings(
@@ -250,17 +264,21 @@ def _convert(hint: Any, value: str | list[str], where: str) -> Any:
         if text in allowed:
             return text
         raise ValueError(
-            f"{where}: {text!r} is not allowed; allowed: {', '.join(allowed)}{_did_you_mean(text, allowed)}"
+            f"{where}: {_short(text)!r} is not allowed; allowed: {', '.join(allowed)}{_did_you_mean(text, allowed)}"
         )
     if hint is bool:
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
-        raise ValueError(f"{where}: {text!r} is not allowed; allowed: true, false")
+        raise ValueError(f"{where}: {_short(text)!r} is not allowed; allowed: true, false")
     if hint is int:
         return _whole(text, where)
     if hint is float:
         return _number(text, where, "a number")
     return value
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _number(text: str, where: str, what: str) -> float:
@@ -269,18 +287,20 @@ def _number(text: str, where: str, what: str) -> float:
             raise ValueError
         number = float(text)
     except ValueError:
-        raise ValueError(f"{where}: {text!r} is not {what}") from None
+        raise ValueError(f"{where}: {_short(text)!r} is not {what}") from None
     if not math.isfinite(number):
-        raise ValueError(f"{where}: {text!r} is not allowed; allowed: a finite number")
+        raise ValueError(f"{where}: {_short(text)!r} is not allowed; allowed: a finite number")
     return number
 
 
 def _whole(text: str, where: str) -> int:
     if re.fullmatch(r"[-+]?\d[\d_]*", text):
+        if len(text) > _MOST_DIGITS:
+            raise ValueError(f"{where}: {_short(text)!r} has {len(text)} digits; allowed: at most {_MOST_DIGITS}")
         return int(text)
     number = _number(text, where, "a whole number")
     if number != int(number):
-        raise ValueError(f"{where}: {text!r} is not a whole number")
+        raise ValueError(f"{where}: {_short(text)!r} is not a whole number")
     return int(number)
 
 

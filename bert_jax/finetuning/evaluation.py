@@ -110,7 +110,8 @@ def choosing_score(metric: str, scores: Sequence[Score]) -> Score:
 def blank_scores(
     task: Task, model: BertModel, records: Sequence[Record], units: Sequence[ModelInput]
 ) -> list[Score]:
-    """Return the scores of the records for model outputs that are all 0, to determine the names of the scores.
+    """Return the scores of the records for random model outputs, to determine the names of the scores, and which of
+    them are undefined on these records.
 
     The model is neither compiled nor run.
     """
@@ -118,16 +119,23 @@ def blank_scores(
     batch = batching.pack_batch(units[:1], [[0]], shape, **_packing(task, units)).features
     shapes = jax.eval_shape(functools.partial(_run, task, model), nn.unbox(abstract_params(model)), batch)
     arrays = [(level, name, like) for level, named in shapes.items() for name, like in named.items()]
-    outputs = [
-        {
-            name: np.broadcast_to(like.dtype.type(0), ((unit.length,) if level == "token" else ()) + like.shape[2:])
-            for level, name, like in arrays
-        }
-        for unit in units
-    ]
+    rng = np.random.default_rng(0)
+
+    def blank(unit: ModelInput, level: str, like: Any) -> np.ndarray:
+        shape = ((unit.length,) if level == "token" else ()) + like.shape[2:]
+        floating = np.issubdtype(like.dtype, np.floating)
+        return rng.random(shape, np.float32) if floating else np.zeros(shape, like.dtype)
+
+    outputs = [{name: blank(unit, level, like) for level, name, like in arrays} for unit in units]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as the warning about constant values
         return scores_of(task, records, task.decode(records, units, outputs))[0]
+
+
+def remarks_of(task: Task, split: str, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[str]:
+    """Return the lines of ``Task.remarks`` about the records that ``Task.scored`` selects."""
+    records, predictions = _labelled(task, records, predictions)
+    return [f"WARNING: {split}: {line}" for line in task.remarks(records, predictions)]
 
 
 def confusion_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
@@ -206,9 +214,11 @@ def result_lines(result: Mapping[str, Any], metric: str = "") -> list[str]:
     """Return the log line of ``result``, an entry of metrics.json, as a list of one string. The line shows
     ``metric`` and up to three other scores."""
     shown = [
-        f"{name} {entry['value']:.4f} [{entry['ci95'][0]:.4f}, {entry['ci95'][1]:.4f}]"
+        f"{name} undefined"
+        if entry["value"] is None
+        else f"{name} {entry['value']:.4f} [{entry['ci95'][0]:.4f}, {entry['ci95'][1]:.4f}]"
         for name, entry in sorted(result["metrics"].items(), key=lambda item: _rank(item[0], metric))[:4]
-        if entry["value"] is not None and entry["ci95"] is not None
+        if entry["value"] is None or entry["ci95"] is not None
     ]
     if known := result.get("baseline"):
         shown.append(f"({known['answer']}: {known['metric']} {known['value']:.4f})")

@@ -17,6 +17,7 @@ from bert_jax.finetuning.distillation.soft_targets import SoftTargets
 from bert_jax.finetuning.distillation.teachers import check_teaching, student_units, taught_units, with_names
 from bert_jax.records import Record
 from bert_jax.tasks import sampling
+from bert_jax.tasks.classes import blank_lines
 from bert_jax.tasks.registry import task_class
 from bert_jax.tasks.task import ModelInput, Task
 from bert_jax.tokenization import Tokenizer
@@ -135,6 +136,8 @@ def resolve_task(
         if not teaching.unlabelled or config.task.kind == "choice":
             raise ValueError("data.train: no training records; set data.train to files that contain records")
         config = with_names(config, teaching.teachers[0].spec.heads)
+    config, records, prepared = kind.prepare(config, records, tests)
+    train = records["train"]
     if config.input.few_shot:
         labels = [record.label or "" for record in train]
         chosen = sampling.few_shot(labels, config.input.few_shot, config.data.split_seed)
@@ -149,12 +152,13 @@ def resolve_task(
     asked, config = config, with_steps(config, len(examples))
     task = kind(config, tokenizer, train)
     dev_splits = tuple(split for split in records if split != "train" and split not in tests)
-    notes = [*automatic_notes(asked, config, len(examples)), *task.notes(config, records)]
+    notes = [*automatic_notes(asked, config, len(examples)), *prepared, *blank_lines(train)]
+    notes += task.notes(config, records)
     for split, own in records.items():
         unlabelled = sum(not task.is_labelled(record) for record in own)
         if split in dev_splits and unlabelled == len(own):
             raise ValueError(f"data.dev: split {split} has no labels; add labels, or name its file in data.test")
-        if split != "train" and 0 < unlabelled < len(own):
+        if split != "train" and unlabelled:
             notes.append(f"{split}: {unlabelled:,} of {len(own):,} records have no label and are not scored")
     if config.training.patience and not dev_splits:
         raise ValueError(

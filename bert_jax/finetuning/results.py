@@ -1,6 +1,5 @@
 """Outputs of a finished fine-tuning run: predictions, metrics.json, the export, the report."""
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from bert_jax.finetuning.artifacts import METRICS, PREDICTIONS, read_results
 from bert_jax.finetuning.evaluator import Evaluator
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.finetuning.task_objective import TaskObjective
+from bert_jax.inference.text_files import json_line
 from bert_jax.interop.export import export_model
 from bert_jax.interop.saved_model import BEST
 from bert_jax.io.files import write_whole
@@ -43,6 +43,7 @@ def write_results(
     asked, digests = resolved.predicted_splits, resolved.prediction_digests
     is_due = {split: entries.get(split, {}).get("digest") != digests[split] for split in asked}
     timeout = context.launch.host_timeout
+    remarks: list[str] = []
     due = [split for split in asked if hosts.broadcast_from_lead(f"predict_{split}", is_due[split], timeout)]
     for split in due:
         predictions = evaluator.predictions(
@@ -50,21 +51,25 @@ def write_results(
         )
         if hosts.is_lead():
             pairs = zip(resolved.records[split], predictions, strict=True)
-            lines = [json.dumps({"id": record.id, **one}, ensure_ascii=False) for record, one in pairs]
+            what = f"{split}: a prediction"
+            lines = [json_line({"id": record.id, **one}, what) for record, one in pairs]
             write_whole(folder / PREDICTIONS.format(split), "".join(f"{line}\n" for line in lines))
         entries[split] = _result_entry(resolved, split, predictions, evaluator, context.log.at(0, split))
+        remarks += evaluation.remarks_of(resolved.task, split, resolved.records[split], predictions)
         entries[split] |= {"step": step, "seconds": round(time.perf_counter() - began, 3)}
     if not hosts.is_lead():
         return
     results = [entries.pop(split) for split in asked] + [*entries.values()]
     write_whole(folder / METRICS, evaluation.metrics_text(results))
     metric = best.metric or config.task.metric
-    lines = [line for result in results for line in evaluation.result_lines(result, metric)]
+    lines = [line for result in results for line in evaluation.result_lines(result, metric)] + remarks
     lines += evaluation.warning_lines(results)
     if evaluator.takes_best and step == best.step:
         lines.append(f"parameters of step {step:,}, which has the best {best.metric}")
     elif evaluator.takes_best:
         lines.append(f"parameters of step {step:,}; the best parameters, of step {best.step:,}, were not saved")
+    elif best.metric and config.training.restore_best:
+        lines.append(f"WARNING: parameters of the last step, {step:,}: {best.metric} was never defined on dev")
     lines += _export(folder, "hf" if resolved.task.sentence is None else "sentence-transformers")
     values = {name: entry["value"] for result in results[:1] for name, entry in result["metrics"].items()}
     matrices = {entry["split"]: entry["confusion_matrix"] for entry in results if "confusion_matrix" in entry}

@@ -16,6 +16,8 @@ import numpy as np
 
 from bert_jax.tasks.task import Level, ModelInput, Target
 
+# Lengths of the only row of a small call; long ones double, so that few programs serve single inputs.
+_ONLY_ROW, _SHORT = (16, 32, 48, 64, 128, 256, 512, 1024, 2048, 4096), 64
 ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 _IN_FLIGHT = 4
 # Name of the hidden states that one stage computes and the next one reads, [B, S, H].
@@ -70,9 +72,18 @@ def row_lengths(limit: int) -> tuple[int, ...]:
     """Return at most seven row lengths for inputs of at most ``limit`` tokens; the last length is ``limit``.
 
     A program is therefore compiled for at most eight shapes: one for each length, and a smaller batch of the first
-    length."""
+    length; the rows of :func:`only_row`, one program each, come in addition."""
     ladder = ROW_LENGTHS[2:9] if limit <= 512 else ROW_LENGTHS[2:14:2]
     return (*(length for length in ladder if length < limit), limit)
+
+
+def only_row(lengths: Sequence[int], limit: int, units: int) -> int | None:
+    """Return the length of the row, at most ``limit``, that all inputs share: one input, or up to ``units`` short
+    ones; ``lengths`` are their numbers of tokens. None: one row is too small, or a usual batch is as fast."""
+    total = sum(lengths)
+    if total > limit or not 0 < len(lengths) <= (units if total <= _SHORT else 1):
+        return None
+    return next((length for length in _ONLY_ROW if total <= length < limit), limit)
 
 
 def fill_rows(
@@ -218,7 +229,7 @@ def run_packed(
 
     def collect() -> None:
         packed, arrays = waiting.popleft()
-        levels = jax.tree.map(np.asarray, arrays)
+        levels = {level: {name: np.asarray(of) for name, of in named.items()} for level, named in arrays.items()}
         of_units, of_tokens = levels.get("unit", {}), levels.get("token", {})
         for number, row, slot, first in packed.places:
             tokens = slice(first, first + units[number].length)

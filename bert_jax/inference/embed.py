@@ -14,10 +14,12 @@ import numpy as np
 from bert_jax.config import ModelSpec, SentenceConfig, SentenceModule
 from bert_jax.inference.batching import DeviceOutputs, RunOptions
 from bert_jax.inference.engine import Engine, Text, checked_texts
+from bert_jax.inference.predict import task_of
 from bert_jax.model.bert import of_layers
 from bert_jax.model.layers import INTERMEDIATES
 from bert_jax.model.pooling import SentenceHead
 from bert_jax.model.pooling import normalize as divided_by_norm
+from bert_jax.records import Record
 from bert_jax.tasks.task import ModelInput
 
 POOLINGS = ("cls", "mean", "max")
@@ -59,9 +61,14 @@ def embed(
     text = prompt_text(loaded.spec, prompt, prompt_name)
     skipped = 0 if sentence.include_prompt else prompt_length(loaded, text)
 
+    of_run = loaded.spec.task is not None and loaded.spec.task.kind == "sentence"
+    task = task_of(loaded, "sentence") if of_run else None  # truncates texts as in the run
+
     def featurize(part: list[str]) -> list[ModelInput]:
-        encoded = loaded.encode([text + one for one in part])
-        return [ModelInput(i, (sequence,)) for i, sequence in enumerate(encoded)]
+        given = [text + one for one in part]
+        if task is not None:
+            return task.featurize([Record(id="", source="", text=one) for one in given], training=False)
+        return [ModelInput(i, (sequence,)) for i, sequence in enumerate(loaded.encode(given))]
 
     run = loaded.program(("embed", sentence, size), _pooled(loaded, sentence, size))
     windows = loaded.windows(checked_texts(texts), featurize, run, np.int32(skipped), **options)
@@ -126,11 +133,9 @@ def prompt_length(loaded: Engine, prompt: str) -> int:
 
 
 def _pooled(loaded: Engine, sentence: SentenceConfig, width: int) -> Callable[..., jax.Array]:
-    is_unit = bool(sentence.modules) and sentence.modules[-1].kind == "normalize"
-    encoder = loaded.model.clone(sentence=None)
-    head = SentenceHead(loaded.spec.model, sentence)
-
     def run(params: Any, batch: dict[str, jax.Array], skipped: jax.Array) -> DeviceOutputs:
+        is_unit = bool(sentence.modules) and sentence.modules[-1].kind == "normalize"
+        encoder, head = loaded.model.clone(sentence=None), SentenceHead(loaded.spec.model, sentence)
         x_BxSxH = encoder.apply({"params": params}, batch).sequence_output
         slots_C = 1 + jnp.arange(batch["cls_positions"].shape[1])
         seen_CxBxS = batch["sequence_ids"] == slots_C[:, None, None]

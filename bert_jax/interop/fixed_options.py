@@ -49,7 +49,7 @@ def whole_name(source: str) -> str:
     return str(location(source).resolve()) if source else ""
 
 
-def read_options(path: Path, given: Given) -> ReadOptions:
+def read_options(path: Path, given: Given, *, allow_mismatch: bool = False) -> ReadOptions:
     """Return ``ReadOptions`` with the case of the vocabulary and the GELU variant that the options specify.
 
     Each of the two is set only if the files at ``path`` are in a format that does not always specify it.
@@ -60,7 +60,8 @@ def read_options(path: Path, given: Given) -> ReadOptions:
     is_open = leaves_activation_open(path) and activation in ("gelu", "gelu_tanh")
     # A model of this library records the case of its vocabulary, which the options must not replace.
     lower_case = values.get("data.lower_case") if leaves_case_open(path) else None
-    return ReadOptions(lower_case=lower_case, activation=activation if is_open else None)
+    activation = activation if is_open else None
+    return ReadOptions(lower_case=lower_case, activation=activation, allow_mismatch=allow_mismatch)
 
 
 def model_section(model: ModelConfig) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def plan_phase(name: str, given: Given) -> tuple[tuple[Setting, ...], str]:
     changed = {key: given[key][0] for key in may_differ & given.keys() & resolved.keys()}
     text = record_text(
         record["init_from"], source, resolved | changed,
-        continue_from=whole_name(name), trained_global=record["trained_global"],
+        continue_from=whole_name(name), trained_global=record["trained_global"], kept=record["kept"],
     )  # fmt: skip
     return settings, text
 
@@ -141,7 +142,7 @@ def kept_settings(workdir: Location, given: Given) -> tuple[Setting, ...]:
     try:
         stored = yaml.safe_load(path.read_text(encoding="utf-8"))
         prng, first_step = stored["execution"]["prng"], stored["training"].get("first_step", 0)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, yaml.YAMLError):
         return ()  # restoring the checkpoint reports a generator that differs
     kept = {} if _GENERATOR in given else {_GENERATOR: prng}
     if first_step:

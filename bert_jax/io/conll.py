@@ -85,7 +85,7 @@ def read_treebank(path: Path) -> Iterator[ParsedSentence]:
                     "write a blank line after each sentence"
                 )
             head = fields[_HEAD]
-            if not head.isdecimal() or int(head) > count or int(head) == number:
+            if not head.isdecimal() or int(head[:19]) > count or int(head) == number:
                 raise ValueError(
                     f"{path}:{line}: head {head!r} is not allowed; allowed: 0, or the id of another word, up to "
                     f"{count}"

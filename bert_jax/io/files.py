@@ -20,6 +20,18 @@ def remove_tree(folder: Location) -> None:
         shutil.rmtree(folder)
 
 
+def require_folder(folder: Path, option: str = "") -> None:
+    """Raise ``ValueError`` if ``folder``, which may be missing, cannot be one, because it or a folder above it is a
+    file or a link to nothing. The message begins with ``option``, if set."""
+    for path in (folder, *folder.parents):
+        if path.is_symlink() and not path.exists():
+            raise ValueError(f"{option}{path}: a link to nothing; create its target, or name another folder")
+        if path.exists():
+            if not path.is_dir():
+                raise ValueError(f"{option}{path}: a file, not a folder; name another folder")
+            return
+
+
 def local_copy(path: Location) -> Path:
     """Return a local path unchanged. For an object, download it if necessary and return the path of the local copy.
 
@@ -58,6 +70,7 @@ def whole_file(path: Location, scratch: Path | None = None) -> Iterator[Path]:
     final = path.resolve()
     if final.exists() and not final.is_file():
         raise ValueError(f"{path}: exists and is not a file; name a file for the output")
+    require_folder(final.parent)
     final.parent.mkdir(parents=True, exist_ok=True)
     part = final.with_name(f".{final.name}.tmp") if scratch is None else scratch / final.name
     try:

@@ -5,6 +5,8 @@ import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
+from bert_jax.io.files import require_folder
+
 
 class FolderTaken(ValueError):
     """Raised if a folder is already locked, by another process or by this process."""
@@ -14,9 +16,11 @@ class FolderTaken(ValueError):
 def hold_folder(folder: Path, taken: str) -> Iterator[None]:
     """Create ``folder`` if it is missing, and lock it until the block ends or the process exits.
 
-    Raises :class:`FolderTaken` with the message ``f"{folder}: {taken}"`` if the folder is already locked. ``taken``
-    states who may have locked the folder and names a remedy.
+    Raises ``ValueError`` if ``folder`` is a file, and :class:`FolderTaken` with the message
+    ``f"{folder}: {taken}"`` if the folder is already locked. ``taken`` states who may have locked the folder and
+    names a remedy.
     """
+    require_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as file:
         try:

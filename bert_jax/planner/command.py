@@ -70,7 +70,7 @@ def _check(options: PlanOptions) -> None:
         if value is not None and value < 1:
             raise ValueError(f"--{name}: {value} is not allowed; allowed: 1 or more")
     for batch in options.batches:
-        if not batch.isdecimal() or int(batch) < 1:
+        if not batch.isdecimal() or not 0 < int(batch[:19]) < 10**9:
             raise ValueError(f"--batches: {batch!r} is not allowed; allowed: integers above 0, such as 16,64")
     price = options.price_per_chip_hour
     if price is not None and not 0 <= price < float("inf"):

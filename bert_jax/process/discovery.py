@@ -71,7 +71,7 @@ def check_port(coordinator: str) -> None:
 
 def _variable(name: str, default: int) -> int:
     text = os.environ.get(name, "")
-    if text and not text.isdecimal():
+    if text and not (text.isdecimal() and len(text) < 19):
         raise ValueError(f"{name}: {text!r} is not allowed; allowed: a whole number")
     return int(text or default)
 

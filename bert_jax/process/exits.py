@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -10,6 +11,7 @@ from typing import NoReturn
 from bert_jax.batch import DataBudgetError
 from bert_jax.io.errors import one_line
 from bert_jax.io.storage import StorageUnavailable
+from bert_jax.process import early
 
 OK, USER_ERROR, VERIFICATION_FAILED, PREEMPTED, DATA_BUDGET, NON_FINITE, WATCHDOG = 0, 2, 3, 42, 43, 44, 45
 INTERRUPTED = 130
@@ -44,6 +46,8 @@ def run_command(command: Callable[[], int | None]) -> int:
     """
     gc.set_threshold(100_000, 20, 50)
     try:
+        if signal.getsignal(signal.SIGINT) is early.stop:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # temporary files are removed from here on
         return command() or OK
     except BrokenPipeError:
         # The reader of the output has closed the pipe (for example `| head`).
@@ -75,10 +79,27 @@ def outcome(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, OSError):
         return USER_ERROR, _os_error_line(error)
     text = one_line(error)
+    if (platforms := os.environ.get("JAX_PLATFORMS")) and _starts_jax(error):
+        reason = (
+            text.partition(" (set JAX_PLATFORMS")[0].strip(".")
+            if isinstance(error, RuntimeError)
+            else "not installed"
+        )
+        remedy = "install JAX for it (pip install 'jax[cuda12]' or 'jax[tpu]'), or unset JAX_PLATFORMS"
+        return USER_ERROR, f"error: JAX_PLATFORMS: JAX cannot use {platforms}: {reason}; {remedy}"
     full = next((reason for reason in DISK_FULL if reason in text), None)
     if full is None and not isinstance(error, ValueError):
         return None
     return USER_ERROR, f"error: {text}" if full is None else f"error: {full}; {FREE_SPACE}"
+
+
+def _starts_jax(error: BaseException) -> bool:
+    """Return True if ``error`` was raised where JAX starts its platforms, with an assertion for one that it has no
+    program for."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is not None and at.tb_frame.f_code.co_filename.endswith("xla_bridge.py")
 
 
 def _os_error_line(error: OSError) -> str:

@@ -41,6 +41,7 @@ def fit(job: Job, context: Context, start: Start, data: Data, upload: Callable[[
     profiler = ProfilerWindow(context.folder / "profile", config.training.profile_steps)
 
     def save(state: TrainState, step: int) -> None:
+        context.log.require_file()
         meta = {
             "data": batches.state,
             "phase_start": start.phase_start,
@@ -53,6 +54,10 @@ def fit(job: Job, context: Context, start: Start, data: Data, upload: Callable[[
         }
         with explain_memory("saving the state", state_advice(config)):
             checkpoints.save(state, meta)
+
+    def finish_pending_save() -> None:
+        context.log.require_file()
+        checkpoints.wait()
 
     def poll(step: int) -> None:
         checkpoints.poll()
@@ -69,7 +74,7 @@ def fit(job: Job, context: Context, start: Start, data: Data, upload: Callable[[
                     context.log.line,
                 ),
                 evaluate=lambda state, step: job.evaluate(context, state, step),
-                save=save, finish_pending_save=checkpoints.wait, poll=poll, profiler=profiler,
+                save=save, finish_pending_save=finish_pending_save, poll=poll, profiler=profiler,
                 stop=context.launch.stop, watchdog=watchdog,
             )  # fmt: skip
             return loop.run(state, start.step)

@@ -113,6 +113,8 @@ def test_json_lines(tmp_path: Path) -> None:
         ('{"body": "x"}', ":2: no text in field 'text'"),
         ('{"text": 5}', ":2: no text in field 'text'"),
         ("[1, 2]", ":2: no text in field 'text'"),
+        pytest.param("[" * 100_000, ":2: not valid JSON", id="deep"),
+        pytest.param('{"text": ' + "1" * 5000 + "}", ":2: not valid JSON", id="digits"),
     ],
 )
 def test_bad_json_lines_name_file_and_line(tmp_path: Path, line: str, message: str) -> None:

@@ -196,7 +196,7 @@ def check_files(folder: Location, share: tuple[int, int] = (0, 1)) -> str | None
     try:
         listed = json.loads(path.read_text())
         files, digest = listed["files"], listed["digest"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return f"{CHECKSUM_FILE} is not readable"
     if json_digest(files) != digest:
         return f"{CHECKSUM_FILE} is damaged"

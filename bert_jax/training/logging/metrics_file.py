@@ -7,11 +7,12 @@ once and in order, even if the run was killed several times.
 
 import json
 import math
+import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bert_jax.io.files import write_whole
 
@@ -46,7 +47,7 @@ class MetricsWriter:
             return
         workdir = Path(workdir)
         workdir.mkdir(parents=True, exist_ok=True)
-        path = workdir / METRICS_FILE
+        self._path = path = workdir / METRICS_FILE
         records = _trim(path, start_step)
         # Last written step by split, so that no line is written twice.
         self._last_step = {_split(record): record["step"] for record in records}
@@ -82,11 +83,27 @@ class MetricsWriter:
         self._last_step[_split(record)] = int(step)
         return True
 
+    def require_file(self) -> None:
+        """Raise ``ValueError`` if the file is no longer in its folder, because the workdir was deleted, moved or
+        replaced during the run."""
+        if self._lead and not _is_at(self._file, self._path):
+            raise ValueError(
+                f"{self._path.parent}: deleted, moved or replaced during the run, so nothing more is saved "
+                "there; put it back and run the command again, or start anew"
+            )
+
     def close(self) -> None:
         """Close both files; may be called twice."""
         if self._lead and not self._file.closed:
             self._file.close()
             self._events.close()
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _split(record: Mapping[str, Any]) -> str:
@@ -110,7 +127,7 @@ def _complete_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
             continue
         try:
             record = json.loads(line)
-        except ValueError:  # incomplete or damaged: ignored
+        except (ValueError, RecursionError):  # incomplete or damaged: ignored
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             yield line, record

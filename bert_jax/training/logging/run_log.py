@@ -22,7 +22,7 @@ class RunLog:
         self._progress = Progress(total_steps, first_step, folder / "train.log", columns=columns, lead=lead)
         self._metrics = MetricsWriter(folder, first_step, lead=lead)
         self.line, self.tick = self._progress.line, self._progress.tick
-        self.has = self._metrics.has
+        self.has, self.require_file = self._metrics.has, self._metrics.require_file
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Write and show the log line of a step or, if ``values`` contains ``split``, of an evaluation."""

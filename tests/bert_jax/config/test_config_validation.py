@@ -66,6 +66,27 @@ def test_values_that_cannot_work(key, value, allowed):
     assert message.startswith(f"command line: {key}: ") and message.endswith(f" is not allowed; allowed: {allowed}")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "model:\n  num_layers: " + "[" * 20_000 + "]" * 20_000,
+            "recipe.yaml:2: num_layers: lists or mappings are",
+        ),
+        ("[" * 20_000 + "]" * 20_000, "recipe.yaml:1: lists or mappings are nested too deeply"),
+        ("\n".join(" " * i + f"k{i}:" for i in range(2000)), "recipe.yaml:51: k49: lists or mappings are nested"),
+        ("training:\n  seed: " + "9" * 6000, f"recipe.yaml:2: training.seed: '{'9' * 60}...' has 6000 digits"),
+        ("optimizer: {beta1: 0." + "9" * 6000 + "}", "recipe.yaml:1: optimizer.beta1: 1.0 is not allowed"),
+        ("training:\n  seed: 1." + "5" * 6000, f"recipe.yaml:2: training.seed: '1.{'5' * 58}...' is not a whole"),
+        ("data:\n  next_sentence: " + "q" * 6000, f"recipe.yaml:2: data.next_sentence: '{'q' * 60}...' is not"),
+    ],
+    ids=["lists", "top", "mappings", "digits", "nines", "fives", "letters"],
+)
+def test_deep_files_and_long_values_are_refused_with_their_place(text, message):
+    found = refusal(text=text)
+    assert found.startswith(message) and len(found) < 300
+
+
 def test_values_that_cannot_work_together():
     assert refusal("--data.mask_token_share 0.9 --data.random_token_share 0.2").endswith(
         "two shares, 0 or more, whose sum is at most 1"

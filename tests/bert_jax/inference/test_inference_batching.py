@@ -1,12 +1,21 @@
 """Packing: every sequence once, few shapes, results in the order of the input, endless input."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 from inference_models import make_model, random_texts
 
-from bert_jax.inference.batching import Shape, fill_rows, pack_batch, packed_batches, row_lengths, run_packed
+from bert_jax.inference.batching import (
+    Shape,
+    fill_rows,
+    only_row,
+    pack_batch,
+    packed_batches,
+    row_lengths,
+    run_packed,
+)
 from bert_jax.tasks.task import Encoded, ModelInput
 
 
@@ -83,6 +92,57 @@ def test_results_keep_the_order_of_endless_input():
         for unit, output in zip(units, outputs, strict=True):
             assert output["ids"].tolist() == [unit.record % 40] * (2 + unit.record % 5) and output["weights"] == 1
     assert sum(done) == sum(n % 3 for n in range(30))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "limit", "row"),
+    [
+        ([10], 512, 16),
+        ([17], 512, 32),
+        ([300], 512, 512),
+        ([70], 100, 100),
+        ([4], 5, 5),
+        ([20] * 3, 512, 64),
+        ([20] * 3, 40, None),
+        ([6] * 8, 512, 48),
+        ([6] * 9, 512, None),
+        ([40, 40], 512, None),
+        ([], 512, None),
+    ],
+)
+def test_the_only_row_of_a_small_call(lengths, limit, row):
+    assert only_row(lengths, limit, 8) == row
+
+
+def test_a_small_call_runs_one_row_and_later_windows_keep_their_shapes():
+    loaded, shapes = make_model(positions=512), []
+
+    def run(params, batch):
+        shapes.append(batch["input_ids"].shape)
+        return {"token": {"ids": batch["input_ids"]}}
+
+    def ids(lengths, **options):
+        shapes.clear()
+        windows = loaded.windows(lengths, inputs_of, run, **options)
+        return [output["ids"].tolist() for _, _, outputs in windows for output in outputs], [*shapes]
+
+    assert ids([10]) == ([[1] * 10], [(1, 16)])
+    assert ids([200]) == ([[1] * 200], [(1, 256)])
+    assert ids([9, 12, 9]) == ([[1] * 9, [2] * 12, [3] * 9], [(1, 32)])
+    assert ids([10] * 40)[1] == [(16, 64)]
+    assert ids([10] * 33, window=32)[1] == [(16, 64), (2, 64)]
+    loaded.spec = dataclasses.replace(
+        loaded.spec, model=dataclasses.replace(loaded.spec.model, attention_block=16, random_blocks=1)
+    )
+    assert ids([9, 12]) == ([[1] * 9, [2] * 12], [(2, 64)])  # such a model has one input per row
+    assert ids([9]) == ([[1] * 9], [(1, 16)])
+
+
+def test_a_text_has_the_same_vector_alone_and_among_others():
+    loaded, texts = make_model(), random_texts(12, 40)
+    together = loaded.embed(texts)
+    for text, vector in zip(texts, together, strict=True):
+        np.testing.assert_allclose(loaded.embed(text), vector, atol=1e-6)
 
 
 def test_work_runs_ahead_by_a_few_batches_only():

@@ -1,13 +1,14 @@
 """Whole runs of a tiny model on synthetic batches: repeatable, resumable, guarded."""
 
 import json
+import shutil
 import signal
 
 import jax
 import numpy as np
 import pytest
 from builders import StopAt
-from support import TINY, SyntheticSource, objective_of, tiny_config, train_synthetic, untimed
+from support import TINY, SyntheticIterator, SyntheticSource, objective_of, tiny_config, train_synthetic, untimed
 
 from bert_jax.config import MeshConfig, PretrainConfig, RunOptions, load_config
 from bert_jax.interop.initialization import plan_start
@@ -55,6 +56,31 @@ def test_a_signal_saves_and_the_rest_is_bitwise_the_same(tmp_path, number, code)
     train_synthetic(config, tmp_path / "cut")
     assert_states_equal(final_state(tmp_path / "whole", config), final_state(tmp_path / "cut", config))
     assert untimed(read_metrics(tmp_path / "whole")) == untimed(read_metrics(tmp_path / "cut"))
+
+
+@pytest.mark.parametrize("fault", ["deleted", "emptied", "moved", "replaced"])
+def test_a_run_whose_workdir_disappears_ends_at_the_next_save(tmp_path, fault):
+    config, workdir = tiny_config(), tmp_path / "w"
+
+    class Batches(SyntheticIterator):
+        def __next__(self):
+            if self.data_step == 7 and fault == "moved":
+                workdir.rename(tmp_path / "other")
+            elif self.data_step == 7 and fault == "emptied":  # as by `rm -rf w/*`, which keeps .lock
+                [shutil.rmtree(path) if path.is_dir() else path.unlink() for path in workdir.glob("[!.]*")]
+            elif self.data_step == 7:
+                shutil.rmtree(workdir)
+                if fault == "replaced":
+                    workdir.mkdir()
+                    (workdir / "metrics.jsonl").touch()
+            return super().__next__()
+
+    class Source(SyntheticSource):
+        def train(self, rows):
+            return Batches(self.config, rows)
+
+    with pytest.raises(ValueError, match="w: deleted, moved or replaced during the run"):
+        train_synthetic(config, workdir, source=Source(config))
 
 
 def test_a_complete_run_says_so_and_changes_nothing(tmp_path, capsys):

@@ -1,0 +1,37 @@
+"""First import of each command: a Python that cannot run it gets one line, and a signal while the rest is imported
+ends it without a traceback. Imports nothing that takes time or that an old Python lacks."""
+
+import importlib.util
+import os
+import signal
+import sys
+from types import FrameType
+
+COMMANDS = ("run_pretrain.py", "run_finetune.py", "bert-jax", "bert-data", "main.py", "cli.py")
+_README = "activate its environment (source .venv/bin/activate), or run the first command of README.md"
+
+
+def start() -> None:
+    """Check the Python, and handle SIGINT and SIGTERM until the command installs its own handlers. Does nothing if
+    another program, such as a test, imports the command."""
+    if os.path.basename(sys.argv[0]) not in COMMANDS:  # noqa: PTH119 - pathlib takes time
+        return
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    if sys.version_info < (3, 11):  # noqa: UP036 - an installation checks it, a checkout does not
+        sys.exit(_refusal(f"this is Python {sys.version.split()[0]}; bert_jax requires Python 3.11 or newer"))
+    for name in ("numpy", "yaml", "jax"):
+        if importlib.util.find_spec(name) is None:
+            sys.exit(_refusal(f"{name} is not installed for {sys.executable}"))
+
+
+def stop(number: int, frame: "FrameType | None") -> None:
+    """End the process: nothing has begun."""
+    is_interrupt = number == signal.SIGINT
+    os.write(2, b"interrupted\n" if is_interrupt else b"stopped before it began; run the same command again\n")
+    os._exit(130 if is_interrupt else 42)
+
+
+def _refusal(problem: str) -> int:
+    print(f"error: {problem}; {_README}", file=sys.stderr)
+    return 2
