@@ -1,7 +1,7 @@
 """Outputs of a finished fine-tuning run: predictions, metrics.json, the export, the report."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +79,10 @@ def write_results(
 
 
 def _result_entry(
-    resolved: ResolvedTask,
-    split: str,
-    predictions: Sequence[Prediction],
-    evaluator: Evaluator,
-    before: Mapping[str, Any],
+    resolved: ResolvedTask, split: str, predictions: Sequence[Prediction], evaluator: Evaluator, before: Any
 ) -> dict[str, Any]:
     """Return the entry of a split in metrics.json, without the step and the seconds. ``before``: the metrics before
-    training, if they are known."""
+    training by name; empty if they are unknown."""
     config, task, records, best = resolved.config, resolved.task, resolved.records[split], evaluator.best
     scores, count = evaluation.scores_of(task, records, predictions)
     metric, confusion = best.metric or config.task.metric, evaluation.confusion_of(task, records, predictions)
