@@ -14,6 +14,7 @@ from bert_jax.interop.hf.tensors import WEIGHT_FILES
 from bert_jax.interop.npz import is_npz, read_npz
 from bert_jax.interop.saved_model import is_native, read_native
 from bert_jax.interop.tf1.checkpoint import is_tf1, read_tf1
+from bert_jax.io.errors import near_path
 
 SUPPORTED = (
     "a saved model or workdir of this library, a Hugging Face folder (config.json), a sentence-transformers "
@@ -100,7 +101,7 @@ def _reader(path: Path) -> Reader:
         remedy = "copy the model first: gcloud storage cp -r URL ."
         raise ValueError(f"{path}: models are read from local folders; {remedy}")
     if not path.exists():
-        raise ValueError(f"{path}: does not exist")
+        raise ValueError(f"{path}: does not exist{near_path(path)}")
     raise ValueError(f"{path}: contains no model; supported formats: {SUPPORTED}")
 
 

@@ -1,12 +1,12 @@
 """Helpers for task files: names, lines, JSON, and parts of messages."""
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from bert_jax.io.errors import did_you_mean
 from bert_jax.io.storage import Location, is_url, location
 from data_pipeline.text.documents import COMPRESSIONS, Line, numbered_lines
 
@@ -91,12 +91,6 @@ def read_json(path: Location) -> Any:
 def characters(text: str) -> str:
     """Replace each lone surrogate, which JSON allows but UTF-8 does not, with "?"."""
     return text.encode("utf-8", "replace").decode()
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` for the known name closest to ``name``, or "" if none is close."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def listed(names: Iterable[str]) -> str:
