@@ -29,7 +29,7 @@ from bert_jax.config.sweep import UNPRUNED, Cell, FinetuneRunOptions, plan_cells
 from bert_jax.io.storage import location
 from bert_jax.process import exits
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
-from bert_jax.process.allocator import keep_freed_memory
+from bert_jax.process.allocator import keep_freed_memory, require_memory
 from bert_jax.process.exits import run_command
 from bert_jax.training.launch import Launch, Teaching
 
@@ -164,11 +164,15 @@ def train(options: FinetuneRunOptions, arguments: list[str], started: float = ST
         rows = config.training.global_batch_size // config.training.accumulation_steps
         keep_freed_memory(config.model, rows * config.task.max_length, config.task.max_length)
 
+    import jax
+
     from bert_jax.compression.teachers.find import find_task_teachers
     from bert_jax.finetuning.finetune import finetune
     from bert_jax.process import hosts
     from data_pipeline.tasks import read_splits, read_unlabelled, split_names
 
+    jax.devices()  # raises for a platform of JAX_PLATFORMS that cannot be used
+    require_memory(config, config.task.max_length, hosts.count())
     splits = read_splits(config.data, config.task.kind)
     teachers, record = find_task_teachers(options.teacher, location(options.folder("finetune")))
 

@@ -22,11 +22,12 @@ STOP = StopRequest.install()  # before the heavy imports, so that no signal duri
 from typing import TYPE_CHECKING
 
 from bert_jax.config import PretrainConfig, RunOptions, dump_yaml, load_config
-from bert_jax.config.loader import Setting, take_options
+from bert_jax.config.loader import Setting, read_settings, take_options
+from bert_jax.config.pretrain import with_text_length
 from bert_jax.io.storage import location
 from bert_jax.objectives.registry import check_name, objective_class
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
-from bert_jax.process.allocator import keep_freed_memory
+from bert_jax.process.allocator import keep_freed_memory, require_memory
 from bert_jax.process.exits import run_command
 from bert_jax.training.launch import Launch
 
@@ -81,12 +82,19 @@ def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfi
 def train(options: RunOptions, arguments: list[str]) -> None:
     """Prepare the data, then pretrain."""
     config, start, teacher = configure(options, arguments)
+    if not (config.training.num_steps or start.source):
+        raise ValueError(
+            "training.num_steps: not set; name a recipe, such as --config configs/quickstart.yaml, or set "
+            "training.num_steps or training.num_tokens (only with --init_from they follow from the text)"
+        )
     if options.keep_memory:
         rows = config.training.global_batch_size // config.training.accumulation_steps
         keep_freed_memory(config.model, rows * config.data.seq_length, config.data.seq_length)
     # Created first, so that an invalid file or conflicting options are reported before the data are prepared.
     objective = objective_class(config.objective)
     model = objective.make_model(config, None)
+
+    import jax
 
     from bert_jax.compression.teachers.find import check_vocabulary
     from bert_jax.compression.teachers.outputs import prepared_outputs
@@ -97,8 +105,9 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     from bert_jax.training.checkpoint.restore import saved_steps
     from bert_jax.training.pretrain import PretrainJob
     from bert_jax.training.run import train as run
+    from bert_jax.training.start import check_checkpoint
     from data_pipeline.build.ensure import STOPPED, ensure_data, require_shards
-    from data_pipeline.build.vocabulary import existing_vocabulary, place_vocabulary
+    from data_pipeline.build.vocabulary import existing_vocabulary, place_vocabulary, vocabulary_path
     from data_pipeline.read.pretrain_input import ShardSource
 
     def report(line: str) -> None:
@@ -106,19 +115,23 @@ def train(options: RunOptions, arguments: list[str]) -> None:
 
     if teacher is not None and issubclass(objective, TaughtObjective):
         objective(config, None).teach(teacher.spec)  # raises for a model that cannot teach this run
+    jax.devices()  # raises for a platform of JAX_PLATFORMS that cannot be used
+    require_memory(config, config.data.seq_length, hosts.count())
     with STOP.at_once(STOPPED):
         if start.vocabulary is not None and hosts.is_lead():
             name, content = start.vocabulary
             place_vocabulary(location(name), content)
         hosts.barrier("vocabulary", options.host_timeout)
+        known = existing_vocabulary(config.data, config.model.vocab_size)[1]
+        earlier = location(options.continue_from) if options.continue_from else None
+        check_checkpoint(location(options.folder("pretrain")), earlier, config, known)
         if teacher is not None and not config.data.mixture:
-            path, known = existing_vocabulary(config.data, config.model.vocab_size)
-            check_vocabulary(teacher, known, path)
+            check_vocabulary(teacher, known, vocabulary_path(config.data))
         if hosts.count() == 1:
             vocabulary = ensure_data(config.data, vocab_size=config.model.vocab_size, report=report)
         else:
             vocabulary = require_shards(config, arguments)
-    tokenizer = load_tokenizer(vocabulary, lower_case=config.data.lower_case)
+    tokenizer = load_tokenizer(vocabulary, **config.data.rules)
     if config.objective.name != "causal_lm" and not config.objective.module:
         tokenizer.require_mask(f"objective.name {config.objective.name} (causal_lm needs none)")
     if not (options.init_from or options.continue_from or saved_steps(location(options.folder("pretrain")))):
@@ -127,6 +140,10 @@ def train(options: RunOptions, arguments: list[str]) -> None:
         check_vocabulary(teacher, tokenizer, vocabulary)
     initial = initial_model(start, pretraining_spec(config, model))
     initial = dataclasses.replace(initial, params=dict(objective.placed(config, initial.params)))
+    if not config.training.num_steps:
+        given = [setting.key for setting in read_settings(arguments)]
+        config, line = with_text_length(config, ShardSource(config, tokenizer).examples_per_pass, given)
+        initial = dataclasses.replace(initial, messages=(*initial.messages, line))
     del start  # so that its host arrays can be freed once they are on the devices
     launch = Launch(
         workdir=location(options.folder("pretrain")),
@@ -139,6 +156,8 @@ def train(options: RunOptions, arguments: list[str]) -> None:
         started=STARTED,
     )
     source, outputs = ShardSource(config, tokenizer), None
+    if "mlm_loss" in objective.display.keys:
+        source.require_predictions()
     if teacher is not None and teacher.outputs:
         with STOP.at_once("stopped; the same command continues with the outputs of the teacher"):
             outputs = prepared_outputs(config, objective, teacher, source, report)

@@ -1,13 +1,18 @@
-"""Endurance of pretraining: memory of a long run, and equality of a run after many kills with an undisturbed one.
+"""Endurance: the outcome of every kind of job after kills -9 at random moments, and the memory of a long run.
 
-    python benchmarks/soak.py FOLDER [--steps 5000] [--seed 0]
+    python benchmarks/soak.py FOLDER [--kinds KIND ...] [--kills 10] [--steps 40] [--seed 0]
+    python benchmarks/soak.py FOLDER --memory_steps 5000
 
-Both runs are of run_pretrain.py on a made-up corpus, a tiny model on one CPU device, with a save every 50 steps and
-an evaluation every 200. (a) runs undisturbed; its resident memory, threads and open files are sampled throughout
-(Linux only). (b) receives kill -9 or SIGTERM after random 20 to 60 seconds and is started again, until it is
-complete. Prints one JSON object. Exit code 3 if memory, threads or open files of (a) at the end are more than 5%
-above those at a tenth of the way (medians over neighboring steps), or if parameters, optimizer, data position or
-metrics.jsonl of the two differ by one bit, timings aside. FOLDER keeps both workdirs.
+Each kind of ``soak_kinds.py`` runs undisturbed once. Then chains of the same command get kill -9 (the process and
+its children) at random moments of the time that the undisturbed job took, at most five each, until --kills of them
+hit a job that had not ended; the last command of a chain runs to its end. The outcome must be that of the
+undisturbed job: every array of the newest checkpoint, its digest and data position, metrics without times,
+predictions, files. Outputs that appear only when they are complete are also compared after each kill. A line in
+FOLDER/soak.jsonl for each undisturbed job and each chain lets the same command continue after a kill of its own.
+Prints a table; exit code 3 if an outcome differs or a command ends with another code.
+
+With --memory_steps, one run samples its resident memory, threads and open files (Linux only): exit code 3 if at the
+end they are more than 5% above those at a tenth of the way (medians over neighboring steps).
 """
 
 import argparse
@@ -15,51 +20,140 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-WORDS = ["the", "cat", "dog", "friend", "sees", "likes", "hears", "bird", "house", "music", "river", "old", "red"]
+from soak_kinds import PRETRAIN, REPOSITORY, Kind, kinds, recipe, write_inputs
+
+sys.path.insert(0, str(REPOSITORY))
 GROWTH = 1.05
+MOST_KILLS = 5  # of one chain
+PATIENCE = 1800.0  # seconds until a command counts as stuck
 
 
-def write_recipe(folder: Path, steps: int) -> Path:
-    """Write a corpus of random words and the recipe of a run on it."""
-    rng = random.Random(0)
-    documents = [
-        "\n".join(" ".join(rng.choices(WORDS, k=rng.randint(4, 9))) + " ." for _ in range(rng.randint(4, 12)))
-        for _ in range(300)
-    ]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "corpus.txt").write_text("\n\n".join(documents) + "\n")
-    path = folder / "recipe.yaml"
-    path.write_text(
-        f"""
-data: {{corpus: [{folder}/corpus.txt], shards: {folder}/shards, seq_length: 32, max_predictions: 5, dupe_factor: 2,
-  num_shards: 4, eval_fraction: 0.1, workers: 1}}
-model: {{vocab_size: 96, hidden_size: 64, num_layers: 2, num_attention_heads: 2, intermediate_size: 256,
-  max_position_embeddings: 32}}
-optimizer: {{learning_rate: 1e-3, warmup_steps: 100}}
-training: {{num_steps: {steps}, global_batch_size: 64, log_interval: 10, checkpoint_interval: 50,
-  eval_interval: 200, compilation_cache: {folder}/cache}}
-"""
-    )
-    return path
-
-
-def start(recipe: Path, workdir: Path) -> subprocess.Popen[bytes]:
-    """Start the run, with its output appended to a file next to its workdir."""
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    with (workdir.parent / f"{workdir.name}.output").open("ab") as output:
+def start(words: Sequence[str], out: Path) -> subprocess.Popen[bytes]:
+    """Start a job in a session of its own, its output appended to ``out`` with the suffix .log."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(REPOSITORY)}
+    with out.with_name(f"{out.name}.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, REPOSITORY / "run_pretrain.py", "--config", recipe, "--workdir", workdir],
-            stdout=output, stderr=subprocess.STDOUT, cwd=REPOSITORY, env=environment,
+            [sys.executable, *words], stdout=log, stderr=subprocess.STDOUT, cwd=REPOSITORY, env=environment,
+            start_new_session=True,
         )  # fmt: skip
+
+
+def end(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Wait for the end of a job; kill it and its children after ``seconds``. Return its code, None if killed."""
+    try:
+        return process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def differences(kind: Kind, whole: Mapping[str, str], out: Path) -> list[str]:
+    """Return the names of the parts of the outcome that differ from those of the undisturbed job."""
+    found = kind.outcome(out)
+    return sorted(name for name in {*whole, *found} if whole.get(name) != found.get(name))
+
+
+def undisturbed(name: str, kind: Kind, out: Path) -> dict[str, Any]:
+    """Run a job to its end; return its line."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if kind.whole and name != "export_hf":
+        out.mkdir()
+    if end(start(kind.command(out), out), PATIENCE) != 0:  # makes the shards and the compilation cache
+        raise SystemExit(f"{name}: the undisturbed job failed; see {out}.log")
+    first = kind.outcome(out)
+    shutil.rmtree(out)
+    if kind.whole and name != "export_hf":
+        out.mkdir()
+    began = time.monotonic()
+    code = end(start(kind.command(out), out), PATIENCE)
+    seconds = time.monotonic() - began
+    unstable = differences(kind, first, out)
+    if code != 0 or unstable:
+        raise SystemExit(f"{name}: two undisturbed jobs differ in {unstable[:5]} (code {code}); see {out}.log")
+    return {"kind": name, "whole": dict(first), "seconds": round(seconds, 2)}
+
+
+def chain(
+    name: str, kind: Kind, line: Mapping[str, Any], out: Path, kills: int, rng: random.Random
+) -> dict[str, Any]:
+    """Run a job through at most ``kills`` kills to its end; return the line of the chain."""
+    shutil.rmtree(out, ignore_errors=True)
+    if kind.whole and name != "export_hf":
+        out.mkdir(parents=True)
+    delays, different, code = list[float](), list[str](), None
+    while code is None:
+        delay = rng.uniform(0.05, 1.0) * line["seconds"] if len(delays) < kills else PATIENCE
+        code = end(start(kind.command(out), out), delay)
+        if code is None and delay == PATIENCE:
+            raise SystemExit(f"{name}: stuck after {delays}; see {out}.log")
+        if code is None:
+            delays.append(round(delay, 2))
+            visible = out.exists() and any(not path.name.startswith(".") for path in out.iterdir())
+            if kind.whole and visible:
+                parts = [part for part in kind.outcome(out) if not Path(part).name.startswith(".")]
+                wrong = [part for part in differences(kind, line["whole"], out) if part in parts]
+                different += [f"after kill {len(delays)}: {part}" for part in wrong]
+    different += [f"exit code {code}"] if code else differences(kind, line["whole"], out)
+    return {"kind": name, "kills": delays, "different": different}
+
+
+def run_matrix(folder: Path, chosen: Sequence[str], kills: int, steps: int, seed: int) -> int:
+    """Run the undisturbed jobs and the chains that FOLDER/soak.jsonl lacks, and print the table."""
+    inputs, log = folder / "inputs", folder / "soak.jsonl"
+    write_inputs(inputs)
+    every = kinds(inputs, steps)
+    if unknown := [name for name in chosen if name not in every]:
+        raise SystemExit(f"--kinds: {unknown[0]} is not allowed; allowed: {', '.join(every)}")
+    lines = (
+        [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")] if log.exists() else []
+    )
+
+    def add(line: dict[str, Any]) -> dict[str, Any]:
+        with log.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        lines.append(line)
+        return line
+
+    for name in chosen or every:
+        kind, place = every[name], folder / name
+        whole = next((line for line in lines if line["kind"] == name and "whole" in line), None)
+        whole = whole or add(undisturbed(name, kind, place / "whole"))
+        done = [line for line in lines if line["kind"] == name and "kills" in line]
+        while (left := kills - sum(len(line["kills"]) for line in done)) > 0 and len(done) < 3 * kills:
+            rng = random.Random(f"{seed} {name} {len(done)}")
+            line = chain(name, kind, whole, place / f"chain_{len(done)}", min(left, MOST_KILLS), rng)
+            done.append(add(line))
+            print(f"{name}: {len(line['kills'])} kills, different: {line['different'] or 'none'}", file=sys.stderr)
+            if not line["different"]:
+                shutil.rmtree(place / f"chain_{len(done) - 1}", ignore_errors=True)
+    print("| kind | undisturbed, s | kills | chains | different |\n|---|---|---|---|---|")
+    failed = False
+    for name in chosen or every:
+        own = [line for line in lines if line["kind"] == name]
+        seconds = next(line["seconds"] for line in own if "whole" in line)
+        chains = [line for line in own if "kills" in line]
+        different = [part for line in chains for part in line["different"]]
+        failed = failed or bool(different)
+        count = sum(len(line["kills"]) for line in chains)
+        print(f"| {name} | {seconds} | {count} | {len(chains)} | {', '.join(different[:3]) or 0} |")
+    return 3 if failed else 0
+
+
+# ------------------------------------------------------------------ memory
 
 
 def newest_step(workdir: Path) -> int:
@@ -79,10 +173,13 @@ def resources(pid: int) -> dict[str, int]:
     }
 
 
-def undisturbed(recipe: Path, workdir: Path) -> list[dict[str, int]]:
-    """Run to the end; return samples of the resources of the process by step."""
-    samples = []
-    process = start(recipe, workdir)
+def run_for_memory(folder: Path, steps: int) -> int:
+    """Run one long pretraining, print its resources early and late, and return the exit code."""
+    write_inputs(folder / "inputs")
+    workdir, samples = folder / "long", list[dict[str, int]]()
+    intervals = ["--training.checkpoint_interval", "50", "--training.eval_interval", "200"]
+    config = str(recipe(folder / "inputs", "masked", steps))
+    process = start([*PRETRAIN, "--config", config, "--workdir", str(workdir), *intervals], workdir)
     try:
         while process.poll() is None:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError, KeyError):  # it has just ended
@@ -91,102 +188,31 @@ def undisturbed(recipe: Path, workdir: Path) -> list[dict[str, int]]:
     finally:
         process.kill()
     if process.wait() != 0:
-        raise SystemExit(f"the undisturbed run ended with code {process.returncode}; see {workdir}.output")
-    return samples
-
-
-def killed_again_and_again(recipe: Path, workdir: Path, seed: int) -> dict[str, list[float]]:
-    """Run to the end through kills; return the waiting times for each kind of kill."""
-    rng = random.Random(seed)
-    kills: dict[str, list[float]] = {"SIGKILL": [], "SIGTERM": []}
-    while True:
-        process = start(recipe, workdir)
-        try:
-            patience = rng.uniform(20, 60)
-            process.wait(timeout=patience)
-        except subprocess.TimeoutExpired:
-            number = rng.choice([signal.SIGKILL, signal.SIGTERM])
-            process.send_signal(number)
-            kills[number.name].append(round(patience, 1))
-            if process.wait(timeout=120) not in (-number, 42, 0):
-                raise SystemExit(
-                    f"{number.name} ended the run with code {process.returncode}; see {workdir}.output"
-                ) from None
-            if process.returncode != 0:
-                continue
-        finally:
-            process.kill()
-        if process.returncode != 0:
-            raise SystemExit(f"the run ended by itself with code {process.returncode}; see {workdir}.output")
-        return kills
-
-
-def differences(recipe: Path, first: Path, second: Path) -> list[str]:
-    """Return the bitwise differences between two finished runs, except timings."""
-    import jax
-    import numpy as np
-
-    from bert_jax.config import PretrainConfig, load_config
-    from bert_jax.parallel import make_mesh
-    from bert_jax.training.checkpoint.restore import restore_newest
-    from bert_jax.training.logging.metrics_file import TIMING_KEYS, read_metrics
-
-    config = load_config(PretrainConfig, ["--config", str(recipe)])
-    mesh = make_mesh(config.mesh)
-    one, two = (
-        restore_newest(workdir, config, mesh, read_only=True, may_change=set(), report=print)
-        for workdir in (first, second)
-    )
-    assert one is not None and two is not None
-    found = [f"step: {one.step} and {two.step}"] if one.step != two.step else []
-    for (path, left), right in zip(
-        jax.tree_util.tree_leaves_with_path(one.state), jax.tree.leaves(two.state), strict=True
-    ):
-        if np.asarray(left).tobytes() != np.asarray(right).tobytes():
-            found.append(f"state{jax.tree_util.keystr(path)}")
-    if one.meta["data"] != two.meta["data"]:
-        found.append(f"data position: {one.meta['data']} and {two.meta['data']}")
-    lines = [
-        [{key: value for key, value in line.items() if key not in TIMING_KEYS} for line in read_metrics(workdir)]
-        for workdir in (first, second)
-    ]
-    if lines[0] != lines[1]:
-        where = next((i for i, pair in enumerate(zip(*lines, strict=False)) if pair[0] != pair[1]), "the end")
-        found.append(f"metrics.jsonl: {len(lines[0])} and {len(lines[1])} lines, first difference at {where}")
-    return found
+        raise SystemExit(f"the run ended with code {process.returncode}; see {workdir}.log")
+    early, width = steps // 10, max(steps // 25, 50)
+    result: dict[str, Any] = {"samples": len(samples), "grown": []}
+    for name in ("memory", "threads", "files"):
+        first = [sample[name] for sample in samples if abs(sample["step"] - early) <= width]
+        last = [sample[name] for sample in samples if steps - 2 * width <= sample["step"] < steps]
+        result[name] = {"early": statistics.median(first), "late": statistics.median(last)}
+        result["grown"] += [name] if result[name]["late"] > GROWTH * result[name]["early"] else []
+    print(json.dumps(result, indent=1))
+    return 3 if result["grown"] else 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--kinds", nargs="+", default=[], metavar="KIND")
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--memory_steps", type=int, default=0)
     options = parser.parse_args()
     folder: Path = options.folder.absolute()
-    recipe = write_recipe(folder, options.steps)
-
-    samples = undisturbed(recipe, folder / "whole")
-    (folder / "samples.json").write_text(json.dumps(samples))
-    early, width = options.steps // 10, max(options.steps // 25, 50)
-    result: dict[str, Any] = {"samples": len(samples)}
-    grown = []
-    for name in ("memory", "threads", "files"):
-        at = {
-            "early": [sample[name] for sample in samples if abs(sample["step"] - early) <= width],
-            "late": [
-                sample[name] for sample in samples if options.steps - 2 * width <= sample["step"] < options.steps
-            ],
-        }
-        first, last = (statistics.median(values) for values in at.values())
-        result[name] = {"early": first, "late": last, "most": max(sample[name] for sample in samples)}
-        if last > GROWTH * first:
-            grown.append(name)
-    result["grown"] = grown
-    print(json.dumps(result), file=sys.stderr, flush=True)
-    result["kills"] = killed_again_and_again(recipe, folder / "killed", options.seed)
-    result["different"] = differences(recipe, folder / "whole", folder / "killed")
-    print(json.dumps(result, indent=1))
-    return 3 if grown or result["different"] else 0
+    if options.memory_steps:
+        return run_for_memory(folder, options.memory_steps)
+    return run_matrix(folder, options.kinds, options.kills, options.steps, options.seed)
 
 
 if __name__ == "__main__":

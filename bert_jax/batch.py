@@ -123,6 +123,10 @@ class PretrainSource(Protocol):
         """Return the cross-entropy, in nats per held-out target, of the unigram distribution of the training
         targets (add-one smoothing); return ``None`` if there are no held-out data."""
 
+    def constant_accuracy(self) -> float | None:
+        """Return the share of the held-out pairs that have the most frequent label of the training pairs; return
+        ``None`` if there are no held-out pairs."""
+
 
 def feature_shapes(
     batch_size: int, seq_length: int, max_predictions: int, sequences_per_row: int = 1

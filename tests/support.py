@@ -214,6 +214,9 @@ class SyntheticSource:
     def unigram_cross_entropy(self) -> float | None:
         return float(np.log(self.config.model.vocab_size))
 
+    def constant_accuracy(self) -> float | None:
+        return 0.5
+
 
 def relative_difference(tree: Any, reference: Any) -> float:
     """Largest norm(g - g0) / max(norm(g0), 1e-4 global norm) over the leaves of two flat dicts."""

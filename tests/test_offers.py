@@ -21,6 +21,8 @@ RECORDED = REPOSITORY / "tests" / "golden" / "offers.json"
 RENAMED = {
     "run_finetune.py --class_weights": "follows from the records; still read from stored configs",
     "run_finetune.py --hard_negatives": "follows from the records; still read from stored configs",
+    "run_finetune.py --optimizer.learning_rate": "follows from the width of the model; a resumed run keeps its own",
+    "run_finetune.py --training.num_epochs": "follows from the number of records; a resumed run keeps its own",
 }
 VERDICTS = ["refused", "encoder only", "yes"]
 

@@ -31,6 +31,7 @@ def write_corpus(path: Path, documents: int = 40, sentences: int = 12, seed: int
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file under ``folder`` but locks, by relative path."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    """Every file under ``folder`` but locks and times of the text, by relative path."""
+    left_out = (".lock", ".content-hashes.json")
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in left_out)
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}

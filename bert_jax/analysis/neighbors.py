@@ -3,6 +3,7 @@
 Shapes: Q queries, N entries of the corpus, E width of a vector, K hits, W candidates.
 """
 
+import logging
 from collections.abc import Collection as Container
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from bert_jax.analysis.collection import BLOCK, Collection, Id, blocks, is_id, lengths_of, norms
 from bert_jax.inference.text_files import read_texts
 from bert_jax.metrics.resampling import Interval, confidence_intervals
-from bert_jax.metrics.retrieval import retrieval_scores
+from bert_jax.metrics.retrieval import have_collapsed, retrieval_scores, tie_width
 
 Similarity = Literal["cosine", "dot"]
 SIMILARITIES: tuple[Similarity, ...] = ("cosine", "dot")
@@ -22,13 +23,25 @@ _BUDGET = 2**22
 # Additional candidates, so that float32 rounding seldom decides about the last hit.
 _SPARE = 16
 _CUTOFFS = (1, 5, 10, 20, 50, 100)
+_log = logging.getLogger(__name__)
 
 
 class Hits(NamedTuple):
-    """The hits of a query: row indices in the corpus, int64[K], by decreasing score, and the scores, float64[K]."""
+    """The hits of a query: row indices in the corpus, int64[K], by decreasing score, and the scores, float64[K].
+    ``beyond``: number of further entries whose score equals the last one."""
 
     rows: np.ndarray
     scores: np.ndarray
+    beyond: int = 0
+
+    @classmethod
+    def of(cls, rows: np.ndarray, scores: np.ndarray, every: np.ndarray) -> "Hits":
+        """Return the hits ``rows`` with their ``scores``, which are among the scores ``every``."""
+        if not len(scores):
+            return cls(rows, scores)
+        width = tie_width(scores)
+        tied, kept = (int(np.sum(np.abs(one - scores[-1]) <= width)) for one in (every, scores))
+        return cls(rows, scores, tied - kept)
 
 
 def nearest(
@@ -56,6 +69,11 @@ def nearest(
         raise ValueError(f"top: {top} is not allowed; allowed: 1 or more")
     if similarity not in SIMILARITIES:
         raise ValueError(f"similarity: {similarity!r} is not allowed; allowed: {', '.join(SIMILARITIES)}")
+    if have_collapsed(corpus):
+        _log.warning(
+            "WARNING: all vectors of the corpus are equal (cosines above 0.999999): the model has collapsed, and "
+            "the hits are arbitrary"
+        )
     is_cosine = similarity == "cosine"
     lengths_N = lengths_of(corpus, "corpus") if is_cosine else np.ones(len(corpus))
     lengths_Q = lengths_of(queries, "queries") if is_cosine else np.ones(len(queries))
@@ -81,17 +99,20 @@ def _block(
     exact_QxW = _exact(query_QxE[:, None], corpus[rows_QxW], lengths_N[rows_QxW])
     exact_QxW[rows_QxW == own_Q[:, None]] = -np.inf
     order_QxK = np.lexsort((rows_QxW, -exact_QxW), axis=-1)[:, :top]
-    # The error of a float32 product of E numbers is at most (E + 4) rounding errors of the product of both lengths.
-    # The rough score of an entry that is not a candidate is at most that of the lowest candidate.
-    error_Q = (corpus.shape[1] + 4) * 2.0**-24 * np.linalg.norm(query_QxE, axis=1) * longest
+    # The error of a float32 product of E numbers is at most (E + 4) rounding errors of the product of both lengths;
+    # scores that differ by two of them are equal. The rough score of an entry that is not a candidate is at most
+    # that of the lowest candidate.
+    error_Q = (corpus.shape[1] + 6) * 2.0**-24 * np.linalg.norm(query_QxE, axis=1) * longest
     last_Q = np.take_along_axis(exact_QxW, order_QxK[:, -1:], axis=1)[:, 0]
     sure_Q = rough_QxW.min(axis=1) + error_Q < last_Q
     for number, order in enumerate(order_QxK):
-        rows, scores = rows_QxW[number, order], exact_QxW[number, order]
+        rows, every = rows_QxW[number, order], exact_QxW[number]
+        scores = every[order]
         if width < len(corpus) and not sure_Q[number]:
-            rows, scores = _whole(query_QxE[number], corpus, lengths_N, top, own_Q[number])
+            rows, every = _whole(query_QxE[number], corpus, lengths_N, top, own_Q[number])
+            scores = every[rows]
         included = scores > -np.inf
-        yield Hits(rows[included], scores[included])
+        yield Hits.of(rows[included], scores[included], every)
 
 
 def _candidates(
@@ -123,13 +144,13 @@ def _greatest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 def _whole(
     query_E: np.ndarray, corpus: np.ndarray, lengths_N: np.ndarray, top: int, own: int
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of the ``top`` best entries, and the scores of all entries."""
     scores_N = np.empty(len(corpus))
     for part in blocks(len(corpus)):
         scores_N[part] = _exact(query_E[None], corpus[part], lengths_N[part])
     if own >= 0:
         scores_N[own] = -np.inf
-    order = np.argsort(-scores_N, kind="stable")[:top]
-    return order, scores_N[order]
+    return np.argsort(-scores_N, kind="stable")[:top], scores_N
 
 
 def _exact(query: np.ndarray, entries: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -186,13 +207,17 @@ def read_relevant(source: Path, queries: Collection, corpus: Collection) -> dict
 
 
 def relevance(
-    ranked: Sequence[Sequence[Id]], relevant: Sequence[Container[Id]], top: int, seed: int = 0
+    found: Sequence[Hits], ids: Sequence[Id], relevant: Sequence[Container[Id]], top: int, seed: int = 0
 ) -> Mapping[str, Interval]:
-    """Return the metrics mrr, precision@1, recall@K and ndcg@K, with 95% bootstrap intervals over the queries.
+    """Return the metrics mrr, precision@1, recall@K and ndcg@K of the hits ``found`` of each query, with 95%
+    bootstrap intervals over the queries. ``ids``: those of the entries of the corpus.
 
-    K takes the value ``top`` and each smaller value among 1, 5, 10, 20, 50 and 100.
+    K takes the value ``top`` and each smaller value among 1, 5, 10, 20, 50 and 100. Hits of equal scores share
+    their mean rank.
     """
     cutoffs = sorted({top, *(cutoff for cutoff in _CUTOFFS if cutoff < top)})
-    scores = retrieval_scores(ranked, relevant, cutoffs)
+    ranked = [[ids[row] for row in hits.rows.tolist()] for hits in found]
+    values, beyond = [hits.scores for hits in found], [hits.beyond for hits in found]
+    scores = retrieval_scores(ranked, relevant, cutoffs, values, beyond)
     intervals = confidence_intervals(scores, len(ranked), seed)
     return {score.name: interval for score, interval in zip(scores, intervals, strict=True)}

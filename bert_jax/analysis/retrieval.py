@@ -11,6 +11,7 @@ from bert_jax.analysis.collection import Collection, embedded, lengths_of
 from bert_jax.analysis.neighbors import Hits, nearest
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.predict import predict
+from bert_jax.metrics.retrieval import RESOLUTION
 
 _QUERIES = 64  # whose hits are read together
 
@@ -22,7 +23,8 @@ def relevance_label(model: Engine, label: str | None) -> str | None:
     Raises ``ValueError`` for a model that does not classify texts, and if the class is missing or unknown.
     """
     heads = model.spec.heads
-    labels = heads.sequence_labels
+    # Predictions have the names of the classes in the files of the run, which exports may have renamed.
+    labels, names = model.spec.settings_of("classification").labels, heads.sequence_labels
     if not labels:
         raise ValueError(f"--rerank {model.name}: the model has no head for pairs of texts; fine-tune it on them")
     if heads.problem == "regression":
@@ -31,9 +33,9 @@ def relevance_label(model: Engine, label: str | None) -> str | None:
         return None
     if label is None and len(labels) != 2:
         raise ValueError(f"--rerank_label: missing; give the class of relevant texts: {', '.join(labels)}")
-    if label is not None and label not in labels:
+    if label is not None and label not in (*labels, *names):
         raise ValueError(f"--rerank_label: {label} is not allowed; allowed: {', '.join(labels)}")
-    return labels[1] if label is None else label
+    return labels[1] if label is None else label if label in labels else labels[names.index(label)]
 
 
 def require_texts(*collections: Collection) -> None:
@@ -63,7 +65,7 @@ def reranked(
             own = list(itertools.islice(predictions, len(hits.rows)))
             scores = np.array([one["value"] if label is None else one["probabilities"][label] for one in own])
             order = np.argsort(-scores, kind="stable")[:top]
-            yield Hits(hits.rows[order], scores[order])
+            yield Hits.of(hits.rows[order], scores[order], scores)
 
 
 # ------------------------------------------------------------------ hard negatives
@@ -86,8 +88,8 @@ def with_negatives(
 
     Negatives are the texts of ``corpus`` (None: the right answers of all pairs) that are most similar to the text
     by cosine, except those that are right answers of the same text in any pair, and those whose similarity is above
-    that of the right answer minus the margin: they may be further right answers. ``options``: of ``embed``. Raises
-    ``ValueError`` for a corpus of vectors, and for vectors that are zero.
+    that of the right answer minus the margin, and not equal to it: they may be further right answers. ``options``:
+    of ``embed``. Raises ``ValueError`` for a corpus of vectors, and for vectors that are zero.
     """
     answers: dict[str, set[str]] = {}
     for text, answer in pairs:
@@ -106,7 +108,7 @@ def with_negatives(
         query = query_rows[text]
         most = float(query_vectors[query] @ own_vectors[own_rows[answer]]) - mining.margin
         near = zip(hits[query].rows, hits[query].scores, strict=True)
-        found = (given.texts[row] for row, score in near if score <= most)
+        found = (given.texts[row] for row, score in near if score <= most + RESOLUTION)
         negatives = dict.fromkeys(one for one in found if one not in answers[text])
         yield {"text": text, "text_pair": answer, "negative": list(negatives)[: mining.count]}
 

@@ -36,26 +36,27 @@ def search_command(arguments: argparse.Namespace) -> None:
         found = _index_hits(arguments, index, queries)
     else:
         found = _corpus_hits(arguments, corpus, queries, leaves_own_out)
-    lines = hit_lines(found if rerank is None else rerank(found), queries, corpus)
+    found = found if rerank is None else rerank(found)
     if relevant is None:
-        write_json_lines(lines, arguments.output)
+        write_json_lines(hit_lines(found, queries, corpus), arguments.output)
         return
-    ranked: dict[Any, list[Any]] = {}
+    judged: dict[Any, Any] = {}
 
-    def kept() -> Iterator[dict[str, Any]]:
-        for line in lines:
-            if line["query"] in relevant:
-                ranked[line["query"]] = [hit["id"] for hit in line["hits"]]
-            yield line
+    def kept() -> Iterator[Any]:
+        for query, hits in zip(queries.ids, found, strict=True):
+            if query in relevant:
+                judged[query] = hits
+            yield hits
 
     if arguments.output is not None:
-        write_json_lines(kept(), arguments.output)
+        write_json_lines(hit_lines(kept(), queries, corpus), arguments.output)
     else:
         collections.deque(kept(), 0)
-    scores = relevance(list(ranked.values()), [relevant[query] for query in ranked], arguments.top)
-    others = len(queries) - len(ranked)
+    wanted = [relevant[query] for query in judged]
+    scores = relevance(list(judged.values()), corpus.ids, wanted, arguments.top)
+    others = len(queries) - len(judged)
     skipped = f" ({others:,} queries without relevant ids are not counted)" if others else ""
-    print(f"{len(ranked):,} queries, {arguments.top} hits each{skipped}", *score_lines(scores), sep="\n")
+    print(f"{len(judged):,} queries, {arguments.top} hits each{skipped}", *score_lines(scores), sep="\n")
 
 
 def _check_search(arguments: argparse.Namespace, has_queries: bool) -> None:
@@ -119,9 +120,10 @@ def _reranker(arguments: argparse.Namespace, queries: Any, corpus: Any) -> Calla
     """Return a function that orders hits by the model of --rerank, which is checked here, before the search."""
     from bert_jax.analysis.retrieval import relevance_label, require_texts, reranked
     from bert_jax.inference.loaded import load
+    from bert_jax.interop.exchange import ReadOptions
 
     require_texts(queries, corpus)
-    cross_encoder = load(arguments.rerank)
+    cross_encoder = load(arguments.rerank, options=ReadOptions(allow_mismatch=arguments.allow_mismatch))
     label, options = relevance_label(cross_encoder, arguments.rerank_label), run_options(arguments)
     return lambda found: reranked(found, queries, corpus, cross_encoder, label, arguments.top, **options)
 

@@ -16,11 +16,27 @@ def predict_command(arguments: argparse.Namespace) -> None:
     tags, an answer, or a choice. An input in JSON is an object with text and, for pairs, text_pair (for span heads:
     question and passage), with text and choices, or with the words of a text to be tagged."""
     from bert_jax.inference.predict import predict
-    from bert_jax.inference.text_files import write_json_lines
+    from bert_jax.inference.text_files import refuse_table, write_json_lines
 
-    inputs, options = streaming(arguments)
+    refuse_table(arguments.input or "", () if arguments.json_lines else (".json",))
+    inputs, options = streaming(arguments, of_tasks=True)
     options |= {"task": arguments.task, "exit_entropy": arguments.exit_entropy}
-    write_json_lines(predict(load_model(arguments), inputs, **options), arguments.output)
+    loaded, last, documents = load_model(arguments), object(), 0
+    settings = loaded.spec.task
+    if settings is not None and settings.module:
+        say(f"the run converted texts by {settings.module}, which predict does not run; give converted inputs")
+
+    def counted() -> Iterator[Any]:
+        nonlocal last, documents
+        for value in inputs:
+            place = value.get("group", value.get("document")) if isinstance(value, dict) else value
+            last, documents = place, documents + (place != last)
+            yield value
+
+    has_context = settings is not None and settings.document_context
+    write_json_lines(predict(loaded, counted() if has_context else inputs, **options), arguments.output)
+    if documents:
+        say(f"documents of the words: {documents:,} (a blank line, or another document or group, begins one)")
 
 
 def zero_shot_command(arguments: argparse.Namespace) -> None:

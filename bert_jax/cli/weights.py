@@ -52,6 +52,7 @@ def export_command(arguments: argparse.Namespace) -> None:
         force=arguments.force,
         heads=arguments.heads,
         width=arguments.width,
+        exact_tokenizer=arguments.exact_tokenizer,
         calibrate=calibrate,
         check=check,
         options=read_options(arguments),
@@ -126,6 +127,11 @@ COMMANDS = (
             "--dtype", choices=("float32", "float16", "bfloat16", "int8"), default="float32",
             help="of the stored weights; int8 (onnx): of encoder and embeddings, and of their products (default: "
             "float32)",
+        ),
+        option(
+            "--exact_tokenizer", action="store_true",
+            help="write a tokenizer.json with exactly the rules of google-research/bert, which only the tokenizers "
+            "library reads (default: those of transformers' BertTokenizer, which differ for some rare characters)",
         ),
         option(
             "--calibration", nargs="+", metavar="FILE",

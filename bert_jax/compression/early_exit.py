@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bert_jax.compression.examples import read_examples, with_class_names
+from bert_jax.compression.examples import read_examples, with_classes
 from bert_jax.finetuning.evaluation import choosing_score, scores_of
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.predict import EXIT_WINDOW, layers_run, task_head, task_of, task_program
@@ -61,7 +61,7 @@ def measured(loaded: Engine, files: Sequence[str]) -> ExitPoint:
 
 
 def _labelled(task: Task, files: Sequence[str]) -> list[Record]:
-    records = with_class_names(read_examples(files), task.names)
+    records = with_classes(read_examples(files), task)
     if not task.scored(records):
         raise ValueError(f"--examples {files[0]}: no example has a label; give labeled examples")
     return records

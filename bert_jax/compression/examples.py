@@ -6,6 +6,7 @@ from typing import Any
 
 from bert_jax.inference.text_files import read_texts, refuse_table
 from bert_jax.records import Answer, Record
+from bert_jax.tasks.task import Task
 
 _LISTS = ("words", "choices", "labels", "tags", "negatives")
 
@@ -54,16 +55,18 @@ def example(value: str | Mapping[str, Any], source: str) -> Record:
     )  # fmt: skip
 
 
-def with_class_names(records: Sequence[Record], known: Sequence[str]) -> list[Record]:
-    """Return ``records`` with labels that are in ``known``, the names of the classes of a model; a file may have
-    their numbers instead. Raises ``ValueError`` for other labels."""
+def with_classes(records: Sequence[Record], task: Task) -> list[Record]:
+    """Return ``records`` with the labels of ``task``; a file may have the names of its classes, or their numbers,
+    instead. Raises ``ValueError`` for other labels."""
+    known, names = task.settings.labels, task.names
     numbers = {str(i): name for i, name in enumerate(known)} | {name: name for name in known}
+    numbers |= dict(zip(names, known, strict=True))
     named = []
     for record in records:
         for label in record.labels or (record.label,):
             if label is not None and label not in numbers:
-                names = f"allowed: {', '.join(known)}, or their numbers, from 0"
-                raise ValueError(f"{record.source}: {label!r} is no class of the model; {names}")
+                allowed = f"allowed: {', '.join(names)}, or their numbers, from 0"
+                raise ValueError(f"{record.source}: {label!r} is no class of the model; {allowed}")
         label = None if record.label is None else numbers[record.label]
         labels = None if record.labels is None else tuple(numbers[each] for each in record.labels)
         named.append(dataclasses.replace(record, label=label, labels=labels))

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from bert_jax.compression.examples import with_class_names
+from bert_jax.compression.examples import with_classes
 from bert_jax.compression.parts import Parts, masked, whole_masks
 from bert_jax.config import ModelConfig
 from bert_jax.finetuning.augment import mask_batch
@@ -128,17 +128,15 @@ def _comparable(scores: Parts) -> Parts:
 
 def _of_task(loaded: Engine, records: Sequence[Record]) -> tuple[Loss, Iterator[Batch]]:
     """Return the loss of the task head, and the batches of one example each, the longest first."""
-    task, model = task_of(loaded, head := task_head(loaded)), loaded.model.clone(sentence=None)
+    task, model = task_of(loaded, head := task_head(loaded), records), loaded.model.clone(sentence=None)
     if head == "sequence" and loaded.spec.heads.problem != "regression":
-        records = with_class_names(records, loaded.spec.heads.sequence_labels)
+        records = with_classes(records, task)
     for record in records:
         if not task.is_labelled(record):
             raise ValueError(
                 f"{record.source}: no {' and '.join(task.gold)}, which --importance gradient requires; add it, or "
                 "use --importance magnitude"
             )
-    kind = type(task)
-    task = kind(kind.from_data(task.config, {"train": records}), task.tokenizer)
 
     def loss(params: Any, batch: Batch) -> jax.Array:
         denominators = task.denominators(batch)

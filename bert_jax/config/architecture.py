@@ -11,6 +11,11 @@ from bert_jax.config.schema import AtLeast0, Positive, Probability, Range, Secti
 
 # A probability, or -1: another option applies.
 Inherited = Annotated[float, Range("-1 or a number from 0 to below 1", lambda value: value == -1 or 0 <= value < 1)]
+# Layers are listed, so their number has a bound, far above that of any published model.
+MOST_LAYERS = 10_000
+Layers = Annotated[int, Range(f"from 0 to {MOST_LAYERS:,}", lambda value: 0 <= value <= MOST_LAYERS)]
+# Largest size (int32), and most positions that are computed and not stored in a table of parameters.
+_LARGEST_SIZE, _MOST_COMPUTED_POSITIONS = 2**31 - 1, 1 << 20
 # Whether a part exists; auto: the rule in the comment of the option decides.
 Presence = Literal["auto", "yes", "no"]
 
@@ -35,7 +40,7 @@ class ModelConfig(Section, prefix="model."):
     # Width of the encoder; that of both directions together with encoder bidirectional_lstm.
     hidden_size: Positive[int] = 768
     # Number of encoder layers: 0 with encoder none, 1 with nnlm.
-    num_layers: AtLeast0[int] = 12
+    num_layers: Layers = 12
     # Encoder: transformer; none (the output of a token is its embedding: word2vec, GloVe); nnlm (one tanh layer
     # over the embeddings of a token and those before it; Bengio et al. 2003); lstm (left to right; AWD-LSTM of
     # Merity et al. 2018); bidirectional_lstm (two LSTMs, whose outputs are concatenated; ELMo of Peters et al.
@@ -60,7 +65,7 @@ class ModelConfig(Section, prefix="model."):
     # Most bytes of a token, its begin and end included.
     max_characters: Positive[int] = only(50, OF_OTHERS)
     # Highway layers (Srivastava et al. 2015) after the convolutions.
-    highway_layers: AtLeast0[int] = only(2, OF_OTHERS)
+    highway_layers: Layers = only(2, OF_OTHERS)
     # Activation of the convolutions.
     character_activation: Literal["relu", "tanh"] = only("relu", OF_OTHERS)
     # Attention heads per layer; must divide hidden_size.
@@ -203,9 +208,16 @@ class ModelConfig(Section, prefix="model."):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, value in vars(self).items():
+            sizes = value if isinstance(value, tuple) else (value,)
+            fits = all(not isinstance(size, int) or -_LARGEST_SIZE <= size <= _LARGEST_SIZE for size in sizes)
+            self._require(name, fits, f"at most {_LARGEST_SIZE:,}")
         rows, width = self.max_position_embeddings, self.hidden_size
         allowed = f"0 to below model.max_position_embeddings ({rows})"
         self._require("position_offset", 0 <= self.position_offset < rows, allowed)
+        is_table = self.position_embeddings == "learned"
+        allowed = f"at most {_MOST_COMPUTED_POSITIONS:,} with {self.position_embeddings} positions"
+        self._require("max_position_embeddings", is_table or rows <= _MOST_COMPUTED_POSITIONS, allowed)
         layers = {"none": (0, "0 with encoder none"), "nnlm": (1, "1 with encoder nnlm")}
         wanted, allowed = layers.get(self.encoder, (max(self.num_layers, 1), "1 or more"))
         self._require("num_layers", self.num_layers == wanted, allowed)

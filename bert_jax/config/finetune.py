@@ -7,6 +7,7 @@ The rules of ``schema`` apply: frozen, hashable, validated when created; no JAX 
 
 import operator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from bert_jax.config.architecture import ModelConfig
@@ -37,11 +38,15 @@ from bert_jax.config.task import (
     TaskConfig,
     TaskDataConfig,
 )
+from bert_jax.config.task_settings import TaskSettings
 
 # Conditions of the options of the classification loss, and the kinds of tasks that have the options of the head.
 _SOFTMAX = {KIND: ("classification", "choice", *WORDS, "sentence"), LOSS: ("softmax",), CRF: (False,)}
 _FOCAL = {**_SOFTMAX, KIND: ("multi_label", *_SOFTMAX[KIND])}
 _HEAD = (*WHOLE, "choice", *WORDS)
+# Automatic learning rates: that of a Transformer of the width of BERT-base, the power of the width with which it
+# falls, the highest one; that of heads on a frozen Transformer, and that of every other encoder.
+_BASE_WIDTH, _BASE_RATE, _POWER, _HIGHEST_RATE, _FROZEN_RATE, _OTHER_RATE = 768, 2e-5, 2.2, 1e-3, 3e-3, 9e-3
 # A share of the whole.
 Share = Annotated[float, Range("a number above 0, at most 1", lambda value: 0 < value <= 1)]
 
@@ -155,7 +160,8 @@ class FeaturesConfig(Section, prefix="features."):
 class FinetuneOptimizerConfig(OptimizerConfig):
     """Update rule and learning-rate schedule of fine-tuning."""
 
-    learning_rate: AtLeast0[float] = 2e-5
+    # Peak learning rate; -1: from the width of the model (see automatic_rate and docs/finetuning.md).
+    learning_rate: Annotated[float, Range("0 or more, or -1", lambda value: value >= 0 or value == -1)] = -1.0
     # Number of steps of linear warmup from 0; 0: optimizer.warmup_fraction of all steps.
     warmup_steps: AtLeast0[int] = 0
     # Share of all steps in the warmup phase.
@@ -186,16 +192,17 @@ class FinetuneOptimizerConfig(OptimizerConfig):
 class FinetuneTrainingConfig(TrainingConfig):
     """Length, batch size, logging, evaluation and checkpoints of a fine-tuning run."""
 
-    # Passes over the training records.
-    num_epochs: Positive[float] = 3.0
+    # Passes over the training records; 0: 3, but more for few records, so that there are enough steps (see
+    # automatic_steps and docs/finetuning.md).
+    num_epochs: AtLeast0[float] = 0.0
     # Total number of optimizer steps; 0: training.num_epochs passes.
     num_steps: AtLeast0[int] = 0
     # Examples per optimizer step, over all devices.
     global_batch_size: Positive[int] = 32
     log_interval: Positive[int] = 50
-    # Steps between evaluations on the dev split; 0: once per epoch.
+    # Steps between evaluations on the dev split; 0: once per epoch, without training.num_epochs at most 10 times.
     eval_interval: AtLeast0[int] = 0
-    # Steps between checkpoints; 0: once per epoch.
+    # Steps between checkpoints; 0: as often as the dev split is evaluated by default.
     checkpoint_interval: AtLeast0[int] = 0
     keep_checkpoints: Positive[int] = 1
     # Stop after this many consecutive evaluations without improvement; 0: never.
@@ -212,6 +219,20 @@ class FinetuneTrainingConfig(TrainingConfig):
         for name in unused:
             self._require(name, not getattr(self, name), "only the default in fine-tuning")
         self._require("batch_unit", self.batch_unit == "sequences", "only the default in fine-tuning")
+
+
+def automatic_rate(config: "FinetuneConfig") -> float:
+    """Return the learning rate of a run that sets none, with two significant digits.
+
+    That of a Transformer is 2e-5 (Devlin et al. 2018) at 768 values per token and falls with the power 2.2 of this
+    width, up to 1e-3; if it is frozen, 3e-3. Other encoders have 9e-3. ``studies/finetuning_defaults`` says why.
+    """
+    if config.model.encoder != "transformer":
+        return _OTHER_RATE
+    if config.features.frozen_encoder:
+        return _FROZEN_RATE
+    rate = _BASE_RATE * (_BASE_WIDTH / config.model.hidden_size) ** _POWER
+    return float(f"{min(rate, _HIGHEST_RATE):.2g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +283,22 @@ class FinetuneConfig:
             require(encoder == "transformer", "loss.layer_heads", "own", f"shared with model.encoder {encoder}")
         nsp, both = self.loss.nsp_weight, self.task.pair_order == "both"
         require(not (nsp and both), "loss.nsp_weight", nsp, "0 with task.pair_order both")
+
+    @property
+    def settings(self) -> TaskSettings:
+        """The options that determine how texts become predictions, apart from those of the network."""
+        task, data, qa, tagging = self.task, self.data, self.qa, self.tagging
+        has_labels = task.kind != "sentence" or self.sentence.loss == "softmax"
+        return TaskSettings(
+            kind=task.kind, max_length=task.max_length, truncation=task.truncation, head_share=task.head_share,
+            window_overlap=task.window_overlap, max_windows=task.max_windows, pair_order=task.pair_order,
+            labels=data.labels if has_labels else (), label_names=data.label_names, tags=data.tags,
+            crf=tagging.crf, document_context=tagging.document_context, doc_stride=qa.doc_stride,
+            max_query_length=qa.max_query_length, max_answer_length=qa.max_answer_length, n_best=qa.n_best,
+            no_answer=qa.no_answer, null_threshold=qa.null_threshold, matryoshka=self.sentence.matryoshka,
+            answer_scoring=qa.scoring, tag_scoring=tagging.scoring,
+            pair_types=self.model.type_vocab_size > 1, module=Path(task.module).name,
+        )  # fmt: skip
 
     @property
     def parameter_layout(self) -> dict[str, object]:

@@ -12,6 +12,15 @@ from typing import Any, NamedTuple
 
 from bert_jax.config.options import Option
 
+# Options that state the length of a pretraining run, and those that otherwise follow from the size of the text too.
+LENGTH, *_ = LENGTHS = "training.num_steps", "training.num_tokens"
+OF_LENGTH = (
+    "training.global_batch_size", "training.eval_interval", "training.checkpoint_interval",
+    "optimizer.warmup_steps",
+)  # fmt: skip
+# Steps of a run without a length, as docs/finetuning.md states them.
+PASSES, MOST_PASSES, ENOUGH_STEPS, FEWEST_STEPS = 3, 20, 1000, 200
+
 # Option in tokens -> option in steps that follows from it. The last one needs the first ones.
 STEPS_OF = {
     "training.batch_ramp_tokens": "training.batch_ramp",
@@ -22,6 +31,15 @@ STEPS_OF = {
 
 # Key of an option -> its typed value, and the source of the value for messages.
 Parsed = dict[str, tuple[Any, str]]
+
+
+def automatic_steps(per_pass: int) -> int:
+    """Return the number of steps of a run whose length is not set, with ``per_pass`` steps in a pass over its data:
+    3 passes; more, up to 20, while there are fewer than 1,000 steps; at least 200 steps.
+
+    Small sets need more passes than 3 (Mosbach et al. 2021; Zhang et al. 2021; Gururangan et al. 2020).
+    """
+    return max(PASSES * per_pass, min(ENOUGH_STEPS, MOST_PASSES * per_pass), FEWEST_STEPS)
 
 
 class Batches(NamedTuple):

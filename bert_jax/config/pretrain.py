@@ -5,16 +5,18 @@ The rules of ``schema`` apply: frozen, hashable, validated when created; no JAX 
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from bert_jax.batch import RowShape
 from bert_jax.config.architecture import ModelConfig
-from bert_jax.config.lengths import Parsed, with_steps
+from bert_jax.config.lengths import ENOUGH_STEPS, LENGTH, OF_LENGTH, PASSES, Parsed, automatic_steps, with_steps
 from bert_jax.config.objective import ObjectiveConfig
 from bert_jax.config.options import options_of
 from bert_jax.config.schema import (
+    SWITCH,
     AtLeast0,
     ExecutionConfig,
     MeshConfig,
@@ -25,6 +27,7 @@ from bert_jax.config.schema import (
     TrainingConfig,
     Weighted,
     require,
+    require_encoding,
 )
 
 # A weight of data.mixture is at least the sum of all weights divided by this number.
@@ -35,18 +38,21 @@ MIXTURE_RESOLUTION = 1_000_000
 class DataConfig(Section, prefix="data."):
     """Text, vocabulary, training instances and the order in which they are read."""
 
-    # Text files, folders (.txt, .jsonl, plain or .gz/.zst; also gs://), package:NAME for the text files in a Python
-    # package, tfds:NAME[/CONFIG][:VERSION] for a dataset prepared by TensorFlow Datasets, hf:OWNER/NAME[/CONFIG] or
-    # hf:FOLDER (saved by save_to_disk) for one of Hugging Face datasets.
+    # Text files, folders (.txt, .jsonl, .json, plain or compressed by gzip, bzip2, xz or zstd; also gs://),
+    # package:NAME for the text files in a Python package, tfds:NAME[/CONFIG][:VERSION] for a dataset prepared by
+    # TensorFlow Datasets, hf:OWNER/NAME[/CONFIG] or hf:FOLDER (saved by save_to_disk) for one of Hugging Face
+    # datasets.
     corpus: tuple[str, ...] = ()
-    # Vocabulary: vocab.txt (WordPiece), a SentencePiece .model or RoBERTa's tokenizer.json; empty: a vocabulary is
-    # trained on the corpus and stored in the folder of shards.
+    # Vocabulary: vocab.txt (WordPiece), a SentencePiece .model or a tokenizer.json of BERT, RoBERTa or other rules;
+    # empty: a vocabulary is trained on the corpus and stored in the folder of shards.
     vocab: str = ""
     # Tokenizer that is trained if data.vocab is empty: wordpiece; words (the most frequent words; all others are
     # unknown); unigram or bpe (SentencePiece).
     tokenizer: Literal["wordpiece", "words", "unigram", "bpe"] = "wordpiece"
-    # Lower-case the text and strip accents (BERT's uncased models).
+    # Lower-case the text (BERT's uncased models). A tokenizer.json or .model has its own rules.
     lower_case: bool = True
+    # Strip accents, as ä to a: true, false, or auto (as data.lower_case). WordPiece and words only.
+    strip_accents: Literal["auto", "true", "false"] = "auto"
     # Folder of shards, local or gs://: train/ and eval/ written by bert-data, or TFRecords of other origin that
     # bert-data index has indexed.
     shards: str = ""
@@ -59,10 +65,13 @@ class DataConfig(Section, prefix="data."):
     # Tokenized corpus shared by shard folders of several lengths; empty: inside the shards folder.
     token_store: str = ""
     # Content of a line: sentence, paragraph (split into sentences), or auto (for each file: sentence if at most 1
-    # in 20 of its first 200 lines splits into more than one sentence, else paragraph).
+    # in 20 of 400 lines from all parts of the file splits into more than one sentence, else paragraph).
     line: Literal["auto", "sentence", "paragraph"] = "auto"
-    # Field that holds the text of a JSON line, or of a record of a tfds: or hf: dataset.
+    # Field that holds the text of a JSON record, or of a record of a tfds: or hf: dataset.
     json_field: str = "text"
+    # Character encoding of all files of text, such as cp1252, latin-1 or gb18030; auto: UTF-8, or UTF-16 or UTF-32
+    # with a byte order mark.
+    encoding: str = "auto"
     # Field of a JSON line that names the class of the document, for objective.name masked_lm_classes; documents
     # without the field have no class. Empty: no classes.
     label_field: str = ""
@@ -140,6 +149,7 @@ class DataConfig(Section, prefix="data."):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require("seq_length", self.seq_length >= 8, "8 or more")
+        require_encoding("data.encoding", self.encoding)
         self._require("mask_fraction", 0 < self.mask_fraction <= 1, "above 0, at most 1")
         final, is_dynamic = self.final_mask_fraction, self.masking == "dynamic"
         allowed = "0 to 1" if is_dynamic else "0 with data.masking static, whose masks are in the shards"
@@ -155,6 +165,11 @@ class DataConfig(Section, prefix="data."):
         allowed = f"0 to {most} (data.seq_length / 3)" if most else "0 with data.packing none"
         self._require("sequences_per_row", self.sequences_per_row <= most, allowed)
         self._require("span_mean", self.span_mean >= 1, "1 or more")
+        is_wordpiece = bool(self.vocab) or self.tokenizer in ("wordpiece", "words")
+        keeps = is_wordpiece or self.strip_accents != "true"
+        self._require(
+            "strip_accents", keeps, f"auto or false with data.tokenizer {self.tokenizer}, which keeps them"
+        )
         self._check_classes()
         self._check_mixture()
         if self.contiguous:
@@ -173,6 +188,11 @@ class DataConfig(Section, prefix="data."):
             except ValueError:
                 pairs.append((name.strip(), math.nan))
         return tuple(pairs)
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """Case and accents of WordPiece, as arguments of ``load_tokenizer``."""
+        return {"lower_case": self.lower_case, "strip_accents": SWITCH[self.strip_accents]}
 
     def lanes_for(self, *batch_sizes: int) -> int:
         """Return the number of lanes for batches of ``batch_sizes`` rows."""
@@ -310,3 +330,24 @@ class PretrainConfig:
     def has_nsp(self) -> bool:
         """True if the model has a sentence-pair head."""
         return self.data.next_sentence != "none"
+
+
+def with_text_length(config: PretrainConfig, examples: int, given: Collection[str]) -> tuple[PretrainConfig, str]:
+    """Return ``config`` with the length that follows from ``examples``, the number of examples in a pass over the
+    text, and a line that states it. Options in ``given`` keep their values.
+
+    The batch has 256, 128 or 64 examples if 3 passes are 1,000 steps then, else 32; the number of steps is
+    :func:`automatic_steps`. Warmup is a tenth of it, and so is the interval of evaluations and checkpoints.
+    """
+    size = next((size for size in (256, 128, 64) if PASSES * examples >= ENOUGH_STEPS * size), 32)
+    size = config.training.global_batch_size if "training.global_batch_size" in given else size
+    steps = automatic_steps(max(1, round(examples / size)))
+    found = dict.fromkeys(OF_LENGTH, steps // 10) | {"training.global_batch_size": size}
+    kept = {*given, *(["optimizer.warmup_steps"] if config.optimizer.warmup_tokens else [])}
+    found = {LENGTH: steps} | {key: value for key, value in found.items() if key not in kept}
+    for key, value in found.items():
+        section, _, name = key.partition(".")
+        config = replace(config, **{section: replace(getattr(config, section), **{name: value})})
+    named = ", ".join(f"{key} {value:,}" for key, value in found.items())
+    passes = f"{examples:,} examples, {steps * size / examples:.1f} passes"
+    return config, f"from the size of the text ({passes}): {named}"

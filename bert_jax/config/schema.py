@@ -17,16 +17,25 @@ Number = TypeVar("Number", int, float)
 
 
 class Range(NamedTuple):
-    """Allowed values of a number, as text and as a predicate."""
+    """Allowed values of a number, as text and as a predicate. A whole number is at most ``most``, because JAX
+    counts steps, rows and positions with 32 bits."""
 
     allowed: str
     contains: Callable[[float], bool]
+    most: int = 2**31 - 1
 
 
 Positive = Annotated[Number, Range("a number above 0", lambda value: value > 0)]
 AtLeast0 = Annotated[Number, Range("0 or more", lambda value: value >= 0)]
+Tokens = Annotated[int, Range("0 or more", lambda value: value >= 0, 2**63 - 1)]
+# JAX drops the higher bits of a seed.
+Seed = Annotated[int, Range("0 or more", lambda value: value >= 0, 2**32 - 1)]
 Share = Annotated[Number, Range("from 0 to 1", lambda value: 0 <= value <= 1)]
 Probability = Annotated[float, Range("a number from 0 to below 1", lambda value: 0 <= value < 1)]
+
+
+# Values of options that another option decides unless they are set.
+SWITCH: dict[str, bool | None] = {"auto": None, "true": True, "false": False}
 
 
 class Weighted(str):
@@ -63,13 +72,25 @@ class Section:
 
     def __post_init__(self) -> None:
         for name, values in _ranges(type(self)).items():  # type: ignore[arg-type]
-            self._require(name, values.contains(getattr(self, name)), values.allowed)
+            value = getattr(self, name)
+            self._require(name, values.contains(value), values.allowed)
+            fits = not isinstance(value, int) or value <= values.most
+            self._require(name, fits, f"at most {values.most}")
 
     def _require(self, name: str, ok: bool, allowed: str) -> None:
         require(ok, f"{self.prefix}{name}", getattr(self, name), allowed)
 
 
 @functools.cache
+def require_encoding(option: str, value: str) -> None:
+    """Raise ``ValueError`` unless ``value`` is "auto" or the name of a character encoding."""
+    try:
+        is_known = value == "auto" or "".encode(value) is not None
+    except (LookupError, ValueError):
+        is_known = False
+    require(is_known, option, value, "auto, or a character encoding of Python, such as utf-16, cp1252 or gb18030")
+
+
 def _ranges(section: type) -> dict[str, Range]:
     hints = get_type_hints(section, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
@@ -122,7 +143,7 @@ class OptimizerConfig(Section, prefix="optimizer."):
     # Number of steps of linear warmup from 0.
     warmup_steps: AtLeast0[int] = 10_000
     # Tokens of linear warmup, from which optimizer.warmup_steps follows; 0: that option counts.
-    warmup_tokens: AtLeast0[int] = 0
+    warmup_tokens: Tokens = 0
     # Schedule after warmup: linear, cosine, constant, inverse_sqrt, wsd (warmup, stable, decay), bert2018 (linear
     # decay counted from step 0, overwritten during warmup, so that the rate drops at the end of warmup),
     # slanted_triangular (Howard and Ruder 2018; the warmup is its rising part), or triangle (Geiping and Goldstein
@@ -144,7 +165,7 @@ class OptimizerConfig(Section, prefix="optimizer."):
     # Number of steps in the decay phase of wsd; 0: optimizer.wsd_decay_fraction of all steps.
     wsd_decay_steps: AtLeast0[int] = 0
     # Tokens in the decay phase of wsd, from which optimizer.wsd_decay_steps follows; 0: that option counts.
-    wsd_decay_tokens: AtLeast0[int] = 0
+    wsd_decay_tokens: Tokens = 0
     # Weight decay on everything but LayerNorm and bias.
     weight_decay: AtLeast0[float] = 0.01
     # decoupled (AdamW: times the learning rate), independent (times the learning rate's share of its peak, as in
@@ -174,11 +195,12 @@ class TrainingConfig(Section, prefix="training."):
     # Preset of defaults for all other options: standard (current practice) or bert2018 (google-research/bert: Adam
     # without bias correction, a schedule that drops after warmup, tanh GELU).
     mode: Literal["standard", "bert2018"] = "standard"
-    # Total number of optimizer steps, including those of earlier phases.
-    num_steps: Positive[int] = 1_000_000
+    # Total number of optimizer steps, including those of earlier phases; 0: from the size of the text, the default
+    # with --init_from.
+    num_steps: AtLeast0[int] = 1_000_000
     # Tokens of this phase, from which training.num_steps follows; 0: that option counts. A batch has as many tokens
     # as its rows have positions, padding included: (number of rows) x data.seq_length.
-    num_tokens: AtLeast0[int] = 0
+    num_tokens: Tokens = 0
     # First step of this phase; a run with --continue_from sets it.
     first_step: AtLeast0[int] = 0
     # Sequences (see training.batch_unit) per optimizer step, over all devices.
@@ -196,7 +218,7 @@ class TrainingConfig(Section, prefix="training."):
     # grows, first size, increment. Each size has nearly the same number of steps, and its own compiled step.
     batch_ramp_tokens: tuple[int, ...] = ()
     # Seed of the initial parameters, dropout and the order of data.
-    seed: AtLeast0[int] = 0
+    seed: Seed = 0
     # Steps between log lines.
     log_interval: Positive[int] = 100
     # Steps between evaluations on held-out data; 0: only at the end.
@@ -235,7 +257,7 @@ class TrainingConfig(Section, prefix="training."):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        pairs = len(self.batch_ramp) % 2 == 0 and all(n > 0 for n in self.batch_ramp)
+        pairs = len(self.batch_ramp) % 2 == 0 and all(0 < n < 2**31 for n in self.batch_ramp)
         self._require("batch_ramp", pairs, "pairs of (steps, batch size), all above 0")
         for size in (self.global_batch_size, *self.batch_ramp[1::2]):
             allowed = f"a divisor of every batch size, including {size}"
@@ -316,6 +338,9 @@ class RunOptions(Section):
     # Add the pieces _start_, _delimiter_ and _classify_, which frame texts and pairs, with drawn embeddings to the
     # vocabulary of the GPT that is fine-tuned (Radford et al. 2018, section 3.3).
     gpt_inputs: bool = False
+    # Read the model of --init_from even if its config and its tensors, or its tokenizer files, contradict each
+    # other; a line names what is used.
+    allow_mismatch: bool = False
     # Print the resolved config and exit.
     print_config: bool = False
     # Allow a resumed run to change execution.prng.

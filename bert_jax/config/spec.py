@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bert_jax.config.architecture import FamilyName, ModelConfig
+from bert_jax.config.task_settings import PairOrder, TaskKind, TaskSettings
 
 FORMAT = 1
+Description = typing.TypeVar("Description")
 
 Problem = Literal["single_label", "multi_label", "regression"]
 Pooling = Literal["cls", "mean", "max"]
@@ -41,6 +43,9 @@ class HeadsConfig:
     sequence_labels: tuple[str, ...] = ()
     # Meaning of the sequence head's logits: softmax, independent sigmoids, or values.
     problem: Problem = "single_label"
+    # Function of the value that a regression head predicts (the score of a cross-encoder); empty: not stated, the
+    # value itself.
+    activation: Literal["", Activation] = ""
     # The logits of the sequence head are added over both orders of a pair of texts.
     both_orders: bool = False
     # Encoder layers (1 = the first) with a pooler and a sequence head of their own, in ascending order: a
@@ -65,6 +70,9 @@ class HeadsConfig:
     dropout: float | None = None
 
     def __post_init__(self) -> None:
+        for name in ("pair_hidden", "bilstm"):
+            if not 0 <= getattr(self, name) < 1 << 31:
+                raise ValueError(f"heads.{name}: {getattr(self, name)} is not allowed; allowed: 0 to 2,147,483,647")
         needs = [name for name in ("nsp", "choice") if getattr(self, name)]
         needs += ["sequence"] if self.sequence_labels else []
         if needs and not self.pooler:
@@ -120,7 +128,7 @@ class HeadsConfig:
         if self.exits and model.encoder != "transformer":
             given = f"heads.exits: {list(self.exits)} is not allowed"
             raise ValueError(f"{given} with model.encoder {model.encoder}; allowed with transformer")
-        if not {*self.exits} <= {*range(1, model.num_layers)}:
+        if not all(1 <= layer < model.num_layers for layer in self.exits):
             raise ValueError(
                 f"heads.exits: {list(self.exits)} is not allowed; allowed: layers below the last, from 1 to "
                 f"{model.num_layers - 1}"
@@ -185,6 +193,10 @@ class TokenizerConfig:
     split_cjk: bool = True
     # Maximum number of tokens in an input, special tokens included; 0: the number of positions of the model.
     max_length: int = 0
+    # Side at which longer texts are truncated.
+    truncation_side: Literal["right", "left"] = "right"
+    # The second text of a pair has a token type of its own; False: all token types are 0.
+    pair_types: bool = True
 
     def __post_init__(self) -> None:
         # A spec may be untrusted: its tokenizer file must be in the same folder.
@@ -192,6 +204,8 @@ class TokenizerConfig:
             raise ValueError(
                 f"tokenizer.file: {self.file!r} is not allowed; allowed: the name of a .txt, .model or .json file"
             )
+        if self.max_length < 0:
+            raise ValueError(f"tokenizer.max_length: {self.max_length} is not allowed; allowed: 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +218,8 @@ class ModelSpec:
     tokenizer: TokenizerConfig | None = None
     # Names that Hugging Face uses for the parts of the architecture.
     family: FamilyName = "bert"
+    # Settings of the task on which the model was fine-tuned; None: not stated.
+    task: TaskSettings | None = None
 
     def __post_init__(self) -> None:
         self.heads.check_features(self.model)
@@ -219,16 +235,45 @@ class ModelSpec:
         positions = self.model.max_length
         return min(positions, self.tokenizer.max_length or positions) if self.tokenizer else positions
 
+    @property
+    def task_length(self) -> int:
+        """Maximum number of tokens in an input of the task on which the model was fine-tuned; ``max_length`` if
+        this task is not stated."""
+        return self.task.max_length if self.task else self.max_length
+
+    def settings_of(self, kind: TaskKind) -> TaskSettings:
+        """Return the settings of a task of ``kind`` with this model: those on which it was fine-tuned or, if they
+        are not stated, defaults. Classes and tags have the names of the heads."""
+        heads, own = self.heads, self.task
+        if own is None:
+            order: PairOrder = "both" if heads.both_orders else "given"
+            own = TaskSettings(kind=kind, max_length=self.max_length, pair_order=order)
+        named = heads.pair_labels if kind == "sentence" else heads.sequence_labels
+        if kind != "choice" and named != (own.label_names or own.labels):
+            # The classes were renamed, or the settings do not state them.
+            own = dataclasses.replace(own, labels=named, label_names=())
+        types = self.model.type_vocab_size > 1
+        return dataclasses.replace(own, kind=kind, tags=heads.token_labels, crf=heads.crf, pair_types=types)
+
 
 def spec_to_json(spec: ModelSpec) -> str:
     """Return JSON text that :func:`spec_from_json` reads back to an equal spec."""
-    return json.dumps({"format": FORMAT, **dataclasses.asdict(spec)}, indent=2, ensure_ascii=False) + "\n"
+    values = {"format": FORMAT, **dataclasses.asdict(spec)}
+    if spec.task is None:  # older versions read the file too
+        del values["task"]
+    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
 
 def spec_from_json(text: str | bytes, name: str) -> ModelSpec:
     """Parse the text of ``model.json``; ``name`` appears in messages. Raises ``ValueError`` for invalid JSON,
     another format, an unknown or missing key, and a value that has the wrong type or is not allowed.
     """
+    return described(ModelSpec, text, name)
+
+
+def described(kind: type[Description], text: str | bytes, name: str) -> Description:
+    """Parse a JSON object with ``format`` and the fields of ``kind``, a class of this module or one of its own
+    fields. Raises ``ValueError`` as :func:`spec_from_json` does."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -237,7 +282,7 @@ def spec_from_json(text: str | bytes, name: str) -> ModelSpec:
         raise ValueError(
             f'{name}: must be an object with "format": {FORMAT}, as in the model.json of a saved model'
         )
-    return _build(ModelSpec, values, name)
+    return typing.cast(Description, _build(kind, values, name))
 
 
 def _build(hint: Any, value: Any, where: str) -> Any:
@@ -272,6 +317,8 @@ def _build(hint: Any, value: Any, where: str) -> Any:
         if len(value) != len(inner_types):
             raise ValueError(f"{where}: requires exactly {len(inner_types)} items, got {len(value)}")
         return tuple(_build(inner, item, where) for inner, item in zip(inner_types, value, strict=True))
+    if type(value) is int and not -(1 << 63) < value < 1 << 63:
+        raise ValueError(f"{where}: a number of {len(str(value))} digits is not allowed")
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:

@@ -7,11 +7,13 @@ exist. Empty labels and tags are replaced by those of the training records, so t
 them.
 """
 
+import codecs
 from dataclasses import dataclass
 from typing import Literal
 
 from bert_jax.config.schema import AtLeast0, Positive, Probability, Section, only, require
 from bert_jax.config.spec import Pooling
+from bert_jax.config.task_settings import PairOrder, TaskKind, Truncation
 
 # Options that determine which other options exist.
 KIND, TRUNCATION, LOSS, CRF = "task.kind", "task.truncation", "sentence.loss", "tagging.crf"
@@ -21,9 +23,6 @@ WHOLE = ("classification", "regression", "multi_label")
 CUT = (*WHOLE, "choice", "sentence")
 WORDS = ("tagging", "joint")
 
-Truncation = Literal["longest_first", "head", "tail", "head_tail", "key_sentences", "windows"]
-TaskKind = Literal["classification", "regression", "multi_label", "qa", "tagging", "joint", "choice", "sentence"]
-PairOrder = Literal["given", "both"]
 SentenceLoss = Literal["softmax", "cosine", "cosent", "triplet", "negatives", "simcse"]
 
 
@@ -41,9 +40,9 @@ class TaskConfig(Section, prefix="task."):
     module: str = ""
     # Longest input in tokens, special tokens included.
     max_length: int = 128
-    # Part of a longer text that is kept: longest_first (the longer text of a pair is truncated at its end), head,
-    # tail, head_tail, key_sentences (the most central sentences, in order), windows (the whole text, in several
-    # inputs whose logits are averaged).
+    # Part of a longer text that is kept: longest_first (the longer text of a pair is truncated at its end, or at
+    # the side that the tokenizer of the model states), head, tail, head_tail, key_sentences (the most central
+    # sentences, in order), windows (the whole text, in several inputs whose logits are averaged).
     truncation: Truncation = only("longest_first", {KIND: CUT})
     # Share of the tokens that head_tail keeps at the head (Sun et al. 2019: 128 of 510).
     head_share: float = only(0.25, {KIND: CUT, TRUNCATION: ("head_tail",)})
@@ -87,6 +86,12 @@ class TaskDataConfig(Section, prefix="data."):
     # (JSON), slots (folders of seq.in, seq.out, label), snips (one file, word:slot ... <=> intent), clinc (parts of
     # a JSON file: FILE.json:train+oos_train), tfds (NAME[/CONFIG][:VERSION]:SPLIT); auto: by the file's name.
     format: Literal["auto", "tsv", "csv", "jsonl", "conll", "squad", "slots", "snips", "clinc", "tfds"] = "auto"
+    # Character between the fields of tsv and csv, or tab; auto: that of the format (tab, comma) or, if the columns
+    # are not found with it, the first of , ; tab | with which they are.
+    delimiter: str = "auto"
+    # Encoding of the files, such as cp1252, latin-1 or gb18030; auto: UTF-8, UTF-16 with a byte order mark, and for
+    # Western text that is neither, cp1252.
+    encoding: str = "auto"
     # Columns of a line: ROLE=COLUMN, the column by name, or by number from 1 if the file has no header. Roles: id,
     # text, text_pair, label, labels, negative and choice (may occur several times, in order), choice_prefix
     # (precedes every choice), group, words, tags, answers. SPLIT:ROLE=COLUMN (train, dev, test, unlabelled) sets
@@ -119,8 +124,10 @@ class TaskDataConfig(Section, prefix="data."):
     dev_limit: AtLeast0[int] = 0
     # Vocabulary, for a model without one and without --init_from; see data.vocab of pretraining.
     vocab: str = ""
-    # Lower-case the text and strip accents; only with data.vocab.
+    # Lower-case the text; only with data.vocab, a WordPiece.
     lower_case: bool = True
+    # Strip accents: true, false, or auto (as data.lower_case); only with data.vocab, a WordPiece.
+    strip_accents: Literal["auto", "true", "false"] = "auto"
     # Folder of prepared TensorFlow Datasets (tfds); empty: ~/tensorflow_datasets.
     tfds_data_dir: str = ""
 
@@ -132,12 +139,22 @@ class TaskDataConfig(Section, prefix="data."):
         number = len(self.labels)
         one_each = len(self.label_names) in (0, number)
         self._require("label_names", one_each, f"one for each of data.labels ({number})")
+        fits = self.delimiter in ("auto", "tab") or (len(self.delimiter) == 1 and self.delimiter not in '\r\n"')
+        self._require("delimiter", fits, "auto, tab, or one character that is not a quote")
+        self._require("encoding", self.encoding == "auto" or _is_codec(self.encoding), "auto, or a codec of Python")
         self._require("dev_fraction", not (self.dev and self.dev_fraction), "0 with data.dev")
         for column in self.columns:
             split, colon, rest = column.partition(":")
             role, equals, where = (rest if colon and split in SPLITS else column).partition("=")
             known = role in COLUMN_ROLES and equals and where
             require(bool(known), "data.columns", column, f"ROLE=COLUMN with a role of {', '.join(COLUMN_ROLES)}")
+
+
+def _is_codec(name: str) -> bool:
+    try:
+        return bool(codecs.lookup(name))
+    except LookupError:
+        return False
 
 
 SPLITS = ("train", "dev", "test", "unlabelled")

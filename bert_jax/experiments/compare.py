@@ -225,7 +225,9 @@ def _pair(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
     gold = line.get("gold")
     is_triplet, is_class = "cosine_negative" in line, gold in labels and "label" in line
     fits = gold is None or isinstance(gold, str)
-    fits &= all(_is_number(line[name]) for name in ("cosine", "cosine_negative", "rank") if name in line)
+    fits &= all(_is_number(line[name]) for name in ("cosine", "cosine_negative", "rank") if name in line) or (
+        line.get("rank", 1) is None  # undefined
+    )
     fits &= is_class or gold is None or is_triplet or (_as_number(gold) and "cosine" in line)
     fits &= not is_class or (line["label"] in labels and _has_probabilities(line, labels))
     fits &= not is_triplet or "cosine" in line

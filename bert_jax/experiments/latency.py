@@ -49,7 +49,7 @@ def benchmark(
     of a batch, from arrays of ids to arrays of outputs), ``texts_per_second`` (from the median), ``megabytes`` on
     disk and ``peak_memory_mb``, the resident memory of a process that runs this form alone.
 
-    Each form runs in a process of its own, one after the other. Lengths beyond those of the model are left out.
+    Each form runs in a process of its own, one after the other. Lengths beyond the task of the model are left out.
     A form that cannot hold the model is left out. ``report`` is called with each line of the log. Raises
     ``ValueError`` for an unknown or not installed form, and if a form fails.
     """
@@ -59,11 +59,12 @@ def benchmark(
         if form not in installed_forms():
             raise ValueError(f"--forms: {form}: requires the package {FORMS[form][1]}; install it, or omit {form}")
     weights = read_weights(source)
-    lengths = [length for length in load.lengths if length <= weights.spec.max_length]
+    longest = weights.spec.task_length
+    lengths = [length for length in load.lengths if length <= longest]
     if not lengths:
-        raise ValueError(f"--lengths: the model has {weights.spec.max_length} positions; give a smaller length")
+        raise ValueError(f"--lengths: texts of the model have at most {longest} tokens; give a smaller length")
     if beyond := [str(length) for length in load.lengths if length not in lengths]:
-        report(f"lengths left out: {', '.join(beyond)}; the model has {weights.spec.max_length} positions")
+        report(f"lengths left out: {', '.join(beyond)}; texts of the model have at most {longest} tokens")
     with tempfile.TemporaryDirectory(prefix="bert_jax-") as scratch:
         for form in forms:
             format, folder = FORMS[form][0], Path(scratch) / form

@@ -15,6 +15,7 @@ from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.initialization import Start
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import BEST, replace_saved
+from bert_jax.interop.taken_over import with_prompts
 from bert_jax.metrics import Score
 from bert_jax.model import from_canonical, to_canonical
 from bert_jax.parallel import to_host
@@ -80,12 +81,16 @@ def save_parameters(
     flat = to_canonical(to_host(params), config.model.vocab_size)
     if not hosts.is_lead():
         return
+    tokenizer = start.tokenizer_config
+    if resolved.task.sentence is not None:  # vectors of longer texts were not trained
+        tokenizer = dataclasses.replace(tokenizer, max_length=config.task.max_length)
     spec = ModelSpec(
         model=config.model,
         heads=resolved.heads,
-        sentence=resolved.task.sentence,
-        tokenizer=start.tokenizer_config,
+        sentence=with_prompts(resolved.task.sentence, start.kept),
+        tokenizer=tokenizer,
         family=config.model.family_name,
+        task=config.settings,
     )
     metrics = {f"{split}: {name}": value for split, named in values.items() for name, value in named.items()}
     origin = {

@@ -14,6 +14,7 @@ from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.finetuning.packing import row_length
+from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.inference import batching
 from bert_jax.metrics import Score, value
 from bert_jax.metrics.resampling import confidence_intervals
@@ -109,7 +110,8 @@ def choosing_score(metric: str, scores: Sequence[Score]) -> Score:
 def blank_scores(
     task: Task, model: BertModel, records: Sequence[Record], units: Sequence[ModelInput]
 ) -> list[Score]:
-    """Return the scores of the records for model outputs that are all 0, to determine the names of the scores.
+    """Return the scores of the records for random model outputs, to determine the names of the scores, and which of
+    them are undefined on these records.
 
     The model is neither compiled nor run.
     """
@@ -117,16 +119,23 @@ def blank_scores(
     batch = batching.pack_batch(units[:1], [[0]], shape, **_packing(task, units)).features
     shapes = jax.eval_shape(functools.partial(_run, task, model), nn.unbox(abstract_params(model)), batch)
     arrays = [(level, name, like) for level, named in shapes.items() for name, like in named.items()]
-    outputs = [
-        {
-            name: np.broadcast_to(like.dtype.type(0), ((unit.length,) if level == "token" else ()) + like.shape[2:])
-            for level, name, like in arrays
-        }
-        for unit in units
-    ]
+    rng = np.random.default_rng(0)
+
+    def blank(unit: ModelInput, level: str, like: Any) -> np.ndarray:
+        shape = ((unit.length,) if level == "token" else ()) + like.shape[2:]
+        floating = np.issubdtype(like.dtype, np.floating)
+        return rng.random(shape, np.float32) if floating else np.zeros(shape, like.dtype)
+
+    outputs = [{name: blank(unit, level, like) for level, name, like in arrays} for unit in units]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as the warning about constant values
         return scores_of(task, records, task.decode(records, units, outputs))[0]
+
+
+def remarks_of(task: Task, split: str, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[str]:
+    """Return the lines of ``Task.remarks`` about the records that ``Task.scored`` selects."""
+    records, predictions = _labelled(task, records, predictions)
+    return [f"WARNING: {split}: {line}" for line in task.remarks(records, predictions)]
 
 
 def confusion_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
@@ -140,6 +149,32 @@ def _labelled(
 ) -> tuple[list[Record], list[Prediction]]:
     numbers = task.scored(records)
     return [records[i] for i in numbers], [predictions[i] for i in numbers]
+
+
+def baseline(
+    resolved: ResolvedTask, split: str, predictions: Sequence[Prediction], metric: str, before: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return what the scores of a split are compared with, as JSON: ``answer`` (in words), ``metric``, its
+    ``value``, and ``is_beaten``, which is True if the run is better. None: there is nothing to compare with.
+
+    It is the constant answer of the task or, if it has none, ``before``, the values before training. The metric is
+    ``metric`` (empty: the first one) or, where this is undefined for a constant, the first one that is defined.
+    """
+    task, answer, values, records = resolved.task, "before training", before, resolved.records[split]
+    scores, count = scores_of(task, records, predictions)
+    train = resolved.records["train"]
+    if train and (constant := task.constant(train)):
+        answer, replaced = constant
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as the warning about constant values
+            values = point_values(*scores_of(task, records, [replaced(one) for one in predictions]))
+    defined = [score for score in scores if values.get(score.name) is not None]
+    if not defined:
+        return None
+    score = next((score for score in defined if score.name == metric), defined[0])
+    own, known = value(score, count), values[score.name]
+    is_beaten = own > known if score.higher_is_better else own < known  # False if the score is undefined
+    return {"answer": answer, "metric": score.name, "value": known, "is_beaten": bool(is_beaten)}
 
 
 def point_values(scores: Sequence[Score], count: int) -> dict[str, float | None]:
@@ -179,8 +214,21 @@ def result_lines(result: Mapping[str, Any], metric: str = "") -> list[str]:
     """Return the log line of ``result``, an entry of metrics.json, as a list of one string. The line shows
     ``metric`` and up to three other scores."""
     shown = [
-        f"{name} {entry['value']:.4f} [{entry['ci95'][0]:.4f}, {entry['ci95'][1]:.4f}]"
+        f"{name} undefined"
+        if entry["value"] is None
+        else f"{name} {entry['value']:.4f} [{entry['ci95'][0]:.4f}, {entry['ci95'][1]:.4f}]"
         for name, entry in sorted(result["metrics"].items(), key=lambda item: _rank(item[0], metric))[:4]
-        if entry["value"] is not None and entry["ci95"] is not None
+        if entry["value"] is None or entry["ci95"] is not None
     ]
+    if known := result.get("baseline"):
+        shown.append(f"({known['answer']}: {known['metric']} {known['value']:.4f})")
     return [f"{result['split']}: {result['n']:,} records  {'  '.join(shown)}"]
+
+
+def warning_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a warning that names the splits on which the run is not better than its baseline; none if there are
+    no such splits."""
+    weak = [result for result in results if not result.get("baseline", {}).get("is_beaten", True)]
+    names = ", ".join(f"{result['split']} ({result['baseline']['answer']})" for result in weak)
+    remedy = "try another optimizer.learning_rate, more training.num_epochs, more records or another model"
+    return [f"WARNING: the run is not better than an answer without it on {names}; {remedy}"] if weak else []

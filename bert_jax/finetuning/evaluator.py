@@ -26,21 +26,29 @@ class Evaluator:
         self._model = model.clone(heads=resolved.heads, all_layers=False)
         self._predictors: dict[Mesh, evaluation.Predictor] = {}
         self.best = BestCheckpoint()
-        if resolved.config.task.metric and self._devs:
-            self._choosing_metric()
+        # Lines for the log before training.
+        self.notes: tuple[str, ...] = ()
+        config = resolved.config
+        # The first metric of other kinds is always defined.
+        if self._devs and (config.task.metric or config.task.kind in ("regression", "sentence")):
+            name, is_defined = self._choosing_metric()
+            what = f"WARNING: {self._devs[0]}: {name} is undefined on its labels, so the last parameters are taken"
+            self.notes = () if is_defined else (f"{what}; set task.metric to another metric",)
 
-    def _choosing_metric(self) -> str:
-        """Return the name of the metric that selects the best parameters. Raises ``ValueError`` for an unknown
-        ``task.metric``."""
+    def _choosing_metric(self) -> tuple[str, bool]:
+        """Return the name of the metric that selects the best parameters, and False if it is undefined whatever the
+        model predicts. Raises ``ValueError`` for an unknown ``task.metric``."""
         resolved = self._resolved
         records, inputs = (named[self._devs[0]] for named in (resolved.records, resolved.inputs))
         scores = evaluation.blank_scores(resolved.task, self._model, records, inputs)
-        return evaluation.choosing_score(resolved.config.task.metric, scores).name
+        score = evaluation.choosing_score(resolved.config.task.metric, scores)
+        count = len(resolved.task.scored(records))
+        return score.name, evaluation.point_values([score], count)[score.name] is not None
 
     def require_same_choice(self) -> None:
         """Raise ``ValueError`` if further evaluations are not comparable with the recorded ones."""
         if self.best.split and self._devs:
-            self.best.require_same(self._choosing_metric(), self._resolved.record_digests[self._devs[0]])
+            self.best.require_same(self._choosing_metric()[0], self._resolved.record_digests[self._devs[0]])
 
     @property
     def takes_best(self) -> bool:

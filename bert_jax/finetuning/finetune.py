@@ -9,6 +9,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.finetuning.artifacts import read_options
 from bert_jax.finetuning.batches import ExampleBatches, Shape, planned_shapes
 from bert_jax.finetuning.evaluator import Evaluator
 from bert_jax.finetuning.resolve import Splits, resolve_task
@@ -34,7 +35,22 @@ def finetune(config: FinetuneConfig, launch: Launch, *, splits: Splits, tests: S
             "give a path"
         )
     job = FinetuneJob(config, splits, tests, start, launch.teaching)
+    if start.resumes and (stored := _stored_order(config, job.config, launch.workdir)):
+        job = FinetuneJob(stored, splits, tests, start, launch.teaching)
     train(job, dataclasses.replace(launch, initial_model=job.initial_model()))
+
+
+def _stored_order(given: FinetuneConfig, resolved: FinetuneConfig, workdir: Path) -> FinetuneConfig | None:
+    """Return ``given`` with the classes and tags of the run in ``workdir``, if ``resolved`` has the same in another
+    order and ``given`` states none: older runs have whole numbers in the order of text. None: no such run."""
+    stated, found = given.data, resolved.data
+    if stated.labels or stated.tags or not (workdir / "config.yaml").is_file():
+        return None
+    own = read_options(workdir, ("task.kind", "data.labels", "data.tags")).data
+    same = all(sorted(getattr(own, name)) == sorted(getattr(found, name)) for name in ("labels", "tags"))
+    if not same or (own.labels, own.tags) == (found.labels, found.tags):
+        return None
+    return dataclasses.replace(given, data=dataclasses.replace(stated, labels=own.labels, tags=own.tags))
 
 
 class FinetuneJob(Job):
@@ -59,6 +75,8 @@ class FinetuneJob(Job):
         super().__init__(self.resolved.config, start.tokenizer)
         self.task, self.heads, devs = self.resolved.task, self.resolved.heads, self.resolved.dev_splits
         self.eval_split = devs[0] if devs else "dev"
+        # Vectors may be good before any training, and there is no constant answer to compare them with.
+        self.evaluates_start = self.task.sentence is not None
         self._start, self._teaching = start, teaching
         # Shapes of the training batches, planned for the first mesh; empty: not planned yet.
         self.shapes: list[Shape] = []
@@ -67,7 +85,8 @@ class FinetuneJob(Job):
 
     def initial_model(self) -> InitialModel:
         """Return the initial parameters of the training model."""
-        return start_parameters(self.resolved, self.model, self._start)
+        initial = start_parameters(self.resolved, self.model, self._start)
+        return dataclasses.replace(initial, messages=(*initial.messages, *self._evaluator.notes))
 
     def programs(self, mesh: Mesh) -> TrainPrograms:
         return training_programs(self.resolved, self.model, mesh)

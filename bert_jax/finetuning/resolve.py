@@ -11,17 +11,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_jax.config import HeadsConfig
-from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.finetune import FinetuneConfig, automatic_rate
+from bert_jax.config.lengths import automatic_steps
 from bert_jax.finetuning.artifacts import records_digest
 from bert_jax.finetuning.distillation.soft_targets import SoftTargets
 from bert_jax.finetuning.distillation.teachers import check_teaching, student_units, taught_units, with_names
 from bert_jax.records import Record
 from bert_jax.tasks import sampling
+from bert_jax.tasks.classes import blank_lines
 from bert_jax.tasks.registry import task_class
 from bert_jax.tasks.task import ModelInput, Task
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training.checkpoint.digest import json_digest
 from bert_jax.training.launch import NO_TEACHING, Teaching
+
+# Evaluations of a run whose number of epochs is not set.
+_MOST_EVALUATIONS = 10
 
 Splits = Mapping[str, Sequence[Record]]
 
@@ -132,6 +137,8 @@ def resolve_task(
         if not teaching.unlabelled or config.task.kind == "choice":
             raise ValueError("data.train: no training records; set data.train to files that contain records")
         config = with_names(config, teaching.teachers[0].spec.heads)
+    config, records, prepared = kind.prepare(config, records, tests)
+    train = records["train"]
     if config.input.few_shot:
         labels = [record.label or "" for record in train]
         chosen = sampling.few_shot(labels, config.input.few_shot, config.data.split_seed)
@@ -143,15 +150,16 @@ def resolve_task(
             "data.train: no training record yields a training example; check that the records contain words, and "
             "check data.columns"
         )
-    config = with_steps(config, len(examples))
+    asked, config = config, with_steps(config, len(examples))
     task = kind(config, tokenizer, train)
     dev_splits = tuple(split for split in records if split != "train" and split not in tests)
-    notes = [*task.notes(config, records)]
+    notes = [*automatic_notes(asked, config, len(examples)), *prepared, *blank_lines(train)]
+    notes += task.notes(config, records)
     for split, own in records.items():
         unlabelled = sum(not task.is_labelled(record) for record in own)
         if split in dev_splits and unlabelled == len(own):
             raise ValueError(f"data.dev: split {split} has no labels; add labels, or name its file in data.test")
-        if split != "train" and 0 < unlabelled < len(own):
+        if split != "train" and unlabelled:
             notes.append(f"{split}: {unlabelled:,} of {len(own):,} records have no label and are not scored")
     if config.training.patience and not dev_splits:
         raise ValueError(
@@ -170,19 +178,38 @@ def resolve_task(
 
 
 def with_steps(config: FinetuneConfig, count: int) -> FinetuneConfig:
-    """Return ``config`` with the steps, intervals and warmup that follow from ``count``, the number of examples."""
+    """Return ``config`` with the rate, the steps, intervals and warmup that follow from the width of the model and
+    from ``count``, the number of examples."""
     training, optimizer = config.training, config.optimizer
     per_epoch = math.ceil(count / training.global_batch_size)
+    has_length = training.num_steps or training.num_epochs
     steps = training.num_steps or max(1, math.ceil(training.num_epochs * per_epoch))
+    steps = steps if has_length else automatic_steps(per_epoch)
+    interval = per_epoch if has_length else max(per_epoch, math.ceil(steps / _MOST_EVALUATIONS))
     training = dataclasses.replace(
         training,
         num_steps=steps,
-        eval_interval=training.eval_interval or per_epoch,
-        checkpoint_interval=training.checkpoint_interval or per_epoch,
+        eval_interval=training.eval_interval or interval,
+        checkpoint_interval=training.checkpoint_interval or interval,
     )
     warmup = optimizer.warmup_steps or round(optimizer.warmup_fraction * steps)
-    optimizer = dataclasses.replace(optimizer, warmup_steps=warmup)
+    rate = automatic_rate(config) if optimizer.learning_rate < 0 else optimizer.learning_rate
+    optimizer = dataclasses.replace(optimizer, warmup_steps=warmup, learning_rate=rate)
     return dataclasses.replace(config, training=training, optimizer=optimizer)
+
+
+def automatic_notes(asked: FinetuneConfig, config: FinetuneConfig, count: int) -> list[str]:
+    """Return a line with the rate and the length of ``config`` that ``asked``, the options, leaves open; ``count``
+    is the number of examples."""
+    training, parts = config.training, list[str]()
+    if asked.optimizer.learning_rate < 0:
+        parts.append(
+            f"optimizer.learning_rate {config.optimizer.learning_rate:g} (width {config.model.hidden_size})"
+        )
+    if not asked.training.num_steps and not asked.training.num_epochs:
+        epochs = training.num_steps * training.global_batch_size / count
+        parts.append(f"training.num_steps {training.num_steps:,} ({epochs:.1f} epochs of {count:,} examples)")
+    return [f"not set, chosen: {', '.join(parts)}"] if parts else []
 
 
 def redrawn_layers(config: FinetuneConfig) -> tuple[str, ...]:

@@ -1,8 +1,7 @@
 """Outputs of a finished fine-tuning run: predictions, metrics.json, the export, the report."""
 
-import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from bert_jax.finetuning.artifacts import METRICS, PREDICTIONS, read_results
 from bert_jax.finetuning.evaluator import Evaluator
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.finetuning.task_objective import TaskObjective
+from bert_jax.inference.text_files import json_line
 from bert_jax.interop.export import export_model
 from bert_jax.interop.saved_model import BEST
 from bert_jax.io.files import write_whole
@@ -43,6 +43,7 @@ def write_results(
     asked, digests = resolved.predicted_splits, resolved.prediction_digests
     is_due = {split: entries.get(split, {}).get("digest") != digests[split] for split in asked}
     timeout = context.launch.host_timeout
+    remarks: list[str] = []
     due = [split for split in asked if hosts.broadcast_from_lead(f"predict_{split}", is_due[split], timeout)]
     for split in due:
         predictions = evaluator.predictions(
@@ -50,20 +51,25 @@ def write_results(
         )
         if hosts.is_lead():
             pairs = zip(resolved.records[split], predictions, strict=True)
-            lines = [json.dumps({"id": record.id, **one}, ensure_ascii=False) for record, one in pairs]
+            what = f"{split}: a prediction"
+            lines = [json_line({"id": record.id, **one}, what) for record, one in pairs]
             write_whole(folder / PREDICTIONS.format(split), "".join(f"{line}\n" for line in lines))
-        entries[split] = _result_entry(resolved, split, predictions, evaluator)
+        entries[split] = _result_entry(resolved, split, predictions, evaluator, context.log.at(0, split))
+        remarks += evaluation.remarks_of(resolved.task, split, resolved.records[split], predictions)
         entries[split] |= {"step": step, "seconds": round(time.perf_counter() - began, 3)}
     if not hosts.is_lead():
         return
     results = [entries.pop(split) for split in asked] + [*entries.values()]
     write_whole(folder / METRICS, evaluation.metrics_text(results))
     metric = best.metric or config.task.metric
-    lines = [line for result in results for line in evaluation.result_lines(result, metric)]
+    lines = [line for result in results for line in evaluation.result_lines(result, metric)] + remarks
+    lines += evaluation.warning_lines(results)
     if evaluator.takes_best and step == best.step:
         lines.append(f"parameters of step {step:,}, which has the best {best.metric}")
     elif evaluator.takes_best:
         lines.append(f"parameters of step {step:,}; the best parameters, of step {best.step:,}, were not saved")
+    elif best.metric and config.training.restore_best:
+        lines.append(f"WARNING: parameters of the last step, {step:,}: {best.metric} was never defined on dev")
     lines += _export(folder, "hf" if resolved.task.sentence is None else "sentence-transformers")
     values = {name: entry["value"] for result in results[:1] for name, entry in result["metrics"].items()}
     matrices = {entry["split"]: entry["confusion_matrix"] for entry in results if "confusion_matrix" in entry}
@@ -74,13 +80,19 @@ def write_results(
 
 
 def _result_entry(
-    resolved: ResolvedTask, split: str, predictions: Sequence[Prediction], evaluator: Evaluator
+    resolved: ResolvedTask,
+    split: str,
+    predictions: Sequence[Prediction],
+    evaluator: Evaluator,
+    before: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the entry of a split in metrics.json, without the step and the seconds."""
+    """Return the entry of a split in metrics.json, without the step and the seconds. ``before``: the metrics before
+    training, if they are known."""
     config, task, records, best = resolved.config, resolved.task, resolved.records[split], evaluator.best
     scores, count = evaluation.scores_of(task, records, predictions)
     metric, confusion = best.metric or config.task.metric, evaluation.confusion_of(task, records, predictions)
     chosen_by = {}
+    known = evaluation.baseline(resolved, split, predictions, metric, before)
     if resolved.record_digests[split] == best.split:
         score = evaluation.choosing_score(best.metric, scores)
         chosen_by = {"chosen_by": {"metric": score.name, "higher_is_better": score.higher_is_better}}
@@ -92,6 +104,7 @@ def _result_entry(
         "metrics": evaluation.with_intervals(scores, count, config.training.seed, metric),
         "seed": config.training.seed,
         **chosen_by,
+        **({} if known is None else {"baseline": known}),
         **({} if confusion is None else {"confusion_matrix": confusion}),
     }
 

@@ -14,10 +14,12 @@ import numpy as np
 from bert_jax.config import ModelSpec, SentenceConfig, SentenceModule
 from bert_jax.inference.batching import DeviceOutputs, RunOptions
 from bert_jax.inference.engine import Engine, Text, checked_texts
+from bert_jax.inference.predict import task_of
 from bert_jax.model.bert import of_layers
 from bert_jax.model.layers import INTERMEDIATES
 from bert_jax.model.pooling import SentenceHead
 from bert_jax.model.pooling import normalize as divided_by_norm
+from bert_jax.records import Record
 from bert_jax.tasks.task import ModelInput
 
 POOLINGS = ("cls", "mean", "max")
@@ -59,9 +61,14 @@ def embed(
     text = prompt_text(loaded.spec, prompt, prompt_name)
     skipped = 0 if sentence.include_prompt else prompt_length(loaded, text)
 
+    of_run = loaded.spec.task is not None and loaded.spec.task.kind == "sentence"
+    task = task_of(loaded, "sentence") if of_run else None  # truncates texts as in the run
+
     def featurize(part: list[str]) -> list[ModelInput]:
-        encoded = loaded.encode([text + one for one in part])
-        return [ModelInput(i, (sequence,)) for i, sequence in enumerate(encoded)]
+        given = [text + one for one in part]
+        if task is not None:
+            return task.featurize([Record(id="", source="", text=one) for one in given], training=False)
+        return [ModelInput(i, (sequence,)) for i, sequence in enumerate(loaded.encode(given))]
 
     run = loaded.program(("embed", sentence, size), _pooled(loaded, sentence, size))
     windows = loaded.windows(checked_texts(texts), featurize, run, np.int32(skipped), **options)

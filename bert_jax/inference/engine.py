@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import traverse_util
 
 from bert_jax.config import ExecutionConfig, ModelSpec
@@ -49,6 +50,27 @@ def checked_texts(texts: Iterable[Any], *, pairs: bool = False) -> Iterator[Any]
                 f"input {number}: {type(value).__name__} {str(value)[:40]!r} is not allowed; allowed: {allowed}"
             )
         yield value
+
+
+def text_in(value: Any) -> str:
+    """Return the first text in ``value``, an input of :meth:`Engine.windows`; empty if it has none."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, tuple | list):
+        return next(filter(None, map(text_in, value)), "")
+    record = getattr(value, "record", value)
+    return str(getattr(record, "text", "") or " ".join(getattr(record, "words", ())))
+
+
+def is_finite(outputs: Mapping[str, np.ndarray]) -> bool:
+    """Return True if no array has NaN or infinite values."""
+    return all(np.isfinite(values).all() for values in outputs.values())
+
+
+def not_finite(loaded: "Engine", text: str) -> ValueError:
+    """Return the error for NaN or infinite outputs for ``text``."""
+    remedy = "compute in float32" if loaded.model.execution.dtype != "float32" else "use another model"
+    return ValueError(f"{loaded.name}: NaN or infinite outputs for {text}; {remedy}")
 
 
 @dataclass
@@ -95,10 +117,10 @@ class Engine:
         seconds = dict(zip(pairs, tokenizer.encode_batch([texts[i][1] for i in pairs]), strict=True))
         return [self.build(first, seconds.get(i)) for i, first in enumerate(firsts)]
 
-    def build(self, a: Sequence[int], b: Sequence[int] | None = None) -> Encoded:
+    def build(self, a: Sequence[int], b: Sequence[int] | None = None, max_length: int | None = None) -> Encoded:
         """Return the model input for a text with the token ids ``a``, or for a pair of texts with the token ids
-        ``a`` and ``b``, truncated to the maximum length of the model."""
-        ids, types = self.need_tokenizer().build_inputs(a, b, self.spec.max_length)
+        ``a`` and ``b``, truncated to ``max_length`` (None: the maximum length of the model)."""
+        ids, types = self.need_tokenizer().build_inputs(a, b, max_length or self.spec.max_length)
         return Encoded(ids, types if self.spec.model.type_vocab_size > 1 else [0] * len(ids))
 
     def program(self, key: Any, function: Callable[..., Any], donated: tuple[int, ...] = ()) -> Callable[..., Any]:
@@ -139,6 +161,8 @@ class Engine:
             sequences: function that returns K, the number of sequences per input, for the model inputs of a window.
             targets: targets of the model inputs that the program reads.
             batch_tokens, progress: see ``RunOptions``.
+
+        Raises ``ValueError``, which names the first input, for an output with a NaN or infinite value.
         """
         is_cpu = jax.default_backend() == "cpu"
         tokens = batch_tokens or (_CPU_TOKENS if is_cpu else _TOKENS)
@@ -152,11 +176,24 @@ class Engine:
             # Later windows keep to the shapes of the first one, which are compiled.
             pack = self._packing(sequences(units) if units else 1, tokens, targets or {}, is_cpu and is_first)
             is_first = False
-            if isinstance(run, Stages):
-                programs = [on_device(program) for program in run.programs]
-                yield part, units, run_stages(programs, run.is_final, units, pack, progress)
-            else:
-                yield part, units, run_packed(on_device(run), units, pack(units, {}), progress)
+
+            def run_all(
+                units: Sequence[ModelInput], progress: Progress | None = None, pack: Any = pack
+            ) -> list[Outputs]:
+                if isinstance(run, Stages):
+                    programs = [on_device(program) for program in run.programs]
+                    return run_stages(programs, run.is_final, units, pack, progress)
+                return run_packed(on_device(run), units, pack(units, {}), progress)
+
+            outputs = run_all(units, progress)
+            bad = [i for i, output in enumerate(outputs) if not is_finite(output)]
+            if bad:
+                # The others in its row are not finite either, so each is run alone.
+                first = next((i for i in bad if not is_finite(run_all(units[i : i + 1])[0])), bad[0])
+                record = units[first].record
+                text = text_in(part[record])[:40] if record < len(part) else ""
+                raise not_finite(self, repr(text) if text else f"input {record}")
+            yield part, units, outputs
 
     def _packing(
         self, sequences: int, tokens: int, targets: Mapping[str, Target], may_be_small: bool
@@ -164,7 +201,8 @@ class Engine:
         """Return a function of model inputs of at most ``sequences`` sequences, and of targets beside ``targets``,
         that packs them into batches of about ``tokens`` tokens or, if ``may_be_small``, into a batch of one row if
         it suffices."""
-        ladder, pad_id = row_lengths(self.spec.max_length * sequences), self.need_tokenizer().pad_id
+        longest = max(self.spec.max_length, self.spec.task_length)
+        ladder, pad_id = row_lengths(longest * sequences), self.need_tokenizer().pad_id
         # Blocks begin with the row, so each sequence needs its own.
         per_row = 1 if self.spec.model.attention_block else INPUTS_PER_ROW
 

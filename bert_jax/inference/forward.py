@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.inference.engine import Engine
+from bert_jax.inference.engine import Engine, not_finite
 from bert_jax.interop.programs.serving import FIELDS, INPUTS, output_array, position_ids
 from bert_jax.interop.stored import listed
 from bert_jax.io.files import whole_file
@@ -68,7 +68,8 @@ def forward(
         attentions: add attentions [L, B, A, S, S], the probabilities.
 
     Raises ``ValueError`` for invalid ids, shapes or dtypes, for the attentions of an encoder without attention or
-    with layers of different numbers of heads, and for the hidden states of one whose layers have different widths.
+    with layers of different numbers of heads, for the hidden states of one whose layers have different widths, and
+    for outputs that are not finite.
     """
     encoder = loaded.spec.model.encoder
     if attentions and encoder != "transformer":
@@ -90,6 +91,10 @@ def forward(
         output = jax.tree.map(np.asarray, run(loaded.params, part))
         parts.append({name: np.take(values, range(count), _axis(name)) for name, values in output.items()})
     joined = {name: np.concatenate([part[name] for part in parts], _axis(name)) for name in parts[0]}
+    for name, values in joined.items():
+        if not np.isfinite(values).all():
+            row = np.argwhere(~np.isfinite(values))[0][_axis(name)]
+            raise not_finite(loaded, f"row {row} of input_ids ({name})")
     if choices and "choice" in loaded.spec.heads.present():
         name = "logits" if "logits" in joined else "choice_logits"
         joined[name] = joined[name].reshape(-1, choices)

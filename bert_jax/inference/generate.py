@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig
-from bert_jax.inference.engine import Engine, checked_texts
+from bert_jax.inference.engine import Engine, checked_texts, not_finite
 from bert_jax.model import BertModel
 from bert_jax.model.layers import CACHE
 
@@ -136,6 +136,8 @@ def generate_ids(
     for made in range(max_new_tokens):
         chosen = np.asarray(tokens_B)
         for row in sorted(open_rows):
+            if chosen[row] < 0:
+                raise not_finite(loaded, f"text {first + row}")
             if chosen[row] == end_id:
                 open_rows.remove(row)
             else:
@@ -250,8 +252,8 @@ def choose(
     top_k: jax.Array,
     top_p: jax.Array,
 ) -> jax.Array:
-    """Return the token ``number`` of each text, int32[B]; ``numbers`` are those of the texts, and the other
-    arguments the fields of :class:`Sampling`."""
+    """Return the token ``number`` of each text, int32[B], -1 if its logits are not finite; ``numbers`` are those of
+    the texts, and the other arguments the fields of :class:`Sampling`."""
     greedy_B = jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
 
     def draw() -> jax.Array:
@@ -260,7 +262,8 @@ def choose(
         kept_BxV = filtered(logits_BxV / temperature, top_k, top_p)
         return jax.vmap(jax.random.categorical)(keys_B, kept_BxV).astype(jnp.int32)
 
-    return jax.lax.cond(temperature > 0, draw, lambda: greedy_B)
+    tokens_B = jax.lax.cond(temperature > 0, draw, lambda: greedy_B)
+    return jnp.where(jnp.isfinite(logits_BxV).all(axis=-1), tokens_B, -1)
 
 
 def filtered(logits_BxV: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:

@@ -1,6 +1,8 @@
-"""Predictions of the task head of a model: classes, values, tags, answers, choices."""
+"""Predictions of the task of a model: classes, values, tags, answers, choices, cosines of pairs."""
 
 import dataclasses
+import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -9,20 +11,26 @@ import jax
 import numpy as np
 from scipy.special import entr, softmax
 
-from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.task import PairOrder
+from bert_jax.config.task_settings import TaskKind
 from bert_jax.inference.batching import HIDDEN, Outputs, RunOptions, Stages, by_level
 from bert_jax.inference.engine import Engine
 from bert_jax.model import BertOutput
+from bert_jax.model.pooling import ACTIVATIONS
 from bert_jax.records import Record
+from bert_jax.tasks.multiple_choice import choice_labels
 from bert_jax.tasks.registry import TASKS
 from bert_jax.tasks.tagging import window_input
-from bert_jax.tasks.task import ModelInput, Task
+from bert_jax.tasks.task import Encoded, Level, ModelInput, Task
 from bert_jax.tasks.words import Window
 
 HEADS = ("sequence", "token", "span", "choice")
-_KINDS = {"token": "tagging", "span": "qa", "choice": "choice", "sentence": "sentence"}
-_PROBLEMS = {"single_label": "classification", "multi_label": "multi_label", "regression": "regression"}
+_KINDS: dict[str, TaskKind] = {
+    "token": "tagging", "span": "qa", "choice": "choice", "joint": "joint", "sentence": "sentence",
+}  # fmt: skip
+_PROBLEMS: dict[str, TaskKind] = {
+    "single_label": "classification", "multi_label": "multi_label", "regression": "regression",
+}  # fmt: skip
+_TAGGING = ("token", "joint")
 # Number of inputs processed together; the outputs of all their tokens are in memory.
 _WINDOW = 1024
 # The same with stages, which keep the hidden states of all tokens between them.
@@ -40,23 +48,28 @@ def predict(
     """Yield one JSON-serializable object per input, in order; ``texts`` may be endless.
 
     An input is a text, a pair (text, text_pair), or an object with ``text`` and optionally ``text_pair`` (question
-    and passage for a span head) or ``choices``, or with ``words`` for a tagging model. Predictions are those of
-    ``Task.decode`` for the head, as in fine-tuning:
+    and passage for a span head), ``negative`` (of a triplet) or ``choices``, or with ``words`` for a tagging model.
+    Texts are converted and outputs decoded as in the run that trained the model, whose settings are stored with it
+    (``ModelSpec.settings_of``), and predictions are those of ``Task.decode``:
 
     * sequence: ``label``, ``score`` and ``probabilities`` by label (softmax). Multi-label: ``labels`` (those with
       a probability of at least 0.5) and ``probabilities`` (a sigmoid for each label). Regression: ``value``.
     * token: ``tokens``, one per word: ``text``, ``label`` and ``score`` of its first piece (with a CRF the label on
       the best path, without ``score``). The tokenizer splits a text into words and punctuation, with ``start`` and
-      ``end``. ``words`` that exceed the maximum length of the model are split into windows as in fine-tuning.
-    * span: ``answer`` (of at most 30 tokens), ``start``, ``end`` (character offsets in the passage), ``score``,
+      ``end``; a text is truncated. ``words`` that exceed the maximum length are split into windows. If the task has
+      document context, consecutive ``words`` with equal ``document`` (or without one) are a document.
+    * sequence and token of one run: ``label`` and the other fields of the text, and ``tokens``.
+    * span: ``answer`` (empty: no answer), ``start``, ``end`` (character offsets in the passage), ``score``,
       ``no_answer_score``.
     * choice: ``choice`` (an index, from 0) and ``probabilities``.
+    * pairs of texts, whose vectors are compared: ``cosine`` and, with a classifier of pairs, the fields of classes.
 
-    ``truncated`` is true for a text that was truncated to the maximum length of the model.
+    ``truncated`` is true for a text that was truncated to the maximum length.
 
-    ``exit_entropy`` (nats): a prediction stops at the first layer with a head whose probabilities have a lower
-    entropy (Xin et al. 2020); ``layers`` in the prediction is the number of layers that ran. Each stage runs on new
-    batches of the texts that are left.
+    ``task``: a head, of a model with several; None: the task of the run, or the only head. ``exit_entropy`` (nats):
+    a prediction stops at the first layer with a head whose probabilities have a lower entropy (Xin et al. 2020);
+    ``layers`` in the prediction is the number of layers that ran. Each stage runs on new batches of the texts that
+    are left.
 
     Raises ``ValueError`` for a model without a task head, several task heads without ``task``, inputs that the head
     does not accept, and ``exit_entropy`` below 0 or with a model whose lower layers have no heads.
@@ -64,29 +77,21 @@ def predict(
     head = task_head(loaded, task)
     decoder = task_of(loaded, head)
     run = task_program(loaded, decoder, head, exit_entropy)
-
-    def featurize(part: list[_Input]) -> list[ModelInput]:
-        if head != "token":
-            return decoder.featurize([one.record for one in part], training=False)
-        return [
-            dataclasses.replace(unit, record=i)
-            for i, one in enumerate(part)
-            for unit in one.units or decoder.featurize([one.record], training=False)
-        ]
-
+    length = decoder.settings.max_length if decoder.settings.document_context else 0
+    size = _WINDOW if exit_entropy is None else EXIT_WINDOW
+    chunks = _chunks((_input(decoder, head, value) for value in texts), size, length)
     results = loaded.windows(
-        (_input(loaded, head, value) for value in texts), featurize, run,
-        sequences=decoder.sequences_of, targets=decoder.targets,
-        window=_WINDOW if exit_entropy is None else EXIT_WINDOW, **options,
+        chunks, lambda part: _units(decoder, part[0]), run,
+        sequences=decoder.sequences_of, targets=decoder.targets, window=1, **options,
     )  # fmt: skip
 
     def decoded() -> Iterator[dict[str, Any]]:
-        for part, units, outputs in results:
-            predictions = decoder.decode([one.record for one in part], units, outputs)
+        for (chunk,), units, outputs in results:
+            predictions = decoder.decode([one.record for one in chunk.own], units, outputs)
             if exit_entropy is not None:
                 for unit, layers in zip(units, layers_run(loaded, outputs), strict=True):
                     predictions[unit.record]["layers"] = layers
-            yield from (_with_places(prediction, one) for prediction, one in zip(predictions, part, strict=True))
+            yield from (_finished(prediction, one) for prediction, one in zip(predictions, chunk.own, strict=True))
 
     return decoded()
 
@@ -94,10 +99,10 @@ def predict(
 def task_program(loaded: Engine, task: Task, head: str, exit_entropy: float | None = None) -> Any:
     """Return the program that computes the outputs of ``task``, or its stages, which end at the layers with a head
     and at the last layer; see :func:`predict`."""
-    model = loaded.model.clone(sentence=None)
+    model = loaded.model if head == "sentence" else loaded.model.clone(sentence=None)
 
     def run(params: Any, batch: dict[str, jax.Array]) -> Any:
-        return by_level(task.outputs(model.apply({"params": params}, batch), batch))
+        return by_level(_activated(loaded, task.outputs(model.apply({"params": params}, batch), batch)))
 
     if exit_entropy is None:
         return loaded.program(("predict", head), run)
@@ -113,13 +118,25 @@ def task_program(loaded: Engine, task: Task, head: str, exit_entropy: float | No
     def stage(first: int, last: int) -> Any:
         def run(params: Any, batch: dict[str, jax.Array]) -> Any:
             hidden, logits = model.apply({"params": params}, batch, first, last, method="run_layers")
-            outputs = task.outputs(BertOutput(sequence_output=hidden, sequence_logits=logits), batch)
+            output = BertOutput(sequence_output=hidden, sequence_logits=logits)
+            outputs = _activated(loaded, task.outputs(output, batch))
             return by_level(outputs if last == ends[-1] else {**outputs, HIDDEN: ("token", hidden)})
 
         return loaded.program(("stage", first, last), run)
 
     programs = [stage(first, last) for first, last in zip((0, *ends), ends, strict=False)]
     return Stages(programs, lambda outputs: entr(softmax(outputs["logits"])).sum() < exit_entropy)
+
+
+def _activated(
+    loaded: Engine, outputs: Mapping[str, tuple[Level, jax.Array]]
+) -> dict[str, tuple[Level, jax.Array]]:
+    """Return ``outputs`` with the value of a regression head passed through the activation of the model."""
+    heads = loaded.spec.heads
+    if not heads.activation or heads.problem != "regression" or "logits" not in outputs:
+        return dict(outputs)
+    level, values = outputs["logits"]
+    return {**outputs, "logits": (level, ACTIVATIONS[heads.activation](values))}
 
 
 def layers_run(loaded: Engine, outputs: Sequence[Outputs]) -> list[int]:
@@ -135,9 +152,16 @@ def _ends(loaded: Engine) -> tuple[int, ...]:
 
 
 def task_head(loaded: Engine, task: str | None = None) -> str:
-    """Return the name of the task head ``task``; None: of the only one. Raises ``ValueError`` if the model has no
-    such head, or several."""
-    present = [head for head in loaded.spec.heads.present() if head in HEADS]
+    """Return the name of the task head ``task``; None: of the only one, or ``joint`` or ``sentence`` for a model
+    whose run predicted classes and tags together, or pairs of texts. Raises ``ValueError`` if the model has no such
+    head, or several."""
+    spec = loaded.spec
+    present = [head for head in spec.heads.present() if head in HEADS]
+    kind = spec.task.kind if spec.task is not None else "sentence" if spec.heads.pair_labels else ""
+    if task is None and kind == "joint" and present == ["sequence", "token"]:
+        return kind
+    if task is None and kind == "sentence" and spec.sentence is not None and not present:
+        return kind
     if not present:
         heads = ", ".join(loaded.spec.heads.present()) or "none"
         raise ValueError(
@@ -150,20 +174,17 @@ def task_head(loaded: Engine, task: str | None = None) -> str:
     return task or present[0]
 
 
-def task_of(loaded: Engine, head: str) -> Task:
-    """Return the task of a head (``sentence``: of vectors of texts), with the options that the saved model defines
-    and defaults for all other options."""
-    spec, plain = loaded.spec, FinetuneConfig()
-    kind = _PROBLEMS[spec.heads.problem] if head == "sequence" else _KINDS[head]
-    order: PairOrder = "both" if head == "sequence" and spec.heads.both_orders else "given"
-    config = dataclasses.replace(
-        plain,
-        task=dataclasses.replace(plain.task, kind=kind, max_length=spec.max_length, pair_order=order),
-        data=dataclasses.replace(plain.data, labels=spec.heads.sequence_labels, tags=spec.heads.token_labels),
-        tagging=dataclasses.replace(plain.tagging, crf=spec.heads.crf),
-        model=spec.model,
-    )
-    return TASKS[kind](config, loaded.need_tokenizer())
+def task_of(loaded: Engine, head: str, records: Sequence[Record] = ()) -> Task:
+    """Return the task of a head (``sentence``: of vectors of texts), with the settings of the model.
+
+    ``records``: examples that the task is to score or to learn from; the number of choices is theirs. Raises
+    ``ValueError`` if they have different numbers.
+    """
+    kind = _PROBLEMS[loaded.spec.heads.problem] if head == "sequence" else _KINDS[head]
+    settings = loaded.spec.settings_of(kind)
+    if kind == "choice" and records:
+        settings = dataclasses.replace(settings, labels=choice_labels(records))
+    return TASKS[kind](settings, loaded.need_tokenizer(), records)
 
 
 # ------------------------------------------------------------------ inputs
@@ -180,22 +201,72 @@ class _Input:
     truncated: bool = False
 
 
-def _input(loaded: Engine, head: str, value: Any) -> _Input:
+@dataclass(frozen=True)
+class _Chunk:
+    """Inputs that are predicted together, and inputs before and after them, which may be their context."""
+
+    before: Sequence[_Input]
+    own: Sequence[_Input]
+    after: Sequence[_Input]
+
+
+def _chunks(inputs: Iterator[_Input], size: int, context: int) -> Iterator[_Chunk]:
+    """Yield the inputs in chunks of ``size``, each with inputs around it that have ``context`` words or more."""
+    before: list[_Input] = []
+    ahead: deque[_Input] = deque()
+    while own := [*itertools.islice(_drained(ahead, inputs), size)]:
+        words = sum(len(one.record.words) for one in ahead)
+        while words < context and (one := next(inputs, None)) is not None:
+            ahead.append(one)
+            words += len(one.record.words)
+        yield _Chunk(before, own, [*ahead])
+        before = _last([*before, *own], context)
+
+
+def _drained(ahead: deque[_Input], inputs: Iterator[_Input]) -> Iterator[_Input]:
+    while ahead:
+        yield ahead.popleft()
+    yield from inputs
+
+
+def _last(inputs: Sequence[_Input], context: int) -> list[_Input]:
+    """Return the last inputs, which have ``context`` words or more in total, or all."""
+    words, first = 0, len(inputs)
+    while first and words < context:
+        first -= 1
+        words += len(inputs[first].record.words)
+    return [*inputs[first:]]
+
+
+def _units(decoder: Task, chunk: _Chunk) -> list[ModelInput]:
+    """Return the model inputs of the own inputs of ``chunk``, in order."""
+    around = [*chunk.before, *chunk.own, *chunk.after]
+    converted = [i for i, one in enumerate(around) if not one.units]
+    units = [[*one.units] for one in around]
+    for unit in decoder.featurize([around[i].record for i in converted], training=False):
+        units[converted[unit.record]].append(unit)
+    first = len(chunk.before)
+    return [dataclasses.replace(unit, record=i) for i in range(len(chunk.own)) for unit in units[first + i]]
+
+
+def _input(decoder: Task, head: str, value: Any) -> _Input:
     """Return ``value`` as an input of the head. Raises ``ValueError`` for a value that the head does not accept."""
     record = _record(value)
-    start = f"{(record.text or ' '.join(record.words))[:40]!r}"
+    start = record.source
     if isinstance(value, Mapping) and "words" in value and "text" not in value:
-        if head != "token":
+        if head not in _TAGGING:
             raise ValueError(f"{start}: words require a tagging model; give a text")
         return _Input(record)
-    if head == "token":
+    if head in _TAGGING:
         if record.text_pair is not None or record.choices:
             raise ValueError(f"{start}: a tagging model accepts one text, without text_pair or choices")
-        return _tagged_text(loaded, record.text)
+        return _tagged_text(decoder, record.text)
     if head == "sequence" and record.choices:
         raise ValueError(f"{start}: choices require a multiple-choice head, and the model has none")
-    if head == "sequence" and loaded.spec.heads.both_orders and record.text_pair is None:
+    if head == "sequence" and decoder.settings.pair_order == "both" and record.text_pair is None:
         raise ValueError(f"{start}: the model reads both orders of a pair; give text and text_pair")
+    if head == "sentence" and record.text_pair is None:
+        raise ValueError(f"{start}: the model compares two texts; give text and text_pair, or use embed")
     if head == "span" and record.text_pair is None:
         raise ValueError(f"{start}: a span model requires the question as text and the passage as text_pair")
     if head == "choice" and not record.choices:
@@ -205,15 +276,23 @@ def _input(loaded: Engine, head: str, value: Any) -> _Input:
 
 def _record(value: Any) -> Record:
     if isinstance(value, str):
-        return Record(id="", source="", text=value)
+        return Record(id="", source=f"{value[:40]!r}", text=value)
     if isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(text, str) for text in value):
-        return Record(id="", source="", text=value[0], text_pair=value[1])
+        return Record(id="", source=f"{value[0][:40]!r}", text=value[0], text_pair=value[1])
     if isinstance(value, Mapping) and _are_texts(value.get("words")) and "text" not in value:
-        return Record(id="", source="", words=tuple(value["words"]))
+        start = f"{' '.join(value['words'])[:40]!r}"
+        document = f"document {value.get('group', value.get('document'))}"
+        return Record(id="", source=start, words=tuple(value["words"]), group=document)
     if isinstance(value, Mapping) and isinstance(value.get("text"), str):
-        pair, choices = value.get("text_pair"), value.get("choices", ())
-        if isinstance(pair, str | None) and _are_texts(choices) and not (pair and choices):
-            return Record(id="", source="", text=value["text"], text_pair=pair, choices=tuple(choices))
+        text, pair, choices = value["text"], value.get("text_pair"), value.get("choices", ())
+        negatives = value.get("negative", ())
+        negatives = (negatives,) if isinstance(negatives, str) else negatives
+        are_lists = _are_texts(choices) and _are_texts(negatives)
+        if isinstance(pair, str | None) and are_lists and not (pair and choices):
+            return Record(
+                id="", source=f"{text[:40]!r}", text=text, text_pair=pair, choices=tuple(choices),
+                negatives=tuple(negatives),
+            )  # fmt: skip
     allowed = "a text, or an object with words, or with text and text_pair or choices"
     raise ValueError(f"{str(value)[:80]!r} is not a valid input; allowed: {allowed}")
 
@@ -222,12 +301,13 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
 
 
-def _tagged_text(loaded: Engine, text: str) -> _Input:
-    tokenizer = loaded.need_tokenizer()
+def _tagged_text(decoder: Task, text: str) -> _Input:
+    tokenizer = decoder.tokenizer
     ids, offsets = tokenizer.encode_with_offsets(text)
-    encoded = loaded.build(ids)
+    encoded = Encoded(*tokenizer.build_inputs(ids, None, decoder.settings.max_length))
     first = int(tokenizer.framed)  # the special pieces before and after the text
-    kept = len(encoded.ids) - 2 * first
+    kept, whole = len(encoded.ids) - 2 * first, len(ids)
+    ids, offsets = tokenizer.cut(ids, kept), tokenizer.cut(offsets, kept)
     # A piece that continues the word before it does not begin a word, unless it is the first piece.
     begins = [i for i in range(kept) if not i or not tokenizer.continuation[ids[i]]]
     ends = [*begins[1:], kept][: len(begins)]
@@ -235,15 +315,17 @@ def _tagged_text(loaded: Engine, text: str) -> _Input:
     words = tuple(text[start:end] for start, end in places)
     window = Window(encoded, np.arange(len(words)), first + np.array(begins, np.int64))
     unit = window_input(0, window, np.full(len(words), -1, np.int32))
-    return _Input(Record(id="", source="", words=words), (unit,), places, kept < len(ids))
+    return _Input(Record(id="", source="", words=words), (unit,), places, kept < whole)
 
 
-def _with_places(prediction: dict[str, Any], one: _Input) -> dict[str, Any]:
-    """Return ``prediction`` with the character offsets (``start``, ``end``) of each word of a text."""
+def _finished(prediction: dict[str, Any], one: _Input) -> dict[str, Any]:
+    """Return ``prediction`` with the character offsets (``start``, ``end``) of each word of a text, and without
+    ``rank``, which depends on the other inputs."""
+    prediction.pop("rank", None)
     if one.places is None:
         return prediction
     tokens = [
         {"text": token.pop("text"), "start": start, "end": end, **token}
         for token, (start, end) in zip(prediction["tokens"], one.places, strict=True)
     ]
-    return {"tokens": tokens, **({"truncated": True} if one.truncated else {})}
+    return {**prediction, "tokens": tokens, **({"truncated": True} if one.truncated else {})}

@@ -164,14 +164,14 @@ def copies(places: Sequence[_Place], mask_id: int) -> list[ModelInput]:
     number of its label."""
     units: list[ModelInput] = []
     last: dict[tuple[int, bytes], ModelInput] = {}
-    for one, token in places:
+    for number, (one, token) in enumerate(places):
         ids, label = one.masked(token, mask_id), int(one.ids[one.first + token])
         # With its place, because the text may contain masks itself.
         key = one.first + token, ids.tobytes()
         unit = last.get(key)
         if unit is None or (label not in unit.targets["labels"] and len(unit.targets["labels"]) == _LABELS):
             targets = {"masked": one.first + token, "labels": []}
-            unit = last[key] = ModelInput(len(units), (Encoded(ids, one.types),), targets, extra=[])
+            unit = last[key] = ModelInput(number, (Encoded(ids, one.types),), targets, extra=[])
             units.append(unit)
         labels = unit.targets["labels"]
         if label not in labels:

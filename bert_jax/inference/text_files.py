@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from bert_jax.io.conll import conll_sentences
 from bert_jax.io.files import whole_file
 from bert_jax.io.text_lines import numbered_lines, opened
 from bert_jax.io.untrusted_folder import json_object
@@ -19,15 +20,20 @@ from bert_jax.io.untrusted_folder import json_object
 # Size of the header of an npy file, which is written last, because it contains the number of rows.
 _HEADER = 128
 _BLOCK = 1 << 22
+_CONLL = (".conll", ".conllu", ".bio", ".iob", ".iob2")
 _PAIR = '; write {"text": "..."}, with "text_pair" for a pair'
 
 
-def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> Iterator[Any]:
+def read_texts(
+    texts: Sequence[str], source: str | None, json_lines: bool, *, of_tasks: bool = False
+) -> Iterator[Any]:
     """Yield ``texts``, the texts on the command line. If there are none, yield the texts in the file ``source``
     ("-" or None: standard input).
 
     A file has one text per line, and blank lines are skipped; a file whose name ends in .gz is unpacked. With
-    ``json_lines`` or the suffix .jsonl, a file has one JSON object per line, which is yielded unchanged. Raises
+    ``json_lines`` or the suffix .jsonl, a file has one JSON object per line, which is yielded unchanged.
+    ``of_tasks``: an object without ``document`` gets the number of the blank lines before it, and a CoNLL file
+    (.conll, .conllu, .bio, .iob, .iob2) gives objects with ``words`` and ``document``, as in fine-tuning. Raises
     ``ValueError`` for a line that cannot be read (the message contains the file name and the line number), and for
     texts both on the command line and in a file.
     """
@@ -43,14 +49,36 @@ def read_texts(texts: Sequence[str], source: str | None, json_lines: bool) -> It
         raise ValueError("standard input: closed; pass texts on the command line or --input FILE")
     with contextlib.ExitStack() as stack:
         stream = sys.stdin.buffer if from_stdin else stack.enter_context(opened(Path(str(source))))
-        is_empty = True
-        for number, line in numbered_lines(stream, str(name)):
+        is_empty, block = True, 0
+        lines = numbered_lines(stream, str(name))
+        if of_tasks and (suffix := Path(str(source).removesuffix(".gz")).suffix) in _CONLL:
+            yield from _sentences(lines, str(name), is_conllu=suffix == ".conllu")
+            return
+        for number, line in lines:
             if line.strip():
                 is_empty = False
-                yield json_object(line, f"{name}:{number}", _PAIR) if is_json else line
+                value = json_object(line, f"{name}:{number}", _PAIR) if is_json else line
+                yield {"document": block, **value} if of_tasks and is_json else value
+            elif not is_empty:
+                block += 1
         if is_empty:
             other = "pass texts, --input FILE, or one per line on stdin" if from_stdin else "write one per line"
             raise ValueError(f"{name}: no text given; {other}")
+
+
+def _sentences(lines: Iterator[tuple[int, str]], name: str, *, is_conllu: bool) -> Iterator[dict[str, Any]]:
+    """Yield the words (first column; .conllu: FORM) and the document of each sentence of a CoNLL file; if no line
+    begins a document, each sentence is one. Raises ``ValueError`` for a line or a file without words."""
+    sentences = [*conll_sentences(lines, is_conllu=is_conllu)]
+    if not sentences:
+        raise ValueError(f"{name}: no text given; write one word per line")
+    are_marked = any(sentence.document for sentence in sentences)
+    for number, sentence in enumerate(sentences):
+        short = next((line for line, fields in sentence.rows if len(fields) <= is_conllu), None)
+        if short is not None:
+            raise ValueError(f"{name}:{short}: no word; CoNLL-U has it in the second column")
+        words = [fields[int(is_conllu)] for _, fields in sentence.rows]
+        yield {"words": words, "document": sentence.document if are_marked else f"sentence {number}"}
 
 
 def refuse_blank(texts: Sequence[str]) -> None:
@@ -59,13 +87,25 @@ def refuse_blank(texts: Sequence[str]) -> None:
         raise ValueError("a text on the command line is blank; give it words, or omit it")
 
 
-def refuse_table(name: str) -> None:
-    """Raise ``ValueError`` if ``name`` is a table (.csv, .tsv), where texts or JSON lines are read."""
-    if Path(name.removesuffix(".gz")).suffix in (".csv", ".tsv"):
+def refuse_table(name: str, others: Sequence[str] = ()) -> None:
+    """Raise ``ValueError`` if ``name`` is a table (.csv, .tsv) or a file with one of the suffixes ``others``, where
+    texts or JSON lines are read."""
+    suffix = Path(name.removesuffix(".gz")).suffix
+    if suffix in (".csv", ".tsv", *others):
+        what = "a table" if suffix in (".csv", ".tsv") else f"{suffix[1:]} is not read here"
         raise ValueError(
-            f"{name}: a table; allowed: texts, one per line, or JSON lines; bert-data records prints those of a "
-            "table"
+            f"{name}: {what}; allowed: texts, one per line, or JSON lines; bert-data records prints those of a "
+            "file of fine-tuning"
         )
+
+
+def json_line(row: Mapping[str, Any], what: str = "the result") -> str:
+    """Return ``row`` as JSON. Raises ``ValueError``, which begins with ``what``, for NaN and infinite numbers."""
+    try:
+        return json.dumps(row, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        shown = json.dumps(row, ensure_ascii=False)[:80]
+        raise ValueError(f"{what} has NaN or infinite values, which JSON cannot hold: {shown}") from None
 
 
 def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> None:
@@ -75,11 +115,11 @@ def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> 
     """
     if target is None:
         for row in rows:
-            print(json.dumps(row, ensure_ascii=False), flush=True)
+            print(json_line(row), flush=True)
         return
     with whole_file(target) as partial, partial.open("w", encoding="utf-8") as file:
         for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(json_line(row) + "\n")
 
 
 def write_vectors(rows: Iterable[np.ndarray], target: Path) -> tuple[int, int]:

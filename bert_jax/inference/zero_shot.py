@@ -17,10 +17,12 @@ import numpy as np
 
 from bert_jax.inference.batching import DeviceOutputs, Outputs, RunOptions
 from bert_jax.inference.engine import WINDOW, Engine, checked_texts
+from bert_jax.inference.predict import task_of, task_program
 from bert_jax.metrics.classification import classification_scores, multi_label_scores
 from bert_jax.metrics.resampling import Interval, confidence_intervals
 from bert_jax.tasks.task import ModelInput
 from bert_jax.tasks.text_classification import class_predictions, multi_label_predictions, probability_table
+from bert_jax.tasks.truncation import cut_text
 
 HYPOTHESIS = "This text is about {}."
 _LABEL, _TEXT = "{}", "{text}"
@@ -54,7 +56,8 @@ def zero_shot(
       class), ``probabilities`` are sigmoids, and ``labels`` are those with a probability of at least 0.5.
     * "... {text} ... [MASK] ...": the logit of the word at the mask.
 
-    A text that is too long is truncated at the end, and ``truncated`` is true.
+    A text that is too long is truncated (of an inference model as in its run, else at the end), and ``truncated``
+    is true.
 
     Args:
         labels: a mapping from each label to its words, or a sequence of labels, each of which is its own word.
@@ -121,24 +124,25 @@ def _by_entailment(
     options: RunOptions,
 ) -> Logits:
     yes, no = _entailment(loaded, entailment)
-    tokenizer, model = loaded.need_tokenizer(), loaded.model.clone(sentence=None)
+    decoder, tokenizer = task_of(loaded, "sequence"), loaded.need_tokenizer()
+    settings = decoder.settings
     hypotheses = tokenizer.encode_batch([template.replace(_LABEL, word) for word in words])
     # The longest hypothesis determines the length of the text, so that all labels are compared on the same text.
     taken = max(map(len, hypotheses)) + len(tokenizer.build_inputs([], [])[0])
-    room = _room(loaded, taken, template)
+    room = _room(settings.max_length, taken, template)
 
     def featurize(part: list[str]) -> list[ModelInput]:
-        return [
-            ModelInput(number, (loaded.build(ids[:room], hypothesis),), extra=len(ids) > room)
-            for number, ids in enumerate(tokenizer.encode_batch(part))
-            for hypothesis in hypotheses
-        ]
-
-    def run(params: Any, batch: dict[str, jax.Array]) -> DeviceOutputs:
-        return {"unit": {"logits": model.apply({"params": params}, batch).sequence_logits}}
+        units = []
+        for number, (text, ids) in enumerate(zip(part, tokenizer.encode_batch(part), strict=True)):
+            kept = cut_text(text, ids, room, settings, tokenizer)[0]
+            for hypothesis in hypotheses:
+                orders = ((kept, hypothesis), (hypothesis, kept))[: decoder.sequences_per_unit]
+                pairs = tuple(loaded.build(*order, settings.max_length) for order in orders)
+                units.append(ModelInput(number, pairs, extra=len(ids) > room))
+        return units
 
     windows = loaded.windows(
-        checked_texts(texts), featurize, loaded.program("entailment", run),
+        checked_texts(texts), featurize, task_program(loaded, decoder, "sequence"), sequences=decoder.sequences_of,
         window=max(1, WINDOW // len(words)), **options,
     )  # fmt: skip
 
@@ -168,10 +172,9 @@ def _entailment(loaded: Engine, entailment: str | None) -> tuple[int, list[int]]
     return yes[0], [i for i in others if names[i].startswith("contradict")] or others
 
 
-def _room(loaded: Engine, taken: int, template: str) -> int:
-    """Return the number of tokens that remain for the text if the template has ``taken`` tokens. Raises
-    ``ValueError`` if none remain."""
-    limit = loaded.spec.max_length
+def _room(limit: int, taken: int, template: str) -> int:
+    """Return the number of tokens that remain for the text if the template has ``taken`` of at most ``limit``
+    tokens. Raises ``ValueError`` if none remain."""
     if taken >= limit:
         room = f"leaves no room for a text, because it has {taken} of {limit} tokens"
         raise ValueError(f"template: {template!r} {room}; shorten the template or the words of the labels")
@@ -201,7 +204,7 @@ def _by_prompt(
         return [[*a, tokenizer.mask_id, *b] for a, b in zip(before, after, strict=True)]
 
     special = len(tokenizer.build_inputs([])[0])
-    _room(loaded, len(prompts([""])[0]) + special, template)
+    _room(loaded.spec.max_length, len(prompts([""])[0]) + special, template)
     limit = loaded.spec.max_length - special
 
     def cut(text: str, ids: list[int]) -> list[int]:

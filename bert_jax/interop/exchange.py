@@ -1,5 +1,7 @@
 """The common form of a model for all readers and writers: a spec, canonical float32 arrays, a tokenizer file."""
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,9 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bert_jax.config import ExecutionConfig, ModelSpec
+from bert_jax.config import ExecutionConfig, ModelConfig, ModelSpec
 
 StoredDtype = Literal["float32", "float16", "bfloat16", "int8"]
+
+
+# A path: absolute, of a drive or a store, relative to a known folder, or parts without white space.
+_PATH = re.compile(r"(?s)[/~\\]|\.{1,2}[/\\]|[A-Za-z]:[/\\]|[a-z0-9+]+://|\S*[/\\]\S*\Z")
+_DATASETS = ("hf", "tfds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +51,25 @@ class ModelBundle:
     notes: tuple[str, ...] = ()
     # Calibrated inputs of products in 8 bits: name of the kernel or table -> (least value, greatest value).
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    # Writers of tokenizer.json write exact rules of WordPiece, which only the tokenizers library reads.
+    exact_tokenizer: bool = False
     # Origin of the weights for the model card, JSON-serializable ("format", "name", "recipe", "metrics", ...).
     origin: Mapping[str, Any] = field(default_factory=dict)
+
+
+def without_folders(value: Any) -> Any:
+    """Return a JSON value whose paths, in strings at any depth, are shortened to their last part: files that others
+    get must not tell the folders of this machine. Names of datasets (hf:, tfds:) are kept."""
+    if isinstance(value, Mapping):
+        return {key: without_folders(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_folders(one) for one in value]
+    if not isinstance(value, str) or not _PATH.match(value):
+        return value
+    head, colon, rest = value.partition(":")
+    if head in _DATASETS and colon:
+        return f"{head}:{without_folders(rest)}" if rest[:1] in tuple("/~.") else value
+    return re.split(r"[/\\]", value.rstrip("/\\"))[-1]
 
 
 def parameter_shapes(spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
@@ -62,12 +86,40 @@ def parameter_shapes(spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
     return canonical_shapes(BertModel(spec.model, execution, spec.heads, spec.sentence))
 
 
+def check_sizes(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]], where: str | Path) -> None:
+    """Raise a ``ValueError``, which begins with ``where``, if a size in ``spec`` is too large for arrays of the
+    ``shapes``, by name: more layers than arrays, or another size above the number of values.
+
+    Called before :func:`parameter_shapes`, which lists the parameters of all layers.
+    """
+    model, count = spec.model, len(shapes)
+    limits = dict.fromkeys(_sizes_of_tables(model), sum(math.prod(shape) for shape in shapes.values()))
+    limits |= {"num_layers": count} if model.encoder != "none" and not model.shared_layers else {}
+    limits |= {"highway_layers": count} if model.character_filters else {}
+    for name, most in limits.items():
+        if getattr(model, name) > most:
+            arrays = f"the {count} stored arrays have {limits['vocab_size']:,} values"
+            raise ValueError(f"{where}: model.{name} is {getattr(model, name)}, but {arrays}; restore the files")
+
+
+def _sizes_of_tables(model: ModelConfig) -> list[str]:
+    """Return the names of the sizes that are dimensions of parameters of ``model``."""
+    names = ["vocab_size", "hidden_size", "embedding_size", "word_rank"]
+    names += ["type_vocab_size"] if model.encoder == "transformer" else []
+    names += ["intermediate_size"] if model.encoder == "transformer" and not model.layer_units else []
+    names += ["max_position_embeddings"] if model.position_embeddings == "learned" else []
+    names += ["relative_buckets"] if model.relative_positions in ("buckets", "disentangled") else []
+    names += ["context_size"] if model.encoder == "nnlm" else []
+    return names + (["lstm_cells"] if "lstm" in model.encoder else [])
+
+
 def check_shapes(spec: ModelSpec, params: Mapping[str, np.ndarray], where: str | Path) -> None:
     """Raise a ``ValueError`` that lists all missing and unexpected parameters and all parameters of the wrong
     shape.
 
     ``params`` must have canonical names. The error message begins with ``where``.
     """
+    check_sizes(spec, {name: tuple(array.shape) for name, array in params.items()}, where)
     expected = parameter_shapes(spec)
     problems = [f"missing {name}" for name in expected if name not in params]
     problems += [f"unexpected {name}" for name in params if name not in expected]

@@ -12,7 +12,8 @@ import numpy as np
 
 from bert_jax.interop.ancestors import write_allennlp, write_word2vec
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype
-from bert_jax.interop.export_table import DTYPES, FORMATS, OTHER_FORMATS, fit, keep_heads, keep_width
+from bert_jax.interop.export_table import DTYPES, FORMATS, HF_FORMATS, OTHER_FORMATS, fit, keep_heads, keep_width
+from bert_jax.interop.hf.details import split_details, write_details
 from bert_jax.interop.hf.sentence_transformers import write_sentence_transformers
 from bert_jax.interop.hf.write import write_hf
 from bert_jax.interop.model_card import READ_BACK, architecture, model_card
@@ -68,6 +69,7 @@ def export_model(
     force: bool = False,
     heads: Sequence[str] | None = None,
     width: int | None = None,
+    exact_tokenizer: bool = False,
     calibrate: Callable[[ModelBundle], ModelBundle] | None = None,
     check: Callable[[Path, ModelBundle], None] | None = None,
     options: ReadOptions | None = None,
@@ -82,6 +84,8 @@ def export_model(
         force: replace a non-empty ``target`` after the new folder is complete.
         heads: heads to export; the pooler is added if one of them needs it. None: all heads.
         width: number of the first values of a text's vector that the exported model returns. None: all.
+        exact_tokenizer: write a tokenizer.json with exactly the rules of google-research/bert (WordPiece), which
+            only the tokenizers library reads, instead of those of transformers' BertTokenizer.
         calibrate: for int8: function that returns the model with ``ranges``. None: ranges of each batch.
         check: for onnx: function that is called with the new folder and the model before the folder is renamed.
         options: options of the reader.
@@ -103,8 +107,14 @@ def export_model(
         report(note)
     weights, notes = _fitted(weights, format, dtype, heads, width)
     weights = weights if calibrate is None else calibrate(weights)
+    weights = dataclasses.replace(weights, exact_tokenizer=exact_tokenizer)
     with whole_folder(target, target.with_name(f".{target.name}.replaced")) as partial:
-        notes += WRITERS[format](partial, weights, dtype=dtype)
+        if format in HF_FORMATS:
+            plain, details = split_details(weights)
+            notes += WRITERS[format](partial, plain, dtype=dtype)
+            notes += write_details(partial, weights, details, dtype)
+        else:
+            notes += WRITERS[format](partial, weights, dtype=dtype)
         (partial / CARD).write_text(
             model_card(weights, format, dtype, architecture(partial), notes), encoding="utf-8"
         )
@@ -147,7 +157,7 @@ def _fitted(
 def _check_float16(weights: ModelBundle) -> None:
     for name, values in weights.params.items():
         largest = float(np.abs(values).max(initial=0))
-        if np.isfinite(largest) and largest > LARGEST_FLOAT16:
+        if largest > LARGEST_FLOAT16:
             limit = f"{name} has the value {largest:.3g}, but the largest float16 is {LARGEST_FLOAT16:g}"
             raise ValueError(f"--dtype float16: {limit}; use bfloat16 or float32")
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceModule
 from bert_jax.config.switches import EVERY_FIELD, unsupported_fields
+from bert_jax.config.task_settings import HEADS_OF
 from bert_jax.interop.ancestors import allennlp, word2vec
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf import config_json
@@ -16,6 +17,8 @@ from bert_jax.interop.programs import onnx_layers
 from bert_jax.interop.tf1 import names as tf1_names
 
 FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz")
+# Formats of folders of Hugging Face, which may have details that only this library reads.
+HF_FORMATS = ("hf", "sentence-transformers")
 # Formats of encoders that are no Transformers; they hold an encoder alone.
 OTHER_FORMATS = ("word2vec", "allennlp")
 DTYPES = ("float32", "float16", "bfloat16", "int8")
@@ -34,9 +37,9 @@ _TABLE = {
     "token": ("a tag per token", "yeeyyy"),
     "span": ("start and end of an answer", "yeyyyy"),
     "choice": ("one score per choice", "yeeyyy"),
-    "crf": ("transitions between tags (the token head is kept)", "eeeeey"),
-    "pair": ("classes of two sentence vectors", "eeeeey"),
-    "exits": ("heads of lower layers, where a prediction can stop", "eeeeey"),
+    "crf": ("transitions between tags (the token head is kept)", "yeeeey"),
+    "pair": ("classes of two sentence vectors", "eyeeey"),
+    "exits": ("heads of lower layers, where a prediction can stop", "yeeeey"),
     "sentence": ("pooling and the modules after it (Sentence-BERT)", "eyeyyy"),
     "several heads": ("heads that no single transformers class combines", "reyyyy"),
     "features": ("heads on hidden states other than the last, or after a BiLSTM", "rrrrry"),
@@ -61,7 +64,7 @@ ROWS = {row: meaning for row, (meaning, _) in _TABLE.items()}
 # Head -> fields of HeadsConfig that describe it.
 _FIELDS_OF = {
     "pooler": ("pooler",), "mlm": ("mlm",), "nsp": ("nsp",), "rtd": ("rtd",),
-    "sequence": ("sequence_labels", "problem", "both_orders"), "token": ("token_labels", "bilstm"),
+    "sequence": ("sequence_labels", "problem", "activation", "both_orders"), "token": ("token_labels", "bilstm"),
     "span": ("span",), "choice": ("choice",), "crf": ("crf",), "pair": ("pair_labels", "pair_hidden"),
     "exits": ("exits",),
 }  # fmt: skip
@@ -169,7 +172,8 @@ def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[Mode
         raise ValueError(f"{format}: {problems}; formats that support this model: {', '.join(others) or 'none'}")
     notes = []
     if weights.spec.heads.both_orders and format != "npz":
-        notes.append(f"{format} cannot state that the logits of both orders of a pair are to be added")
+        reader = ": bert_jax adds them, other libraries do not" if format in (*HF_FORMATS, "tf1") else ""
+        notes.append(f"{format} cannot state that the logits of both orders of a pair are to be added{reader}")
         heads = dataclasses.replace(weights.spec.heads, both_orders=False)
         weights = dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, heads=heads))
     dropped = [row for row in rows if verdict(row, format) == "encoder only" and row != "several heads"]
@@ -179,7 +183,7 @@ def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[Mode
         rest = ", ".join(["the encoder", *kept])
         notes.append(f"WARNING: {format} cannot represent {named}; the export contains: {rest}")
         weights = keep_heads(weights, kept)
-    if format in ("hf", "sentence-transformers") and heads_of_class(weights.spec) != weights.spec.heads:
+    if format in HF_FORMATS and heads_of_class(weights.spec) != weights.spec.heads:
         notes.append(f"{hf_class(weights.spec)} has no pooler: the weights of the pooler are omitted")
         weights = keep_heads(weights, [name for name in _parts(weights.spec) if name != "pooler"])
     return weights, notes
@@ -207,7 +211,8 @@ def keep_heads(weights: ModelBundle, names: Sequence[str]) -> ModelBundle:
     if kept & {"nsp", "sequence", "choice"}:
         kept.add("pooler")
     heads = only_heads(spec.heads, kept)
-    spec = dataclasses.replace(spec, heads=heads, sentence=spec.sentence if "sentence" in kept else None)
+    task = spec.task if spec.task and kept & {*HEADS_OF[spec.task.kind]} else None
+    spec = dataclasses.replace(spec, heads=heads, sentence=spec.sentence if "sentence" in kept else None, task=task)
     params = {name: weights.params[name] for name in parameter_shapes(spec)}
     return dataclasses.replace(weights, spec=spec, params=params)
 

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from bert_jax.config import ModelConfig
+from bert_jax.config.lengths import LENGTH, LENGTHS, OF_LENGTH
 from bert_jax.config.loader import Setting, flat_values
 from bert_jax.config.schema import PRESETS
 from bert_jax.interop.exchange import ReadOptions
@@ -30,6 +31,13 @@ MAY_DIFFER = {
     "model.feed_forward_dropout",
 }  # fmt: skip
 _GENERATOR, _FIRST_STEP = "execution.prng", "training.first_step"
+# Options whose defaults follow from the model and the data, and the options that replace each of them. A resumed
+# run keeps their values, also those that were the defaults of an older version.
+_OF_FINETUNING = {"optimizer.learning_rate": (), "training.num_epochs": (LENGTH,)}
+_OF_PRETRAINING = {
+    **dict.fromkeys((LENGTH, *OF_LENGTH), LENGTHS),
+    "optimizer.warmup_steps": (*LENGTHS, "optimizer.warmup_tokens"),
+}
 
 # Key of an option -> its typed value, and the origin of the value for messages.
 Given = Mapping[str, tuple[Any, str]]
@@ -41,7 +49,7 @@ def whole_name(source: str) -> str:
     return str(location(source).resolve()) if source else ""
 
 
-def read_options(path: Path, given: Given) -> ReadOptions:
+def read_options(path: Path, given: Given, *, allow_mismatch: bool = False) -> ReadOptions:
     """Return ``ReadOptions`` with the case of the vocabulary and the GELU variant that the options specify.
 
     Each of the two is set only if the files at ``path`` are in a format that does not always specify it.
@@ -52,7 +60,8 @@ def read_options(path: Path, given: Given) -> ReadOptions:
     is_open = leaves_activation_open(path) and activation in ("gelu", "gelu_tanh")
     # A model of this library records the case of its vocabulary, which the options must not replace.
     lower_case = values.get("data.lower_case") if leaves_case_open(path) else None
-    return ReadOptions(lower_case=lower_case, activation=activation if is_open else None)
+    activation = activation if is_open else None
+    return ReadOptions(lower_case=lower_case, activation=activation, allow_mismatch=allow_mismatch)
 
 
 def model_section(model: ModelConfig) -> dict[str, Any]:
@@ -109,14 +118,15 @@ def plan_phase(name: str, given: Given) -> tuple[tuple[Setting, ...], str]:
     changed = {key: given[key][0] for key in may_differ & given.keys() & resolved.keys()}
     text = record_text(
         record["init_from"], source, resolved | changed,
-        continue_from=whole_name(name), trained_global=record["trained_global"],
+        continue_from=whole_name(name), trained_global=record["trained_global"], kept=record["kept"],
     )  # fmt: skip
     return settings, text
 
 
 def kept_settings(workdir: Location, given: Given) -> tuple[Setting, ...]:
-    """Return the settings that a resumed run in ``workdir`` keeps: ``training.first_step``, and ``execution.prng``
-    unless the command line sets it, because runs that began when its default was threefry keep threefry.
+    """Return the settings that a resumed run in ``workdir`` keeps: ``training.first_step`` and, unless the command
+    line sets them, ``execution.prng``, because runs that began when its default was threefry keep threefry, and the
+    options whose defaults follow from the model and the data.
 
     Returns no setting if the config of the run is missing or damaged.
     """
@@ -131,4 +141,8 @@ def kept_settings(workdir: Location, given: Given) -> tuple[Setting, ...]:
     kept = {} if _GENERATOR in given else {_GENERATOR: prng}
     if first_step:
         kept[_FIRST_STEP] = first_step
+    for key, others in (_OF_FINETUNING if "task" in stored else _OF_PRETRAINING).items():
+        section, _, name = key.partition(".")
+        if given.keys().isdisjoint((key, *others)) and name in stored.get(section, {}):
+            kept[key] = stored[section][name]
     return tuple(Setting(f"{path}", key, str(value)) for key, value in kept.items())

@@ -8,12 +8,17 @@ config and the tokenizer; options on the command line must agree with the model 
 import dataclasses
 import json
 from collections.abc import Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig, RunOptions, TokenizerConfig
+from bert_jax.config.lengths import LENGTH, LENGTHS
 from bert_jax.config.loader import Setting, parse_settings, read_settings
 from bert_jax.config.options import field_types
+from bert_jax.config.schema import SWITCH
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.fixed_options import (
     Given,
@@ -34,12 +39,14 @@ from bert_jax.interop.model_extension import (
     initial_weights,
     plan_vocabulary,
 )
+from bert_jax.interop.taken_over import Kept, described, kept_facts, sentence_settings
 from bert_jax.io.errors import one_line
 from bert_jax.io.files import require_folder
-from bert_jax.io.storage import Location
-from bert_jax.tokenization import FILE_NAMES, Tokenizer, build_tokenizer
+from bert_jax.io.storage import Location, location
+from bert_jax.tokenization import FILE_NAMES, Tokenizer, WordPieceTokenizer, build_tokenizer, load_tokenizer
 from bert_jax.training.checkpoint.restore import saved_steps
-from bert_jax.training.launch import InitialModel
+from bert_jax.training.launch import RECORD, InitialModel
+from bert_jax.training.start import vocabulary_file
 
 # File with the settings of the tokenizer in the workdir of a fine-tuning run.
 TOKENIZER_FILE = "tokenizer_settings.json"
@@ -48,6 +55,8 @@ _EXTENSIONS = ("add_words", "vocab_slots", "extend_positions")
 _BOTH = ("init_layers", "to_long", "gpt_inputs")
 _CHANGES = (*_EXTENSIONS, *_BOTH)
 _PRETRAINING_HEADS = ("mlm_head", "nsp_head", "rtd_head")
+# Options of the case of a WordPiece, and their defaults.
+_CASE: dict[str, Any] = {"lower_case": True, "strip_accents": "auto"}
 # Layers between the encoder and the task head.
 _TASK_LAYERS = ("feature_mix", "bilstm")
 
@@ -71,6 +80,8 @@ class Start:
     resumes: bool = False
     # Pretraining: path (or URL) and content of the vocabulary file to write; None: the file exists.
     vocabulary: tuple[str, bytes] | None = None
+    # What the run takes over from the initial model besides, as ``taken_over`` describes it.
+    kept: Kept = field(default_factory=dict)
     # Fine-tuning: settings and file content of the tokenizer.
     tokenizer_config: TokenizerConfig = TokenizerConfig()  # noqa: RUF009 (frozen)
     tokenizer_content: bytes = b""
@@ -92,7 +103,11 @@ def plan_start(config_type: type, options: RunOptions, workdir: Location, argume
         require_folder(workdir, "--workdir: ")
     given = parse_settings(config_type, read_settings(arguments), [*field_types(type(options))])
     if config_type is PretrainConfig:
-        return _plan_pretraining(options, workdir, given)
+        start = _plan_pretraining(options, workdir, given)
+        if {*given, *(setting.key for setting in start.settings)}.isdisjoint(LENGTHS):
+            open_length = Setting("default", LENGTH, "0")
+            start = dataclasses.replace(start, settings=(*start.settings, open_length))
+        return start
     return _plan_finetuning(options, workdir, given)
 
 
@@ -149,10 +164,12 @@ def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> S
     if saved_steps(workdir):
         message = f"{', '.join(flags)}: ignored, because the run resumes from its own checkpoint"
         settings = recorded_settings(workdir, given) + kept_settings(workdir, given)
+        if options.continue_from and not any(setting.key == "data.vocab" for setting in settings):
+            settings += _vocabulary_of(workdir, given)
         return Start(settings=settings, messages=(message,) if flags else ())
     if options.continue_from and set(flags) <= {"--extend_positions"}:
         settings, record = plan_phase(options.continue_from, given)
-        return Start(settings=settings, record=record)
+        return Start(settings=settings + _vocabulary_of(location(options.continue_from), given), record=record)
     if options.init_from:
         return _pretraining_from(options, given)
     if record := read_record(workdir):
@@ -163,6 +180,22 @@ def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> S
         first = next((flag for flag in flags if flag != "--extend_positions"), flags[0])
         raise ValueError(f"{first}: requires --init_from, which names the model to extend")
     return Start()
+
+
+def _vocabulary_of(workdir: Location, given: Given) -> tuple[Setting, ...]:
+    """Return the vocabulary of the run in ``workdir`` and its case as settings, so that shards are built with them.
+    No settings if an option names a vocabulary, or if the folder of the shards has one."""
+    path, shards = vocabulary_file(workdir), given.get("data.shards", ("", ""))[0]
+    config = workdir / "config.yaml"
+    named = any(given.get(f"data.{name}", ("", ""))[0] for name in ("vocab", "mixture"))
+    if path is None or named or not shards or not config.is_file():
+        return ()
+    if any((location(shards) / name).is_file() for name in FILE_NAMES.values()):
+        return ()
+    stored = yaml.safe_load(config.read_text(encoding="utf-8"))["data"]
+    case = {f"data.{name}": str(stored[name]).lower() for name in _CASE if name in stored}
+    values = {"data.vocab": str(path.absolute()), **case}
+    return tuple(Setting(str(workdir), key, value) for key, value in values.items() if key not in given)
 
 
 def _pretraining_from(options: RunOptions, given: Given) -> Start:
@@ -185,13 +218,15 @@ def _pretraining_from(options: RunOptions, given: Given) -> Start:
     table, how = params.get(POSITIONS), options.extend_positions
     if table is not None and how and positions > len(table):
         params[POSITIONS] = extend_positions(table, positions, source.position_offset, how)
+    kept, kept_notes = kept_facts(weights.spec, longer=bool(options.extend_positions or options.to_long))
+    kept_notes += [f"taken over for embed and exports: {described(kept)}"] if kept else []
     fixed = {"data.vocab": vocabulary.path, **vocabulary.settings}
     before, after = (model_section(config) | fixed for config in (source, model))
     return Start(
         settings=fixed_settings(given, before, after, name),
-        messages=(f"starts from {name}", *weights.notes, *vocabulary.notes, *position_notes),
+        messages=(f"starts from {name}", *weights.notes, *vocabulary.notes, *position_notes, *kept_notes),
         weights=dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, model=model), params=params),
-        record=record_text(name, before, after, trained_global=has_own_projections(weights.params)),
+        record=record_text(name, before, after, trained_global=has_own_projections(weights.params), kept=kept),
         source=whole_name(name),
         vocabulary=None if vocabulary.content is None else (vocabulary.path, vocabulary.content),
     )
@@ -237,13 +272,15 @@ def _plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> St
             began = f"the run in {workdir} started from {source or 'random weights'}"
             raise ValueError(f"--init_from {options.init_from}: {began}; omit --init_from or change --workdir")
         config, content = _stored_tokenizer(workdir)
+        kept = record["kept"] if record else {}
         settings = recorded_settings(workdir, given) if record else _vocabulary_size(config, content, given)
+        settings += sentence_settings(given, kept, f"{workdir / RECORD}")[0]
         settings += kept_settings(workdir, given)
         flags = [f"--{flag}" for flag in _BOTH if getattr(options, flag)]
         ignored = f"{', '.join(flags)}: ignored, because the run resumes from its own checkpoint"
         return Start(
             settings=settings, messages=(ignored,) if flags else (), source=source, resumes=True,
-            tokenizer_config=config, tokenizer_content=content,
+            kept=kept, tokenizer_config=config, tokenizer_content=content,
         )  # fmt: skip
     if options.init_from:
         return _finetuning_from(options, given)
@@ -281,12 +318,18 @@ def _finetuning_from(options: RunOptions, given: Given) -> Start:
         rows = f"{model.vocab_size} word embeddings; use the vocabulary of this model"
         raise ValueError(f"{name}: the vocabulary has {pieces} pieces, but the model has only {rows}")
     section = model_section(model)
+    kept, kept_notes = kept_facts(weights.spec)
+    settings, setting_notes = sentence_settings(given, kept, name)
+    notes += [*kept_notes, *setting_notes]
+    if weights.spec.heads.activation:
+        notes.append(f"not taken over: the activation {weights.spec.heads.activation} of the scores of the model")
     return Start(
-        settings=fixed_settings(given, section, section, name),
+        settings=(*fixed_settings(given, section, section, name), *settings),
         messages=tuple(notes),
         weights=weights,
-        record=record_text(whole_name(name), section, section),
+        record=record_text(whole_name(name), section, section, kept=kept),
         source=whole_name(name),
+        kept=kept,
         tokenizer_config=config,
         tokenizer_content=content,
     )
@@ -320,10 +363,13 @@ def _vocabulary_file(name: str, given: Given) -> tuple[TokenizerConfig, bytes]:
     content."""
     path, names = Path(name), {Path(file).suffix: file for file in FILE_NAMES.values()}
     if path.suffix not in names or not path.is_file():
-        kinds = "a vocab.txt (WordPiece), .model (SentencePiece) or tokenizer.json (byte-level BPE)"
+        kinds = "a vocab.txt (WordPiece), .model (SentencePiece) or tokenizer.json"
         raise ValueError(f"data.vocab: {path} is not a vocabulary file; allowed: {kinds}")
-    lower_case = given.get("data.lower_case", (True, ""))[0]
-    return TokenizerConfig(file=names[path.suffix], lower_case=lower_case), path.read_bytes()
+    lower_case, strip = (given.get(f"data.{name}", (value, ""))[0] for name, value in _CASE.items())
+    tokenizer = load_tokenizer(path, lower_case=lower_case, strip_accents=SWITCH[strip])
+    if isinstance(tokenizer, WordPieceTokenizer) and path.suffix == ".json":
+        return TokenizerConfig(**tokenizer.rules), tokenizer.vocab_txt
+    return TokenizerConfig(file=names[path.suffix], **tokenizer.rules), path.read_bytes()
 
 
 def store_tokenizer(folder: Path, start: Start) -> None:

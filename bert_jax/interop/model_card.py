@@ -202,7 +202,7 @@ def _training(origin: Mapping[str, Any]) -> list[str]:
     data, optimizer, training = (recipe.get(name) or {} for name in ("data", "optimizer", "training"))
     if "task" in recipe:
         files = ", ".join(map(_one_line, data.get("train") or ()))
-        start = "/".join((origin.get("init_from") or "random weights").split("/")[-2:])
+        start = origin.get("init_from") or "random weights"
         length = recipe["task"].get("max_length")
         lines.append(f"fine-tuned on {files} from {_one_line(start)}; texts of at most {length} tokens")
     elif data:

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.config import PretrainConfig, RunOptions, TokenizerConfig
+from bert_jax.config import DataConfig, RunOptions, TokenizerConfig
+from bert_jax.config.schema import SWITCH
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.fixed_options import Given, read_options
 from bert_jax.interop.hf.families.long import WINDOW, long_config, long_params
@@ -38,7 +39,7 @@ def initial_weights(options: RunOptions, given: Given) -> ModelBundle:
     Raises ``ValueError`` (one line) if it cannot be read, or not be changed.
     """
     name = Path(options.init_from)
-    weights = read_weights(name, read_options(name, given))
+    weights = read_weights(name, read_options(name, given, allow_mismatch=options.allow_mismatch))
     if options.init_layers:
         weights = with_layers(weights, options.init_layers)
     if not (options.to_long or options.gpt_inputs):
@@ -163,7 +164,7 @@ def plan_vocabulary(options: RunOptions, weights: ModelBundle, values: Mapping[s
     if config is None or content is None:
         return _named_vocabulary(options, weights, vocab, values)
     tokenizer = _source_tokenizer(config, content, options.init_from)
-    settings = {"data.lower_case": config.lower_case} if tokenizer.kind == "wordpiece" else {}
+    settings = _case_settings(tokenizer, values) if isinstance(tokenizer, WordPieceTokenizer) else {}
     if vocab and not options.add_words:
         extension = _compared(vocab, tokenizer, config, options.init_from)
         return RunVocabulary(vocab, None, settings, extension, extension.notes)
@@ -189,8 +190,8 @@ def _named_vocabulary(
     if options.add_words or not vocab:
         what = "--add_words" if options.add_words else "data.vocab"
         raise ValueError(f"{what}: {options.init_from} has no tokenizer; set data.vocab without --add_words")
-    lower_case = values.get("data.lower_case", PretrainConfig().data.lower_case)
-    tokenizer, rows = load_tokenizer(vocab, lower_case=lower_case), weights.spec.model.vocab_size
+    names = {name: values[f"data.{name}"] for name in ("lower_case", "strip_accents") if f"data.{name}" in values}
+    tokenizer, rows = load_tokenizer(vocab, **DataConfig(**names).rules), weights.spec.model.vocab_size
     if tokenizer.vocab_size > rows:
         few = f"{options.init_from} has only {rows} embeddings; use the vocabulary of this model"
         raise ValueError(f"data.vocab: {vocab} has {tokenizer.vocab_size} pieces, but {few}")
@@ -206,12 +207,17 @@ def _source_tokenizer(config: TokenizerConfig, content: bytes, name: str) -> Tok
     """Return the tokenizer of the initial model. Raises ``ValueError`` if shards cannot be built with its
     settings."""
     tokenizer = build_tokenizer(config, content, name)
-    plain = TokenizerConfig(file=config.file, lower_case=config.lower_case)
-    if build_tokenizer(plain, content, name).fingerprint != tokenizer.fingerprint:
-        rules = ("lower_case", "strip_accents", "split_cjk")
-        stated = ", ".join(f"{rule} {getattr(config, rule)}" for rule in rules)
-        raise ValueError(f"{name}: {stated}; shards need strip_accents equal to lower_case, and split_cjk True")
+    if isinstance(tokenizer, WordPieceTokenizer) and not tokenizer.split_cjk:
+        raise ValueError(f"{name}: split_cjk False (tokenize_chinese_chars); shards need True; use another model")
     return tokenizer
+
+
+def _case_settings(tokenizer: WordPieceTokenizer, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the case and the accents of ``tokenizer``; an option that says the same stays."""
+    own, given = tokenizer.rules["strip_accents"], values.get("data.strip_accents", "auto")
+    effective = tokenizer.lower_case if SWITCH[given] is None else SWITCH[given]
+    strip = given if effective == tokenizer.strip_accents else {None: "auto", True: "true", False: "false"}[own]
+    return {"data.lower_case": tokenizer.lower_case, "data.strip_accents": strip}
 
 
 def _compared(vocab: str, tokenizer: Tokenizer, config: TokenizerConfig, name: str) -> Extension:
@@ -220,7 +226,7 @@ def _compared(vocab: str, tokenizer: Tokenizer, config: TokenizerConfig, name: s
 
     Raises ``ValueError`` if ``vocab`` contains neither the vocabulary of the initial model nor an extension of it.
     """
-    other = load_tokenizer(vocab, lower_case=config.lower_case)
+    other = load_tokenizer(vocab, lower_case=config.lower_case, strip_accents=config.strip_accents)
     if other.fingerprint == tokenizer.fingerprint:
         return _unchanged(tokenizer)
     if not isinstance(other, WordPieceTokenizer) or not isinstance(tokenizer, WordPieceTokenizer):

@@ -15,8 +15,15 @@ import numpy as np
 
 from bert_jax.config import ModelSpec, spec_from_json, spec_to_json
 from bert_jax.config.switches import EVERY_FIELD, check_fields
-from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes, parameter_shapes
-from bert_jax.interop.stored import listed, non_finite
+from bert_jax.interop.exchange import (
+    ModelBundle,
+    ReadOptions,
+    StoredDtype,
+    check_shapes,
+    check_sizes,
+    parameter_shapes,
+)
+from bert_jax.interop.stored import listed
 from bert_jax.io.npz_file import Header, NpzFile
 from bert_jax.io.safetensors_file import aligned_empty
 from bert_jax.io.untrusted_folder import inside, needed, parse_json, read_small
@@ -69,7 +76,6 @@ def read_npz(path: Path, options: ReadOptions) -> ModelBundle:
     dtypes = _dtypes(folder)
     params = _read_params(needed(folder, WEIGHTS_FILE), spec, dtypes)
     notes = [f"{dtype} converted to float32" for dtype in ("float16", "bfloat16") if dtype in dtypes.values()]
-    notes += non_finite(params)
     content = None
     if spec.tokenizer is not None:
         content = needed(folder, spec.tokenizer.file).read_bytes()
@@ -117,9 +123,10 @@ def _dtypes(folder: Path) -> dict[str, str]:
 
 def _read_params(file: Path, spec: ModelSpec, dtypes: dict[str, str]) -> dict[str, np.ndarray]:
     """Return every parameter of ``spec`` as float32. Raises ``ValueError`` if an array is missing or unexpected."""
-    expected = parameter_shapes(spec)
     params = {}
     with NpzFile(file) as arrays:
+        check_sizes(spec, {name: (size,) for name, size in arrays.sizes.items()}, file)
+        expected = parameter_shapes(spec)
         problems = [f"missing {name}" for name in expected if name not in arrays.names]
         problems += [f"unexpected {name[:80]!r}" for name in arrays.names if name not in expected]
         if problems:

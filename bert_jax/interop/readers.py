@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.interop.ancestors import is_allennlp, is_word2vec, read_allennlp, read_word2vec
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, without_folders
+from bert_jax.interop.hf.details import read_details
 from bert_jax.interop.hf.read import is_hf, read_hf
 from bert_jax.interop.hf.sentence_transformers import is_sentence_transformers, read_sentence_transformers
 from bert_jax.interop.hf.tensors import WEIGHT_FILES
 from bert_jax.interop.npz import is_npz, read_npz
 from bert_jax.interop.saved_model import is_native, read_native
+from bert_jax.interop.stored import require_finite
 from bert_jax.interop.tf1.checkpoint import is_tf1, read_tf1
 from bert_jax.io.errors import near_path
 
@@ -45,13 +47,17 @@ _READERS: tuple[tuple[Callable[[Path], bool], Reader], ...] = (
 def read_weights(path: Path, options: ReadOptions | None = None) -> ModelBundle:
     """Read the model at ``path`` in any supported format.
 
-    Raises ``ValueError`` with a one-line message for an unknown format and for an option that does not apply to the
-    format of the model.
+    Raises ``ValueError`` with a one-line message for an unknown format, for an option that does not apply to the
+    format of the model, and for NaN and infinite weights.
     """
     options = options or ReadOptions()
     read = _reader(path)
     _check_options(path, options, read)
     weights = read(path, options)
+    if read in (read_hf, read_sentence_transformers):
+        weights = read_details(path, weights)
+    require_finite(weights.params, path)
+    weights = dataclasses.replace(weights, origin=without_folders(weights.origin))
     tokenizer = weights.spec.tokenizer
     if options.lower_case is not None and tokenizer is not None and options.lower_case != tokenizer.lower_case:
         case = "lower-cased" if tokenizer.lower_case else "cased"
@@ -101,8 +107,29 @@ def _reader(path: Path) -> Reader:
         remedy = "copy the model first: gcloud storage cp -r URL ."
         raise ValueError(f"{path}: models are read from local folders; {remedy}")
     if not path.exists():
-        raise ValueError(f"{path}: does not exist{near_path(path)}")
+        is_name = re.fullmatch(r"([\w-][\w.-]*/)?[\w.-]+", str(path)) and (
+            path.parent == Path() or not path.parent.exists()
+        )
+        hub = f"; a name on the Hugging Face Hub? Download it first: hf download {path} --local-dir {path.name}"
+        raise ValueError(f"{path}: does not exist{near_path(path) or (hub if is_name else '')}")
+    if inner := _model_inside(path):
+        raise ValueError(f"{path}: {inner}")
     raise ValueError(f"{path}: contains no model; supported formats: {SUPPORTED}")
+
+
+def _model_inside(path: Path) -> str:
+    """Return a line about the models in subfolders of ``path``, where other libraries put them; empty: none."""
+    steps = [place for place in path.glob("checkpoint-*") if place.name.removeprefix("checkpoint-").isdigit()]
+    if steps:
+        last = max(steps, key=lambda place: int(place.name.removeprefix("checkpoint-")))
+        return f"a folder of {len(steps)} checkpoints of a Trainer; name one of them, such as {last}"
+    snapshots = sorted(path.glob("snapshots/*/")) or sorted(path.glob("models--*/snapshots/*/"))
+    snapshots = snapshots or sorted(path.glob("hub/models--*/snapshots/*/"))
+    if snapshots:
+        return f"a cache of the Hugging Face Hub; name the snapshot of a model, such as {snapshots[-1]}"
+    folders = [place for place in path.glob("*/") if place.is_dir()]
+    inner = sorted(place for place in folders if any(knows(place) for knows, _ in _READERS))
+    return f"contains no model, but {len(inner)} of its folders do; name one, such as {inner[0]}" if inner else ""
 
 
 def _check_options(path: Path, options: ReadOptions, read: Reader) -> None:

@@ -22,10 +22,11 @@ from bert_jax.config import (
 )
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_shapes, parameter_shapes
 from bert_jax.interop.hf.families.long import copy_projections
+from bert_jax.interop.taken_over import with_kept
 from bert_jax.io.files import new_folder, whole_folder
 from bert_jax.io.untrusted_folder import json_object
 from bert_jax.objectives.registry import objective_class
-from bert_jax.tokenization import FILE_NAMES, load_tokenizer
+from bert_jax.tokenization import FILE_NAMES, WordPieceTokenizer, load_tokenizer
 from bert_jax.training.checkpoint.digest import (
     check_files,
     json_digest,
@@ -141,7 +142,15 @@ def _read_saved(path: Path) -> ModelBundle:
     params = {name: stored[name] for name in parameter_shapes(spec)}
     if arrays_digest(params, spec.model.vocab_size) != meta["digest"]:
         raise ValueError(f"{folder}: damaged (the parameters do not match their digest); save the model again")
-    return ModelBundle(spec=spec, params=params, tokenizer_content=content, origin=meta["origin"])
+    notes = []
+    if spec.task is None and meta["origin"].get("format") == "fine-tuning run":
+        notes.append(
+            f"{path}: an older version saved the model without the settings of its task: predictions use defaults, "
+            f"such as texts of at most {spec.max_length} tokens; only a new run stores those of the training"
+        )
+    return ModelBundle(
+        spec=spec, params=params, tokenizer_content=content, notes=tuple(notes), origin=meta["origin"]
+    )
 
 
 def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
@@ -156,7 +165,7 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
         kinds = ".txt, .model or tokenizer.json"
         raise ValueError(f"{workdir}: contains {len(vocabularies)} vocabulary files ({kinds}); it must contain one")
     content = vocabularies[0].read_bytes()
-    tokenizer = load_tokenizer(vocabularies[0], lower_case=config.data.lower_case)
+    tokenizer = load_tokenizer(vocabularies[0], **config.data.rules)
     # The file of objective.module is not executed: the model can be read if its parameters are those of the
     # masked-LM objective.
     objective = objective_class(dataclasses.replace(config.objective, module=""))
@@ -167,25 +176,28 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
     stored = read_parameters(workdir, config, model, average=options.ema, report=report)
     if stored is None:
         raise NoCheckpoint(f"{workdir}: no checkpoint yet")
+    if isinstance(tokenizer, WordPieceTokenizer) and vocabularies[0].suffix == ".json":
+        content = tokenizer.vocab_txt
     if stored.meta["tokenizer"] != tokenizer.fingerprint:
         raise ValueError(f"{vocabularies[0]}: not the vocabulary of the run; restore the original file")
     name = options.network or next(iter(objective.networks), "")
+    record = read_record(workdir)
     architecture, heads, params = objective.network(config, model, stored.arrays, name)
     if architecture.global_tokens or architecture.span_transform:
         # Pretraining does not read it; the recipe may state that of another vocabulary.
         architecture = dataclasses.replace(architecture, separator_id=tokenizer.sep_id)
-    if architecture.global_tokens and not (heads.sequence_labels or heads.span or heads.choice):
+    has_global = heads.sequence_labels or heads.span or heads.choice or (record and record["trained_global"])
+    if architecture.global_tokens and not has_global:
         # No batch of the run had global tokens, and the others' projections have moved on.
-        record = read_record(workdir)
-        if record is None or not record["trained_global"]:
-            params = copy_projections(params)
+        params = copy_projections(params)
     spec = ModelSpec(
         model=architecture,
         heads=heads,
         # A run that starts from a RoBERTa model keeps the position embeddings before the first position.
         family=architecture.family_name,
-        tokenizer=TokenizerConfig(file=FILE_NAMES[tokenizer.kind], lower_case=tokenizer.lower_case),
+        tokenizer=TokenizerConfig(file=FILE_NAMES[tokenizer.kind], **tokenizer.rules),
     )
+    spec = with_kept(spec, {} if record is None else record["kept"])
     check_shapes(spec, params, workdir)
     evaluations = [
         line for line in read_metrics(workdir) if line.get("split") == "eval" and line["step"] <= stored.step

@@ -216,7 +216,8 @@ class StoredModel:
 
         ``names`` maps canonical names to stored names. A tensor that is neither in ``names`` nor in ``ignored`` is
         unexpected: an error, or a note if ``options.allow_mismatch`` is True. Raises a ``ValueError`` that lists
-        every missing or unexpected tensor, and every tensor with the wrong shape or an unsupported dtype.
+        every missing or unexpected tensor, and every tensor with the wrong shape or an unsupported dtype, or that
+        names the first tensor with a value that is not finite.
         """
         expected = {entry.name for entry in names.values()}
         left_over = [name for name in self.tensors if name not in expected and name not in ignored]
@@ -229,7 +230,7 @@ class StoredModel:
             if dtype != "float32":
                 verb = "rounded" if dtype == "float64" else "converted"
                 self.notes.append(f"{count} of {len(params)} {self.what} are {dtype}: {verb} to float32")
-        self.notes += non_finite({entry.name: params[name] for name, entry in names.items()})
+        require_finite({entry.name: params[name] for name, entry in names.items()}, self.path)
         return params
 
     def _check(self, spec: ModelSpec, names: Mapping[str, StoredName], left_over: Sequence[str]) -> None:
@@ -253,7 +254,13 @@ class StoredModel:
             raise ValueError(f"{self.path}: the {self.what} do not match the model: {'; '.join(problems)}{hint}")
 
 
-def non_finite(arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """Return a list with one warning that names the arrays with NaN or infinite values, or an empty list."""
-    bad = [name for name, values in arrays.items() if not np.isfinite(values).all()]
-    return [f"WARNING: NaN or infinite values in {listed(bad)}"] if bad else []
+def require_finite(arrays: Mapping[str, np.ndarray], where: str | Path) -> None:
+    """Raise ``ValueError``, which begins with ``where`` and names the first array, if an array of floating-point
+    numbers has a NaN or infinite value."""
+    for name, values in arrays.items():
+        # The least and the greatest value are NaN if any value is; this needs no array of the size of the values.
+        if values.size and not (np.isfinite(values.min()) and np.isfinite(values.max())):
+            raise ValueError(
+                f"{where}: {name[:80]} has NaN or infinite values (as float32); use weights of a run that did not "
+                "diverge, or copy the files again"
+            )

@@ -29,7 +29,8 @@ class Header(NamedTuple):
 
 
 class NpzFile:
-    """An npz file that is open for reading. ``names`` lists the names of its arrays.
+    """An npz file that is open for reading. ``names`` lists the names of its arrays, ``sizes`` their bytes by name
+    as the archive states them.
 
     Raises ``ValueError`` (one line) if the file is not an npz file or contains two arrays with the same name.
     """
@@ -40,6 +41,7 @@ class NpzFile:
         members = self._archive.infolist()
         self._members = {member.filename.removesuffix(".npy"): member for member in members}
         self.names = list(self._members)
+        self.sizes = {name: member.file_size for name, member in self._members.items()}
         if len(self.names) != len(members):
             self._archive.close()
             raise ValueError(f"{file}: two arrays have the same name")

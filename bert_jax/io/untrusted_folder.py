@@ -6,17 +6,21 @@ from typing import Any
 
 from bert_jax.io.errors import one_line
 
-# Maximum bytes of a file. Published text files of models are below 10 MB; parsed JSON needs up to 40 times its
-# size.
+# Maximum bytes of a text file; parsed JSON needs up to 40 times its size.
 LARGEST = 16 << 20
+# A tokenizer.json of 250,000 pieces, as transformers 5 saves it, has 17 MB (XLM-R, multilingual E5), and one with
+# merges 34 MB (mmBERT).
+LARGEST_TOKENIZER = 64 << 20
+# First bytes of the file that git leaves in place of a large file without Git LFS.
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def inside(folder: Path, name: str) -> Path | None:
     """Return the path of the regular file ``name`` in ``folder``, or None if it does not exist.
 
-    Raises ``ValueError`` for an absolute name, a name with ``..``, and a link that leads out of the folder. Links
-    into the ``blobs`` folder of a Hugging Face cache are allowed, because the snapshots in a cache consist of such
-    links.
+    Raises ``ValueError`` for an absolute name, a name with ``..``, a link that leads out of the folder, and the
+    pointer of Git LFS in place of a file. In a snapshot of a Hugging Face cache and in its subfolders, links into
+    the ``blobs`` folder of the cached repository are allowed, because a snapshot consists of such links.
     """
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or ":" in parts[0] or {"\\", "\0"} & set(name):
@@ -27,13 +31,15 @@ def inside(folder: Path, name: str) -> Path | None:
     if not path.exists():
         return None
     root, target = folder.resolve(), path.resolve()
-    allowed = [root]
-    if root.parent.name == "snapshots":
-        allowed.append(root.parent.parent / "blobs")
-    if not any(target.is_relative_to(place) for place in allowed):
+    caches = [place.parent.parent / "blobs" for place in (root, *root.parents) if place.parent.name == "snapshots"]
+    if not any(target.is_relative_to(place) for place in (root, *caches)):
         raise ValueError(f"{path}: the link leads out of the folder; replace the link with the file")
     if not target.is_file():
         raise ValueError(f"{path}: not a regular file")
+    with target.open("rb") as stream:
+        if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            remedy = "run git lfs pull in its folder, or download the file itself"
+            raise ValueError(f"{path}: a pointer of Git LFS, not the file; {remedy}")
     return target
 
 

@@ -71,12 +71,14 @@ def canonical_shapes(model: nn.Module) -> Mapping[str, tuple[int, ...]]:
 
 
 def clear_padding(tree: Any, vocab_size: int) -> Any:
-    """Return ``tree`` (arrays on devices) with the padding rows of the vocabulary set to 0. They are already 0
-    unless the tree is damaged."""
+    """Return ``tree`` (arrays on devices, or traced) with the padding rows of the vocabulary set to 0. They are
+    already 0 unless the tree is damaged, or is that of an optimizer whose state starts at another value."""
 
     def clear(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         if not path_name(path).endswith(VOCABULARY_ROWS) or leaf.shape[0] <= vocab_size:
             return leaf
+        if isinstance(leaf, jax.core.Tracer):
+            return leaf.at[vocab_size:].set(0)
         return _clear_from(vocab_size, leaf.sharding)(leaf)
 
     return jax.tree_util.tree_map_with_path(clear, tree)

@@ -30,6 +30,7 @@ from bert_jax.tokenization import Tokenizer
 MLM_EPSILON = 1e-5
 # Samples of a held-out batch: number of rows, of masked words per row, and of predictions per word.
 SAMPLE_ROWS, SAMPLE_MASKS, SAMPLE_PIECES = 8, 3, 5
+_BASELINES = ("unigram_cross_entropy", "nsp_constant_accuracy")
 SENTENCE_ENDS = (".", "!", "?", "。")
 
 
@@ -46,7 +47,9 @@ PANELS = (
     Panel("masked-token loss (nats)", "mlm_loss", baseline=("unigram_loss", "unigram")),
     Panel("masked-token accuracy", "mlm_accuracy", percent=True),
     Panel("sentence-pair loss (nats)", "nsp_loss"),
-    Panel("sentence-pair accuracy", "nsp_accuracy", percent=True),
+    Panel(
+        "sentence-pair accuracy", "nsp_accuracy", percent=True, baseline=("constant_accuracy", "constant answer")
+    ),
 )
 
 
@@ -63,6 +66,7 @@ class MaskedLm(PretrainObjective):
             Tile("of the unigram distribution", "unigram_loss"),
             Tile("held-out masked-token accuracy", "mlm_accuracy"),
             Tile("held-out sentence-pair accuracy", "nsp_accuracy"),
+            Tile("of the constant answer", "constant_accuracy"),
         ),
         sections=_sections,
     )
@@ -109,7 +113,8 @@ class MaskedLm(PretrainObjective):
         return values
 
     def baselines(self, source: PretrainSource) -> dict[str, Any]:
-        return {"unigram_cross_entropy": source.unigram_cross_entropy()}
+        values = {"unigram_cross_entropy": source.unigram_cross_entropy()}
+        return values | ({"nsp_constant_accuracy": source.constant_accuracy()} if self.config.has_nsp else {})
 
     def samples(self, params: Any, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
         """Return predictions of a few masked words in the first rows of ``batch``, computed on one device.
@@ -155,7 +160,10 @@ class MaskedLm(PretrainObjective):
                     f"the model is {abs(ahead):.4f} nats {'better' if ahead >= 0 else 'worse'}"
                 )
             if "nsp_accuracy" in final:
-                lines.append(f"sentence pairs: accuracy {final['nsp_accuracy']:.4f}, loss {final['nsp_loss']:.4f}")
+                constant = final.get("nsp_constant_accuracy")
+                beside = "" if constant is None else f"; the constant answer has accuracy {constant:.4f}"
+                pairs = f"sentence pairs: accuracy {final['nsp_accuracy']:.4f}, loss {final['nsp_loss']:.4f}"
+                lines.append(pairs + beside)
         for sample in samples[:5]:
             lines.append(sample["text"])
             for mask in sample["masks"]:
@@ -164,13 +172,12 @@ class MaskedLm(PretrainObjective):
         return lines
 
     def report_data(self, final: Mapping[str, Any], samples: Sequence[Any]) -> dict[str, Any]:
-        evaluation = {
-            name: value for name, value in final.items() if name not in ("step", "split", "unigram_cross_entropy")
-        }
+        evaluation = {name: value for name, value in final.items() if name not in ("step", "split", *_BASELINES)}
         return {
             "summary": self.result_lines(final, ()),  # the filled masks have their own section
             "evaluation": evaluation,
             "unigram_loss": final.get("unigram_cross_entropy"),
+            "constant_accuracy": final.get("nsp_constant_accuracy"),
             "filled_masks": list(samples),
         }
 

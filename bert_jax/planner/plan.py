@@ -8,6 +8,7 @@ from typing import Any
 
 from bert_jax.config import PretrainConfig
 from bert_jax.config.pretrain import DataConfig
+from bert_jax.config.schema import require
 from bert_jax.model.flops import training_flops_per_sequence
 from bert_jax.parallel.mesh import check_batches, mesh_sizes
 from bert_jax.planner.arithmetic import program_memory, rows_per_device, step_seconds, step_temporary_bytes
@@ -186,6 +187,7 @@ def full_steps(config: PretrainConfig, first_step: int) -> float:
     """Return the number of steps from ``first_step`` to the end of training. A step of the batch ramp counts as a
     fraction of a step: its batch size divided by the full batch size."""
     training = config.training
+    require(training.num_steps > 0, "training.num_steps", 0, "1 or more in a plan, which reads no text")
     if not 0 <= first_step < training.num_steps:
         raise ValueError(f"--first_step: {first_step} is not allowed; allowed: 0 to {training.num_steps - 1}")
     left = training.num_steps - first_step

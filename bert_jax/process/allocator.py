@@ -1,10 +1,10 @@
-"""Memory that the C library keeps instead of returning it to the system."""
+"""Memory of the machine: what a run needs at least, and what the C library keeps instead of returning it."""
 
 import ctypes
 import os
 from pathlib import Path
 
-from bert_jax.config.architecture import ModelConfig
+from bert_jax.config import ModelConfig, RunConfig
 from bert_jax.process.accelerators import may_have_accelerator
 
 # Parameters of mallopt(3) in glibc.
@@ -31,9 +31,7 @@ def keep_freed_memory(model: ModelConfig, tokens: int, length: int) -> bool:
     in rows of ``length``. Must be called before JAX starts its backends: threads that have allocated memory keep
     arenas of their own. A later call, as in a sweep, changes nothing; a call is never undone.
     """
-    width = model.hidden_size
-    layers = model.num_layers * 4 * width + 2 * sum(model.units_by_layer)
-    parameters = width * layers + model.vocab_size * width
+    parameters, width = _parameters(model), model.hidden_size
     # Korthikanti et al. 2022, section 4.1, in float32.
     temporary = tokens * (68 * model.num_layers * width + 10 * sum(model.heads_by_layer) * length)
     is_cpu = not may_have_accelerator()
@@ -44,6 +42,36 @@ def keep_freed_memory(model: ModelConfig, tokens: int, length: int) -> bool:
         return False
     settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_ARENA_MAX, 1))
     return all([c_library.mallopt(name, value) == 1 for name, value in settings])
+
+
+def require_memory(config: RunConfig, length: int, processes: int) -> None:
+    """Raise ``ValueError`` if this machine has less memory than a batch of rows of ``length`` tokens takes (four
+    features of four bytes) or, on a CPU, the parameters, their gradients and two moments."""
+    training, free = config.training, _free_memory()
+    options = {
+        "training.global_batch_size": training.global_batch_size,
+        "training.eval_batch_size": training.eval_batch_size,
+        "training.batch_ramp": max(training.batch_ramp[1::2], default=0),
+    }
+    needs = {f"{option}: batches of {size:,}": size * length * 16 for option, size in options.items()}
+    if not may_have_accelerator():
+        parameters = _parameters(config.model)
+        needs[f"model: about {parameters:,} parameters, of model.hidden_size, num_layers and vocab_size,"] = (
+            parameters * 16
+        )
+    for what, needed in needs.items():
+        if free and needed // processes > free:
+            sizes = (
+                f"at least {needed / processes / 2**30:,.0f} GiB of memory, but {free / 2**30:,.0f} GiB are free"
+            )
+            raise ValueError(f"{what} need {sizes}; use a smaller value")
+
+
+def _parameters(model: ModelConfig) -> int:
+    """Return about the number of parameters of a transformer of these sizes."""
+    width = model.hidden_size
+    layers = model.num_layers * 4 * width + 2 * sum(model.units_by_layer)
+    return width * layers + model.vocab_size * width
 
 
 def _free_memory() -> int:

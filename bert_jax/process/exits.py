@@ -79,10 +79,27 @@ def outcome(error: BaseException) -> tuple[int, str] | None:
     if isinstance(error, OSError):
         return USER_ERROR, _os_error_line(error)
     text = one_line(error)
+    if (platforms := os.environ.get("JAX_PLATFORMS")) and _starts_jax(error):
+        reason = (
+            text.partition(" (set JAX_PLATFORMS")[0].strip(".")
+            if isinstance(error, RuntimeError)
+            else "not installed"
+        )
+        remedy = "install JAX for it (pip install 'jax[cuda12]' or 'jax[tpu]'), or unset JAX_PLATFORMS"
+        return USER_ERROR, f"error: JAX_PLATFORMS: JAX cannot use {platforms}: {reason}; {remedy}"
     full = next((reason for reason in DISK_FULL if reason in text), None)
     if full is None and not isinstance(error, ValueError):
         return None
     return USER_ERROR, f"error: {text}" if full is None else f"error: {full}; {FREE_SPACE}"
+
+
+def _starts_jax(error: BaseException) -> bool:
+    """Return True if ``error`` was raised where JAX starts its platforms, with an assertion for one that it has no
+    program for."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is not None and at.tb_frame.f_code.co_filename.endswith("xla_bridge.py")
 
 
 def _os_error_line(error: OSError) -> str:

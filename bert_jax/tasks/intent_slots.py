@@ -17,8 +17,14 @@ from bert_jax.objectives.label_losses import softmax_denominator
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
 from bert_jax.tasks.tagging import TaggingTask, check_entity_tags, not_learned, predicted_tags
-from bert_jax.tasks.task import Level, ModelInput, Outputs, Prediction, Target, class_loss
-from bert_jax.tasks.text_classification import class_number, class_predictions, mean_over_windows, with_labels
+from bert_jax.tasks.task import Constant, Level, ModelInput, Outputs, Prediction, Target, class_loss
+from bert_jax.tasks.text_classification import (
+    class_number,
+    class_predictions,
+    mean_over_windows,
+    notes_on_classes,
+    with_labels,
+)
 
 
 class JointTask(TaggingTask):
@@ -47,7 +53,8 @@ class JointTask(TaggingTask):
     @classmethod
     def notes(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> list[str]:
         labels = {split: {record.label for record in records} - {None} for split, records in splits.items()}
-        return super().notes(config, splits) + not_learned("labels", labels, config.data.labels)
+        intents = notes_on_classes(config, splits, "label")
+        return super().notes(config, splits) + intents + not_learned("labels", labels, config.data.labels)
 
     @property
     def heads(self) -> HeadsConfig:
@@ -56,7 +63,7 @@ class JointTask(TaggingTask):
     def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
         units = super().featurize(records, training=training)
         windows = Counter(unit.record for unit in units)
-        labels = self.config.data.labels
+        labels = self.settings.labels
         together = []
         for unit in units:
             record = records[unit.record]
@@ -73,7 +80,7 @@ class JointTask(TaggingTask):
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         weights_BxU = batch["weights"] * batch["intent_shares"]
-        of_intents = class_loss(self.config.loss, output.sequence_logits, batch["intent_labels"], weights_BxU)
+        of_intents = class_loss(self.loss_options, output.sequence_logits, batch["intent_labels"], weights_BxU)
         of_tags = super().loss(output, batch, axis=axis)
         return {f"intent_{name}": pair for name, pair in of_intents.items()} | of_tags
 
@@ -85,7 +92,7 @@ class JointTask(TaggingTask):
         """Return for each text the :func:`class_predictions` of its intent, with the labels as in the input files.
         Each prediction also contains ``tokens``, the tagged words, and ``gold``, the correct intent, if known."""
         logits = mean_over_windows("intent_logits", len(records), units, outputs)
-        intents = class_predictions(self.config.data.labels, logits)
+        intents = class_predictions(self.settings.labels, logits)
         tagged = super().decode(records, units, outputs)
         return [
             {**intent, **tokens, **({} if record.label is None else {"gold": record.label})}
@@ -103,3 +110,7 @@ class JointTask(TaggingTask):
             [predicted_tags(prediction) for prediction in predictions],
         )
         return [*joint, *slots]
+
+    def constant(self, train: Sequence[Record]) -> Constant:
+        tags, intents = super().constant(train), self.constant_class(train)
+        return f"{intents[0]}, {tags[0]}", lambda one: intents[1](tags[1](one))

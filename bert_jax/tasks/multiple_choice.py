@@ -19,7 +19,7 @@ from bert_jax.metrics.classification import classification_scores
 from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
-from bert_jax.tasks.task import ModelInput, Outputs, Prediction, Target, class_loss
+from bert_jax.tasks.task import Constant, ModelInput, Outputs, Prediction, Target, class_loss, most_frequent
 from bert_jax.tasks.text_classification import SequenceTask, class_number
 
 
@@ -31,14 +31,7 @@ class ChoiceTask(SequenceTask):
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
-        count = len(splits["train"][0].choices)
-        for record in itertools.chain(*splits.values()):
-            if len(record.choices) != count or count < 2:
-                raise ValueError(
-                    f"{record.source}: {len(record.choices)} choices; every record must have the same number of "
-                    f"choices, two or more (the first record has {count}); check data.columns (role choice)"
-                )
-        labels = tuple(str(i) for i in range(count))
+        labels = choice_labels([*splits["train"], *itertools.chain(*splits.values())])
         if config.data.labels not in ((), labels):
             raise ValueError(
                 f"data.labels: {', '.join(config.data.labels)} is not allowed; labels are the indices of the "
@@ -48,7 +41,7 @@ class ChoiceTask(SequenceTask):
 
     @property
     def sequences_per_unit(self) -> int:
-        return len(self.config.data.labels)
+        return len(self.settings.labels)
 
     def sequences_of(self, units: Sequence[ModelInput]) -> int:
         return max(len(unit.sequences) for unit in units)
@@ -68,7 +61,7 @@ class ChoiceTask(SequenceTask):
         return units
 
     def target(self, record: Record) -> Mapping[str, Any]:
-        return {"labels": class_number(record, self.config.data.labels)}
+        return {"labels": class_number(record, self.settings.labels)}
 
     def reference(self, record: Record) -> int:
         return int(record.label or 0)
@@ -77,7 +70,7 @@ class ChoiceTask(SequenceTask):
         return output.choice_logits.reshape(*batch["weights"].shape, -1)
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
-        return class_loss(self.config.loss, self.logits(output, batch), batch["labels"], batch["weights"])
+        return class_loss(self.loss_options, self.logits(output, batch), batch["labels"], batch["weights"])
 
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
         pairs = zip(units, outputs, strict=True)
@@ -91,6 +84,23 @@ class ChoiceTask(SequenceTask):
         return [{"choice": int(one.argmax()), "probabilities": one.tolist()} for one in probabilities]
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        gold = np.array([class_number(record, self.config.data.labels) for record in records])
+        gold = np.array([class_number(record, self.settings.labels) for record in records])
         predicted = np.array([one["choice"] for one in predictions])
-        return classification_scores(gold, predicted, self.config.data.labels, None)
+        return classification_scores(gold, predicted, self.settings.labels, None)
+
+    def constant(self, train: Sequence[Record]) -> Constant:
+        choice = int(most_frequent(record.label or "0" for record in train))
+        return f"choice {choice} for all", lambda one: {**one, "choice": choice}
+
+
+def choice_labels(records: Sequence[Record]) -> tuple[str, ...]:
+    """Return the labels of the choices of ``records``, their indices from 0. Raises ``ValueError`` for records with
+    different numbers of choices, or fewer than two."""
+    count = len(records[0].choices)
+    for record in records:
+        if len(record.choices) != count or count < 2:
+            raise ValueError(
+                f"{record.source}: {len(record.choices)} choices; every record must have the same number of "
+                f"choices, two or more (the first record has {count}); check data.columns (role choice)"
+            )
+    return tuple(str(i) for i in range(count))

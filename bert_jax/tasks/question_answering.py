@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from bert_jax.config import HeadsConfig
+from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.metrics import Score
 from bert_jax.metrics.chinese_qa import chinese_answer_scores
 from bert_jax.metrics.squad import squad_scores
@@ -16,7 +17,7 @@ from bert_jax.objectives.objective import Sums
 from bert_jax.objectives.span import span_loss
 from bert_jax.records import Answer, Record
 from bert_jax.tasks.spans import Passage, Span, SpanPiece, Window, best_spans, span_inputs
-from bert_jax.tasks.task import Level, ModelInput, Outputs, Prediction, Target, Task
+from bert_jax.tasks.task import Constant, Level, ModelInput, Outputs, Prediction, Target, Task
 
 # Token span that is in no window, for a question without an answer.
 NOWHERE = (-1, -1)
@@ -40,7 +41,6 @@ class QaTask(Task):
         return HeadsConfig(span=True, pooler=False)
 
     def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
-        task, qa, types = self.config.task, self.config.qa, self.config.model.type_vocab_size
         questions = self.tokenizer.encode_batch([record.text for record in records])
         passages: dict[str, Passage] = {}  # many questions share a passage
         units = []
@@ -53,16 +53,20 @@ class QaTask(Task):
                 passages[record.text_pair] = Passage.of(self.tokenizer, record.text_pair)
             passage = passages[record.text_pair]
             answer = self._answer(record, passage, training)
-            for encoded in span_inputs(self.tokenizer, question, passage, qa, task.max_length, types):
+            if training and answer is None:
+                continue
+            for encoded in span_inputs(self.tokenizer, question, passage, self.settings):
                 targets = {} if answer is None else _targets(encoded.extra, *answer)
                 units.append(ModelInput(number, (encoded,), targets, float(answer is not None), encoded.extra))
+        if training and records and not units:
+            raise ValueError(_lost_line(records, len(records))[0].removeprefix("WARNING: "))
         return units
 
     def _answer(self, record: Record, passage: Passage, training: bool) -> tuple[int, int] | None:
         """Return the indices of the first and the last token of the answer in the passage, or ``NOWHERE`` for a
-        question without an answer. Return None if the answers are unknown or do not occur in the passage; with
-        ``training``, raise ``ValueError`` in these cases. A question without an answer also raises ``ValueError``,
-        unless ``qa.no_answer`` is set."""
+        question without an answer. Return None if the answers are unknown or not found in the passage
+        (:func:`find_answer`). Raise ``ValueError``, with ``training``, for unknown answers and for answers without
+        pieces, and for a question without an answer unless ``qa.no_answer`` is set."""
         if record.answers is None:
             if training:
                 raise ValueError(
@@ -71,22 +75,24 @@ class QaTask(Task):
                 )
             return None
         if not record.answers:
-            if not self.config.qa.no_answer:
+            if not self.settings.no_answer:
                 raise ValueError(
                     f"{record.source}: the question has no answer; set qa.no_answer=true or remove the question"
                 )
             return NOWHERE
-        for answer in record.answers:
-            span = find_answer(passage.text, answer)
-            if span and (tokens := passage.tokens(*span)):
-                return tokens
-        if training:
-            text = record.answers[0].text
+        spans = [find_answer(passage.text, answer) for answer in record.answers]
+        tokens = [found for span in spans if span and (found := passage.tokens(*span))]
+        if training and any(spans) and not tokens:
             raise ValueError(
-                f"{record.source}: the answer {text[:40]!r} is not in the passage; correct the answer, or "
-                "remove the question"
+                f"{record.source}: the answer {record.answers[0].text[:40]!a} has no pieces in the vocabulary; "
+                "correct it, or remove the question"
             )
-        return None
+        return tokens[0] if tokens else None
+
+    @classmethod
+    def notes(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> list[str]:
+        train = splits["train"]
+        return super().notes(config, splits) + _lost_line([one for one in train if _is_lost(one)], len(train))
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         return span_loss(
@@ -104,10 +110,10 @@ class QaTask(Task):
         questions: list[list[SpanPiece]] = [[] for _ in records]
         for unit, output in zip(units, outputs, strict=True):
             questions[unit.record].append(SpanPiece(output["start_logits"], output["end_logits"], unit.extra))
-        return [self._prediction(span) for span in best_spans(questions, self.config.qa)]
+        return [self._prediction(span) for span in best_spans(questions, self.settings)]
 
     def _prediction(self, span: Span) -> Prediction:
-        qa = self.config.qa
+        qa = self.settings
         answer = {"answer": span.text, "start": span.start, "end": span.end}
         if qa.no_answer and span.null_score - span.score > qa.null_threshold:
             answer = {"answer": "", "start": 0, "end": 0}
@@ -119,24 +125,29 @@ class QaTask(Task):
         f1/best_threshold_value and exact/best_threshold_value are the values of ``qa.null_threshold`` with the best
         f1 and the best exact on these records."""
         references = [[answer.text for answer in record.answers or ()] for record in records]
-        qa = self.config.qa
+        qa = self.settings
         if qa.no_answer:
             spans = [prediction["best_answer"] for prediction in predictions]
             odds = [prediction["no_answer_score"] - prediction["score"] for prediction in predictions]
             scores = squad_scores(spans, references, odds, qa.null_threshold)
         else:
-            score = chinese_answer_scores if qa.scoring == "chinese" else squad_scores
+            score = chinese_answer_scores if qa.answer_scoring == "chinese" else squad_scores
             scores = score([prediction["answer"] for prediction in predictions], references)
         return sorted(scores, key=lambda score: score.name != "f1")
+
+    def constant(self, train: Sequence[Record]) -> Constant | None:
+        # The score of no answer is above every threshold.
+        none = {"answer": "", "best_answer": "", "score": 0.0, "no_answer_score": 1e300}
+        return ("no answer for all", lambda one: {**one, **none}) if self.settings.no_answer else None
 
 
 def find_answer(passage: str, answer: Answer) -> tuple[int, int] | None:
     """Return the character offsets (start, end), ``end`` exclusive, of an answer in the passage, or None if the
     passage does not contain it.
 
-    The span begins at ``answer.start`` if the answer occurs there. Otherwise, it is the occurrence nearest to
-    ``answer.start``, or the first occurrence if ``answer.start`` is -1; the amount and kind of white space between
-    words may then differ.
+    The span begins at ``answer.start`` if the answer occurs there. Otherwise, it is the only occurrence, or the
+    first occurrence if ``answer.start`` is -1; the amount and kind of white space between words may then differ. An
+    answer that occurs several times, but not at ``answer.start``, is not found: any of them may be meant.
     """
     words = answer.text.split()
     if not words:
@@ -145,7 +156,24 @@ def find_answer(passage: str, answer: Answer) -> tuple[int, int] | None:
         return answer.start, answer.start + len(answer.text)
     pattern = r"\s+".join(map(re.escape, words))
     occurrences = [match.span(1) for match in re.finditer(f"(?=({pattern}))", passage)]
-    return min(occurrences, key=lambda span: abs(span[0] - answer.start), default=None)
+    meant = [span for span in occurrences if span[0] == answer.start] or occurrences
+    return meant[0] if len(meant) == 1 or (meant and answer.start < 0) else None
+
+
+def _is_lost(record: Record) -> bool:
+    """Return True if ``record`` has answers, none of which is found in the passage."""
+    answers = record.answers or ()
+    return bool(answers) and not any(find_answer(record.text_pair or "", answer) for answer in answers)
+
+
+def _lost_line(lost: Sequence[Record], count: int) -> list[str]:
+    if not lost:
+        return []
+    ids = ", ".join(record.id for record in lost[:5]) + (", ..." if len(lost) > 5 else "")
+    return [
+        f"WARNING: {len(lost):,} of {count:,} training questions are left out: their answers are not at "
+        f"answer_start (in characters), nor exactly once in the passage (ids {ids})"
+    ]
 
 
 def _targets(window: Window, first: int, last: int) -> dict[str, int]:

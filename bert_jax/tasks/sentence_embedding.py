@@ -3,26 +3,31 @@
 Shapes: B rows, U units per row, K texts per unit, E width of a vector.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
 from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.task_settings import TaskSettings
 from bert_jax.metrics.correlation import regression_scores
+from bert_jax.metrics.retrieval import COLLAPSED, RESOLUTION, first_rank_scores, mean_ranks
 from bert_jax.metrics.score import Score, mean_score
 from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
-from bert_jax.tasks.sentence_training import TRAININGS, record_texts
-from bert_jax.tasks.task import Encoded, Level, ModelInput, Outputs, Prediction, Target, Task
+from bert_jax.tasks.classes import Splits
+from bert_jax.tasks.sentence_training import TRAININGS, record_texts, texts_of_classes
+from bert_jax.tasks.task import Encoded, Level, ModelInput, Outputs, Prediction, Prepared, Target, Task
 from bert_jax.tasks.text_classification import (
     class_number,
     class_predictions,
     class_scores,
+    notes_on_classes,
     number_of,
     round_significant,
     with_labels,
@@ -47,13 +52,38 @@ class SentenceTask(Task):
 
     targets: ClassVar[Mapping[str, Target]] = {}
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
+    def __init__(
+        self, config: FinetuneConfig | TaskSettings, tokenizer: Tokenizer, records: Sequence[Record] = ()
+    ) -> None:
         super().__init__(config, tokenizer, records)
+        if isinstance(config, TaskSettings):
+            return
         self._training = TRAININGS[config.sentence.loss](config, records)
         if self._training.label_type is not None:
             self.targets = {"labels": Target("unit", self._training.label_type)}  # type: ignore[misc]
         if self._training.differs:
             self.targets = {**self.targets, "texts": Target("unit", np.int32)}  # type: ignore[misc]
+
+    @classmethod
+    def prepare(cls, config: FinetuneConfig, splits: Splits, tests: Sequence[str]) -> Prepared:
+        """Prepare the records; with ``sentence.pairs_from_classes``, labeled single texts that are not for training
+        become triplets with another text of the class and one of another class, as those of training do. The only
+        text of a class is not scored."""
+        config, prepared, lines = super().prepare(config, splits, tests)
+        for split in [one for one in prepared if one != "train" and config.sentence.pairs_from_classes]:
+            records = prepared[split]
+            singles = [one for one in records if one.text_pair is None and one.label is not None]
+            counts = Counter(one.label for one in singles)
+            used = [one for one in singles if 1 < counts[one.label] < len(singles)]
+            changes: dict[int, Any] = {id(one): {"label": None} for one in singles}
+            groups = texts_of_classes(used, config.data.split_seed) if used else []
+            for one, texts in zip(used, groups, strict=True):
+                changes[id(one)] = {"text_pair": texts[1], "negatives": texts[2:]}
+            prepared[split] = [replace(one, **changes.get(id(one), {})) for one in records]
+            if singles:
+                made = "triplets, with a text of the same class and one of another"
+                lines.append(f"{split}: {len(used):,} of {len(records):,} texts are scored as {made}")
+        return config, prepared, lines
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
@@ -71,13 +101,13 @@ class SentenceTask(Task):
     def sequences_of(self, units: Sequence[ModelInput]) -> int:
         most = max(len(unit.sequences) for unit in units)
         # The classifier reads the texts of a row in pairs.
-        return most + most % 2 if self.config.sentence.loss == "softmax" else most
+        return most + most % 2 if self.settings.labels else most
 
     @property
     def heads(self) -> HeadsConfig:
-        if self.config.sentence.loss != "softmax":
+        if not self.settings.labels:
             return HeadsConfig()
-        return HeadsConfig(pair_labels=self.config.data.labels, pair_hidden=self.config.sentence.hidden_size)
+        return HeadsConfig(pair_labels=self.settings.labels, pair_hidden=self.config.sentence.hidden_size)
 
     @property
     def sentence(self) -> SentenceConfig:
@@ -102,9 +132,9 @@ class SentenceTask(Task):
         return units
 
     def _input(self, text: str, ids: Sequence[int]) -> Encoded:
-        config, tokenizer = self.config.task, self.tokenizer
-        room = config.max_length - len(tokenizer.build_inputs([])[0])
-        (kept,) = cut_text(text, ids, room, config, tokenizer)
+        settings, tokenizer = self.settings, self.tokenizer
+        room = settings.max_length - len(tokenizer.build_inputs([])[0])
+        (kept,) = cut_text(text, ids, room, settings, tokenizer)
         return Encoded(*tokenizer.build_inputs(kept))
 
     def _check_scored(self, records: Sequence[Record]) -> None:
@@ -130,8 +160,8 @@ class SentenceTask(Task):
         not a finite number."""
         if all(record.negatives for record in records) or all(record.label is None for record in records):
             return None
-        labels = self.config.data.labels
-        if self.config.sentence.loss == "softmax" and any(record.label in labels for record in records):
+        labels = self.settings.labels
+        if any(record.label in labels for record in records):
             return np.array([class_number(record, labels) for record in records])
         return np.array([number_of(record) for record in records])
 
@@ -165,7 +195,7 @@ class SentenceTask(Task):
         """
         if not units:
             return []
-        unit_NxKxE = _unit(np.stack([output["embeddings"] for output in outputs]))
+        unit_NxKxE = _unit(np.stack([output["embeddings"] for output in outputs]).astype(np.float64))
         pairs = [i for i, unit in enumerate(units) if len(unit.sequences) > 1]
         unlabelled = [i for i in pairs if records[i].label is None and len(units[i].sequences) == 2]
         predictions: list[Prediction] = [{} if one.label is None else {"gold": one.label} for one in records]
@@ -173,19 +203,19 @@ class SentenceTask(Task):
             texts = len(unit.sequences)
             if texts > 1:
                 one["cosine"] = round_significant(unit_KxE[0] @ unit_KxE[1])
-                for width in self.config.sentence.matryoshka:
+                for width in self.settings.matryoshka:
                     part_KxE = _unit(unit_KxE[:, :width])
                     one[f"cosine_{width}"] = round_significant(part_KxE[0] @ part_KxE[1])
             if texts > 2:
                 one["cosine_negative"] = round_significant(unit_KxE[0] @ unit_KxE[2])
             if "logits" in output and texts == 2:
-                one |= class_predictions(self.config.data.labels, output["logits"][None].astype(np.float64))[0]
+                one |= class_predictions(self.settings.labels, output["logits"][None].astype(np.float64))[0]
         if unlabelled:
             seconds = [tuple(units[i].sequences[1].ids) for i in pairs]
             own = np.searchsorted(pairs, unlabelled)
             ranks = _ranks(unit_NxKxE[unlabelled, 0], unit_NxKxE[pairs, 1], seconds, own)
             for i, rank in zip(unlabelled, ranks.tolist(), strict=True):
-                predictions[i]["rank"] = rank
+                predictions[i]["rank"] = None if np.isnan(rank) else int(rank) if rank.is_integer() else rank
         return predictions
 
     @classmethod
@@ -202,26 +232,37 @@ class SentenceTask(Task):
 
     @classmethod
     def notes(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> list[str]:
-        notes = []
+        training = TRAININGS[config.sentence.loss](config, splits["train"])
+        notes = notes_on_classes(config, splits, "label") if training.label_type is np.int32 else []
         for split, records in splits.items():
             known = sum(cls.is_labelled(record) for record in records)
             if split != "train" and (without := known - len(cls.scored(records))):
                 notes.append(f"{split}: {without:,} of {len(records):,} pairs have no label and are not scored")
         return notes
 
+    def remarks(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[str]:
+        different = [i for i, one in enumerate(records) if one.text_pair is not None and one.text != one.text_pair]
+        names = ("cosine", "cosine_negative")
+        cosines = [predictions[i][name] for i in different for name in names if name in predictions[i]]
+        wrong = any(predictions[i].get("rank") != 1 for i in different)
+        if len(different) < 3 or not wrong or min(cosines) < COLLAPSED:
+            return []
+        return ["the vectors of different texts are equal (cosines above 0.999999): the model has collapsed"]
+
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        gold, labels = self._gold(records), self.config.data.labels
+        gold, labels = self._gold(records), self.settings.labels
         if all(record.negatives for record in records):
-            nearer = [one["cosine"] > one["cosine_negative"] for one in predictions]
+            nearer = [one["cosine"] > one["cosine_negative"] + RESOLUTION for one in predictions]
             return [mean_score("triplet_accuracy", np.array(nearer, float))]
         if gold is None:
-            ranks = np.array([one["rank"] for one in predictions])
-            return [mean_score("mrr", 1 / ranks), mean_score("precision@1", (ranks == 1).astype(float))]
+            return first_rank_scores(np.array([one["rank"] for one in predictions], np.float64))
         if gold.dtype.kind == "i":
             return class_scores(records, predictions, labels, labels)
         scores = []
-        for suffix in ("", *(f"_{width}" for width in self.config.sentence.matryoshka)):
+        for suffix in ("", *(f"_{width}" for width in self.settings.matryoshka)):
             cosines = np.array([one[f"cosine{suffix}"] for one in predictions])
+            if np.ptp(cosines) <= RESOLUTION:  # equal but for rounding: correlations are undefined
+                cosines = np.full_like(cosines, cosines[0])
             named = {score.name: score for score in regression_scores(gold, cosines)}
             scores += [replace(named[name], name=f"{name}{suffix}") for name in ("spearman", "pearson")]
         return scores
@@ -240,21 +281,20 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 def _ranks(
     queries_QxE: np.ndarray, candidates_NxE: np.ndarray, texts: Sequence[tuple[int, ...]], own_Q: np.ndarray
 ) -> np.ndarray:
-    """Return int64[Q]: for each query, the rank (from 1) of its own candidate among all N candidates by cosine.
+    """Return float64[Q]: for each query, the rank (from 1) of its own candidate among all N candidates by cosine
+    (``metrics.retrieval.mean_ranks``).
 
     ``own_Q``: index of the own candidate of each query. ``texts``: token ids of each candidate; candidates with
-    equal texts have the same rank.
+    equal texts are equally right, and the rank is that of the first of them.
     """
     # Equal texts are one candidate: their vectors may differ in the last digits if they come from different rows.
     numbers: dict[tuple[int, ...], int] = {}
     number_N = np.array([numbers.setdefault(text, len(numbers)) for text in texts])
-    times_M = np.bincount(number_N).astype(np.float64)
     different_MxE = candidates_NxE[np.unique(number_N, return_index=True)[1]]
-    ranks = np.empty(len(own_Q), np.int64)
+    ranks = np.empty(len(own_Q))
     size = max(1, _COSINES // len(different_MxE))
     for start in range(0, len(own_Q), size):
-        block = slice(start, start + size)
-        cosines = queries_QxE[block] @ different_MxE.T
-        nearer = cosines > np.take_along_axis(cosines, number_N[own_Q[block], None], axis=1)
-        ranks[block] = 1 + nearer @ times_M
+        cosines = queries_QxE[start : start + size] @ different_MxE.T
+        for i, cosines_M in enumerate(cosines, start):
+            ranks[i] = mean_ranks(cosines_M[number_N], number_N == number_N[own_Q[i]])[0]
     return ranks

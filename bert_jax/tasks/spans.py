@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.config.task import QaConfig
+from bert_jax.config.task_settings import TaskSettings
 from bert_jax.tasks.task import Encoded
 from bert_jax.tokenization import Tokenizer
 
@@ -92,29 +92,27 @@ def span_inputs(
     tokenizer: Tokenizer,
     question: Sequence[int],
     passage: Passage,
-    qa: QaConfig,
-    max_length: int,
-    type_vocab_size: int,
+    settings: TaskSettings,
 ) -> list[Encoded]:
-    """Return model inputs of at most ``max_length`` tokens, one per window, for the token ids of a question and a
-    passage.
+    """Return model inputs of at most ``settings.max_length`` tokens, one per window, for the token ids of a
+    question and a passage.
 
     The field ``extra`` of each input is its :class:`Window`. Raises ``ValueError`` if the special tokens leave no
     room for a passage.
     """
-    left = max_length - len(tokenizer.build_inputs([], [])[0])
+    max_length, left = settings.max_length, settings.max_length - len(tokenizer.build_inputs([], [])[0])
     if left < 1:
         raise ValueError(
             f"task.max_length: {max_length} leaves no room for a passage; allowed: {max_length - left + 1} or more"
         )
-    asked = question[: min(qa.max_query_length, left // 2)]
+    asked = question[: min(settings.max_query_length, left // 2)]
     windows = []
-    for begin, most_context in _layout(len(passage.ids), left - len(asked), qa.doc_stride):
+    for begin, most_context in _layout(len(passage.ids), left - len(asked), settings.doc_stride):
         count = len(most_context)
         ids, types = tokenizer.build_inputs(asked, passage.ids[begin : begin + count])
         first = len(ids) - tokenizer.framed - count  # the passage ends before the last special token
         window = Window(passage, begin, count, first, most_context)
-        windows.append(Encoded(ids, types if type_vocab_size > 1 else [0] * len(ids), window))
+        windows.append(Encoded(ids, types if settings.pair_types else [0] * len(ids), window))
     return windows
 
 
@@ -138,16 +136,16 @@ def _layout(tokens: int, room: int, stride: int) -> list[tuple[int, np.ndarray]]
 # ------------------------------------------------------------------ outputs to answers
 
 
-def best_spans(questions: Sequence[Sequence[SpanPiece]], qa: QaConfig) -> list[Span]:
+def best_spans(questions: Sequence[Sequence[SpanPiece]], settings: TaskSettings) -> list[Span]:
     """Return for each question the span with the largest sum of start and end logits over all of its windows.
 
     "No answer" is not considered. The candidates are the tokens with the ``qa.n_best`` largest start logits and end
     logits of each window. A span begins at a token that has its most context in that window, and has at most
     ``qa.max_answer_length`` tokens.
     """
-    spans = _best_spans(questions, qa.n_best, qa.max_answer_length)
+    spans = _best_spans(questions, settings.n_best, settings.max_answer_length)
     lost = [i for i, span in enumerate(spans) if span.score == -np.inf]
-    everything = _best_spans([questions[i] for i in lost], None, qa.max_answer_length)
+    everything = _best_spans([questions[i] for i in lost], None, settings.max_answer_length)
     for i, span in zip(lost, everything, strict=True):
         spans[i] = span._replace(score=span.null_score) if span.score == -np.inf else span
     return spans

@@ -4,6 +4,7 @@ Shapes: B rows, S tokens, U units per row (a unit is one window of a text), L ta
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import ClassVar
 
@@ -20,6 +21,8 @@ from bert_jax.objectives.crf import crf_decode, crf_denominator, crf_loss
 from bert_jax.objectives.label_losses import softmax_denominator
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
+from bert_jax.tasks import task
+from bert_jax.tasks.classes import class_lines, class_order, field_values
 from bert_jax.tasks.task import Level, ModelInput, Outputs, Prediction, Target, Task, class_loss
 from bert_jax.tasks.words import Window, word_windows
 
@@ -47,7 +50,8 @@ class TaggingTask(Task):
         """Return ``config`` with ``data.tags`` filled in: if this option is empty, it is set to the tags of the
         training records, with O first."""
         seen = {tag for record in splits["train"] for tag in _required_tags(record)}
-        tags = config.data.tags or tuple(sorted(seen, key=lambda tag: (tag != "O", tag)))
+        outside = ("O",) if "O" in seen else ()
+        tags = config.data.tags or outside + class_order(seen - {"O"})
         if len(tags) < 2:
             known = ", ".join(tags) or "none"
             raise ValueError(
@@ -61,7 +65,13 @@ class TaggingTask(Task):
 
     @classmethod
     def notes(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> list[str]:
-        notes, tags = [], config.data.tags
+        tags, train = config.data.tags, splits.get("train", ())
+        notes = class_lines(tags, Counter(field_values(train, "tags")), "tags") if train else []
+        if not are_entity_tags(tags) and all(map(str.isdecimal, tags)):
+            notes.append(
+                "only tag accuracy is scored, because the tags are numbers; for the F1 of entities, replace them "
+                "by their names (O, B-PER, ...)"
+            )
         if not are_entity_tags(tags) and any(tag.startswith("B-") for tag in tags):
             other = next(tag for tag in tags if not are_entity_tags([tag]))
             notes.append(
@@ -74,13 +84,13 @@ class TaggingTask(Task):
 
     @property
     def heads(self) -> HeadsConfig:
-        return HeadsConfig(token_labels=self.config.data.tags, crf=self.config.tagging.crf)
+        return HeadsConfig(token_labels=self.settings.tags, crf=self.settings.crf)
 
     # ------------------------------------------------------------------ records to units
 
     def featurize(self, records: Sequence[Record], *, training: bool) -> list[ModelInput]:
-        context, numbers = self.config.tagging.document_context, {t: i for i, t in enumerate(self.config.data.tags)}
-        windows = word_windows(records, self.tokenizer, self.config.task.max_length, context=context)
+        context, numbers = self.settings.document_context, {t: i for i, t in enumerate(self.settings.tags)}
+        windows = word_windows(records, self.tokenizer, self.settings.max_length, context=context)
         units = []
         for number, (record, several) in enumerate(zip(records, windows, strict=True)):
             if training and not record.words:
@@ -93,17 +103,17 @@ class TaggingTask(Task):
 
     def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         weights_BxS = tag_weights(batch)
-        if self.config.tagging.crf:
+        if self.settings.crf:
             return {"tag_loss": crf_denominator(batch["sequence_ids"], weights_BxS > 0)}
         return {"tag_loss": softmax_denominator(batch["tag_labels"], weights_BxS)}
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         weights_BxS, labels_BxS = tag_weights(batch), batch["tag_labels"]
         logits_BxSxL = output.token_logits
-        if self.config.tagging.crf:
+        if self.settings.crf:
             sums = crf_loss(logits_BxSxL, labels_BxS, batch["sequence_ids"], weights_BxS > 0, *output.crf)
         else:
-            sums = class_loss(self.config.loss, logits_BxSxL, labels_BxS, weights_BxS)
+            sums = class_loss(self.loss_options, logits_BxSxL, labels_BxS, weights_BxS)
         return {f"tag_{name}": pair for name, pair in sums.items()}
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
@@ -111,7 +121,7 @@ class TaggingTask(Task):
         also return their probabilities ``scores`` float32[B, S]. Logits are not returned, because they would be L
         times as much data to copy to the host."""
         logits_BxSxL = output.token_logits
-        if self.config.tagging.crf:
+        if self.settings.crf:
             tags_BxS = crf_decode(logits_BxSxL, batch["sequence_ids"], batch["tag_scored"] > 0, *output.crf)
             return {"tags": ("token", tags_BxS)}
         tags_BxS = jnp.argmax(logits_BxSxL, axis=-1).astype(jnp.int32)
@@ -124,11 +134,11 @@ class TaggingTask(Task):
         """Return for each record ``tokens``, with one entry per word: its ``text``, its ``label`` and, without a
         CRF, ``score``, the probability of the label."""
         tokens: list[list[Prediction]] = [[{"text": word} for word in record.words] for record in records]
-        tags = self.config.data.tags
+        tags = self.settings.tags
         for unit, output in zip(units, outputs, strict=True):
             window: Window = unit.extra
             columns = {"label": [tags[number] for number in output["tags"][window.tokens]]}
-            if not self.config.tagging.crf:
+            if not self.settings.crf:
                 columns["score"] = output["scores"][window.tokens].tolist()
             for name, column in columns.items():
                 for word, entry in zip(window.words, column, strict=True):
@@ -140,10 +150,14 @@ class TaggingTask(Task):
         type. If the tags are not entity tags, return only the accuracy."""
         gold = [_required_tags(record) for record in records]
         predicted = [predicted_tags(prediction) for prediction in predictions]
-        if not are_entity_tags(self.config.data.tags):
+        if not are_entity_tags(self.settings.tags):
             return [tag_accuracy(gold, predicted)]
-        check_entity_tags(records, self.config.tagging.scoring)
-        return tagging_scores(gold, predicted, self.config.tagging.scoring == "strict")
+        check_entity_tags(records, self.settings.tag_scoring)
+        return tagging_scores(gold, predicted, self.settings.tag_scoring == "strict")
+
+    def constant(self, train: Sequence[Record]) -> task.Constant:
+        tag = task.most_frequent(tag for record in train for tag in record.tags or ())
+        return f"tag {tag} for all", lambda one: {**one, "tokens": [{**w, "label": tag} for w in one["tokens"]]}
 
 
 def tag_weights(batch: Mapping[str, jax.Array]) -> jax.Array:

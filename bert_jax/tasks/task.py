@@ -3,8 +3,11 @@
 Shapes: B rows, S tokens per row, C sequences per row, K sequences per unit, U = C / K units per row.
 """
 
+import dataclasses
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -13,16 +16,22 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, SentenceConfig
 from bert_jax.config.finetune import FinetuneConfig, LossConfig
+from bert_jax.config.task_settings import TaskSettings
 from bert_jax.metrics import Score
 from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.label_losses import softmax_loss
 from bert_jax.objectives.objective import Sums, denominator
 from bert_jax.records import Record
+from bert_jax.tasks.classes import Splits, field_values
 from bert_jax.tokenization import Tokenizer
 
 Level = Literal["unit", "token", "position"]
 # A JSON-serializable object: one line of predictions_SPLIT.jsonl, without its id.
 Prediction = dict[str, Any]
+# An answer that is the same for every record: in words, and as a function that replaces the answer of a prediction.
+Constant = tuple[str, Callable[[Prediction], Prediction]]
+# What :meth:`Task.prepare` returns.
+Prepared = tuple[FinetuneConfig, dict[str, Sequence[Record]], list[str]]
 # Arrays of each unit, by name: for level ``unit`` one entry, for level ``token`` one entry per token of the unit.
 Outputs = Sequence[Mapping[str, np.ndarray]]
 
@@ -75,7 +84,10 @@ class ModelInput:
 
 
 class Task(ABC):
-    """A task with its config, tokenizer and labels; immutable after construction.
+    """A task with its settings, tokenizer and labels; immutable after construction.
+
+    ``settings`` is all that the conversion of texts and outputs depends on. ``config``, the options of a run, is
+    for its training and evaluation; a task of a saved model has none.
 
     A batch has the features of ``bert_jax.batch`` (``cls_positions`` [B, C]), every array of ``targets`` under its
     name, and ``weights`` float32[B, U].
@@ -86,12 +98,22 @@ class Task(ABC):
     # Fields of a record that contain the correct answer.
     gold: ClassVar[tuple[str, ...]] = ("label",)
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
-        """Construct the task; ``config`` must be a result of :meth:`from_data`.
+    # Options of the run, if the task belongs to one.
+    config: FinetuneConfig
+
+    def __init__(
+        self, config: FinetuneConfig | TaskSettings, tokenizer: Tokenizer, records: Sequence[Record] = ()
+    ) -> None:
+        """Construct the task of a run, whose ``config`` is a result of :meth:`from_data`, or that of a saved model,
+        from its settings.
 
         ``records``: the training records, for values computed from them, such as class weights.
         """
-        self.config, self.tokenizer = config, tokenizer
+        self.tokenizer = tokenizer
+        if isinstance(config, TaskSettings):
+            self.settings, self.loss_options = config, LossConfig()
+        else:
+            self.config, self.settings, self.loss_options = config, config.settings, config.loss
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
@@ -101,6 +123,22 @@ class Task(ABC):
         records without labels or of a single class.
         """
         return config
+
+    @classmethod
+    def prepare(cls, config: FinetuneConfig, splits: Splits, tests: Sequence[str]) -> Prepared:
+        """Return ``config`` and the records as the task reads them, and lines for the log; called before
+        :meth:`from_data`.
+
+        If all labels of a split in ``tests`` are -1, and no training label is below 0, its records are unlabeled.
+        """
+        prepared, lines = dict(splits), []
+        for split in tests:
+            for name in ("label", "labels", "tags"):
+                values, known = ({*map(_number, field_values(splits[one], name))} for one in (split, "train"))
+                if values == {-1.0} and not any(one < 0 for one in known):
+                    prepared[split] = [dataclasses.replace(record, **{name: None}) for record in prepared[split]]
+                    lines.append(f"{split}: {name} is -1 in every record, which is read as hidden")
+        return config, prepared, lines
 
     @classmethod
     def notes(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> list[str]:
@@ -120,7 +158,7 @@ class Task(ABC):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the classes in exports and metrics, sorted by class index."""
-        return self.config.data.label_names or self.config.data.labels
+        return self.settings.label_names or self.settings.labels
 
     @property
     def sequences_per_unit(self) -> int:
@@ -179,6 +217,22 @@ class Task(ABC):
         """Return the metrics over the :meth:`scored` records. The first metric selects the best parameters unless
         ``task.metric`` names another."""
 
+    def remarks(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[str]:
+        """Return warnings about the predictions of a split, such as of a model that has collapsed."""
+        return []
+
+    def constant(self, train: Sequence[Record]) -> Constant | None:
+        """Return the best answer of a predictor that reads no text, which follows from the labels of ``train``, one
+        or more training records. None (default): the task has no such answer.
+        """
+        return None
+
+    def constant_class(self, train: Sequence[Record]) -> Constant:
+        """Return the most frequent class of the training records as the answer for all records."""
+        label = most_frequent(record.label or "" for record in train)
+        values = {other: float(other == label) for other in self.config.data.labels}
+        return f"class {label} for all", lambda one: {**one, "label": label, "score": 1.0, "probabilities": values}
+
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
         """Return the confusion matrix of scored records; None (default) unless each record has exactly one class.
 
@@ -186,6 +240,18 @@ class Task(ABC):
         class (rows) and predicted class (columns).
         """
         return None
+
+
+def _number(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        return math.nan
+
+
+def most_frequent(values: Iterable[Any]) -> Any:
+    """Return the most frequent of ``values``, which must not be empty; of equally frequent ones the first."""
+    return Counter(values).most_common(1)[0][0]
 
 
 def class_loss(

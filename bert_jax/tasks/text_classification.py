@@ -4,8 +4,8 @@ Shapes: B rows, U units per row, L labels.
 """
 
 import dataclasses
+import itertools
 import math
-import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,7 @@ from scipy.special import expit, softmax
 
 from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.task_settings import TaskSettings
 from bert_jax.metrics import Score
 from bert_jax.metrics.classification import classification_scores, confusion_matrix, multi_label_scores
 from bert_jax.metrics.correlation import regression_scores
@@ -25,7 +26,19 @@ from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.label_losses import multilabel_loss, regression_loss, softmax_denominator
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
-from bert_jax.tasks.task import Encoded, Level, ModelInput, Outputs, Prediction, Target, Task, class_loss
+from bert_jax.tasks import task
+from bert_jax.tasks.classes import Splits, class_lines, class_order, field_values, record_lines
+from bert_jax.tasks.task import (
+    Encoded,
+    Level,
+    ModelInput,
+    Outputs,
+    Prediction,
+    Prepared,
+    Target,
+    Task,
+    class_loss,
+)
 from bert_jax.tasks.truncation import cut_pair, cut_text
 from bert_jax.tokenization import Tokenizer
 
@@ -46,15 +59,15 @@ class SequenceTask(Task):
 
     @property
     def sequences_per_unit(self) -> int:
-        return 2 if self.config.task.pair_order == "both" else 1
+        return 2 if self.settings.pair_order == "both" else 1
 
     def inputs(self, records: Sequence[Record]) -> list[list[Encoded]]:
         """Return the model inputs of each record: one input, or one per window if ``task.truncation`` is
         windows."""
-        config, tokenizer = self.config.task, self.tokenizer
+        settings, tokenizer = self.settings, self.tokenizer
         firsts = tokenizer.encode_batch([record.text for record in records])
         pairs = [record for record in records if record.text_pair is not None]
-        if pairs and config.truncation == "windows":
+        if pairs and settings.truncation == "windows":
             raise ValueError(
                 f"{pairs[0].source}: task.truncation windows is not allowed for a pair of texts; allowed: "
                 "longest_first, head, tail, head_tail, key_sentences"
@@ -64,18 +77,18 @@ class SequenceTask(Task):
         inputs: list[list[Encoded]] = []
         for record, first in zip(records, firsts, strict=True):
             if record.text_pair is None:
-                parts = cut_text(record.text, first, config.max_length - one, config, tokenizer)
+                parts = cut_text(record.text, first, settings.max_length - one, settings, tokenizer)
                 is_cut = sum(map(len, parts)) < len(first)
                 inputs.append([self._build(part, None, is_cut) for part in parts])
             else:
                 texts, pair = (record.text, record.text_pair), (first, next(seconds))
-                a, b = cut_pair(texts, pair, config.max_length - two, config, tokenizer)
+                a, b = cut_pair(texts, pair, settings.max_length - two, settings, tokenizer)
                 inputs.append([self._build(a, b, len(a) + len(b) < sum(map(len, pair)))])
         return inputs
 
     def _build(self, a: Sequence[int], b: Sequence[int] | None, is_cut: bool) -> Encoded:
         ids, types = self.tokenizer.build_inputs(a, b)
-        return Encoded(ids, types if self.config.model.type_vocab_size > 1 else [0] * len(ids), is_cut)
+        return Encoded(ids, types if self.settings.pair_types else [0] * len(ids), is_cut)
 
     def targets_of(self, record: Record, *, training: bool) -> Mapping[str, Any]:
         """Return the targets of the model inputs of a record; empty if the record has no label.
@@ -167,20 +180,18 @@ def multi_label_predictions(labels: Sequence[str], logits_NxL: np.ndarray) -> li
     return [{"labels": [label for label, p in one.items() if p >= 0.5], "probabilities": one} for one in named]
 
 
-def with_labels(config: FinetuneConfig, splits: Mapping[str, Sequence[Record]], least: int) -> FinetuneConfig:
-    """Return ``config`` with ``data.labels`` filled in: if this option is empty, it is set to the sorted labels of
-    the training files.
+def with_labels(config: FinetuneConfig, splits: Splits, least: int, field: str = "label") -> FinetuneConfig:
+    """Return ``config`` with ``data.labels`` filled in: if this option is empty, it is set to the labels of the
+    training files, in the order of :func:`class_order`.
 
     These include the labels of dev records that were split off from the training files, because some classes may
-    occur only there. Raises ``ValueError`` for a training record without a label, and for fewer than ``least``
-    labels.
+    occur only there. ``field`` of a record has its classes: label or labels. Raises ``ValueError`` for a training
+    record without a label, and for fewer than ``least`` labels.
     """
     for record in splits["train"]:
-        if record.label is None and record.labels is None:
+        if getattr(record, field) is None:
             raise missing_label(record)
-    records = [*splits["train"], *(splits.get("dev", ()) if config.data.dev_fraction else ())]
-    seen = {label for record in records for label in record.labels or (record.label,) if label is not None}
-    labels = config.data.labels or tuple(sorted(seen))
+    labels = config.data.labels or class_order(field_values(_of_training_files(config, splits), field))
     if len(labels) < least:
         raise ValueError(
             f"data.labels: labels in the training files: {', '.join(labels) or 'none'}; {least} or more are "
@@ -189,16 +200,37 @@ def with_labels(config: FinetuneConfig, splits: Mapping[str, Sequence[Record]], 
     return dataclasses.replace(config, data=dataclasses.replace(config.data, labels=labels))
 
 
+def _of_training_files(config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> list[Record]:
+    return [*splits["train"], *(splits.get("dev", ()) if config.data.dev_fraction else ())]
+
+
+def notes_on_classes(config: FinetuneConfig, splits: Splits, field: str) -> list[str]:
+    """Return the lines about the classes in ``field`` (label or labels) of the training records."""
+    names, train = config.data.labels, splits["train"]
+    lines = class_lines(names, Counter(field_values(train, field)), "classes" if field == "label" else "labels")
+    if field == "label" and not config.input.few_shot:
+        lines += record_lines(names, _of_training_files(config, splits))
+    other = "labels" if field == "label" else "label"
+    if any(getattr(record, other) is not None for record in train):
+        lines.append(f"the column {other} is not read: task.kind {config.task.kind} has its classes in {field}")
+    repeats = [record for record in train if len({*(record.labels or ())}) < len(record.labels or ())]
+    if field == "labels" and repeats:
+        lines.append(f"WARNING: {len(repeats):,} training records name a label twice, such as {repeats[0].source}")
+    return lines if train else []
+
+
 class ClassificationTask(SequenceTask):
     """Single-label classification (Devlin et al. 2018, section 4.1)."""
 
     targets: ClassVar[Mapping[str, Target]] = {"labels": Target("unit", np.int32)}
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
+    def __init__(
+        self, config: FinetuneConfig | TaskSettings, tokenizer: Tokenizer, records: Sequence[Record] = ()
+    ) -> None:
         super().__init__(config, tokenizer, records)
         self._class_weights = None
-        if config.loss.class_weights == "balanced" and "label" in self.gold:
-            counts, labels = Counter(record.label for record in records), config.data.labels
+        if self.loss_options.class_weights == "balanced" and "label" in self.gold:
+            counts, labels = Counter(record.label for record in records), self.settings.labels
             weights = [len(records) / (len(labels) * counts[label]) if counts[label] else 0.0 for label in labels]
             self._class_weights = jnp.asarray(weights, jnp.float32)
 
@@ -206,19 +238,23 @@ class ClassificationTask(SequenceTask):
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
         return with_labels(config, splits, least=2)
 
+    @classmethod
+    def notes(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> list[str]:
+        return super().notes(config, splits) + notes_on_classes(config, splits, cls.gold[0])
+
     @property
     def heads(self) -> HeadsConfig:
         return HeadsConfig(pooler=True, sequence_labels=self.names, both_orders=self.sequences_per_unit == 2)
 
     def target(self, record: Record) -> Mapping[str, Any]:
-        return {"labels": class_number(record, self.config.data.labels)}
+        return {"labels": class_number(record, self.settings.labels)}
 
     def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         return {"loss": softmax_denominator(batch["labels"], batch["weights"], self._class_weights)}
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         logits, labels, weights = self.logits(output, batch), batch["labels"], batch["weights"]
-        return class_loss(self.config.loss, logits, labels, weights, self._class_weights)
+        return class_loss(self.loss_options, logits, labels, weights, self._class_weights)
 
     def predictions(self, logits: np.ndarray) -> list[Prediction]:
         """Return the :func:`class_predictions`, with the labels as in the input files.
@@ -226,13 +262,16 @@ class ClassificationTask(SequenceTask):
         Probabilities are not rounded: those of a confident model are close to 0 and 1, and AUROC depends on their
         order.
         """
-        return class_predictions(self.config.data.labels, logits)
+        return class_predictions(self.settings.labels, logits)
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        return class_scores(records, predictions, self.config.data.labels, self.names)
+        return class_scores(records, predictions, self.settings.labels, self.names)
+
+    def constant(self, train: Sequence[Record]) -> task.Constant:
+        return self.constant_class(train)
 
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
-        numbers = _class_numbers(records, predictions, self.config.data.labels)
+        numbers = _class_numbers(records, predictions, self.settings.labels)
         return {"labels": list(self.names), "counts": confusion_matrix(*numbers, len(self.names)).tolist()}
 
 
@@ -242,20 +281,44 @@ class MultiLabelTask(ClassificationTask):
     gold = ("labels",)
     targets: ClassVar[Mapping[str, Target]] = {}
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, records: Sequence[Record] = ()) -> None:
+    def __init__(
+        self, config: FinetuneConfig | TaskSettings, tokenizer: Tokenizer, records: Sequence[Record] = ()
+    ) -> None:
         super().__init__(config, tokenizer, records)
-        self.targets = {"labels": Target("unit", np.float32, (len(config.data.labels),))}  # type: ignore[misc]
+        self.targets = {"labels": Target("unit", np.float32, (len(self.settings.labels),))}  # type: ignore[misc]
+
+    @classmethod
+    def prepare(cls, config: FinetuneConfig, splits: Splits, tests: Sequence[str]) -> Prepared:
+        """Prepare the records; lists of 0 and 1 of all labels become names of labels.
+
+        Lists have this form if all training lists have the same length, contain only 0 and 1, and one of them has a
+        value twice; the labels are ``data.labels`` or the numbers from 0. A record of a split in ``tests`` with an
+        empty list is unlabeled if no training record has one, or if all records of the split have one.
+        """
+        config, prepared, lines = super().prepare(config, splits, tests)
+        lists = [record.labels for record in splits["train"] if record.labels is not None]
+        for split in tests:
+            empty = [record.labels == () for record in prepared[split]]
+            if any(empty) and (all(empty) or () not in lists):
+                pairs = zip(prepared[split], empty, strict=True)
+                prepared[split] = [dataclasses.replace(one, labels=None) if gone else one for one, gone in pairs]
+        if _are_indicators(lists):
+            names = config.data.labels or tuple(map(str, range(len(lists[0]))))
+            prepared = {split: [_named(record, names) for record in records] for split, records in prepared.items()}
+            config = dataclasses.replace(config, data=dataclasses.replace(config.data, labels=names))
+            lines.append(f"lists of 0 and 1 are read as a value for each of {len(names)} labels")
+        return config, prepared, lines
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
-        return with_labels(config, splits, least=1)
+        return with_labels(config, splits, least=1, field="labels")
 
     @property
     def heads(self) -> HeadsConfig:
         return dataclasses.replace(super().heads, problem="multi_label")
 
     def target(self, record: Record) -> Mapping[str, Any]:
-        labels = self.config.data.labels
+        labels = self.settings.labels
         for label in record.labels or ():
             if label not in labels:
                 raise ValueError(_unknown_label(record, label, labels))
@@ -265,21 +328,48 @@ class MultiLabelTask(ClassificationTask):
         return list(record.labels or ())
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
-        gamma = self.config.loss.focal_gamma
+        gamma = self.loss_options.focal_gamma
         return multilabel_loss(self.logits(output, batch), batch["labels"], batch["weights"], focal_gamma=gamma)
 
     def predictions(self, logits: np.ndarray) -> list[Prediction]:
         """Return the result of :func:`multi_label_predictions`, with the labels as in the input files."""
-        return multi_label_predictions(self.config.data.labels, logits)
+        return multi_label_predictions(self.settings.labels, logits)
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
-        labels = self.config.data.labels
+        labels = self.settings.labels
         gold = np.array([np.isin(labels, record.labels or ()) for record in records])
         predicted = np.array([np.isin(labels, one["labels"]) for one in predictions])
         return multi_label_scores(gold, predicted, self.names, probability_table(predictions, labels))
 
+    def constant(self, train: Sequence[Record]) -> task.Constant:
+        labels = task.most_frequent(tuple(sorted(record.labels or ())) for record in train)
+        values = {label: float(label in labels) for label in self.settings.labels}
+        named = f"labels {', '.join(labels) or 'none'} for all"
+        return named, lambda one: {**one, "labels": [*labels], "probabilities": values}
+
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> None:
         return None
+
+
+# Values of lists that have one for each label.
+_INDICATORS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
+
+
+def _are_indicators(lists: Sequence[tuple[str, ...]]) -> bool:
+    is_twice = any(len({*one}) < len(one) for one in lists)
+    return is_twice and len({*map(len, lists)}) == 1 and _INDICATORS.keys() >= {*itertools.chain(*lists)}
+
+
+def _named(record: Record, names: Sequence[str]) -> Record:
+    """Return ``record`` with the names of the labels whose value is 1 in its list."""
+    values = record.labels
+    if values is None:
+        return record
+    if len(values) != len(names) or not _INDICATORS.keys() >= {*values}:
+        allowed = f"{len(names)} values 0 and 1, one for each of the labels {', '.join(names[:9])}"
+        raise ValueError(f"{record.source}: labels {', '.join(values)}; allowed: {allowed}")
+    labels = itertools.compress(names, map(_INDICATORS.__getitem__, values))
+    return dataclasses.replace(record, labels=tuple(labels))
 
 
 class RegressionTask(SequenceTask):
@@ -307,9 +397,11 @@ class RegressionTask(SequenceTask):
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         predicted = np.array([one["value"] for one in predictions])
-        if np.ptp(predicted) == 0:
-            warnings.warn("all predicted values are equal: correlations are undefined", stacklevel=2)
         return regression_scores(np.array([number_of(record) for record in records]), predicted)
+
+    def constant(self, train: Sequence[Record]) -> task.Constant:
+        mean = float(np.mean([number_of(record) for record in train]))
+        return f"the mean {mean:.4g} for all", lambda one: {**one, "value": mean}
 
 
 def probability_table(predictions: Sequence[Prediction], labels: Sequence[str]) -> np.ndarray:

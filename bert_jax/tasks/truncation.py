@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.config.task import TaskConfig
+from bert_jax.config.task_settings import TaskSettings
 from bert_jax.tokenization import Tokenizer
 from bert_jax.tokenization.tokenizer import longest_first
 
@@ -16,38 +16,39 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+|(?<=[。！？…])[」』�
 
 
 def cut_text(
-    text: str, ids: Sequence[int], budget: int, config: TaskConfig, tokenizer: Tokenizer
+    text: str, ids: Sequence[int], budget: int, settings: TaskSettings, tokenizer: Tokenizer
 ) -> list[list[int]]:
     """Truncate ``ids``, the tokens of ``text``, to at most ``budget`` tokens. The result contains one list of
-    tokens or, if ``config.truncation`` is windows, one list per window."""
-    how = config.truncation
+    tokens or, if ``settings.truncation`` is windows, one list per window."""
+    how = settings.truncation
     if len(ids) <= budget:
         return [list(ids)]
     if how == "windows":
-        spans = windows(len(ids), budget, min(config.window_overlap, budget // 2))
-        return [list(ids[start:end]) for start, end in spans[: config.max_windows or None]]
+        spans = windows(len(ids), budget, min(settings.window_overlap, budget // 2))
+        return [list(ids[start:end]) for start, end in spans[: settings.max_windows or None]]
     if how == "tail":
         return [list(ids[len(ids) - budget :])]
     if how == "head_tail":
-        head = round(config.head_share * budget)
+        head = round(settings.head_share * budget)
         return [[*ids[:head], *ids[len(ids) - (budget - head) :]]]
     if how == "key_sentences":
         return [key_sentences(text, budget, tokenizer)]
-    return [list(ids[:budget])]
+    return [list(ids[:budget] if how == "head" else tokenizer.cut(ids, budget))]
 
 
 def cut_pair(
     texts: tuple[str, str],
     ids: tuple[Sequence[int], Sequence[int]],
     budget: int,
-    config: TaskConfig,
+    settings: TaskSettings,
     tokenizer: Tokenizer,
 ) -> tuple[list[int], list[int]]:
     """Truncate both texts of a pair; :func:`longest_first` determines the number of tokens that remain of each
-    text, and ``config.truncation`` determines how each text is truncated."""
+    text, and ``settings.truncation`` determines how each text is truncated."""
     kept = longest_first(len(ids[0]), len(ids[1]), budget)
     a, b = (
-        cut_text(text, side, room, config, tokenizer)[0] for text, side, room in zip(texts, ids, kept, strict=True)
+        cut_text(text, side, room, settings, tokenizer)[0]
+        for text, side, room in zip(texts, ids, kept, strict=True)
     )
     return a, b
 

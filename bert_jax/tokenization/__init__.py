@@ -3,13 +3,14 @@ of RoBERTa and any other rules (``tokenizer.json``)."""
 
 import json
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from bert_jax.tokenization.byte_bpe import ByteBPETokenizer
 from bert_jax.tokenization.json_tokenizer import JsonTokenizer, is_general
 from bert_jax.tokenization.sentence_piece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Tokenizer
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer, read_pieces
+from bert_jax.tokenization.wordpiece_json import is_wordpiece, wordpiece_of
 
 # File name of a tokenizer by its kind, in shards, workdirs and saved models.
 FILE_NAMES = {
@@ -44,6 +45,10 @@ class TokenizerSettings(Protocol):
     def strip_accents(self) -> bool | None: ...
     @property
     def split_cjk(self) -> bool: ...
+    @property
+    def truncation_side(self) -> Literal["right", "left"]: ...
+    @property
+    def pair_types(self) -> bool: ...
 
 
 class _Settings(NamedTuple):
@@ -53,27 +58,39 @@ class _Settings(NamedTuple):
     lower_case: bool
     strip_accents: bool | None = None
     split_cjk: bool = True
+    truncation_side: Literal["right", "left"] = "right"
+    pair_types: bool = True
 
 
 def build_tokenizer(settings: TokenizerSettings, content: bytes, name: str) -> Tokenizer:
     """Build a tokenizer from the ``content`` of its file; ``name`` appears in error messages.
 
     The suffix of ``settings.file`` selects the kind: ``.txt`` WordPiece, ``.model`` SentencePiece, ``.json``
-    byte-level BPE of RoBERTa or, if the content states other rules, :class:`JsonTokenizer`. The settings for case,
-    accents and CJK apply to WordPiece; files of the other kinds contain their own rules. Raises ``ValueError`` for
-    invalid content.
+    BERT's WordPiece, byte-level BPE of RoBERTa or, if the content states other rules, :class:`JsonTokenizer`. The
+    settings for case, accents and CJK apply to ``.txt``; the other files contain their own rules. Raises
+    ``ValueError`` for invalid content.
     """
+    tokenizer = _of_kind(settings, content, name)
+    tokenizer.truncation_side = settings.truncation_side
+    tokenizer.second_type = tokenizer.second_type if settings.pair_types else 0
+    return tokenizer
+
+
+def _of_kind(settings: TokenizerSettings, content: bytes, name: str) -> Tokenizer:
     suffix = Path(settings.file).suffix
     if suffix == ".model":
         return SentencePieceTokenizer(content, name=name)
     if suffix == ".json":
-        if _is_general(content):
+        state = _parsed(content)
+        if is_general(state):
             return JsonTokenizer(content, name=name)
+        if is_wordpiece(state):
+            return wordpiece_of(state, name)
         return ByteBPETokenizer(content, name=name)
     if suffix != ".txt":
         raise ValueError(
             f"{name}: the suffix {suffix!r} is not allowed for a vocabulary; allowed: .txt (WordPiece), .model "
-            "(SentencePiece) and .json (byte-level BPE)"
+            "(SentencePiece) and .json (tokenizer.json)"
         )
     return WordPieceTokenizer(
         read_pieces(content, name),
@@ -83,20 +100,20 @@ def build_tokenizer(settings: TokenizerSettings, content: bytes, name: str) -> T
     )
 
 
-def _is_general(content: bytes) -> bool:
+def _parsed(content: bytes) -> Any:
     try:
-        return is_general(json.loads(content))
+        return json.loads(content)
     except (ValueError, RecursionError):  # ByteBPETokenizer names the fault
-        return False
+        return None
 
 
-def load_tokenizer(path: str | Path, *, lower_case: bool = True) -> Tokenizer:
+def load_tokenizer(path: str | Path, *, lower_case: bool = True, strip_accents: bool | None = None) -> Tokenizer:
     """Load the tokenizer of a vocabulary file as :func:`build_tokenizer` does.
 
-    ``lower_case`` (lower-case and strip accents) applies to WordPiece only. Raises ``ValueError`` if the file is
-    missing or invalid.
+    ``lower_case`` and ``strip_accents`` (None: as ``lower_case``) apply to ``.txt`` only. Raises ``ValueError`` if
+    the file is missing or invalid.
     """
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path}: no such vocabulary file")
-    return build_tokenizer(_Settings(path.name, lower_case), path.read_bytes(), str(path))
+    return build_tokenizer(_Settings(path.name, lower_case, strip_accents), path.read_bytes(), str(path))

@@ -19,17 +19,39 @@ _GPT2_PIECE = "<|endoftext|>"
 # Pieces that frame the inputs of a fine-tuned GPT: start, delimiter, extract, and padding, which comes last, as in
 # the folders of GPT-2.
 INPUT_PIECES = ("_start_", "_delimiter_", "_classify_", "<pad>")
+# Names that are plain text in a text, as the special pieces of a tokenizer are.
+_PLAIN = {*SPECIAL_PIECES, *ROBERTA_PIECES, *INPUT_PIECES, _GPT2_PIECE}
 
 
 def is_general(state: Any) -> bool:
     """Return True if ``state``, a parsed ``tokenizer.json``, is neither BERT's WordPiece nor RoBERTa's byte-level
-    BPE, which have classes of their own."""
+    BPE, which have classes of their own, or if it has added tokens besides their special pieces."""
+    return has_own_rules(state) or bool(_model_type(state) and foreign_tokens(state))
+
+
+def foreign_tokens(state: Mapping[str, Any]) -> list[str]:
+    """Return the added tokens of ``state``, a parsed ``tokenizer.json``, that are no special pieces: they are found
+    in a text before any rule applies."""
+    added = state.get("added_tokens")
+    names = [token.get("content") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    return [name for name in names if isinstance(name, str) and name not in _PLAIN]
+
+
+def _model_type(state: Any) -> str | None:
+    """Return the type of the model of a ``tokenizer.json``, None if it is none that this library knows."""
     model = state.get("model") if isinstance(state, dict) else None
-    if not isinstance(model, dict) or model.get("type") not in _MODELS:
+    return model["type"] if isinstance(model, dict) and model.get("type") in _MODELS else None
+
+
+def has_own_rules(state: Any) -> bool:
+    """Return True if the rules of ``state`` are neither those of BERT's WordPiece nor those of RoBERTa's byte-level
+    BPE; see :func:`is_general`."""
+    if not _model_type(state):
         return False
+    model = state["model"]
     if model["type"] == "BPE":
         processor = _types(state.get("post_processor"))
-        is_gpt = bool(model.get("end_of_word_suffix")) or _is_gpt2(state)
+        is_gpt = bool(model.get("end_of_word_suffix")) or _is_gpt2(state) or bool(state.get("normalizer"))
         return is_gpt or processor.isdisjoint({"RobertaProcessing", "ByteLevel", None})
     return (
         model["type"] == "Unigram"
@@ -102,9 +124,8 @@ class JsonTokenizer(Tokenizer):
     The special pieces are those of BERT ([PAD], [UNK], [CLS], [SEP], [MASK]), of RoBERTa (<pad>, <unk>, <s>,
     </s>, <mask>) or of both, and the post-processor frames texts with the first token and the separator. It
     states the number of separators and the token type of the second text. GPT-2 and GPT have one special piece,
-    <|endoftext|> or <unk>, and no frame but that of :func:`with_input_pieces`. Added tokens that are not
-    special are found in the text before any rule applies. Raises ``ValueError`` for any other file; the message
-    begins with ``name``.
+    <|endoftext|> or <unk>, and no frame but that of :func:`with_input_pieces`. Other added tokens are found in the
+    text before any rule applies. Raises ``ValueError`` for any other file; the message begins with ``name``.
     """
 
     kind = "json"
@@ -112,12 +133,9 @@ class JsonTokenizer(Tokenizer):
     def __init__(self, content: bytes, *, name: str = "tokenizer.json") -> None:
         try:
             state = json.loads(content)
-            self._tokenizer: Any = tokenizers.Tokenizer.from_str(content.decode())
+            self._load(state, content.decode())
         except Exception as error:  # the library raises no narrower type
             raise ValueError(f"{name}: not a valid tokenizer ({' '.join(str(error).split())})") from None
-        self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is plain text
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
         table = self._tokenizer.get_vocab(with_added_tokens=True)
         pieces: list[Any] = [self._tokenizer.id_to_token(i) for i in range(max(table.values(), default=-1) + 1)]
         if None in pieces:
@@ -134,7 +152,8 @@ class JsonTokenizer(Tokenizer):
             self.end_id = self.piece_id(INPUT_PIECES[2])
         self._read_frame(name)
         added = self._tokenizer.get_added_tokens_decoder()
-        self.special[[number for number, token in added.items() if token.special]] = True
+        special = [token["content"] for token in state.get("added_tokens") or () if token.get("special")]
+        self.special[[self.piece_id(piece) for piece in special]] = True
         self.special[self.unk_id] = self.special_pieces[1] == _GPT2_PIECE
         mask = added.get(self.mask_id)
         left, right = (r"\s*" if getattr(mask, side, False) else "" for side in ("lstrip", "rstrip"))
@@ -152,6 +171,21 @@ class JsonTokenizer(Tokenizer):
         self.fingerprint = hashlib.sha256(b"json\n" + content).hexdigest()
         if state["model"]["type"] == "Unigram":
             self._hide_special(state)
+
+    def _load(self, state: Mapping[str, Any], text: str = "") -> None:
+        """Build the tokenizer of ``state``, of which ``text`` is the JSON. Special pieces are plain text in a text;
+        other special tokens are found there, like all added tokens."""
+        found = {*foreign_tokens(state)}
+        if any(token.get("special") and token["content"] in found for token in state.get("added_tokens") or ()):
+            plain = [
+                {**token, "special": token["content"] not in found and token.get("special", False)}
+                for token in state["added_tokens"]
+            ]
+            state, text = {**state, "added_tokens": plain}, ""
+        self._tokenizer: Any = tokenizers.Tokenizer.from_str(text or json.dumps(state))
+        self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is plain text
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
 
     def _read_frame(self, name: str) -> None:
         """Set ``separators`` and ``second_type`` to those of the post-processor, which must frame a text unless
@@ -182,7 +216,9 @@ class JsonTokenizer(Tokenizer):
 
         A Unigram model would find their own names in a text, since it holds them as pieces.
         """
-        names = {self._pieces[i]: f"\ufdd0{i}\ufdd1" for i in np.flatnonzero(self.special).tolist()}
+        found = {*foreign_tokens(state)}
+        special = [i for i in np.flatnonzero(self.special).tolist() if self._pieces[i] not in found]
+        names = {self._pieces[i]: f"\ufdd0{i}\ufdd1" for i in special}
         names[self._pieces[self.unk_id]] = "\ufdd0\ufdd1"
         vocab = [(names.get(piece, piece), score) for piece, score in state["model"]["vocab"]]
         added = [
@@ -194,10 +230,7 @@ class JsonTokenizer(Tokenizer):
             "added_tokens": added,
             "post_processor": None,
         }
-        self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(hidden))
-        self._tokenizer.encode_special_tokens = True
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._load(hidden)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         safe = list(map(without_surrogates, texts))

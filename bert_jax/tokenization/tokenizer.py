@@ -4,7 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 Offsets = list[tuple[int, int]]
+_Item = TypeVar("_Item")
 
 
 def longest_first(a: int, b: int, budget: int) -> tuple[int, int]:
@@ -40,7 +41,8 @@ class Tokenizer(ABC):
 
     ``continuation`` (bool[vocab_size]) marks pieces that continue the word before them; ``special``
     (bool[vocab_size]) marks control pieces, which the encoding of a text never contains ([UNK] is not a control
-    piece). ``fingerprint`` (hex sha256) is a hash of the kind, the settings and all pieces in id order.
+    piece), and other special tokens of a ``tokenizer.json``. ``fingerprint`` (hex sha256) is a hash of the kind,
+    the settings and all pieces in id order.
     """
 
     kind: Literal["wordpiece", "sentencepiece", "byte_bpe", "json"]
@@ -50,6 +52,8 @@ class Tokenizer(ABC):
     mask_pattern: re.Pattern[str] = re.compile(re.escape("[MASK]"))
     # Number of separators between the texts of a pair, and token type of the second text.
     separators, second_type = 1, 1
+    # Side at which ``cut`` and ``build_inputs`` truncate.
+    truncation_side: Literal["right", "left"] = "right"
     # Model inputs begin with the first token and end with the separator.
     framed = True
     # The space before a word belongs to the first piece of the word.
@@ -66,6 +70,11 @@ class Tokenizer(ABC):
         self.special = np.zeros(self.vocab_size, bool)
         self.special[[self.pad_id, self.cls_id, self.sep_id, self.mask_id]] = True
         self.continuation = np.zeros(self.vocab_size, bool)
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """Rules beside the file of the vocabulary, as arguments of ``TokenizerConfig``."""
+        return {"lower_case": self.lower_case}
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of ``text`` without special tokens; "[MASK]" in ``text`` is treated as plain text."""
@@ -122,7 +131,7 @@ class Tokenizer(ABC):
 
         If ``framed`` is False (GPT), the input is a or a b, and all token types are 0.
 
-        Texts that exceed ``max_length`` tokens are truncated at the end; the longer text of a pair is truncated
+        Texts that exceed ``max_length`` tokens are truncated (:meth:`cut`); the longer text of a pair is truncated
         first (:func:`longest_first`). Raises ``ValueError`` if the special tokens alone exceed ``max_length``.
         """
         extra = 0 if not self.framed else 2 if b is None else 2 + self.separators
@@ -132,7 +141,7 @@ class Tokenizer(ABC):
                     f"length {max_length} is not allowed; allowed: {extra} (the number of special tokens) or more"
                 )
             kept_a, kept_b = longest_first(len(a), 0 if b is None else len(b), max_length - extra)
-            a, b = a[:kept_a], None if b is None else b[:kept_b]
+            a, b = self.cut(a, kept_a), None if b is None else self.cut(b, kept_b)
         if not self.framed:
             ids = [*a, *(b or ())]
             return ids, [0] * len(ids)
@@ -140,6 +149,11 @@ class Tokenizer(ABC):
             return [self.cls_id, *a, self.end_id], [0] * (len(a) + 2)
         ids = [self.cls_id, *a, *[self.sep_id] * self.separators]
         return [*ids, *b, self.end_id], [0] * len(ids) + [self.second_type] * (len(b) + 1)
+
+    def cut(self, ids: Sequence[_Item], count: int) -> Sequence[_Item]:
+        """Return ``ids`` (or their offsets), truncated to at most ``count`` at the end or, if ``truncation_side``
+        is left, at the beginning."""
+        return ids[:count] if self.truncation_side == "right" else ids[max(len(ids) - count, 0) :]
 
     def require_mask(self, name: str) -> None:
         """Raise ``ValueError`` with a message that begins with ``name`` if the vocabulary has no mask piece."""

@@ -7,10 +7,11 @@ match is the WordPiece model of the ``tokenizers`` library.
 
 import hashlib
 import re
+import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from tokenizers import models
@@ -43,7 +44,9 @@ _PRINTED = tuple(
         (r"(?<=\d)\. (?=\d)", "."),
     )
 )
-_CACHE_ENTRIES = 1 << 17  # limits the memory of one cache to about 30 MB
+_CACHE_BYTES = 1 << 25  # of one cache
+_ENTRY_BYTES = 120  # of an entry, besides its key and value
+_LONGEST_ACCENTED = 32  # characters of a cached text without accents
 
 _Value = TypeVar("_Value")
 
@@ -80,16 +83,23 @@ def read_pieces(content: bytes, name: str) -> list[str]:
 
 
 class _Cache(dict[str, _Value]):
-    """Cache of values that are computed on first use; a full cache is emptied, which limits its memory."""
+    """Cache of values that are computed on first use, with about ``width`` bytes per character; a full cache is
+    emptied, which limits its memory. Keys longer than a word may be are not stored."""
 
-    def __init__(self, compute: Callable[[str], _Value]) -> None:
+    def __init__(self, compute: Callable[[str], _Value], width: int) -> None:
         super().__init__()
-        self._compute = compute
+        self._compute, self._width, self._bytes = compute, width, 0
 
     def __missing__(self, key: str) -> _Value:
-        if len(self) >= _CACHE_ENTRIES:
+        value = self._compute(key)
+        if len(key) > MAX_CHARS_PER_WORD:
+            return value
+        size = _ENTRY_BYTES + sys.getsizeof(key) + self._width * len(key)
+        if self._bytes + size > _CACHE_BYTES:
             self.clear()
-        value = self[key] = self._compute(key)
+            self._bytes = 0
+        self._bytes += size
+        self[key] = value
         return value
 
 
@@ -109,9 +119,15 @@ def is_punctuation(char: str) -> bool:
     return unicodedata.category(char).startswith("P")
 
 
-@lru_cache(maxsize=1 << 16)
 def _strip_accents(text: str) -> str:
+    return _short_without_accents(text) if len(text) <= _LONGEST_ACCENTED else _without_accents(text)
+
+
+def _without_accents(text: str) -> str:
     return "".join(c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn")
+
+
+_short_without_accents = lru_cache(maxsize=1 << 16)(_without_accents)
 
 
 def is_cjk(char: str) -> bool:
@@ -200,9 +216,19 @@ class WordPieceTokenizer(Tokenizer):
             max_input_chars_per_word=MAX_CHARS_PER_WORD,
             continuing_subword_prefix="##",
         )
-        self._word_ids = _Cache(self._match)
-        self._chunk_ids = _Cache(self._compute_chunk_ids)
-        self._chunk_offsets = _Cache(self._compute_chunk_offsets)
+        self._word_ids = _Cache(self._match, 1)
+        self._chunk_ids = _Cache(self._compute_chunk_ids, 1)
+        self._chunk_offsets = _Cache(self._compute_chunk_offsets, 70)
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        strip_accents = None if self.strip_accents == self.lower_case else self.strip_accents
+        return {"lower_case": self.lower_case, "strip_accents": strip_accents, "split_cjk": self.split_cjk}
+
+    @property
+    def vocab_txt(self) -> bytes:
+        """Content of a vocab.txt with the pieces."""
+        return "".join(f"{piece}\n" for piece in self._pieces).encode()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [np.frombuffer(row, np.int32).tolist() for row in self._encode(texts)]

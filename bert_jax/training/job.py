@@ -74,6 +74,8 @@ class Job(ABC):
     max_blank_records = 0
     # Options that still have an effect on a complete run.
     options_used_after_completion = "none"
+    # Whether the parameters are also evaluated before the first step.
+    evaluates_start = False
     # Value of ``split`` in the lines that an evaluation writes to metrics.jsonl.
     eval_split = "eval"
 

@@ -137,14 +137,15 @@ class Run:
         return Context(programs, self.launch, log, self.watchdog)
 
     def _evaluate_if_due(self, context: Context, start: Start, complete: bool) -> bool:
-        """Evaluate the restored state if its evaluation is due but missing from the log. Return True if the run
-        should end after this evaluation."""
+        """Evaluate the restored state if its evaluation is due but missing from the log, or the initial state if
+        the job wants it. Return True if the run should end after this evaluation."""
         job, step, training = self.job, start.step, self.job.config.training
         is_due = step == training.num_steps or (
             not complete and training.eval_interval > 0 and step % training.eval_interval == 0
         )
         is_done = context.log.has(step, job.eval_split) and job.eval_is_recorded(step)
-        is_due = is_due and start.meta is not None and job.has_eval_data() and not is_done
+        is_wanted = start.meta is not None or (job.evaluates_start and step == 0)
+        is_due = is_due and is_wanted and job.has_eval_data() and not is_done
         if not hosts.broadcast_from_lead("evaluation_is_due", is_due, self.launch.host_timeout):
             return False
         try:

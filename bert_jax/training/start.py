@@ -6,19 +6,32 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from bert_jax.config import ModelConfig, RunConfig, differences
 from bert_jax.io.folder_lock import FolderTaken
+from bert_jax.io.storage import Location
 from bert_jax.process import exits
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.checkpoint.restore import NoCheckpoint, Restored, Unfit, restore_newest, set_aside
+from bert_jax.training.checkpoint.restore import (
+    NoCheckpoint,
+    Restored,
+    Unfit,
+    checkpoint_folder,
+    fitting_config,
+    read_meta,
+    restore_newest,
+    saved_steps,
+    set_aside,
+)
 from bert_jax.training.job import Job
 from bert_jax.training.launch import Launch
 from bert_jax.training.logging.meter import IntervalMeter
 from bert_jax.training.memory import device_bytes, explain_memory, state_advice
 from bert_jax.training.programs import TrainPrograms
 from bert_jax.training.spikes import LossGuard, RollBack
-from bert_jax.training.state import POSITIONS, TrainState, extend_positions, initial_state, zero_carry
+from bert_jax.training.state import POSITIONS, TrainState, extend_positions, flat, initial_state, zero_carry
 
 # Model options that a new phase may change, because they do not affect the parameters.
 PHASE_MAY_CHANGE = {
@@ -62,7 +75,7 @@ def find_start(
         report: function that receives messages for the log.
 
     Raises:
-        ValueError: the checkpoint does not fit the config.
+        ValueError: the checkpoint does not fit the config, or a parameter at the start is NaN or infinite.
         exits.Stop: no checkpoint exists before ``rollback.first_step``.
     """
     if rollback is not None:
@@ -76,7 +89,7 @@ def find_start(
         meter = IntervalMeter(job.max_blank_records, programs.objective.display.keys)
         guard = LossGuard(job.config.training)
         if restored is not None:
-            return _resumed(restored, job, meter, guard, launch.allow_numeric_change, report)
+            return _resumed(restored, job, meter, guard, launch, report)
         if launch.initial_model.resumes:
             raise FolderTaken(f"{launch.workdir}: another process ended this run and deleted its checkpoint")
         if rollback is not None:
@@ -88,10 +101,19 @@ def find_start(
             return Start(before.state, before.step, before.step, meter, guard)
         # Remove the parameters from the launch, so that their host memory is freed during the run.
         params, launch.initial_model.params = launch.initial_model.params, {}
+        _require_finite(params, "the initial model")
         params = job.initial_params(params)
         seed = job.config.training.seed
         state = initial_state(programs.model, programs.optimizer, programs.abstract, seed, params)
         return Start(jax.block_until_ready(state), 0, 0, meter, guard)
+
+
+def _require_finite(params: Mapping[str, Any], source: str) -> None:
+    """Raise ``ValueError``, which names the first parameter of ``source`` with NaN or infinite values."""
+    for name, values in params.items():
+        finite = np.isfinite(values) if isinstance(values, np.ndarray) else jnp.isfinite(values)
+        if not bool(finite.all()):
+            raise ValueError(f"{source}: {name} has NaN or infinite values; start from weights without them")
 
 
 def _end_of_phase(job: Job, programs: TrainPrograms, launch: Launch, report: Callable[[str], None]) -> Restored:
@@ -110,15 +132,51 @@ def _end_of_phase(job: Job, programs: TrainPrograms, launch: Launch, report: Cal
         raise ValueError(f"{error}{remedy}") from None
     if before is None:
         raise NoCheckpoint(f"--continue_from {folder}: has no checkpoint; use the workdir of a run that has one")
-    _check_vocabulary(before, job.tokenizer)
-    if before.step >= num_steps:
-        raise ValueError(
-            f"training.num_steps: {num_steps} is not above {before.step}, the last step of {folder}; use a larger "
-            "value, because training.num_steps includes the steps of earlier phases"
-        )
+    _check_vocabulary(before.meta, job.tokenizer, folder)
+    _require_finite(flat(before.state.params), f"--continue_from {folder}")
+    _check_steps(before.step, num_steps, folder)
     report(f"starting a new phase from step {before.step:,} of {folder}")
     # Rows of the new phase do not follow those of the earlier one.
     return replace(before, state=before.state.replace(carry=zero_carry(before.state.carry)))
+
+
+def check_checkpoint(
+    workdir: Location, continue_from: Location | None, config: RunConfig, tokenizer: Tokenizer | None
+) -> None:
+    """Raise ``ValueError`` if the newest checkpoint of ``workdir`` or, without one, of ``continue_from`` does not
+    fit the run. :func:`find_start` checks this too, but only when the data are prepared. A damaged checkpoint is
+    left to it, and so is the vocabulary if ``tokenizer`` is None."""
+    for folder, may_change in ((workdir, set[str]()), (continue_from, PHASE_MAY_CHANGE | {TABLE_ROWS})):
+        if folder is None or not (steps := saved_steps(folder)):
+            continue
+        try:
+            meta = read_meta(checkpoint_folder(folder) / str(steps[-1]))
+            fitting_config(checkpoint_folder(folder) / str(steps[-1]), steps[-1], meta, config, may_change)
+        except Unfit:
+            raise
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        if tokenizer is not None:
+            _check_vocabulary(meta, tokenizer, folder)
+        if folder is continue_from:
+            _check_steps(steps[-1], config.training.num_steps, folder)
+        return
+
+
+def _check_steps(step: int, num_steps: int, folder: Location) -> None:
+    if step >= num_steps:
+        raise ValueError(
+            f"training.num_steps: {num_steps} is not above {step}, the last step of {folder}; use a larger "
+            "value, because training.num_steps includes the steps of earlier phases"
+        )
+
+
+def vocabulary_file(workdir: Location) -> Location | None:
+    """Return the vocabulary of a pretraining run, or None if it has none or several."""
+    paths = [
+        path for path in workdir.glob("*.*") if path.suffix in (".txt", ".model") or path.name == "tokenizer.json"
+    ]
+    return paths[0] if len(paths) == 1 else None
 
 
 def _extension(
@@ -144,7 +202,7 @@ def _resumed(
     job: Job,
     meter: IntervalMeter,
     guard: LossGuard,
-    allow_numeric_change: bool,
+    launch: Launch,
     report: Callable[[str], None],
 ) -> Start:
     """Return the start of a run that continues from ``restored``, its own checkpoint.
@@ -153,9 +211,9 @@ def _resumed(
     if ``execution.prng`` differs without ``allow_numeric_change``.
     """
     prng = job.config.execution.prng
-    _check_vocabulary(restored, job.tokenizer)
+    _check_vocabulary(restored.meta, job.tokenizer, launch.workdir)
     _check_first_step(restored, job.config)
-    if restored.meta["prng"] != prng and not allow_numeric_change:
+    if restored.meta["prng"] != prng and not launch.allow_numeric_change:
         raise ValueError(
             f"execution.prng: {prng} is not allowed for a checkpoint with {restored.meta['prng']}, because dropout "
             "would use different random numbers; use the value of the checkpoint, or add --allow_numeric_change"
@@ -183,10 +241,14 @@ def _check_first_step(restored: Restored, config: RunConfig) -> None:
         )
 
 
-def _check_vocabulary(restored: Restored, tokenizer: Tokenizer) -> None:
-    if restored.meta["tokenizer"] != tokenizer.fingerprint:
+def _check_vocabulary(meta: Mapping[str, Any], tokenizer: Tokenizer, workdir: Location) -> None:
+    if meta["tokenizer"] != tokenizer.fingerprint:
+        path = vocabulary_file(workdir)
+        remedy = (
+            f"use --data.vocab {path} with its data.lower_case" if path else "use the vocabulary of the checkpoint"
+        )
         raise ValueError(
-            "data.vocab: the checkpoint was trained with another vocabulary (its fingerprint is "
-            f"{restored.meta['tokenizer'][:12]}, that of the current vocabulary is {tokenizer.fingerprint[:12]}); "
-            "use the vocabulary of the checkpoint"
+            f"data.vocab: the checkpoint in {workdir} was trained with another vocabulary, or another case (its "
+            f"fingerprint is {meta['tokenizer'][:12]}, that of the current vocabulary is "
+            f"{tokenizer.fingerprint[:12]}); {remedy}, and another data.shards"
         )

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bert_jax.batch import feature_shapes
 from bert_jax.config import ExecutionConfig, RunConfig
 from bert_jax.model import BertModel, from_canonical, to_canonical
-from bert_jax.model.canonical import abstract_params, path_name
+from bert_jax.model.canonical import abstract_params, clear_padding, path_name
 from bert_jax.model.layers import CACHE
 from bert_jax.parallel import batch_sharding, shardings
 
@@ -147,7 +147,9 @@ def initial_state(
             zeros = to_canonical(jax.tree.map(jnp.zeros_like, params), vocab_size)
             start = from_canonical(zeros | loaded, params, vocab_size)
         carry = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract.carry)
-        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), ema, start, carry)
+        # Adagrad's sums of squares start at 1, in padding rows too.
+        opt_state = clear_padding(optimizer.init(params), vocab_size)
+        return TrainState(jnp.zeros((), jnp.int32), params, opt_state, ema, start, carry)
 
     return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))(dict(loaded or {}))
 

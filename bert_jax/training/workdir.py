@@ -104,8 +104,8 @@ def describe_run(folder: Path, config: RunConfig, record: str) -> None:
 def read_record(workdir: Location) -> dict[str, Any] | None:
     """Return the content of ``WORKDIR/warm_start.yaml``: ``init_from``, dicts of the options of the initial model
     (``source``) and of the run (``resolved``), ``continue_from``, the workdir of the earlier phase ("" in the first
-    phase), and ``trained_global``: the initial model had projections of global tokens of its own. Return None if
-    the file does not exist.
+    phase), ``trained_global``: the initial model had projections of global tokens of its own, and ``kept``: what
+    the run takes over besides. Return None if the file does not exist.
 
     Raises ``ValueError`` if the file is damaged.
     """
@@ -116,7 +116,7 @@ def read_record(workdir: Location) -> dict[str, Any] | None:
         record = yaml.safe_load(path.read_text(encoding="utf-8"))
         if record["format"] != _FORMAT:
             raise ValueError(f"format {record['format']}")
-        others = {"continue_from": "", "trained_global": False}
+        others: dict[str, Any] = {"continue_from": "", "trained_global": False, "kept": {}}
         others = {name: record.get(name, value) for name, value in others.items()}
         return {name: record[name] for name in ("init_from", "source", "resolved")} | others
     except (OSError, ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError) as error:
@@ -126,7 +126,7 @@ def read_record(workdir: Location) -> dict[str, Any] | None:
 
 def record_text(
     name: str, source: Mapping[str, Any], resolved: Mapping[str, Any],
-    continue_from: str = "", trained_global: bool = False,
+    continue_from: str = "", trained_global: bool = False, kept: Mapping[str, Any] | None = None,
 ) -> str:  # fmt: skip
     """Return the text of a record that :func:`read_record` returns; ``name`` is the initial model."""
     record = {"format": _FORMAT, "init_from": name, "source": dict(source), "resolved": dict(resolved)}
@@ -134,6 +134,8 @@ def record_text(
         record["continue_from"] = continue_from
     if trained_global:
         record["trained_global"] = True
+    if kept:
+        record["kept"] = dict(kept)
     return yaml.safe_dump(record, sort_keys=False)
 
 

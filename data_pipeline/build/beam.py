@@ -64,7 +64,7 @@ def build_with_beam(
     jobs.folder.mkdir(parents=True)
     settings = store_settings(data, tokenizer, sources)
     has_store = (store_folder(data) / META_NAME).is_file()
-    chunks = None if has_store else chunk_folder(store_folder(data), settings, sources, "each source")
+    chunks = None if has_store else chunk_folder(store_folder(data), settings, "each source")
     write_whole(jobs.folder / vocab.name, vocab.read_bytes())
     plan = _Plan(data, jobs.folder / vocab.name, tuple(sources), tuple(missing), settings, chunks)
     _save(plan, jobs.folder / "plan")
@@ -280,7 +280,7 @@ class _Jobs(Jobs):
 
     @property
     def _tokenizer(self) -> Tokenizer:
-        return cached_tokenizer(str(self.plan.vocab), self.plan.data.lower_case)
+        return cached_tokenizer(str(self.plan.vocab), self.plan.data)
 
     def tokenize(self, number: int) -> tuple[int, int]:
         """Tokenize the share with the index ``number``; return (``number``, number of chunks of its source)."""
@@ -292,7 +292,7 @@ class _Jobs(Jobs):
             pieces += 1
             path = plan.chunks / _chunk_name(source, piece)
             if piece % step == first and not path.exists():
-                tokenize_chunk(path, documents, str(plan.vocab), data.lower_case, data.word_segmenter)
+                tokenize_chunk(path, documents, str(plan.vocab), data)
         return number, pieces
 
     def merge_chunks(self, done: list[tuple[int, int]]) -> int:

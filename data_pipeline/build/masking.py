@@ -18,8 +18,9 @@ from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.packing import sequence_starts
 from data_pipeline.shards.compatibility import Layout
 
-# (ids, word starts, sequence ids, keys of the rows, index of the batch) -> (masked ids, positions, labels, weights)
-Masker = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int], Sequence[np.ndarray]]
+# (ids, word starts or None, sequence ids, keys of the rows, index of the batch) -> (masked ids, positions, labels,
+# weights)
+Masker = Callable[[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray, int], Sequence[np.ndarray]]
 
 # Streams of the key of a row.
 _CHOICE, _REPLACEMENT, _RANDOM_TOKEN, _SPAN_LENGTH = range(4)
@@ -267,8 +268,10 @@ def make_masker(data: DataConfig, layout: Layout, tokenizer: Tokenizer | None) -
     cls_id, sep_id, mask_id, size = tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size
 
     def mask(
-        ids: np.ndarray, word_starts: np.ndarray, sequence_ids: np.ndarray, keys: np.ndarray, batch: int
+        ids: np.ndarray, word_starts: np.ndarray | None, sequence_ids: np.ndarray, keys: np.ndarray, batch: int
     ) -> Sequence[np.ndarray]:
+        if word_starts is None:
+            word_starts = ~tokenizer.continuation[ids]
         maskable = sequence_ids > 0
         if not data.mask_special_tokens:
             maskable &= (ids != cls_id) & (ids != sep_id)

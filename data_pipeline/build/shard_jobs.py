@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import islice, pairwise
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ from data_pipeline.build.instances import (
     plan_document,
     shard_and_place,
 )
+from data_pipeline.build.long_sentences import cut_long_sentences
 from data_pipeline.build.packing import PackedShape, encode_sequences, pack, row_features, sequences_per_row
 from data_pipeline.build.token_store import TokenStore, cached_tokenizer
 from data_pipeline.build.workers import scratch_file
@@ -53,9 +54,9 @@ _REQUESTS = 16  # concurrent requests to an object store
 class SplitJob:
     """Arguments of all jobs of one split.
 
-    The folder ``build`` contains ``documents.bin`` (uint64[D], the indices of the documents of the split) and
-    ``continuation.npy`` (bool[V], pieces that continue a word). The jobs write to its subfolders ``parts`` and
-    ``shards``.
+    The folder ``build`` contains ``documents.bin`` (uint64[D], the indices of the documents of the split),
+    ``continuation.npy`` (bool[V], pieces that continue a word) and ``clusters.npy`` (uint8[V], ``cluster_flags``).
+    The jobs write to its subfolders ``parts`` and ``shards``.
     """
 
     store: Location
@@ -106,6 +107,10 @@ class _Pool:
 
     def __init__(self, job: SplitJob, first: int, last: int) -> None:
         self._store, self._split, self._contents = _open(job.store, job.build)
+        self._continuation, self._clusters = (
+            np.load(local_copy(job.build / f"{name}.npy")) for name in ("continuation", "clusters")
+        )
+        self._most = job.settings.budget
         self._ranges: list[tuple[int, int]] = []
         self.size = 0
         self.documents: list[int] = self._split[first:last].tolist()
@@ -114,12 +119,29 @@ class _Pool:
         for document in self.documents:
             (sentence, token), (last_sentence, end) = self._store.documents[document : document + 2].tolist()
             self.starts.append(self._add(token, end).start)
-            self.sentences.append(np.diff(self._store.sentence_ends(sentence, last_sentence)))
+            lengths = np.diff(self._store.sentence_ends(sentence, last_sentence))
+            if job.settings.data.next_sentence != "none":
+                lengths = cut_long_sentences(lengths, self._most, partial(self._borders, token))
+            self.sentences.append(lengths)
 
     @cached_property
     def classes(self) -> np.ndarray:
         """Class of every document of the store, int64[D]."""
         return self._store.classes
+
+    def _borders(self, first: int, start: int, stop: int) -> np.ndarray:
+        """Return the borders for ``cut_long_sentences`` of a document whose first token is ``first``."""
+        ids, is_start = self._tokens(first + start, first + stop)
+        is_inside = self._clusters[ids] & 1 > 0
+        is_inside[1:] |= self._clusters[ids[:-1]] & 2 > 0
+        return np.where(is_inside, 0, 1 + is_start).astype(np.uint8)
+
+    def _tokens(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of tokens of the store, and a bool mask of those that begin a word."""
+        ids = self._store.ids(start, stop)
+        return ids, (
+            self._store.word_starts(start, stop) if self._store.has_word_starts else ~self._continuation[ids]
+        )
 
     def _add(self, start: int, stop: int) -> Segment:
         segment = Segment(self.size, stop - start)
@@ -141,20 +163,21 @@ class _Pool:
                 at = (at + 1) % len(self._split)
                 other = int(self._split[at])
             first, last = int(self._store.documents[other, 0]), int(self._store.documents[other + 1, 0])
-            first += int(sentence_draw * (last - first))
+            place = sentence_draw * (last - first)
+            first += int(place)
             # Every sentence has at least one token, so ``needed`` sentences are enough.
             ends = self._store.sentence_ends(first, min(last, first + max(needed, 1)))
             stop = min(int(np.searchsorted(ends, ends[0] + max(needed, 1))), len(ends) - 1)
-            return self._add(int(ends[0]), int(ends[stop]))
+            # Of a sentence longer than a row, only a part is read, from a random token on.
+            start = int(ends[0]) + int(place % 1 * max(0, int(ends[1] - ends[0]) - self._most))
+            return self._add(start, min(int(ends[stop]), start + 2 * self._most))
 
         return draw
 
-    def read(self, continuation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the token ids int[P] of the pool, and bool[P], which marks the first token of every word."""
-        ids = np.concatenate([self._store.ids(*span) for span in self._ranges])
-        if self._store.has_word_starts:
-            return ids, np.concatenate([self._store.word_starts(*span) for span in self._ranges])
-        return ids, ~continuation[ids]
+        ids, starts = zip(*(self._tokens(*span) for span in self._ranges), strict=True)
+        return np.concatenate(ids), np.concatenate(starts)
 
 
 def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last: int) -> int:
@@ -171,7 +194,7 @@ def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last
             settings=job.settings, random_next=pool.random_next(document),
         )  # fmt: skip
     instances = Instances.from_rows(rows)
-    ids, starts = pool.read(np.load(local_copy(job.build / "continuation.npy")))
+    ids, starts = pool.read()
     keys = instance_keys(job.settings, instances, pass_number)
     # Instances of one key stay in order, because both sorts (here and in the merge) are stable.
     placed = document_keys(job.settings, instances, pass_number) if job.settings.data.contiguous else keys

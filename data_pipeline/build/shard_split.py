@@ -13,6 +13,7 @@ from bert_jax.io.files import remove_tree, whole_file, write_whole
 from bert_jax.io.storage import Location, ObjectPath, location
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.instances import InstanceSettings
+from data_pipeline.build.long_sentences import cluster_flags
 from data_pipeline.build.shard_jobs import (
     Part,
     SplitJob,
@@ -22,7 +23,7 @@ from data_pipeline.build.shard_jobs import (
     merge_shard,
     write_part,
 )
-from data_pipeline.build.token_store import TokenStore, held_out, names_and_sizes
+from data_pipeline.build.token_store import TokenStore, corpus_settings, held_out
 from data_pipeline.build.workers import Workers, remove_scratch
 from data_pipeline.shards.compatibility import changed_settings, check_layout, shard_settings
 from data_pipeline.shards.shard_files import (
@@ -35,7 +36,7 @@ from data_pipeline.shards.shard_files import (
 )
 from data_pipeline.text.documents import Source
 
-_PARTS_VERSION = 3  # version of the format of parts; a build of another version is not continued
+_PARTS_VERSION = 4  # version of the format of parts; a build of another version is not continued
 
 
 def split_folder(data: DataConfig, split: str) -> Location:
@@ -65,7 +66,7 @@ def check_splits(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sourc
             continue
         wanted = shard_settings(data, tokenizer, split)
         if sources is not None and "data.corpus" in manifest["settings"]:
-            wanted["data.corpus"] = names_and_sizes(sources)
+            wanted |= corpus_settings(data, sources, manifest["settings"])
         if changed := changed_settings(manifest["settings"], wanted):
             raise ValueError(
                 f"{folder}: built with other settings: {changed}; set them back, or name another folder in "
@@ -157,8 +158,9 @@ def prepare_split(
         folder.mkdir(parents=True, exist_ok=True)
         remove_scratch(folder)
     write_whole(build / "documents.bin", documents.astype("<u8").tobytes())
-    with whole_file(build / "continuation.npy") as part, part.open("wb") as file:
-        np.save(file, tokenizer.continuation)
+    for array, values in (("continuation", tokenizer.continuation), ("clusters", cluster_flags(tokenizer))):
+        with whole_file(build / f"{array}.npy") as part, part.open("wb") as file:
+            np.save(file, values)
     names = ("cls_id", "sep_id", "pad_id", "mask_id", "vocab_size")
     ids = {name: getattr(tokenizer, name) for name in names}
     job = SplitJob(
@@ -180,7 +182,7 @@ def prepare_split(
     facts = {
         "tokenizer": tokenizer.fingerprint,
         "vocab_size": tokenizer.vocab_size,
-        "settings": settings | {"data.corpus": store.meta["settings"]["data.corpus"]},
+        "settings": settings | {k: v for k, v in store.meta["settings"].items() if k.startswith("data.corpus")},
         "counts": counts,
     }
     return Split(name, job, parts, split_folder(data, name), facts)

@@ -19,7 +19,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,18 @@ from bert_jax.io.files import local_copy, remove_tree, write_whole
 from bert_jax.io.storage import Location, ObjectPath, location
 from bert_jax.tokenization import Tokenizer, load_tokenizer
 from bert_jax.tokenization.wordpiece import is_cjk
+from data_pipeline.build.identity import file_settings
 from data_pipeline.build.masking import uniform
 from data_pipeline.build.workers import Workers, remove_scratch, scratch_file, scratch_folder
-from data_pipeline.shards.compatibility import differences, label_settings
-from data_pipeline.text.documents import Document, Labels, Source, read_documents
+from data_pipeline.shards.compatibility import differences, encoding_settings, label_settings
+from data_pipeline.text.documents import (
+    Document,
+    Labels,
+    Reading,
+    Source,
+    read_documents,
+    undecodable_together,
+)
 
 META_NAME = "store.json"
 CHUNK_CHARACTERS = 1 << 20  # characters of text that one job tokenizes
@@ -151,20 +159,26 @@ def held_out(contents: np.ndarray, *, seed: int, fraction: float) -> np.ndarray:
 # ------------------------------------------------------------------ building
 
 
-def names_and_sizes(sources: Sequence[Source]) -> list[list[Any]]:
-    """Return [name, size in bytes] for each source file; the list identifies the corpus on any machine."""
-    return [[source.name, source.path.stat().st_size] for source in sources]
+def corpus_settings(
+    data: DataConfig, sources: Sequence[Source], recorded: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the settings that identify the corpus, as far as ``recorded`` has them (:func:`file_settings`)."""
+    files = [(source.name, source.path) for source in sources]
+    return file_settings("data.corpus", files, location(data.shards), recorded)
 
 
-def store_settings(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source]) -> dict[str, Any]:
-    """Return the settings that determine the contents of a store."""
+def store_settings(
+    data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source], recorded: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the settings that determine the contents of a store. ``recorded`` are those of a finished store."""
     return {
         "vocabulary": tokenizer.fingerprint,
         "data.line": data.line,
         "data.json_field": data.json_field,
         "data.word_segmenter": data.word_segmenter,
-        "data.corpus": names_and_sizes(sources),
+        **corpus_settings(data, sources, recorded),
         **label_settings(data),
+        **encoding_settings(data),
     }
 
 
@@ -183,7 +197,8 @@ def existing_store(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sou
         return None
     remove_chunks(folder)
     store = TokenStore(folder)
-    if changed := differences(store.meta["settings"], store_settings(data, tokenizer, sources), "store"):
+    recorded = store.meta["settings"]
+    if changed := differences(recorded, store_settings(data, tokenizer, sources, recorded), "store"):
         raise ValueError(
             f"{folder}: the token store was built with other settings: {changed}; name another folder in "
             "data.token_store, or delete this folder"
@@ -191,15 +206,12 @@ def existing_store(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sou
     return store
 
 
-def chunk_folder(folder: Location, settings: dict[str, Any], sources: Sequence[Source], cut: str) -> Location:
+def chunk_folder(folder: Location, settings: dict[str, Any], cut: str) -> Location:
     """Create the folder for the chunks of an unfinished store; remove chunks built with other settings.
 
     ``cut`` names the method that splits the text into chunks; chunks made by different methods cannot be combined.
     """
-    # If a file is edited between two builds, the chunks of its older version must not be used.
-    paths = [source.path for source in sources]
-    versions = [path.version() if isinstance(path, ObjectPath) else path.stat().st_mtime_ns for path in paths]
-    state = json.dumps([settings, versions, cut])
+    state = json.dumps([settings, cut])
     chunks = folder / f".chunks-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
     remove_chunks(folder, but=chunks)
     chunks.mkdir(parents=True, exist_ok=True)
@@ -222,7 +234,7 @@ def build_store(
     no tokens.
     """
     settings = store_settings(data, tokenizer, sources)
-    chunks = chunk_folder(folder, settings, sources, "all in one")
+    chunks = chunk_folder(folder, settings, "all in one")
     finished = {path.name for path in chunks.glob("*.npz")}
     total = 0
 
@@ -232,7 +244,7 @@ def build_store(
             total = number + 1
             path = chunks / f"{number:06d}.npz"
             if path.name not in finished:
-                yield path, documents, str(vocab), data.lower_case, data.word_segmenter
+                yield path, documents, str(vocab), data
 
     characters = 0
     for done in workers.run(tokenize_chunk, jobs()):
@@ -251,34 +263,46 @@ def remove_chunks(folder: Location, but: Location | None = None) -> None:
             remove_tree(chunks)
 
 
-def cut_documents(sources: Sequence[Source], data: DataConfig) -> Iterator[list[Document]]:
-    """Yield the documents of all sources in lists of about ``CHUNK_CHARACTERS`` characters."""
+def cut_documents(
+    sources: Sequence[Source], data: DataConfig, readings: list[Reading] | None = None
+) -> Iterator[list[Document]]:
+    """Yield the documents of all sources in lists of about ``CHUNK_CHARACTERS`` characters.
+
+    How each source is read is appended to ``readings``. Raises ``ValueError`` as ``read_documents`` does, and one
+    that names all sources that are not in their encoding.
+    """
     chunk: list[Document] = []
     size = 0
     for source in sources:
-        labels = Labels(data.label_field, data.classes)
-        for document in read_documents(source, line=data.line, json_field=data.json_field, labels=labels):
-            chunk.append(document)
-            size += sum(map(len, document))
-            if size >= CHUNK_CHARACTERS:
-                yield chunk
-                chunk, size = [], 0
+        labels, reading = Labels(data.label_field, data.classes), Reading(source.name)
+        if readings is not None:
+            readings.append(reading)
+        documents = read_documents(
+            source, line=data.line, json_field=data.json_field, labels=labels, reading=reading
+        )
+        with undecodable_together(sources):
+            for document in documents:
+                chunk.append(document)
+                size += sum(map(len, document))
+                if size >= CHUNK_CHARACTERS:
+                    yield chunk
+                    chunk, size = [], 0
     if chunk:
         yield chunk
 
 
 @lru_cache(maxsize=1)
-def cached_tokenizer(vocab: str, lower_case: bool) -> Tokenizer:
+def cached_tokenizer(vocab: str, data: DataConfig) -> Tokenizer:
     """Load the tokenizer once per worker process."""
-    return load_tokenizer(local_copy(location(vocab)), lower_case=lower_case)
+    return load_tokenizer(local_copy(location(vocab)), **data.rules)
 
 
-def tokenize_chunk(path: Location, documents: list[Document], vocab: str, lower_case: bool, segmenter: str) -> int:
+def tokenize_chunk(path: Location, documents: list[Document], vocab: str, data: DataConfig) -> int:
     """Tokenize documents into the chunk file ``path``; return their number of characters. Runs as a worker job."""
-    tokenizer = cached_tokenizer(vocab, lower_case)
+    tokenizer = cached_tokenizer(vocab, data)
     texts = [sentence for document in documents for sentence in document]
     arrays = {}
-    if segmenter == "none":
+    if data.word_segmenter == "none":
         ids, lengths = tokenizer.encode_flat(texts)
     else:
         ids, lengths, arrays["word_starts"] = _encode_segmented(tokenizer, texts)

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config.pretrain import DataConfig
+from bert_jax.config.schema import SWITCH
 from bert_jax.io.files import local_copy, write_whole
 from bert_jax.io.storage import Location, ObjectPath, location
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, load_tokenizer
-from data_pipeline.build.token_store import content_hash, held_out, names_and_sizes
+from data_pipeline.build.token_store import content_hash, corpus_settings, held_out
 from data_pipeline.build.workers import Workers, exclusive
-from data_pipeline.shards.compatibility import differences
+from data_pipeline.shards.compatibility import differences, encoding_settings
 from data_pipeline.text.corpus import corpus_of
-from data_pipeline.text.documents import Source, read_documents
+from data_pipeline.text.documents import Source, read_documents, undecodable_together
 
 Report = Callable[[str], None]
 VOCAB_SETTINGS_NAME = "vocabulary.json"
@@ -30,7 +31,7 @@ def load_vocabulary(data: DataConfig, path: Location, vocab_size: int) -> Tokeni
     """Load the tokenizer from ``path``. Raises ``ValueError`` if it has more than ``vocab_size`` pieces."""
     if isinstance(path, ObjectPath) and not path.is_file():
         raise ValueError(f"{path}: no such vocabulary file; set data.vocab to an existing file")
-    tokenizer = load_tokenizer(local_copy(path), lower_case=data.lower_case)
+    tokenizer = load_tokenizer(local_copy(path), **data.rules)
     if tokenizer.vocab_size > vocab_size:
         raise ValueError(
             f"model.vocab_size: {vocab_size} is less than the {tokenizer.vocab_size} pieces of {path}; "
@@ -39,18 +40,27 @@ def load_vocabulary(data: DataConfig, path: Location, vocab_size: int) -> Tokeni
     return tokenizer
 
 
-def _vocabulary_settings(data: DataConfig, vocab_size: int, sources: Sequence[Source] | None) -> dict[str, Any]:
-    """Return the settings that determine a trained vocabulary, including the corpus unless ``sources`` is None."""
+def _vocabulary_settings(
+    data: DataConfig, vocab_size: int, sources: Sequence[Source] | None, recorded: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the settings that determine a trained vocabulary, including the corpus unless ``sources`` is None.
+
+    With ``recorded``, the settings of a vocabulary, only those that it lists: older files do not list the corpus.
+    """
     settings = {
         "data.tokenizer": data.tokenizer,
         "data.lower_case": data.lower_case,
+        "data.strip_accents": SWITCH[data.strip_accents] if data.strip_accents != "auto" else data.lower_case,
         "data.line": data.line,
         "data.json_field": data.json_field,
+        **encoding_settings(data),
         "data.seed": data.seed,
         "data.eval_fraction": data.eval_fraction,
         "model.vocab_size": vocab_size,
     }
-    return settings if sources is None else settings | {"data.corpus": names_and_sizes(sources)}
+    if sources is not None and (recorded is None or "data.corpus" in recorded):
+        settings |= corpus_settings(data, sources, recorded)
+    return {name: value for name, value in settings.items() if recorded is None or name in recorded}
 
 
 def sources_if_there(data: DataConfig) -> list[Source] | None:
@@ -73,9 +83,9 @@ def existing_vocabulary(data: DataConfig, vocab_size: int) -> tuple[Location, To
             return path, None
         if settings.is_file():
             recorded = json.loads(settings.read_text())
-            wanted = _vocabulary_settings(data, vocab_size, sources_if_there(data))
-            # Older files of settings do not list the corpus.
-            wanted = {name: value for name, value in wanted.items() if name in recorded}
+            # Accents were stripped as the case says.
+            recorded.setdefault("data.strip_accents", recorded.get("data.lower_case"))
+            wanted = _vocabulary_settings(data, vocab_size, sources_if_there(data), recorded)
             if changed := differences(recorded, wanted, "vocabulary"):
                 raise ValueError(
                     f"{path}: trained with other settings: {changed}; set them back, set data.vocab to this file "
@@ -102,8 +112,9 @@ def training_texts(data: DataConfig, sources: Sequence[Source]) -> Iterator[str]
     """Yield the sentences of the documents that are not held out."""
 
     def documents() -> Iterator[list[str]]:
-        for source in sources:
-            yield from read_documents(source, line=data.line, json_field=data.json_field)
+        with undecodable_together(sources):
+            for source in sources:
+                yield from read_documents(source, line=data.line, json_field=data.json_field)
 
     contents = np.fromiter((content_hash(document) for document in documents()), np.uint64)
     held = held_out(contents, seed=data.seed, fraction=data.eval_fraction)
@@ -155,6 +166,5 @@ def _train_on_corpus(data: DataConfig, sources: Sequence[Source], output: Locati
     from data_pipeline.text.vocabulary_training import train_vocabulary
 
     return train_vocabulary(
-        training_texts(data, sources), kind=data.tokenizer, vocab_size=vocab_size, lower_case=data.lower_case,
-        output=output,
+        training_texts(data, sources), kind=data.tokenizer, vocab_size=vocab_size, output=output, **data.rules,
     )  # fmt: skip

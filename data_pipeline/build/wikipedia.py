@@ -16,6 +16,7 @@ from typing import Any
 
 from bert_jax.io.files import remove_tree, whole_file, write_whole
 from bert_jax.io.storage import Location, ObjectPath
+from data_pipeline.build.identity import HASHES_NAME, file_settings
 from data_pipeline.build.workers import Workers, exclusive, processor_count, remove_scratch, scratch_file
 from data_pipeline.text.corpus import WIKIPEDIA_NAME
 from data_pipeline.text.wikipedia.dump import MOST_CHARACTERS, Dump
@@ -42,14 +43,15 @@ def extract_wikipedia(
     """
     if isinstance(output, ObjectPath):
         raise ValueError(f"--output {output}: not a local folder; name a local folder and copy it to the store")
-    settings = _settings(dumps)
-    if finished := _finished(output, settings):
+    files = _named(dumps)
+    if finished := _finished(output, files):
         report(f"{output}: complete, nothing to do")
         return finished
     output = output.absolute()
     partial = output.with_name(f".{output.name}.partial")
     with ExitStack() as stack:
         stack.enter_context(exclusive(partial))
+        settings = file_settings("dumps", files, partial)
         _start(partial, settings)
         counts = _write_files(dumps, partial, stack.enter_context(Workers(workers or processor_count())), report)
         if not counts[_WRITTEN]:
@@ -63,8 +65,8 @@ def extract_wikipedia(
     return counts
 
 
-def _settings(dumps: Sequence[Location]) -> dict[str, Any]:
-    """Return the names and sizes of the dumps, which identify a build."""
+def _named(dumps: Sequence[Location]) -> list[tuple[str, Location]]:
+    """Return the names and paths of the dumps. Raises ``ValueError`` if one is missing or named twice."""
     if not dumps:
         raise ValueError("bert-data wikipedia: no dump; run: bert-data wikipedia DUMP.xml.bz2 --output FOLDER")
     for path in dumps:
@@ -72,10 +74,10 @@ def _settings(dumps: Sequence[Location]) -> dict[str, Any]:
             raise ValueError(f"{path}: no such file; name a MediaWiki XML dump (.xml, plain, .bz2, .gz or .zst)")
     if len({path.resolve() for path in dumps}) < len(dumps):
         raise ValueError("bert-data wikipedia: the same dump is named twice; name each part once")
-    return {"dumps": [[path.name, path.stat().st_size] for path in dumps]}
+    return [(path.name, path) for path in dumps]
 
 
-def _finished(output: Path, settings: Mapping[str, Any]) -> Counter[str] | None:
+def _finished(output: Path, files: Sequence[tuple[str, Location]]) -> Counter[str] | None:
     """Return the counts of a complete build of the same dumps in ``output``; None if there is no folder yet."""
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
@@ -83,8 +85,10 @@ def _finished(output: Path, settings: Mapping[str, Any]) -> Counter[str] | None:
         stored = json.loads((output / WIKIPEDIA_NAME).read_text())
     except (OSError, ValueError):
         stored = None  # not a folder of this command
-    if isinstance(stored, dict) and stored.get("dumps") == settings["dumps"] and "counts" in stored:
-        return Counter(stored["counts"])
+    if isinstance(stored, dict) and "counts" in stored:
+        wanted = file_settings("dumps", files, output, stored)
+        if all(stored.get(name) == value for name, value in wanted.items()):
+            return Counter(stored["counts"])
     raise ValueError(f"{output}: exists and was not made from these dumps; name another folder, or delete this one")
 
 
@@ -94,7 +98,7 @@ def _start(partial: Path, settings: Mapping[str, Any]) -> None:
     path = partial / _SETTINGS
     if not path.is_file() or path.read_text() != text:
         for old in partial.iterdir():
-            if old.name != ".lock":
+            if old.name not in (".lock", HASHES_NAME):
                 remove_tree(old) if old.is_dir() else old.unlink()
         write_whole(path, text)
     (partial / "done").mkdir(exist_ok=True)

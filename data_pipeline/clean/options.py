@@ -1,10 +1,10 @@
 """Options of ``bert-data clean``, and the numbers of bands and rows that follow from them."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from bert_jax.config.schema import AtLeast0, Section, Share
-from data_pipeline.text.documents import Source
+from bert_jax.config.schema import AtLeast0, Section, Share, require_encoding
 
 MOST_HASHES = 128  # MinHash values per document
 LEAST_CHANCE = 0.98  # of a pair at the threshold to become a candidate
@@ -14,17 +14,24 @@ LEAST_CHANCE = 0.98  # of a pair at the threshold to become a candidate
 class CleanDataConfig(Section, prefix="data."):
     """Text to clean."""
 
-    # Text files, folders (.txt, .jsonl, plain or .gz/.zst; also gs://), package:NAME, tfds:NAME[/CONFIG][:VERSION]
-    # or hf:OWNER/NAME[/CONFIG], as for bert-data shards.
+    # Text files, folders (.txt, .jsonl, .json, plain or compressed; also gs://), package:NAME,
+    # tfds:NAME[/CONFIG][:VERSION] or hf:OWNER/NAME[/CONFIG], as for bert-data shards.
     corpus: tuple[str, ...] = ()
-    # Field that holds the text of a JSON line, or of a record of a tfds: or hf: dataset.
+    # Field that holds the text of a JSON record, or of a record of a tfds: or hf: dataset.
     json_field: str = "text"
+    # Character encoding of all files of text, such as cp1252, latin-1 or gb18030; auto: UTF-8, or UTF-16 or UTF-32
+    # with a byte order mark.
+    encoding: str = "auto"
     # Split of a tfds: or hf: dataset to clean.
     dataset_split: str = "train"
     # Folder of prepared TensorFlow Datasets, local or gs://; empty: ~/tensorflow_datasets.
     tfds_data_dir: str = ""
     # Number of processes; 0: one per processor. The output does not depend on it.
     workers: AtLeast0[int] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_encoding("data.encoding", self.encoding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +100,9 @@ def chance(similarity: float, bands: int, rows: int) -> float:
     return 1 - (1 - similarity**rows) ** bands
 
 
-def settings_of(options: CleanOptions, sources: list[Source]) -> dict[str, Any]:
-    """Return the settings that determine the output; ``data.workers`` is not among them."""
+def settings_of(options: CleanOptions, corpus: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that determine the output; ``data.workers`` is not among them. ``corpus`` identifies the
+    text."""
     bands, rows = options.clean.banding
     values = {f"clean.{name}": value for name, value in asdict(options.clean).items()}
     return values | {
@@ -102,5 +110,6 @@ def settings_of(options: CleanOptions, sources: list[Source]) -> dict[str, Any]:
         "clean.rows": rows,
         "clean.languages": sorted(options.clean.languages),
         "data.json_field": options.data.json_field,
-        "data.corpus": [[source.name, source.path.stat().st_size] for source in sources],
+        **({} if options.data.encoding == "auto" else {"data.encoding": options.data.encoding}),
+        **corpus,
     }

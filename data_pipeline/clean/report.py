@@ -8,8 +8,9 @@ from typing import Any
 from data_pipeline.clean.options import chance, settings_of
 from data_pipeline.clean.tally import EXAMPLES, RULES
 from data_pipeline.clean.workspace import Plan
+from data_pipeline.text.compressed import COMPRESSIONS
 from data_pipeline.text.corpus import CLEANED_NAME
-from data_pipeline.text.documents import COMPRESSIONS, TEXT_SUFFIXES, Source
+from data_pipeline.text.documents import TEXT_SUFFIXES, Source
 
 REPORT_NAME = "cleaned.md"
 _SIMILARITIES = tuple(tenth / 10 for tenth in range(1, 11))
@@ -27,8 +28,8 @@ def output_names(sources: Sequence[Source]) -> list[str]:
     for source in sources:
         parts = [re.sub(r"^\.|[^\w.-]", "_", part) for part in source.name.split("/") if part]
         path = PurePosixPath(*parts)
-        path = path.with_suffix("") if path.suffix in COMPRESSIONS else path
-        stem = str(path.with_suffix("") if path.suffix in TEXT_SUFFIXES else path)
+        path = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
+        stem = str(path.with_suffix("") if path.suffix.lower() in TEXT_SUFFIXES else path)
         name, number = f"{stem}.txt", 1
         while name in taken:
             number += 1
@@ -40,7 +41,7 @@ def output_names(sources: Sequence[Source]) -> list[str]:
 
 def make_report(plan: Plan, counts: dict[str, dict[str, int]], examples: dict[str, list[Any]]) -> dict[str, Any]:
     """Return the report: settings, counts per source, and per rule the counts and examples."""
-    settings = settings_of(plan.options, list(plan.sources))
+    settings = settings_of(plan.options, plan.corpus)
     names = output_names(plan.sources)
     sources = []
     for index, (source, name) in enumerate(zip(plan.sources, names, strict=True)):

@@ -16,6 +16,7 @@ from typing import Any
 
 from bert_jax.io.files import remove_tree
 from bert_jax.io.storage import Location, ObjectPath, location
+from data_pipeline.build.identity import HASHES_NAME, file_settings
 from data_pipeline.build.workers import Workers, exclusive, processor_count, remove_scratch
 from data_pipeline.clean.options import CleanOptions, settings_of
 from data_pipeline.clean.output import finish
@@ -24,7 +25,7 @@ from data_pipeline.clean.rules import check_languages, load_ftfy
 from data_pipeline.clean.scanning import cut_source, find_exact, scan_chunk
 from data_pipeline.clean.stages import STAGES
 from data_pipeline.clean.workspace import Plan, save_plan
-from data_pipeline.text.corpus import CLEANED_NAME, list_sources
+from data_pipeline.text.corpus import CLEANED_NAME, list_corpus
 
 Report = Callable[[str], None]
 
@@ -40,19 +41,24 @@ def clean(
     check_languages(options.clean.languages)
     if options.clean.encoding != "off":
         load_ftfy()
-    sources = list_sources(
-        options.data.corpus, split=options.data.dataset_split, tfds_data_dir=options.data.tfds_data_dir
-    )
+    data = options.data
+    listing = list_corpus(
+        data.corpus, split=data.dataset_split, tfds_data_dir=data.tfds_data_dir, json_field=data.json_field,
+        encoding=data.encoding,
+    )  # fmt: skip
+    sources = list(listing.sources)
+    report(listing.summary())
     _check_apart(options.data.corpus, target)
-    settings = settings_of(options, sources)
+    files = [(source.name, source.path) for source in sources]
     with exclusive(target):
-        if done := _finished(target, settings):
+        if done := _finished(target, options, files):
             report(f"{target}: already cleaned with these settings")
             return done
-        folder = target / f".clean-{_fingerprint(settings, sources)}"
+        corpus = file_settings("data.corpus", files, target)
+        folder = target / f".clean-{_fingerprint(settings_of(options, corpus))}"
         _check_empty(target, folder)
         absolute = (dataclasses.replace(source, path=source.path.absolute()) for source in sources)
-        plan = Plan(folder.absolute(), options, tuple(absolute))
+        plan = Plan(folder.absolute(), options, tuple(absolute), corpus)
         save_plan(plan)
         size = sum(source.path.stat().st_size for source in sources)
         if beam_options is None:
@@ -71,11 +77,8 @@ def clean(
     return result
 
 
-def _fingerprint(settings: dict[str, Any], sources: Sequence[Any]) -> str:
-    """Return a hash of the settings and of the versions of the files of the corpus."""
-    paths = [source.path for source in sources]
-    versions = [path.version() if isinstance(path, ObjectPath) else path.stat().st_mtime_ns for path in paths]
-    return hashlib.sha256(json.dumps([settings, versions]).encode()).hexdigest()[:16]
+def _fingerprint(settings: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
 
 def _check_apart(corpus: Sequence[str], target: Location) -> None:
@@ -86,8 +89,10 @@ def _check_apart(corpus: Sequence[str], target: Location) -> None:
             raise ValueError(f"--output: {target} is in the corpus {entry}; name a folder outside of it")
 
 
-def _finished(target: Location, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the report in ``target`` if it has these ``settings``; None if there is no report."""
+def _finished(
+    target: Location, options: CleanOptions, files: Sequence[tuple[str, Location]]
+) -> dict[str, Any] | None:
+    """Return the report in ``target`` if it is of these ``files`` and options; None if there is no report."""
     path = target / CLEANED_NAME
     if not path.is_file():
         return None
@@ -96,7 +101,8 @@ def _finished(target: Location, settings: dict[str, Any]) -> dict[str, Any] | No
         recorded = found["settings"]
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path}: the report is damaged; name another folder, or delete this one") from None
-    wanted = json.loads(json.dumps(settings))
+    corpus = file_settings("data.corpus", files, target, recorded)
+    wanted = json.loads(json.dumps(settings_of(options, corpus)))
     if changed := [name for name in wanted if recorded.get(name) != wanted[name]]:
         raise ValueError(
             f"{target}: contains text cleaned with other settings ({', '.join(changed)}); name another folder, or "
@@ -112,7 +118,7 @@ def _check_empty(target: Location, folder: Location) -> None:
         if path.name.startswith(".clean-"):
             if path.name != folder.name:
                 remove_tree(path)
-        elif path.name != ".lock" and not (folder / "plan").is_file():
+        elif path.name not in (".lock", HASHES_NAME) and not (folder / "plan").is_file():
             raise ValueError(f"{target}: the folder is not empty ({path.name}); name a new folder")
 
 

@@ -40,6 +40,7 @@ class Plan:
     folder: Location
     options: CleanOptions
     sources: tuple[Source, ...]
+    corpus: dict[str, Any]  # settings that identify the text
 
     def path(self, room: str, name: str) -> Location:
         """Return the path of the file ``name`` in the subfolder ``room``."""

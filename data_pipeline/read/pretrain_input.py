@@ -7,7 +7,6 @@ which are counted when a batch is returned.
 
 import dataclasses
 import logging
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -34,11 +33,14 @@ from data_pipeline.read.reader import BlankCounter, RawBatch
 from data_pipeline.read.streams import Masker, Stream, open_stream
 from data_pipeline.shards.compatibility import Layout, check_layout
 from data_pipeline.shards.parts import Part, held_out_parts, train_parts
+from data_pipeline.shards.shard_files import read_manifest
 
 _log = logging.getLogger(__name__)
 
 _KEPT_SKIPS = 16  # largest number of skipped ranges in the state, which must stay under 1 KB
 _NO_END = 1 << 62  # more steps and epochs than any run has; also the epoch in the keys of held-out masks
+_ANY = 2**31 - 1  # more records than are ever damaged
+_FIRST_BATCHES = 8  # training batches of which one must have a prediction
 _BASELINE_BATCHES = 2000  # training batches that estimate the unigram distribution
 
 
@@ -108,6 +110,15 @@ class ShardSource:
         records = PartRecords(parts)
         return sum(records.counts), shards_digest(records.indexes)
 
+    @property
+    def examples_per_pass(self) -> int:
+        """Number of examples, as batch sizes count them, in one pass over the text (not the copies of it that
+        ``data.dupe_factor`` adds)."""
+        counts, data = PartRecords(self._train).counts, self._config.data
+        copies = 1 if all(read_manifest(part.folder) is None for part in self._train) else data.dupe_factor
+        shape = self.row_shape
+        return max(1, round(sum(counts) / copies * (1 if shape.counts_rows else shape.sequences)))
+
     def numbered(
         self, *, held_out: bool, batch_size: int, first: int
     ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
@@ -116,7 +127,7 @@ class ShardSource:
 
         A damaged record is a blank row with a number.
         """
-        data = dataclasses.replace(self._config.data, max_blank_records=sys.maxsize)
+        data = dataclasses.replace(self._config.data, max_blank_records=_ANY)
         parts, left = self._eval if held_out else self._train, self.content(held_out=held_out)[0]
         for batch in _batches_once(data, parts, batch_size, None, self._tokenizer, first=first):
             count = min(batch_size, left - first * batch_size)
@@ -128,36 +139,65 @@ class ShardSource:
         for part in self._train:
             yield from self._whole_part([part], 0)
 
+    def require_predictions(self) -> None:
+        """Raise ``ValueError`` if no token is predicted in the first training records of a part."""
+        for part in self._train:
+            if not any((batch["mlm_weights"] > 0).any() for batch in self._whole_part([part], _FIRST_BATCHES)):
+                reason = (
+                    f"all weights are 0, or no unit fits data.max_predictions {self._config.data.max_predictions}"
+                )
+                raise ValueError(
+                    f"{part.folder}: no token is predicted in the first records ({reason}); use --data.mask_unit "
+                    "token, or build the shards again"
+                )
+
     def unigram_cross_entropy(self) -> float | None:
         """Return the cross-entropy (nats per held-out target) of the unigram distribution of training targets.
 
         The distribution is estimated with add-one smoothing from at most the first million training records, those
         of a mixture in the proportion of its weights. Returns None if there is no held-out data.
         """
-        if not self._eval:
+        if not self._eval or not (held_out := self._baseline_counts[1][0]).any():
             return None
-        total = sum(part.weight for part in self._train)
-        counts = [
-            self._target_counts([part], max(1, _BASELINE_BATCHES * part.weight // total)) for part in self._train
-        ]
-        targets = sum(one.sum() for one in counts)
-        train = np.ones(self._config.model.vocab_size)
-        for part, one in zip(self._train, counts, strict=True):
-            train += one * (targets / max(one.sum(), 1) * (part.weight / total))
-        held_out = self._target_counts(self._eval, 0)
+        train = 1 + self._mixed([counts for counts, _ in self._baseline_counts[0]])
         return float(-(held_out @ np.log(train / train.sum())) / held_out.sum())
 
-    def _target_counts(self, parts: Sequence[Part], max_batches: int) -> np.ndarray:
-        """Return the number of times each token id is a target of a prediction, int64[vocabulary size]."""
-        counts = np.zeros(self._config.model.vocab_size, np.int64)
+    def constant_accuracy(self) -> float | None:
+        """Return the share of the held-out pairs that have the most frequent label of the training pairs, which
+        :meth:`unigram_cross_entropy` reads too; None if there are no held-out pairs."""
+        if not self._eval or not (held_out := self._baseline_counts[1][1]).any():
+            return None
+        return float(
+            held_out[self._mixed([labels for _, labels in self._baseline_counts[0]]).argmax()] / held_out.sum()
+        )
+
+    def _mixed(self, counts: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the sum of the counts of all parts, each in proportion to its weight in the mixture."""
+        total, every = sum(part.weight for part in self._train), sum(one.sum() for one in counts)
+        pairs = zip(self._train, counts, strict=True)
+        return sum(one * (every / max(one.sum(), 1) * (part.weight / total)) for part, one in pairs)
+
+    @cached_property
+    def _baseline_counts(self) -> tuple[list[tuple[np.ndarray, np.ndarray]], tuple[np.ndarray, np.ndarray]]:
+        """Counts of the first training records of each part, and of all held-out records."""
+        total = sum(part.weight for part in self._train)
+        batches = [max(1, _BASELINE_BATCHES * part.weight // total) for part in self._train]
+        train = [self._target_counts([part], most) for part, most in zip(self._train, batches, strict=True)]
+        return train, self._target_counts(self._eval, 0)
+
+    def _target_counts(self, parts: Sequence[Part], max_batches: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the number of times each token id is a target of a prediction, int64[vocabulary size], and the
+        number of pairs with each label, int64[2]."""
+        counts, pairs = np.zeros(self._config.model.vocab_size, np.int64), np.zeros(2, np.int64)
         for batch in self._whole_part(parts, max_batches):
             labels = batch["mlm_labels"][batch["mlm_weights"] > 0]
             counts += np.bincount(labels, minlength=len(counts))
-        return counts
+            pairs += np.bincount(batch["nsp_labels"][batch["nsp_weights"] > 0], minlength=2)
+        return counts, pairs
 
     def _whole_part(self, parts: Sequence[Part], max_batches: int) -> Iterator[dict[str, np.ndarray]]:
         # Damaged records are left out, and must not stop the run when it counts.
-        data = dataclasses.replace(self._config.data, max_blank_records=sys.maxsize)
+        data = dataclasses.replace(self._config.data, max_blank_records=_ANY)
         return eval_batches(data, folder=parts, batch_size=512, max_batches=max_batches, tokenizer=self._tokenizer)
 
 

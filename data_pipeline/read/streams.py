@@ -98,7 +98,7 @@ def features(
         positions, labels = ints["masked_lm_positions"], ints["masked_lm_ids"]
     else:
         ints["input_ids"], positions, labels, weights = mask(
-            ints["input_ids"], ints["word_starts"], sequence_ids, keys, int(steps[0])
+            ints["input_ids"], ints.get("word_starts"), sequence_ids, keys, int(steps[0])
         )
     if layout.is_packed:
         starts, lengths = sequence_starts(sequence_ids, layout.sequences_per_row)

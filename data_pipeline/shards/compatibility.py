@@ -50,7 +50,12 @@ def shard_settings(data: DataConfig, tokenizer: Tokenizer, split: str) -> dict[s
     is_train = split == "train"
     settings["data.dupe_factor"] = data.dupe_factor if is_train else 1
     settings["data.num_shards"] = data.num_shards if is_train else max(1, data.num_shards // _SHARDS_PER_EVAL_SHARD)
-    return settings | {"vocabulary": tokenizer.fingerprint} | label_settings(data)
+    return settings | {"vocabulary": tokenizer.fingerprint} | label_settings(data) | encoding_settings(data)
+
+
+def encoding_settings(data: DataConfig) -> dict[str, Any]:
+    """Return the encoding of the text if it is set."""
+    return {} if data.encoding == "auto" else {"data.encoding": data.encoding}
 
 
 def label_settings(data: DataConfig) -> dict[str, Any]:
@@ -66,14 +71,18 @@ def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any], owner: s
     OWNER is the value of ``owner``, which names the origin of ``recorded``, such as "shards".
     """
 
-    def short(value: Any) -> str:
-        if isinstance(value, list) and value:
-            return f"{len(value)} file(s), first {value[0][0]}, {sum(size for _, size in value):,} bytes"
+    def short(value: Any, other: Any) -> str:
+        if isinstance(value, list) and value:  # [name, size] or [name, hash] of files
+            others = set(map(tuple, other)) if isinstance(other, list) else set()
+            name, fact = next((pair for pair in value if tuple(pair) not in others), value[0])
+            if isinstance(fact, str):
+                return f"{name} {fact[:8]}"
+            return f"{len(value)} file(s), first {name}, {sum(size for _, size in value):,} bytes"
         text = str(value)
         return text[:12] + "..." if len(text) == 64 else text
 
     return ", ".join(
-        f"{name}: {owner} {short(recorded.get(name, 'none'))}, config {short(value)}"
+        f"{name}: {owner} {short(recorded.get(name, 'none'), value)}, config {short(value, recorded.get(name))}"
         for name, value in sorted(wanted.items())
         if recorded.get(name) != value
     )
@@ -125,16 +134,20 @@ def check_layout(index: ShardIndex, data: DataConfig, tokenizer: Tokenizer | Non
     most, predictions = packed or (1, data.max_predictions)
     mask = "sequence_ids" if packed else "input_mask"
     lengths = dict.fromkeys(("input_ids", mask, "segment_ids"), data.seq_length)
-    lengths |= {"word_starts": data.seq_length} if dynamic else dict.fromkeys(_MASKED, predictions)
+    is_masked = "masked_lm_ids" in stored_features
+    if not dynamic:
+        lengths |= dict.fromkeys(_MASKED, predictions)
+    elif "word_starts" in stored_features:  # else the pieces of the vocabulary tell where words start
+        lengths["word_starts"] = data.seq_length
     if has_labels:
         lengths["next_sentence_labels"] = most
     if "sequence_keys" in stored_features:
         lengths["sequence_keys"] = most
     if data.label_field:
         lengths["document_classes"] = most
-    if dynamic and "word_starts" not in stored_features:
+    if dynamic and is_masked:
         raise ValueError(f"data.masking: dynamic, but the shards in {folder} were masked when built; use static")
-    if not dynamic and "masked_lm_ids" not in stored_features:
+    if not dynamic and not is_masked:
         raise ValueError(f"data.masking: static, but the shards in {folder} contain no masks; use dynamic")
     features = {}
     for name, length in lengths.items():

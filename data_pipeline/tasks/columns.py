@@ -1,5 +1,6 @@
 """Roles of columns (``data.columns``), and creation of records from columns."""
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -136,6 +137,20 @@ class Columns:
 # ------------------------------------------------------------------ records
 
 
+def present(value: Any, role: str, columns: Columns, source: str) -> Any:
+    """Return ``value``, or None if it is missing, as is what pandas writes for it: "NaN", and for a number as the
+    label "nan".
+
+    Raises ``ValueError`` if ``role`` needs a value.
+    """
+    is_number = columns.kind == "regression" and role == "label"
+    if value is None or (isinstance(value, str) and value.strip() in ({"NaN", "nan"} if is_number else {"NaN"})):
+        if role in columns.inputs:
+            raise ValueError(f"{source}: {role} is missing (null or NaN); every record needs a value")
+        return None
+    return value
+
+
 def make_record(fields: Iterable[tuple[str, Any]], *, source: str, number: int, separator: str) -> Record:
     """Create a record from (role, value) pairs.
 
@@ -152,6 +167,10 @@ def make_record(fields: Iterable[tuple[str, Any]], *, source: str, number: int, 
             values[role] = value
 
     texts = {role: _text(value, role, source) for role, value in values.items() if role in _TEXTS}
+    if (own := _list_in(texts.get("label", ""), "label", source)) and "'" in texts["label"]:
+        if len(own) > 1:
+            raise ValueError(f"{source}: label is a list of {len(own)}; several labels need task.kind multi_label")
+        texts["label"] = own[0]
     prefix = texts.get("choice_prefix", "")
     record = Record(
         id=texts.get("id", str(number)).strip(),
@@ -226,10 +245,34 @@ def _items(value: Any, role: str, source: str) -> list[str]:
     return [_text(one, role, source) for one in (value if isinstance(value, list | tuple) else [value])]
 
 
+# A list as Python, NumPy or JSON print it, of strings and numbers, and its items.
+_QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_ITEM = rf"{_QUOTED}|[-+]?[0-9][-+0-9.e]*|[Tt]rue|[Ff]alse"
+_LIST = re.compile(rf"\[\s*(?:(?:{_ITEM})(?:\s*,\s*|\s+|(?=\])))*\]")
+
+
+def _list_in(text: str, role: str, source: str) -> list[str] | None:
+    """Return the items of a list in a field of a table, or None for other text. Words are a list only if one is in
+    quotes. Raises ``ValueError`` for labels that are a list of other items."""
+    text = text.strip()
+    if not (text.startswith("[") and text.endswith("]")):
+        return None
+    if not _LIST.fullmatch(text):
+        if role.startswith("label") and re.search("['\"]", text):
+            raise ValueError(f"{source}: {role} is {text[:60]}; allowed in a list: strings and numbers")
+        return None
+    items = re.findall(_ITEM, text)
+    if role == "words" and items and not any(one[0] in "'\"" for one in items):
+        return None
+    return [characters(ast.literal_eval(one)) if one[0] in "'\"" else one.lower() for one in items]
+
+
 def _split(value: Any, role: str, source: str, separator: str | None) -> tuple[str, ...] | None:
     """Split a string at ``separator`` (None: at spaces and tabs); a list is already split."""
     if value is None:
         return None
+    if isinstance(value, str) and (listed_value := _list_in(value, role, source)) is not None:
+        value = listed_value
     if isinstance(value, str):
         if separator is None:
             return tuple(blank_separated(value))

@@ -18,7 +18,7 @@ def read_squad(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
     The task, not this reader, checks the offsets of answers against the passage.
     """
     path = find_file(name)
-    for a, article in enumerate(_get(read_json(path), "data", list, f"{path}")):
+    for a, article in enumerate(_get(read_json(path, data.encoding), "data", list, f"{path}")):
         where = f"{path}: article {a}"
         group = article.get("title") if isinstance(article, dict) else None
         for p, paragraph in enumerate(_get(article, "paragraphs", list, where)):
@@ -57,7 +57,7 @@ def read_clinc(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
     """
     place, parts = split_address(name, dataset=False)
     path = find_file(place)
-    content = read_json(path)
+    content = read_json(path, data.encoding)
     if not isinstance(content, dict):
         raise ValueError(
             f'{path}: not a JSON object with a list for each part; expected: {{"train": [[text, intent], ...]}}'

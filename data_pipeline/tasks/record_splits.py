@@ -6,12 +6,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 from bert_jax.config.task import TaskDataConfig, TaskKind
+from bert_jax.io.storage import is_url
 from bert_jax.records import Record
 from data_pipeline.tasks.columns import Split
 from data_pipeline.tasks.reading import read_file
-from data_pipeline.tasks.task_files import is_dataset, locate, plain_name, split_address
+from data_pipeline.tasks.task_files import find, is_dataset, locate, plain_name, split_address
 
 
 def read_splits(data: TaskDataConfig, kind: TaskKind) -> dict[str, list[Record]]:
@@ -54,6 +56,11 @@ def read_unlabelled(data: TaskDataConfig, kind: TaskKind) -> list[Record]:
 def read_named(name: str, data: TaskDataConfig, kind: TaskKind, split: Split) -> Iterable[Record]:
     """Yield the records of a file, relative to ``data.dir``, or of a dataset (see ``reading.read_file``)."""
     path = name if is_dataset(name, data.format) else locate(data.dir, name)
+    if not (data.dir or is_dataset(name, data.format) or is_url(name) or Path(name).is_absolute()):
+        try:
+            find(split_address(name, dataset=False)[0])
+        except ValueError as error:
+            raise ValueError(f"{error}; data.dir, the folder of the files, is not set") from None
     return read_file(path, data, kind, split=split)
 
 

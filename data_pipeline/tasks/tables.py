@@ -1,49 +1,118 @@
 """Readers of TSV, CSV and JSON lines."""
 
+import contextlib
 import csv
 import dataclasses
+import functools
 import json
-from collections.abc import Iterator, Sequence
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 from bert_jax.config.task import TaskDataConfig
 from bert_jax.io.storage import Location
 from bert_jax.records import Record
-from data_pipeline.tasks.columns import Columns, Place, make_record
+from data_pipeline.tasks.columns import Columns, Place, make_record, present
 from data_pipeline.tasks.task_files import find_file, listed, read_lines, read_raw_lines, without_blank_end
 
 Row = tuple[int, list[str]]  # (number of the first line of the row, fields)
 
 _LONGEST_FIELD = 1 << 30  # characters; the default limit of the csv module is 131,072
+_DELIMITERS = (",", ";", "\t", "|")
+_STATED = re.compile(r'"?sep=(.)"?\r?\n')  # Excel's first line
+_QUOTED = re.compile('"(?:[^"]|"")*"')
+_ESCAPED = re.compile(r'\\(["\\])')
+# Part of an error of the csv module -> what to do.
+_CURES = {
+    "new-line character": "the line contains a carriage return outside quotes: convert the ends of lines to \\n",
+    "expected after": "double each quote inside a quoted field, or set data.delimiter",
+    "unexpected end": "the quote that opens its last field is not closed",
+}
+_log = logging.getLogger(__name__)
 
 
 def read_tsv(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield the records of a TSV file; quotes are ordinary characters, and only \\n or \\r\\n ends a line."""
-    path = find_file(name)
-    rows = ((number, line.split("\t")) for number, line in without_blank_end(read_lines(path)))
-    return _records(path, rows, columns, data)
+    """Yield the records of a TSV file; quotes are ordinary characters, unless all of them are those of CSV and some
+    are doubled, and only \\n or \\r\\n ends a line."""
+    return _read_table(name, columns, data, "\t")
 
 
 def read_csv(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield the records of a CSV file (RFC 4180): quoted fields may contain commas, "" and line ends."""
+    """Yield the records of a CSV file (RFC 4180): quoted fields may contain commas, "" and line ends.
+
+    Quotes may also be escaped by \\, and the delimiter named by a first line such as sep=;."""
+    return _read_table(name, columns, data, ",")
+
+
+def _read_table(name: str, columns: Columns, data: TaskDataConfig, default: str) -> Iterator[Record]:
+    columns.require_inputs()
     path = find_file(name)
-    return _records(path, _csv_rows(path), columns, data)
+    lines = read_raw_lines(path, data.encoding)
+    stated = _STATED.fullmatch(lines[0]) if lines else None
+    first = 2 if stated else 1
+    lines = lines[first - 1 :]
+
+    @functools.cache
+    def rows(delimiter: str) -> list[Row]:
+        is_cut = default == "\t" == delimiter
+        return _tsv_rows(path, lines, first) if is_cut else _csv_rows(path, lines, first, delimiter)
+
+    delimiter = {"tab": "\t", "auto": stated[1] if stated else ""}.get(data.delimiter, data.delimiter)
+    return _records(path, rows, delimiter, default, columns, data)
 
 
-def _csv_rows(path: Location) -> Iterator[Row]:
+def _tsv_rows(path: Location, lines: Sequence[str], first: int) -> list[Row]:
+    plain = ((number, line[:-1].removesuffix("\r")) for number, line in enumerate(lines, first))
+    rows = [(number, line.split("\t")) for number, line in without_blank_end(plain)]
+    if len({len(fields) for _, fields in rows}) > 1 and any('"' in line for line in lines):
+        # Tabs or ends of lines in quotes, if all rows then have as many fields.
+        with contextlib.suppress(ValueError):
+            parsed = list(_parsed(path, lines, first, "\t"))
+            if len({len(fields) for _, fields in parsed}) == 1:
+                _log.warning("%s: read as CSV separated by tabs, because fields in quotes have several lines", path)
+                return parsed
+    quoted = [field for _, fields in rows for field in fields if '"' in field]
+    if any('""' in field[1:-1] for field in quoted) and all(map(_QUOTED.fullmatch, quoted)):
+        _log.warning("%s: quotes around fields are removed, because those inside are doubled, as in CSV", path)
+        return [(number, [_unquoted(field) for field in fields]) for number, fields in rows]
+    return rows
+
+
+def _unquoted(field: str) -> str:
+    return field[1:-1].replace('""', '"') if '"' in field else field
+
+
+def _csv_rows(path: Location, lines: Sequence[str], first: int, delimiter: str) -> list[Row]:
+    """Return the rows of CSV. If one is not valid, but all are with a doubled quote for each escaped one, return
+    these."""
+    try:
+        return list(_parsed(path, lines, first, delimiter))
+    except ValueError as error:
+        doubled = [_ESCAPED.sub(lambda match: '""' if match[1] == '"' else match[1], line) for line in lines]
+        try:
+            rows = list(_parsed(path, doubled, first, delimiter))
+        except ValueError:
+            raise error from None
+        _log.warning('%s: quotes are escaped (\\"), not doubled, and read as such', path)
+        return rows
+
+
+def _parsed(path: Location, lines: Iterable[str], first: int, delimiter: str) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_FIELD)
-    reader = csv.reader(read_raw_lines(path), strict=True)
+    reader = csv.reader(lines, strict=True, delimiter=delimiter)
     blank: list[Row] = []
     while True:
-        start = reader.line_num + 1
+        start = reader.line_num + first
         try:
             fields = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
             what = str(error).partition(" - ")[0]
-            raise ValueError(f"{path}:{start}: not valid CSV: {what}; enclose the field in quotes") from None
+            cure = next((cure for part, cure in _CURES.items() if part in what), "correct the row")
+            raise ValueError(f"{path}:{start}: not valid CSV: {what}; {cure}") from None
         if not any(field.strip(" ") for field in fields) and len(fields) < 2:
             blank.append((start, [""]))
             continue
@@ -52,24 +121,60 @@ def _csv_rows(path: Location) -> Iterator[Row]:
         yield start, fields
 
 
-def _records(path: Location, rows: Iterator[Row], columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield a record per row. Raises ``ValueError`` if a row has too few fields, or more fields than the header."""
-    columns.require_inputs()
+def _records(
+    path: Location, rows_of: Callable[[str], list[Row]], delimiter: str, default: str, columns: Columns,
+    data: TaskDataConfig,
+) -> Iterator[Record]:  # fmt: skip
+    """Yield a record per row of ``rows_of(delimiter)``; "": it is found. Raises ``ValueError`` if a row has too few
+    fields, or more fields than the header."""
+    delimiter = delimiter or _delimiter(path, rows_of, default, columns, data)
+    rows = iter(rows_of(delimiter))
     first = next(rows, None)
     if first is None:
         raise ValueError(f"{path}: the file is empty; it needs at least one record")
-    header = _header(first, columns, data, path)
-    if header is None:
-        rows = chain([first], rows)
-        places = [(role, int(column) - 1) for role, column in columns.roles]
-        width = 1 + max(column for _, column in places)
-    else:
-        places, width = columns.find(header, f"{path}:{first[0]}", numbers=True), len(header)
+    places, header = _places(first, columns, data, path)
+    width = len(header) if header else 1 + max(column for _, column in places)
+    rows = rows if header else chain([first], rows)
     for number, (line, fields) in enumerate(rows):
         if len(fields) < width or (header and any(fields[width:])):
             raise ValueError(_misfit(path, line, fields, rows, width, header))
-        values = ((role, fields[column]) for role, column in places)
-        yield make_record(values, source=f"{path}:{line}", number=number, separator=data.label_separator)
+        source = f"{path}:{line}"
+        values = ((role, present(fields[column], role, columns, source)) for role, column in places)
+        yield make_record(values, source=source, number=number, separator=data.label_separator)
+
+
+def _delimiter(
+    path: Location, rows_of: Callable[[str], list[Row]], default: str, columns: Columns, data: TaskDataConfig
+) -> str:
+    """Return ``default`` if the first row has the columns with it, else the first of the others with which it has
+    them. If there is none, raise ``ValueError`` about the columns with the one that gives the most fields, unless
+    this is ``default``, which the caller reads."""
+    firsts = {}
+    for delimiter in dict.fromkeys((default, *_DELIMITERS)):
+        with contextlib.suppress(ValueError, IndexError):
+            firsts[delimiter] = first = rows_of(delimiter)[0]
+            places, _ = _places(first, columns, data, path)
+            if max(column for _, column in places) < len(first[1]):
+                if delimiter != default:
+                    _log.warning("%s: the fields are separated by %r", path, delimiter)
+                return delimiter
+    best = max(firsts, key=lambda one: len(firsts[one][1]), default=default)
+    if best in firsts and (best != default or len(firsts[best][1]) == 1):
+        try:
+            _places(firsts[best], columns, data, path)
+        except ValueError as error:
+            raise ValueError(f"{error}; data.delimiter ({best!r} here) sets what separates fields") from None
+    return default
+
+
+def _places(
+    first: Row, columns: Columns, data: TaskDataConfig, path: Location
+) -> tuple[list[Place], list[str] | None]:
+    """Return the columns of the roles, and the names of the columns if ``first`` is a header."""
+    header = _header(first, columns, data, path)
+    if header is None:
+        return [(role, int(column) - 1) for role, column in columns.roles], None
+    return columns.find(header, f"{path}:{first[0]}", numbers=True), header
 
 
 def _header(first: Row, columns: Columns, data: TaskDataConfig, path: Location) -> list[str] | None:
@@ -105,11 +210,11 @@ def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
     """Yield a record for the JSON object on each line; numbers are kept as they are written."""
     path = find_file(name)
     places: dict[tuple[str, ...], list[Place]] = {}
-    lines = ((line, text) for line, text in read_lines(path) if text.strip())
+    lines = ((line, text) for line, text in read_lines(path, data.encoding) if text.strip())
     for number, (line, text) in enumerate(lines):
         source = f"{path}:{line}"
         try:
-            entry = json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
+            entry = json.loads(text, parse_int=str, parse_float=str, parse_constant=_constant)
         except json.JSONDecodeError as error:
             raise ValueError(f"{source}: not valid JSON: {error.msg} (column {error.colno})") from None
         except RecursionError as error:
@@ -122,11 +227,12 @@ def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
         if keys not in places:
             places[keys] = columns.find(keys, source)
         values = list(entry.values())
-        fields = [(role, values[column]) for role, column in places[keys]]
-        for role, value in fields:
-            if value is None and role in columns.inputs:
-                raise ValueError(f"{source}: {role} is null; every record needs a value")
+        fields = [(role, present(values[column], role, columns, source)) for role, column in places[keys]]
         yield make_record(fields, source=source, number=number, separator=data.label_separator)
+
+
+def _constant(name: str) -> str | None:
+    return None if name == "NaN" else name
 
 
 def with_label_names(record: Record, data: TaskDataConfig) -> Record:

@@ -24,7 +24,7 @@ def read_conll(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
     path = find_file(name)
     is_conllu = plain_name(path.name).suffix == ".conllu"
     word, tag = _conll_columns(columns, is_conllu=is_conllu)
-    sentences = list(conll_sentences(read_lines(path), is_conllu=is_conllu))
+    sentences = list(conll_sentences(read_lines(path, data.encoding), is_conllu=is_conllu))
     has_documents = any(sentence.document for sentence in sentences)
     for number, sentence in enumerate(sentences):
         words, tags = [], []
@@ -72,10 +72,10 @@ def read_slots(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
     folder = find(name)
     if not folder.is_dir():
         raise ValueError(f"{folder}: the path is a file; allowed: a folder with seq.in, seq.out and label")
-    texts = _lines(folder / "seq.in") or []
+    texts = _lines(folder / "seq.in", data) or []
     needed = columns.needs_labels
-    tags = _lines(folder / "seq.out", needed=needed)
-    labels = _lines(folder / "label", needed=needed and columns.kind != "tagging")
+    tags = _lines(folder / "seq.out", data, needed=needed)
+    labels = _lines(folder / "label", data, needed=needed and columns.kind != "tagging")
     for other, lines in (("seq.out", tags), ("label", labels)):
         if lines is not None and len(lines) != len(texts):
             raise ValueError(
@@ -97,10 +97,10 @@ def read_slots(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
         )  # fmt: skip
 
 
-def _lines(path: Location, *, needed: bool = True) -> list[str] | None:
+def _lines(path: Location, data: TaskDataConfig, *, needed: bool = True) -> list[str] | None:
     if not needed and not path.is_file():
         return None
-    return [line for _, line in without_blank_end(read_lines(find_file(str(path))))]
+    return [line for _, line in without_blank_end(read_lines(find_file(str(path)), data.encoding))]
 
 
 def read_snips(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
@@ -109,7 +109,7 @@ def read_snips(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
     The tag of a word follows its last colon.
     """
     path = find_file(name)
-    for number, (line, text) in enumerate(without_blank_end(read_lines(path))):
+    for number, (line, text) in enumerate(without_blank_end(read_lines(path, data.encoding))):
         pairs, arrow, intent = text.rpartition("<=>")
         tagged = [part.rpartition(":") for part in blank_separated(pairs)]
         if not arrow or not intent.strip() or not tagged or not all(colon for _, colon, _ in tagged):

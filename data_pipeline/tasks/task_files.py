@@ -1,6 +1,8 @@
 """Helpers for task files: names, lines, JSON, and parts of messages."""
 
+import codecs
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
@@ -8,7 +10,16 @@ from typing import Any
 
 from bert_jax.io.errors import did_you_mean
 from bert_jax.io.storage import Location, is_url, location
-from data_pipeline.text.documents import COMPRESSIONS, Line, numbered_lines
+from data_pipeline.text.compressed import COMPRESSIONS, DamagedFile, read_blocks
+from data_pipeline.text.lines import Line
+
+# Many bytes above 127 in a row, or a character of UTF-8; symbols in a word, such as the Polish letters of cp1250.
+_NOT_WESTERN_BYTES = re.compile(rb"[\x80-\xff]{4}|[\xc2-\xdf][\x80-\xbf]")
+_NOT_WESTERN = re.compile(
+    "[A-Za-z][\xa1-\xa9\xab-\xb3\xb6\xb8\xb9\xbb-\xbf]+[A-Za-z]|[a-z\xdf-\xff][\xa3\xa5\xaf\xbf]|"
+    "[\xa5\xb3\xb9][a-z\xdf-\xff]|[\xb3\xb9\xbf]{2}"
+)
+_log = logging.getLogger(__name__)
 
 # NAME[/CONFIG][:VERSION]:SPLIT of a prepared dataset, and FILE.json:PART+PART.
 _DATASET = re.compile(r"(?:tfds:)?(?P<place>[^:\[\]]+(?::\d+\.\d+\.\d+)?)(?::(?P<part>.+))?", re.ASCII)
@@ -55,14 +66,56 @@ def find_file(name: str) -> Location:
     return path
 
 
-def read_lines(path: Location) -> Iterator[Line]:
-    """Yield (number, line) for a UTF-8 file, without line ends; only \\n or \\r\\n ends a line."""
-    return ((number, line.removesuffix("\n").removesuffix("\r")) for number, line in numbered_lines(path))
+def read_text(path: Location, encoding: str) -> str:
+    """Return the text of a file; ``encoding`` is ``data.encoding``, and a byte order mark is removed.
+
+    Raises ``ValueError``, with the line, for text in another encoding, and for a damaged file.
+    """
+    try:
+        data = b"".join(read_blocks(path))
+    except DamagedFile as error:
+        raise ValueError(f"{path}: the compressed file is damaged: {error}; restore it") from None
+    is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    name = encoding if encoding != "auto" else "utf-16" if is_wide else "utf-8-sig"
+    if name == "utf-8-sig" and b"\0" in data[:1000]:
+        raise ValueError(f"{path}: NUL characters; if the file is UTF-16, set data.encoding utf-16-le")
+    try:
+        text = data.decode(name)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        if name != "utf-8-sig" or encoding != "auto" or not _is_western(data):
+            raise ValueError(
+                f"{path}:{line}: not valid {name.removesuffix('-sig').upper()}; set data.encoding, such as cp1252 "
+                "or gb18030, or convert the file to UTF-8"
+            ) from None
+        _log.warning("WARNING: %s:%d: not UTF-8; read as cp1252; data.encoding names another encoding", path, line)
+        text = data.decode("cp1252")
+    return text
 
 
-def read_raw_lines(path: Location) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file; every line, including the last, ends with \\n."""
-    return (line.removesuffix("\n") + "\n" for _, line in numbered_lines(path))
+def _is_western(data: bytes) -> bool:
+    """Return True if the bytes above 127 are as in Western text in cp1252: seldom in a row, letters between
+    letters, and none of the characters of UTF-8."""
+    try:
+        text = data.decode("cp1252")
+    except UnicodeDecodeError:
+        return False
+    return not _NOT_WESTERN_BYTES.search(data) and not _NOT_WESTERN.search(text)
+
+
+def read_raw_lines(path: Location, encoding: str) -> list[str]:
+    """Return the lines of a file; every line, including the last, ends with \\n. Only \\n ends a line or, in a file
+    without it, \\r."""
+    text = read_text(path, encoding)
+    if "\n" not in text:
+        text = text.replace("\r", "\n")
+    lines = text.split("\n")
+    return [f"{line}\n" for line in (lines if lines[-1] else lines[:-1])]
+
+
+def read_lines(path: Location, encoding: str) -> Iterator[Line]:
+    """Yield (number, line) for :func:`read_raw_lines`, without line ends, of which \\r\\n is one too."""
+    return enumerate((line[:-1].removesuffix("\r") for line in read_raw_lines(path, encoding)), 1)
 
 
 def without_blank_end(lines: Iterable[Line]) -> Iterator[Line]:
@@ -75,9 +128,9 @@ def without_blank_end(lines: Iterable[Line]) -> Iterator[Line]:
             pending.clear()
 
 
-def read_json(path: Location) -> Any:
+def read_json(path: Location, encoding: str) -> Any:
     """Return the content of a JSON file. Raises ``ValueError``, with the line, if it is not valid JSON."""
-    text = "".join(read_raw_lines(path))
+    text = read_text(path, encoding)
     if not text.strip():
         raise ValueError(f"{path}: the file is empty; it must contain JSON")
     try:

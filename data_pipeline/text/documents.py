@@ -1,26 +1,44 @@
-"""Documents of a corpus: plain text and JSON lines (uncompressed, .gz or .zst), and records of datasets."""
+"""Documents of a corpus: plain text and JSON (uncompressed or compressed), and records of datasets."""
 
-import gzip
 import json
-import zlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import chain, islice, pairwise
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from bert_jax.io.storage import Location
-from data_pipeline.text.compressed import DamagedFile, read_blocks
-from data_pipeline.text.sentences import split_sentences
+from data_pipeline.text.compressed import COMPRESSIONS
+from data_pipeline.text.lines import (
+    LINE_END,
+    SEPARATOR,
+    TEXT_LINE_END,
+    Undecodable,
+    split_lines,
+    stripped,
+    text_blocks,
+    text_lines,
+)
+from data_pipeline.text.sentences import is_lower_case, split_sentences
 
-TEXT_SUFFIXES = (".txt",)
-JSON_SUFFIXES = (".jsonl", ".ndjson")
-COMPRESSIONS = (".gz", ".zst")
-_SAMPLE_LINES = 200  # first lines, which determine whether a line is a sentence or a paragraph
+TEXT_SUFFIXES = (".txt", ".text")
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+LONGEST_RECORD = 1 << 25  # characters of a JSON value, which is read at once
+_SAMPLE_LINES = 400  # lines of a file, which determine whether a line is a sentence or a paragraph
+# Places from which they are taken in a file of at least so many bytes, and bytes of each place.
+_SAMPLE_PLACES, _LARGE_FILE, _PLACE_BYTES = 16, 1 << 20, 1 << 15
 _BLANK_SAMPLE = 10_000  # first lines, which determine whether blank lines separate documents
+_SAMPLE_CHARACTERS = 1 << 24  # most characters of these lines
+_SAMPLE_RECORDS = 200
+_START, _LETTERS = 4000, 200  # characters of a document that show whether it has capitals, and fewest letters
 _MAX_SENTENCES = 1_000_000  # of a document; a longer one is split, so that any file fits in memory
-
-Line = tuple[int, str]  # (number in the file, from 1, and text)
+# A document of lines of more than 1,000 characters on average is split when it has this many characters more.
+_MAX_CHARACTERS = 1 << 23
+# Lines that separate documents: of GPT-2's corpora, and the tags of wikiextractor.
+_SEPARATORS = re.compile(rf"{re.escape(SEPARATOR)}|<doc(?: [^<>]*)?>|</doc>")
+_BETWEEN_RECORDS = re.compile(r"[\s,\[\]]*")
 
 
 class Document(list[str]):
@@ -62,33 +80,41 @@ class Source:
     blank_lines: str = "documents"
     # For a file of a dataset: function that yields the texts of the field with a given name, one document each.
     records: Callable[[str], Iterator[str]] | None = None
-
-    @property
-    def is_json(self) -> bool:
-        return _plain_suffix(self.path) in JSON_SUFFIXES
+    encoding: str = "auto"  # data.encoding
 
 
-def _plain_suffix(path: Location | PurePath) -> str:
-    return PurePath(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
+@dataclass
+class Reading:
+    """How a file was read, filled in by ``read_documents``."""
+
+    name: str
+    line: str = ""  # what a line is: sentence or paragraph
+    # What blank lines separate: documents or paragraphs; "" for JSON and records of datasets.
+    blank_lines: str = ""
+    # Numbers of the lines that were cut into pieces of at most LONGEST_LINE characters, each a document of its own.
+    long_lines: list[int] = field(default_factory=list)
 
 
-def is_text_file(relative: PurePath) -> bool:
-    """Return True if the suffix is that of a text file, and neither the file nor one of its folders is hidden."""
-    is_hidden = any(part.startswith(".") for part in relative.parts)
-    return not is_hidden and _plain_suffix(relative) in TEXT_SUFFIXES + JSON_SUFFIXES
+def plain_suffix(path: Location | PurePath) -> str:
+    """Return the suffix of a file in lower case, without that of its compression."""
+    suffix = path.suffix.lower()
+    return PurePath(path.stem).suffix.lower() if suffix in COMPRESSIONS else suffix
 
 
-def read_documents(source: Source, *, line: str, json_field: str, labels: Labels = Labels()) -> Iterator[Document]:
+def read_documents(
+    source: Source, *, line: str, json_field: str, labels: Labels = Labels(), reading: Reading | None = None
+) -> Iterator[Document]:
     """Yield the documents of a file, each a nonempty list of stripped sentences.
 
     ``line`` is the unit of text on a line: "sentence", "paragraph" (which is split into sentences) or "auto"
-    (determined from the first lines). Each line of a JSON lines file and each record of a dataset is one document;
-    ``line`` then applies to the lines of the text in ``json_field``. ``labels`` reads the classes of the documents
-    in JSON lines; other documents have none. Raises ``ValueError``, with the file and the line, if the text is not
-    valid UTF-8 or JSON, or if the text field is missing, and for labels that are not in a JSON line.
+    (determined from lines of the whole file, or from the first lines of a compressed one). Each record of a JSON
+    file or a dataset is one document; ``line`` then applies to the lines of the text in ``json_field``. ``labels``
+    reads the classes of the documents in JSON; other documents have none. ``reading`` is filled in before the first
+    document. Raises ``ValueError``, with the file and the line, if the text is not valid in its encoding or not
+    JSON, or if the text field is missing, and for labels that are not in a JSON record.
     """
-    lines = numbered_lines(source.path)
-    if source.is_json or source.records:
+    reading = reading or Reading(source.name)
+    if source.records or _is_json(source):
         if source.records and labels.field:
             raise ValueError(
                 f"data.label_field: {source.name} is a file of a dataset; classes are read from JSON lines only; "
@@ -97,28 +123,56 @@ def read_documents(source: Source, *, line: str, json_field: str, labels: Labels
         texts = (
             ((text, 0) for text in source.records(json_field))
             if source.records
-            else _json_texts(lines, source.path, json_field, labels)
+            else (_text_of(record, place, json_field, labels) for place, record in json_records(source))
         )
         stripped_lines = (
-            _document([part for part in map(str.strip, text.split("\n")) if part], label) for text, label in texts
+            _document([part for part in map(stripped, text_lines(text)) if part], label) for text, label in texts
         )
         blocks: Iterator[Document] = filter(None, stripped_lines)
-        sample = list(islice(blocks, _SAMPLE_LINES))
-        first = list(chain.from_iterable(sample))[:_SAMPLE_LINES]
-        blocks = chain(sample, blocks)
+        head: list[Any] = _limited(blocks, _SAMPLE_RECORDS)
+        sample = _spread([list(chain.from_iterable(head))])
+        blocks = chain(head, blocks)
     else:
-        head = list(islice(lines, _BLANK_SAMPLE))
-        stripped = [text.strip() for _, text in head]
-        first = [text for text in stripped[:_SAMPLE_LINES] if text]
-        stream = (text.strip() for _, text in chain(head, lines))
-        blocks = _blocks(stream, one_document=not _blank_lines_separate_documents(source, stripped))
-    by_paragraph = line == "paragraph" or (line == "auto" and not _are_sentences(first))
+        lines = split_lines(text_blocks(source.path, source.encoding), TEXT_LINE_END, reading.long_lines.append)
+        stream = (stripped(text) for _, text in lines)
+        head = _limited(stream, _BLANK_SAMPLE)
+        sample = _spread([head, *_far_lines(source)])
+        separates = _blank_lines_separate_documents(source, head)
+        reading.blank_lines = "documents" if separates else "paragraphs"
+        blocks = _blocks(chain(head, stream), one_document=not separates)
+    reading.line = line if line != "auto" else "sentence" if _are_sentences(sample) else "paragraph"
+    has_capitals = not is_lower_case(" ".join(sample[::4]))
     for block in blocks:
         document = block
-        if by_paragraph:
-            document = _document(chain.from_iterable(map(split_sentences, block)), block.label)
+        if reading.line == "paragraph":
+            start = " ".join(text[:_START] for text in islice(block, 100))[:_START]
+            lower = is_lower_case(start, _LETTERS) or (not has_capitals and is_lower_case(start))
+            document = _document((one for text in block for one in split_sentences(text, lower)), block.label)
         if document:
             yield document
+
+
+@contextmanager
+def undecodable_together(sources: Iterable[Source]) -> Iterator[None]:
+    """Raise one ``ValueError`` for all files of ``sources`` that are not in their encoding if the block finds
+    one."""
+    try:
+        yield
+    except Undecodable:
+        places = []
+        for source in sources:
+            try:
+                for _ in () if source.records else text_blocks(source.path, source.encoding):
+                    pass
+            except Undecodable as error:
+                places.append(str(error).partition("; ")[0])
+            except ValueError:  # damaged: reported when it is read
+                continue
+        more = f" and {len(places) - 20} more files" if len(places) > 20 else ""
+        raise ValueError(
+            f"{', '.join(places[:20])}{more}; name the encoding of the whole corpus in data.encoding, such as "
+            "cp1252, latin-1 or gb18030, or convert the files to UTF-8"
+        ) from None
 
 
 def _document(sentences: Iterable[str], label: int) -> Document:
@@ -127,78 +181,150 @@ def _document(sentences: Iterable[str], label: int) -> Document:
     return document
 
 
+def _limited(items: Iterator[Any], count: int) -> list[Any]:
+    """Return the next ``count`` texts or documents, or fewer if they have too many characters."""
+    taken, size = [], 0
+    for item in islice(items, count):
+        taken.append(item)
+        size += len(item) if isinstance(item, str) else sum(map(len, item))
+        if size > _SAMPLE_CHARACTERS:
+            break
+    return taken
+
+
+def _far_lines(source: Source) -> Iterator[list[str]]:
+    """Yield lines of a large, uncompressed, local file in UTF-8, from places at equal distances."""
+    path = source.path
+    if not isinstance(path, Path) or source.encoding != "auto" or path.suffix.lower() in COMPRESSIONS:
+        return
+    size = path.stat().st_size
+    if size < _LARGE_FILE:
+        return
+    with path.open("rb") as file:
+        for place in range(1, _SAMPLE_PLACES):
+            file.seek(size * place // _SAMPLE_PLACES)
+            yield list(map(stripped, text_lines(file.read(_PLACE_BYTES).decode("utf-8", "ignore"))[1:-1]))
+
+
+def _spread(groups: Iterable[Sequence[str]]) -> list[str]:
+    """Return nonblank lines, equally many of each group, at equal distances."""
+    held = [[line for line in group if line and not _SEPARATORS.fullmatch(line)] for group in groups]
+    most = max(1, _SAMPLE_LINES // len(held))
+    return [line for lines in held for line in lines[:: max(1, len(lines) // most)]]
+
+
 def _are_sentences(lines: Sequence[str]) -> bool:
-    """Return True if at most one line in twenty contains more than one sentence."""
-    return 20 * sum(len(split_sentences(line)) > 1 for line in lines) <= len(lines)
+    """Return True if at most one line in twenty contains more than one sentence, and these lines hold at most a
+    third of the text."""
+    lower = is_lower_case(" ".join(lines[::4]))
+    several = [line for line in lines if len(split_sentences(line, lower)) > 1]
+    size = sum(map(len, lines))
+    return 20 * len(several) <= len(lines) and 3 * sum(map(len, several)) <= size
 
 
 def _blank_lines_separate_documents(source: Source, sample: Sequence[str]) -> bool:
+    if any(map(_SEPARATORS.fullmatch, sample)):
+        return False
     if source.blank_lines == "auto":
         return any(a and b for a, b in pairwise(sample)) and "" in sample
     return source.blank_lines == "documents"
 
 
 def _blocks(lines: Iterable[str], *, one_document: bool) -> Iterator[Document]:
-    """Yield each block of lines between blank lines, or, with ``one_document``, all nonblank lines as one block."""
-    block = Document()
+    """Yield each block of lines between blank lines, or, with ``one_document``, between separators."""
+    block, size = Document(), 0
     for line in lines:
-        if line:
+        is_end = not line and not one_document
+        if line[:1] == "<" and _SEPARATORS.fullmatch(line):
+            is_end = True
+        elif line:
             block.append(line)
-        if block and ((not line and not one_document) or len(block) >= _MAX_SENTENCES):
+            size += len(line) - 1000
+        if block and (is_end or len(block) >= _MAX_SENTENCES or size >= _MAX_CHARACTERS):
             yield block
-            block = Document()
+            block, size = Document(), 0
     if block:
         yield block
 
 
-def _json_texts(lines: Iterator[Line], path: Location, field: str, labels: Labels) -> Iterator[tuple[str, int]]:
-    """Yield the text of each line, and the number of its class."""
-    for number, line in lines:
+# ------------------------------------------------------------------ JSON
+
+
+def _is_json(source: Source) -> bool:
+    """Return True if a file holds JSON: by its suffix, or, unless it is .txt, by an object on its first line."""
+    suffix = plain_suffix(source.path)
+    if suffix in JSON_SUFFIXES or suffix in TEXT_SUFFIXES:
+        return suffix in JSON_SUFFIXES
+    line = next((block for block in text_blocks(source.path, source.encoding) if block.strip()), "").lstrip()
+    try:
+        return line.startswith("{") and isinstance(json.loads(line.partition("\n")[0]), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def json_records(source: Source) -> Iterator[tuple[str, Any]]:
+    """Yield (file and line, value) for every JSON value of a file: values on lines of their own, the elements of an
+    array, or objects of several lines.
+
+    Raises ``ValueError``, with the file and the line, for other content and for a value of more than
+    ``LONGEST_RECORD`` characters.
+    """
+    path = source.path
+    blocks = text_blocks(path, source.encoding)
+    first = next((block for block in blocks if block.strip()), "")
+    start = first.lstrip()[:2]
+    blocks = chain([first], blocks)
+    if start[:1] == "[" or start in ("{\n", "{\r"):
+        yield from _json_values(blocks, path)
+        return
+
+    def refuse(number: int) -> None:
+        raise ValueError(
+            f"{path}:{number}: a JSON value of more than {LONGEST_RECORD:,} characters; write one document per line"
+        )
+
+    for number, line in split_lines(blocks, LINE_END, refuse, LONGEST_RECORD):
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            yield f"{path}:{number}", json.loads(line)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}:{number}: not valid JSON: {error}") from None
-        text = record.get(field) if isinstance(record, dict) else None
-        if not isinstance(text, str):
-            raise ValueError(f"{path}:{number}: no text in field {field!r}; set data.json_field to a text field")
-        # JSON may contain lone surrogates, which cannot be encoded in UTF-8.
-        yield text.encode("utf-8", "replace").decode(), labels.number(record, f"{path}:{number}")
 
 
-def numbered_lines(path: Location) -> Iterator[Line]:
-    """Yield (number from 1, line) for every line of a UTF-8 file.
-
-    Only a newline ends a line; a byte order mark is removed. Raises ``ValueError`` if the file is not UTF-8 or
-    damaged.
-    """
-    number = 0
-    try:
-        for number, raw in enumerate(_raw_lines(path), start=1):
+def _json_values(blocks: Iterable[str], path: Location) -> Iterator[tuple[str, Any]]:
+    """Yield (file and line, value) for JSON values one after the other, or in an array."""
+    decode, text, number, wanted = json.JSONDecoder().raw_decode, "", 1, 1
+    for block in chain(blocks, [""]):
+        text += block
+        at = 0
+        while (block == "" or len(text) >= wanted) and (start := _end_of_gap(text, at)) < len(text):
+            number += text.count("\n", at, start)
+            at = start
             try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError:
-                raise ValueError(f"{path}:{number}: not valid UTF-8; convert the file to UTF-8") from None
-            yield number, line
-    except (EOFError, zlib.error, gzip.BadGzipFile, DamagedFile) as error:
-        raise ValueError(
-            f"{path}: the compressed file is damaged after line {number}: {error}; restore it"
-        ) from None
+                value, end = decode(text, start)
+            except (ValueError, RecursionError) as error:
+                if block and len(text) - at <= LONGEST_RECORD:
+                    wanted = 2 * (len(text) - at)  # a value that ends in a later block
+                    break
+                reason = str(error) if not block else f"no end within {LONGEST_RECORD:,} characters"
+                raise ValueError(f"{path}:{number}: not valid JSON: {reason}") from None
+            yield f"{path}:{number}", value
+            number += text.count("\n", start, end)
+            at, wanted = end, 1
+        text = text[at:]
 
 
-def _raw_lines(path: Location) -> Iterator[bytes]:
-    if path.suffix == ".zst":
-        yield from _lines(read_blocks(path))
-        return
-    with path.open("rb") as raw, gzip.open(raw) if path.suffix == ".gz" else raw as file:
-        yield from file
+def _end_of_gap(text: str, at: int) -> int:
+    match = _BETWEEN_RECORDS.match(text, at)
+    assert match is not None
+    return match.end()
 
 
-def _lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    tail = b""
-    for block in blocks:
-        *lines, tail = (tail + block).split(b"\n")
-        yield from lines
-    if tail:
-        yield tail
+def _text_of(record: Any, place: str, field: str, labels: Labels) -> tuple[str, int]:
+    """Return the text of a record, and the number of its class."""
+    text = record.get(field) if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        raise ValueError(f"{place}: no text in field {field!r}; set data.json_field to a text field")
+    # JSON may contain lone surrogates, which cannot be encoded in UTF-8.
+    return text.encode("utf-8", "replace").decode(), labels.number(record, place)

@@ -11,9 +11,12 @@ from bert_jax.tokenization import SPECIAL_PIECES
 from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, chunks, is_cjk, is_punctuation, split_words
 
 MIN_VOCAB_SIZE = 16
-# Limits that bound memory: distinct chunks, distinct words, characters of the SentencePiece training sample.
+# Limits that bound memory: distinct chunks, distinct words and their characters, characters of the SentencePiece
+# training sample. Words of more than MAX_CHARS_PER_WORD characters, which are always unknown, are not counted.
 _MAX_CHUNKS = 1 << 20
 _MAX_WORDS = 1 << 21
+_MAX_WORD_CHARACTERS = 1 << 25
+_USUAL_CHUNK = 16  # characters; only texts with longer chunks on average reach _MAX_WORD_CHARACTERS first
 _MAX_CHARACTERS = 25_000_000
 # A character gets a piece only if its share of the text is at least this.
 _RAREST_CHARACTER = 1e-7
@@ -26,6 +29,7 @@ def train_vocabulary(
     vocab_size: int,
     lower_case: bool,
     output: Path,
+    strip_accents: bool | None = None,
 ) -> Path:
     """Train a vocabulary of at most ``vocab_size`` pieces, including special ones, and write it to ``output``.
 
@@ -43,7 +47,7 @@ def train_vocabulary(
         raise ValueError(f"model.vocab_size: {vocab_size} is not allowed; allowed: {MIN_VOCAB_SIZE} or more")
     if kind in ("wordpiece", "words"):
         train = _train_wordpiece if kind == "wordpiece" else _most_frequent
-        pieces = train(texts, vocab_size, lower_case)
+        pieces = train(texts, vocab_size, lower_case, strip_accents)
         content = "".join(piece + "\n" for piece in pieces).encode()
     else:
         content = _train_sentencepiece(texts, kind, vocab_size, lower_case)
@@ -51,25 +55,46 @@ def train_vocabulary(
     return output
 
 
-def count_words(texts: Iterable[str], lower_case: bool) -> Counter[str]:
-    """Count the words of ``texts``, split as the tokenizer splits them; rare words are dropped to limit memory."""
+def count_words(texts: Iterable[str], lower_case: bool, strip_accents: bool | None = None) -> Counter[str]:
+    """Count the words of ``texts``, split as the tokenizer splits them; rare words are dropped to limit memory.
+
+    Raises ``ValueError`` if there are words, but all of them are longer than the tokenizer's limit.
+    """
     words: Counter[str] = Counter()
     seen: Counter[str] = Counter()
+    excess, has_long = 0, False
     for text in texts:
-        seen.update(chunks(text))
-        if len(seen) > _MAX_CHUNKS:
-            _add_words(words, seen, lower_case)
-    _add_words(words, seen, lower_case)
+        parts = chunks(text)
+        if len(text) > MAX_CHARS_PER_WORD and max(map(len, parts), default=0) > MAX_CHARS_PER_WORD:
+            has_long = True
+            for part in (part for part in parts if len(part) > MAX_CHARS_PER_WORD):
+                seen.update(filter(_is_short, split_words(part, lower_case, strip_accents)))
+            parts = list(filter(_is_short, parts))
+        seen.update(parts)
+        excess += max(0, sum(map(len, parts)) - _USUAL_CHUNK * len(parts))
+        if len(seen) > _MAX_CHUNKS or excess > _MAX_WORD_CHARACTERS:
+            _add_words(words, seen, lower_case, strip_accents)
+            excess = 0
+    _add_words(words, seen, lower_case, strip_accents)
+    if has_long and not words:
+        raise ValueError(
+            f"data.corpus: every word has more than {MAX_CHARS_PER_WORD} characters and would be [UNK]; put white "
+            "space between words, or set data.tokenizer to unigram or bpe"
+        )
     return words
 
 
-def _add_words(words: Counter[str], seen: Counter[str], lower_case: bool) -> None:
+def _is_short(word: str) -> bool:
+    return len(word) <= MAX_CHARS_PER_WORD
+
+
+def _add_words(words: Counter[str], seen: Counter[str], lower_case: bool, strip_accents: bool | None) -> None:
     for chunk, count in seen.items():
-        for word in split_words(chunk, lower_case):
+        for word in filter(_is_short, split_words(chunk, lower_case, strip_accents)):
             words[word] += count
     seen.clear()
     rarest = 1
-    while len(words) > _MAX_WORDS:
+    while len(words) > _MAX_WORDS or sum(map(len, words)) > _MAX_WORD_CHARACTERS:
         for word in [word for word, count in words.items() if count <= rarest]:
             del words[word]
         rarest += 1
@@ -97,34 +122,32 @@ def _alphabet(words: Counter[str], budget: int) -> tuple[list[str], list[str]]:
     return sorted(initial), sorted(continuing)
 
 
-def _most_frequent(texts: Iterable[str], vocab_size: int, lower_case: bool) -> list[str]:
+def _most_frequent(
+    texts: Iterable[str], vocab_size: int, lower_case: bool, strip_accents: bool | None
+) -> list[str]:
     """Return the special pieces and the most frequent words, those of equal counts in the order of code points."""
-    words = count_words(texts, lower_case)
+    words = count_words(texts, lower_case, strip_accents)
     usable = [
-        (-count, word)
-        for word, count in words.items()
-        if len(word) <= MAX_CHARS_PER_WORD and not any("\ud800" <= char <= "\udfff" for char in word)
+        (-count, word) for word, count in words.items() if not any("\ud800" <= char <= "\udfff" for char in word)
     ]
     if not usable:
         raise ValueError("data.corpus: the corpus contains no text to train a vocabulary on; name other files")
     return [*SPECIAL_PIECES, *(word for _, word in sorted(usable)[: vocab_size - len(SPECIAL_PIECES)])]
 
 
-def _train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool) -> list[str]:
+def _train_wordpiece(
+    texts: Iterable[str], vocab_size: int, lower_case: bool, strip_accents: bool | None
+) -> list[str]:
     """Train a WordPiece vocabulary; return its pieces by id: special, initial, ``##``, then merged pieces."""
     from tokenizers import Tokenizer, models, trainers
 
-    words = count_words(texts, lower_case)
+    words = count_words(texts, lower_case, strip_accents)
     if not words:
         raise ValueError("data.corpus: the corpus contains no text to train a vocabulary on; name other files")
     initial, continuing = _alphabet(words, (vocab_size - len(SPECIAL_PIECES)) // 2)
     known = set(initial)
     # A word with a character outside the alphabet is always tokenized as [UNK].
-    usable = [
-        (word, count)
-        for word, count in sorted(words.items())
-        if 1 < len(word) <= MAX_CHARS_PER_WORD and known.issuperset(word)
-    ]
+    usable = [(word, count) for word, count in sorted(words.items()) if len(word) > 1 and known.issuperset(word)]
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     # The trainer numbers the ## pieces in hash order unless they have ids already, as special tokens do.
     trainer = trainers.WordPieceTrainer(

@@ -23,25 +23,44 @@ class Model:
     def __init__(self, folder: Path) -> None:
         self.session = onnxruntime.InferenceSession((folder / "model.onnx").resolve(strict=True))
         metadata = self.session.get_modelmeta().custom_metadata_map.get("bert_jax", '{"model": {"heads": {}}}')
-        self.classes, self.problem = map(json.loads(metadata)["model"]["heads"].get, ("sequence_labels", "problem"))
+        model = json.loads(metadata)["model"]
+        self.classes, self.problem = map(model["heads"].get, ("sequence_labels", "problem"))
         self.output = "logits" if self.classes else "sentence_embedding"
         if self.output not in [one.name for one in self.session.get_outputs()]:
             raise ValueError(f"{folder}: has no output {self.output}; served: a model of classes or of vectors")
         settings = json.loads((folder / "tokenizer_config.json").read_text())
         self.tokenizer = Tokenizer.from_file(str((folder / "tokenizer.json").resolve(strict=True)))
-        self.tokenizer.enable_truncation(settings["model_max_length"])
+        # How the fine-tuning of the model converted texts; other models read as much as they can.
+        self.task = model.get("task") or {"max_length": settings["model_max_length"]}
+        if len(self.task.get("labels", ())) == len(self.classes or ()):
+            self.classes = self.task["labels"]  # as in the files of the run
+        side = "left" if self.task.get("truncation") == "tail" else "right"
+        self.tokenizer.enable_truncation(self.task["max_length"], direction=side)
         self.tokenizer.enable_padding(pad_id=self.tokenizer.token_to_id(settings["pad_token"]))
 
-    def answers(self, texts: list) -> list[dict]:
-        read = self.tokenizer.encode_batch([tuple(text) if isinstance(text, list) else text for text in texts])
+    def outputs(self, texts: list) -> tuple[np.ndarray, list[bool]]:
+        """Return the outputs for texts and pairs, and whether each was truncated."""
+        read = self.tokenizer.encode_batch(texts)
+        cut, how = [bool(one.overflowing) for one in read], self.task.get("truncation")
+        if how in ("head_tail", "key_sentences", "windows") and any(cut):
+            most = f"more than {self.task['max_length']} tokens"
+            raise ValueError(f"text {cut.index(True)}: {most}; this program does not read them as {how}")
         feed = {name: np.array([getattr(row, field) for row in read], np.int64) for name, field in FIELDS.items()}
-        rows = self.session.run([self.output], feed)[0].astype(np.float64)
+        return self.session.run([self.output], feed)[0].astype(np.float64), cut
+
+    def answers(self, texts: list) -> list[dict]:
+        texts = [tuple(text) if isinstance(text, list) else text for text in texts]
+        rows, cut = self.outputs(texts)
+        if self.task.get("pair_order") == "both":  # the logits of both orders are added
+            if not all(isinstance(text, tuple) for text in texts):
+                raise ValueError("the model reads pairs: give lists of two texts")
+            rows = rows + self.outputs([text[::-1] for text in texts])[0]
         softmax = np.exp(rows - np.logaddexp.reduce(rows, axis=1, keepdims=True))
         scores = {"regression": rows, "multi_label": 1 / (1 + np.exp(-rows))}.get(self.problem, softmax).tolist()
         answers = [{"embedding": row} for row in rows.tolist()]
         if self.output == "logits":
             answers = [{"scores": dict(zip(self.classes, row, strict=True))} for row in scores]
-        return [{**answer, "truncated": bool(one.overflowing)} for answer, one in zip(answers, read, strict=True)]
+        return [{**answer, "truncated": is_cut} for answer, is_cut in zip(answers, cut, strict=True)]
 
 
 def texts_of(body: bytes) -> list:

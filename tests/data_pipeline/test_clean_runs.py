@@ -175,6 +175,6 @@ def test_an_object_store(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for file in (place / "text").iterdir():
         (bucket / "text" / file.name).upload(file)
     assert run(place, bucket / "out", "--corpus", f"{bucket}/text") == 0
-    found = {str(path.relative_to(bucket / "out")): path.read_bytes() for path in (bucket / "out").rglob("*")}
+    found = {str(path.relative_to(bucket / "out")): path.read_bytes() for path in (bucket / "out").rglob("[!.]*")}
     assert found == files
     remove_tree(bucket)

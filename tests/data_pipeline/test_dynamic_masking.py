@@ -89,6 +89,30 @@ def test_dynamic_masks_follow_epoch_and_example_alone(unmasked, unit):
         stream(unmasked, dataclasses.replace(data, mask_fraction=0.3), tokenizer=MASKER).restore(batches.state())
 
 
+@pytest.mark.parametrize("reader", ["tensorflow", "numpy"])
+@pytest.mark.parametrize("unit", ["token", "whole_word", "span"])
+def test_records_of_electra_have_neither_masks_nor_word_starts(unmasked, tmp_path, unit, reader):
+    """The pieces of the vocabulary tell where words start, so that the masks are those of records that do."""
+    features = example_features(np.arange(256))
+    features = {name: features[name] for name in ("input_ids", "input_mask", "segment_ids")}
+    last = features["input_mask"].sum(1) - 1
+    features["input_ids"][:, 0], features["input_ids"][np.arange(256), last] = 2, 3
+    continuation = np.arange(VOCAB) % 2 == 1
+    folders = {name: tmp_path / name for name in ("with", "without")}
+    for name, folder in folders.items():
+        folder.mkdir()
+        more = {"word_starts": ~continuation[features["input_ids"]] & (features["input_mask"] > 0)}
+        content = features | (more if name == "with" else {})
+        shards.write_index(folder, [shards.write_records(folder / "a.tfrecord", encode_examples(content))])
+    data = config(masking="dynamic", mask_unit=unit, next_sentence="none", reader=reader)
+    tokenizer = SimpleNamespace(**vars(MASKER), continuation=continuation)
+    both = [take(stream(folder, data, tokenizer=tokenizer), 8) for folder in folders.values()]
+    assert_equal(*both)
+    assert any(batch["mlm_weights"].any() for batch in both[0])
+    with pytest.raises(ValueError, match=r"data\.masking: static, but the shards .* contain no masks; use dynamic"):
+        stream(folders["without"], config(next_sentence="none"))
+
+
 def test_both_readers_draw_the_same_masks(unmasked):
     one, other = (
         take(stream(unmasked, config(masking="dynamic", reader=reader), tokenizer=MASKER), 40)

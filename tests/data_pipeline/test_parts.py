@@ -210,7 +210,7 @@ def test_the_unigram_baseline_has_the_weights_of_the_mixture(root):
     """Targets of each part count by its weight, not by its size; add-one over the whole vocabulary."""
     data = mixture_data(root)
     whole = source(data)
-    counts = [whole._target_counts([part], 0) for part in whole._train]
+    counts = [whole._target_counts([part], 0)[0] for part in whole._train]
     total = sum(count.sum() for count in counts)
     mixed = 1 + total * (0.75 * counts[0] / counts[0].sum() + 0.25 * counts[1] / counts[1].sum())
     held_out = np.array(targets(whole.held_out(4, list(range(4)), 0)))

@@ -14,6 +14,8 @@ from bert_jax.config import DataConfig, ModelConfig, PretrainConfig, TrainingCon
 from bert_jax.tokenization import load_tokenizer
 from data_pipeline.build.ensure import ensure_data
 from data_pipeline.read.pretrain_input import ShardSource
+from data_pipeline.shards.shard_files import read_index, read_records, write_index, write_records
+from data_pipeline.shards.tfexample import decode_example, encode_examples
 
 VOCABULARY = 416
 
@@ -63,6 +65,54 @@ def test_unigram_cross_entropy(built):
     assert source(built).unigram_cross_entropy() == pytest.approx(expected, rel=1e-12)
     # Words of held-out documents are new to it: only add-one makes this finite.
     assert any(counts[label] == 0 for label in held_out)
+
+
+def pair_labels(folder):
+    rows = [decode_example(r) for e in read_index(folder).entries for r in read_records(folder / e.name)]
+    return [int(row["next_sentence_labels"][0]) for row in rows]
+
+
+def test_the_constant_answer(built):
+    """The most frequent label of the training pairs, on the held-out pairs."""
+    train, held_out = pair_labels(shards_of(built, "train")), pair_labels(shards_of(built, "eval"))
+    constant = int(sum(train) * 2 > len(train))
+    assert len(held_out) > 5 and sum(train) * 2 != len(train)
+    assert source(built).constant_accuracy() == pytest.approx(held_out.count(constant) / len(held_out))
+
+
+@pytest.mark.filterwarnings("error")
+def test_baselines_without_targets_and_pairs(built, monkeypatch):
+    bare = source(built)
+    empty = {"mlm_labels": np.zeros((2, 3), int), "mlm_weights": np.zeros((2, 3))}
+    empty |= {"nsp_labels": np.zeros((2, 1), int), "nsp_weights": np.zeros((2, 1))}
+    monkeypatch.setattr(bare, "_whole_part", lambda parts, most: iter([empty]))
+    assert bare.unigram_cross_entropy() is None and bare.constant_accuracy() is None
+
+
+def test_records_that_predict_nothing(built, tmp_path):
+    """Static masks whose weights are all 0, and dynamic masks of words that never fit."""
+    source(built).require_predictions()
+    records = [
+        r
+        for e in read_index(shards_of(built, "train")).entries
+        for r in read_records(shards_of(built, "train") / e.name)
+    ]
+    rows = [decode_example(record) for record in records[:20]]
+    features = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    features["masked_lm_weights"][:] = 0
+    unmasked = {name: values for name, values in features.items() if not name.startswith("masked_lm")}
+    unmasked["word_starts"] = np.zeros_like(unmasked["input_ids"])
+    for name, content, changes in (
+        ("zero", features, {}),
+        ("long", unmasked, {"masking": "dynamic", "mask_unit": "whole_word", "max_predictions": 1}),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_index(folder, [write_records(folder / "a.tfrecord", encode_examples(content))])
+        data = dataclasses.replace(built.data, shards=str(folder), **changes)
+        with pytest.raises(ValueError, match=rf"{name}: no token is predicted in the first records") as raised:
+            source(dataclasses.replace(built, data=data)).require_predictions()
+        assert "\n" not in str(raised.value)
 
 
 def test_held_out_batches_hold_the_same_targets(built):

@@ -30,7 +30,7 @@ def test_store_holds_what_the_tokenizer_says(tmp_path: Path, monkeypatch: pytest
     vocab = write_vocab(tmp_path / "vocab.txt")
     corpus = [write_corpus(tmp_path / "a.txt", 30), tmp_path / "b.txt"]
     # A document and a sentence without any token are left out.
-    corpus[1].write_text("\u200b\n\nw1a .\n\u200b\nw1b .\n")
+    corpus[1].write_text("\ufffd\n\nw1a .\n\ufffd\nw1b .\n")
     store = build(tmp_path / "store", corpus, vocab)
     tokenizer = load_tokenizer(vocab)
     sources = list_sources([str(path) for path in corpus])

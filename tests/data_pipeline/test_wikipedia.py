@@ -217,7 +217,7 @@ def test_a_partial_folder_of_another_dump_is_not_used(tmp_path: Path) -> None:
     other.write_bytes(xml(*articles(5)))
     partial = tmp_path / ".text.partial"
     (partial / "done").mkdir(parents=True)
-    (partial / "settings.json").write_text(wikipedia._json(wikipedia._settings([other])))
+    (partial / "settings.json").write_text(wikipedia._json({"dumps": [[other.name, other.stat().st_size]]}))
     for name in ("00000.json", "chunk-0000000.json"):
         (partial / "done" / name).write_text("{}")
     (partial / "articles-00000.txt").write_text("stale\n")

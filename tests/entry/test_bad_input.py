@@ -92,7 +92,7 @@ def refused(trained, program, capsys, monkeypatch):
         ("--data.seq_length 32", "data.seq_length: shards 16, config 32; set them back"),
         ("--data.masking dynamic", "data.masking: shards static, config dynamic"),
         ("--data.max_predictions 4", "data.max_predictions: shards 3, config 4"),
-        ("--data.next_sentence none", "data.next_sentence: shards nsp, config none"),
+        ("--data.next_sentence none", "(the sentence-pair head): True -> False; use the saved values"),
         ("--data.mask_unit whole_word", "data.mask_unit: shards token, config whole_word"),
         ("--model.vocab_size 100", "model.vocab_size: vocabulary 64, config 100"),
         ("--training.global_batch_size 12", "training.global_batch_size: 12"),
@@ -123,7 +123,7 @@ def test_another_vocabulary_than_the_shards(refused, trained, tmp_path):
     pieces = (trained / "shards" / "vocab.txt").read_text().splitlines()
     other = tmp_path / "vocab.txt"
     other.write_text("\n".join([*pieces[:-1], "other"]) + "\n")
-    assert "built with other settings: vocabulary: shards" in refused("--data.vocab", other)
+    assert "trained with another vocabulary" in refused("--data.vocab", other)
     other.write_text("\n".join(piece for piece in pieces if piece != "[MASK]") + "\n")
     assert "[MASK]" in refused("--data.vocab", other)
     assert "no such" in refused("--data.vocab", tmp_path / "none.txt")
@@ -151,6 +151,49 @@ def test_folders_that_cannot_be_written(refused, tmp_path):
 def test_no_earlier_phase(refused, tmp_path):
     words = ["--continue_from", tmp_path / "none"]
     assert "has no checkpoint" in refused(*words, workdir=tmp_path / "run")
+
+
+def test_a_phase_with_another_vocabulary_is_refused_before_shards_are_built(refused, trained, tmp_path):
+    pieces = (trained / "run" / "vocab.txt").read_text().split()
+    (tmp_path / "other.txt").write_text("\n".join(sorted(pieces, key=lambda piece: piece[0] != "[")) + "\nmore\n")
+    phase = ["--continue_from", trained / "run", "--data.shards", tmp_path / "s", "--training.num_steps", 4]
+    for words in (["--data.vocab", tmp_path / "other.txt"], ["--data.lower_case", "false"]):
+        line = refused(*phase, *words, workdir=tmp_path / "two")
+        assert "another vocabulary" in line and f"--data.vocab {trained / 'run' / 'vocab.txt'}" in line
+        assert not (tmp_path / "s").exists()
+    # The steps and the model need no data either.
+    assert "training.num_steps: 2 is not above 2" in refused(
+        *phase[:4], "--training.num_steps", 2, workdir=tmp_path / "two"
+    )
+    assert "model.num_layers: 1 -> 2" in refused(*phase, "--model.num_layers", 2, workdir=tmp_path / "two")
+    assert not (tmp_path / "s").exists() and not (tmp_path / "two").exists()
+
+
+def test_sizes_beyond_32_bits_and_beyond_the_memory(refused, tmp_path):
+    shards = ["--data.shards", tmp_path / "s"]
+    for option, value in (
+        ("training.num_steps", 10**12), ("training.global_batch_size", 2**31), ("model.hidden_size", 10**15),
+        ("training.eval_batch_size", 10**10), ("data.seq_length", 2**40),
+    ):  # fmt: skip
+        assert f"{option}: {value} is not allowed; allowed: at most 2147483647" in refused(
+            *shards, f"--{option}", value
+        )
+    for option in ("training.global_batch_size", "training.eval_batch_size"):
+        line = refused(*shards, f"--{option}", 2**31 - 8, workdir=tmp_path / "new")
+        assert f"{option}: batches of 2,147,483,640 need at least" in line and "GiB are free" in line
+    line = refused(*shards, "--model.hidden_size", 2_000_000, workdir=tmp_path / "new")
+    assert "model.hidden_size" in line and "GiB are free" in line
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("platform", ["cuda", "no_such"])
+def test_a_platform_that_is_not_there(trained, tmp_path, monkeypatch, platform):
+    words = ["--config", trained / "recipe.yaml", "--workdir", tmp_path / "w", "--data.shards", tmp_path / "s"]
+    monkeypatch.setenv("JAX_PLATFORMS", platform)
+    code, out, err = command.run(*map(str, words))
+    assert (code, out) == (2, "") and len(err.splitlines()) == 1
+    assert err.startswith(f"error: JAX_PLATFORMS: JAX cannot use {platform}: ") and "unset JAX_PLATFORMS" in err
+    assert not (tmp_path / "s").exists()
 
 
 def test_print_config_reads_back(program, trained, monkeypatch, capsys, tmp_path):

@@ -39,7 +39,7 @@ def main() -> None:
     for name, (spec, content) in cases().items():
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            write_tokenizer_files(folder, spec, content)
+            write_tokenizer_files(folder, spec, content, exact=True)
             (folder / "config.json").write_text(json.dumps({"model_type": spec.family}))
             recorded[name] = record(AutoTokenizer.from_pretrained(folder))
     FIXTURE.write_text(json.dumps(recorded, separators=(",", ":")) + "\n")

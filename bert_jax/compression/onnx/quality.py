@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.compression.examples import read_examples, with_class_names
+from bert_jax.compression.examples import read_examples, with_classes
 from bert_jax.compression.onnx.session import OnnxNetwork
 from bert_jax.finetuning.evaluation import choosing_score, scores_of
 from bert_jax.inference.batching import by_level
@@ -143,11 +143,6 @@ def _head(engine: Engine) -> str:
 
 def _task(engine: Engine, head: str, records: Sequence[Record]) -> tuple[Task, Sequence[Record]]:
     """Return the task of a head, and ``records`` with the names of its classes."""
-    task = task_of(engine, head)
-    if head == "sequence" and engine.spec.heads.problem != "regression":
-        return task, with_class_names(records, task.names)
-    if head != "choice":
-        return task, records
-    # The number of choices belongs to the data, not to the model.
-    kind = type(task)
-    return kind(kind.from_data(task.config, {"train": records}), task.tokenizer), records
+    task = task_of(engine, head, records)
+    is_class = head == "sequence" and engine.spec.heads.problem != "regression"
+    return task, with_classes(records, task) if is_class else records

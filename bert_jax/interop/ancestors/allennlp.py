@@ -16,7 +16,6 @@ import numpy as np
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.switches import EVERY_FIELD, Supported, check_fields
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes, parameter_shapes
-from bert_jax.interop.stored import non_finite
 from bert_jax.io.errors import one_line
 from bert_jax.io.untrusted_folder import inside, needed, parse_json, read_small
 from bert_jax.model.ancestors.characters import CHARACTER_IDS, CHARACTERS, stored_ids
@@ -29,6 +28,8 @@ SUPPORTED: Supported = EVERY_FIELD | {
 }  # fmt: skip
 # Largest size that options.json may state (ELMo: 4,096 cells).
 LARGEST_SIZE, MOST_LAYERS = 1 << 16, 64
+# Most characters of a word (ELMo: 50); no array in the file has this size.
+MOST_CHARACTERS = 256
 # An HDF5 file may expand to so many times its size.
 MOST_EXPANSION = 16
 _CHARACTERS, _RNN = "embeddings/characters", "RNN_{}/RNN/MultiRNNCell/Cell{}/LSTMCell"
@@ -144,6 +145,10 @@ def _model_of(options: Any, vocab_size: int, file: Path) -> ModelConfig:
             or max(counts) > MOST_LAYERS
         ):
             raise TypeError(f"sizes up to {LARGEST_SIZE:,}, and up to {MOST_LAYERS} layers and filters, are read")
+        if cnn["max_characters_per_token"] > MOST_CHARACTERS or not lstm["projection_dim"] * lstm["dim"]:
+            raise TypeError(f"max_characters_per_token up to {MOST_CHARACTERS}, and sizes above 0, are read")
+        if cnn.get("n_characters", CHARACTERS) not in (CHARACTERS, CHARACTERS + 1):
+            raise TypeError(f"n_characters {CHARACTERS} or {CHARACTERS + 1} is read")
         return ModelConfig(
             encoder="bidirectional_lstm", vocab_size=vocab_size, hidden_size=2 * lstm["projection_dim"],
             embedding_size=lstm["projection_dim"], num_layers=lstm["n_layers"], lstm_cells=lstm["dim"],
@@ -193,7 +198,8 @@ def _read_arrays(file: Path, model: ModelConfig) -> dict[str, np.ndarray]:
                 if found.shape != shape or found.dtype.kind != "f":
                     kind = f"has shape {found.shape}, {found.dtype}"
                     raise ValueError(f"{file}: {name} {kind}; {OPTIONS_FILE} describes {shape}, floating-point")
-                arrays[name] = np.asarray(found, np.float32)
+                with np.errstate(over="ignore"):  # values beyond float32 become infinite and are refused
+                    arrays[name] = np.asarray(found, np.float32)
     except (OSError, RuntimeError, KeyError) as error:
         raise ValueError(f"{file}: cannot be read ({one_line(error)}); copy the file again") from None
     return arrays
@@ -221,13 +227,13 @@ def read_allennlp(path: Path, options: ReadOptions) -> ModelBundle:
         model=model, heads=HeadsConfig(),
         tokenizer=TokenizerConfig(lower_case=bool(options.lower_case)),
     )  # fmt: skip
-    ids = stored_ids(words, len(words), model.max_characters)
-    params = from_file(model, _read_arrays(file, model)) | {CHARACTER_IDS: ids}
+    params = from_file(model, _read_arrays(file, model))
+    params[CHARACTER_IDS] = stored_ids(words, len(words), model.max_characters)
     check_shapes(spec, params, file)
     content = "".join(f"{word}\n" for word in words).encode()
     return ModelBundle(
         spec=spec, params={name: params[name] for name in parameter_shapes(spec)}, tokenizer_content=content,
-        notes=tuple(non_finite(params)), origin={"format": "AllenNLP", "name": path.absolute().name},
+        origin={"format": "AllenNLP", "name": path.absolute().name},
     )  # fmt: skip
 
 

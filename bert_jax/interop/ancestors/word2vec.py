@@ -17,7 +17,6 @@ import numpy as np
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.switches import EVERY_FIELD, Supported, check_fields
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes
-from bert_jax.interop.stored import non_finite
 from bert_jax.io.text_lines import opened
 from bert_jax.tokenization import SPECIAL_PIECES, build_tokenizer
 
@@ -46,8 +45,8 @@ def is_word2vec(path: Path) -> bool:
 
 def read_word2vec(path: Path, options: ReadOptions) -> ModelBundle:
     """Read a file of vectors. Words that begin or end with a space other than " ", which no text contains as a
-    word, are left out, and a note states their number. Raises ``ValueError`` with one line for a damaged file and
-    for a word that occurs twice."""
+    word, are left out, and a note states their number. Raises ``ValueError`` with one line for a damaged file,
+    for a word that occurs twice and for a vector that is not finite."""
     file = path / BINARY_FILE if path.is_dir() else path
     with opened(file) as stream:
         is_binary = ".bin" in file.suffixes
@@ -61,6 +60,10 @@ def read_word2vec(path: Path, options: ReadOptions) -> ModelBundle:
         if word in seen:
             raise ValueError(f"{file}: the word {word[:40]!r} occurs twice; remove one of them")
         seen.add(word)
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        word = words[int(finite.argmin())][:40]
+        raise ValueError(f"{file}: the vector of {word!r} has NaN or infinite values; remove the word")
     missing = [piece for piece in SPECIAL_PIECES if piece not in seen]
     vocabulary = [*missing, *words]
     table = np.concatenate([np.zeros((len(missing), vectors.shape[1]), np.float32), vectors])
@@ -88,7 +91,7 @@ def read_word2vec(path: Path, options: ReadOptions) -> ModelBundle:
     if found < len(words):
         notes.append(f"{len(words) - found:,} words are not found in texts, which are split at punctuation")
     return ModelBundle(
-        spec=spec, params=params, tokenizer_content=content, notes=(*notes, *non_finite(params)),
+        spec=spec, params=params, tokenizer_content=content, notes=tuple(notes),
         origin={"format": "word2vec", "name": file.name},
     )  # fmt: skip
 
@@ -122,7 +125,8 @@ def _values_of(line: bytes) -> np.ndarray | None:
     """Return the values after the word of a line of text; None if it is not such a line."""
     parts = line.rstrip().split(b" ")[1:]
     try:
-        return np.array([np.float32(part) for part in parts], np.float32) if parts else None
+        with np.errstate(over="ignore"):  # values beyond float32 become infinite and are refused
+            return np.array([np.float32(part) for part in parts], np.float32) if parts else None
     except ValueError:
         return None
 

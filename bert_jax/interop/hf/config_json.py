@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
+from bert_jax.config.spec import Activation
 from bert_jax.config.switches import function_of
 from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.family import (
@@ -39,6 +40,14 @@ _PROBLEMS = {
     "multi_label_classification": "multi_label",
     "regression": "regression",
 }
+# Activations of torch that a module or a cross-encoder may name -> ours; the first is the default of modules.
+TORCH_ACTIVATIONS: dict[str, Activation] = {
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.linear.Identity": "identity",
+    "torch.nn.modules.activation.ReLU": "relu",
+    "torch.nn.modules.activation.GELU": "gelu",
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+}
 # Class of transformers -> name of its family.
 CLASSES = {name: family for family in FAMILIES.values() for name in (*family.classes, *family.aliases)}
 
@@ -56,6 +65,8 @@ class HfConfig:
     labels: tuple[str, ...] | None
     # None: not stated; then one label means regression, and several labels mean single_label.
     problem: Literal["single_label", "multi_label", "regression"] | None
+    # Function of the score of a cross-encoder; empty: not stated.
+    activation: Literal["", Activation]
     # Task head -> dropout before it; None: that of the encoder.
     dropouts: Mapping[str, float | None]
     # Stored dtype (``dtype``, before transformers 5 ``torch_dtype``); None: not stated.
@@ -78,8 +89,9 @@ def model_parts(config: Mapping[str, Any], name: str, *, allow_unknown: bool = F
     """Parse ``config``, the content of a ``config.json``. Error messages begin with ``name``.
 
     Raises ``ValueError`` for an unknown family of models, settings that this library does not implement, code in
-    the folder (``auto_map``), values of the wrong type, and, unless ``allow_unknown`` is True, keys without a known
-    meaning.
+    the folder (``auto_map``) and values of the wrong type. Keys that the class of the model in transformers does
+    not read are ignored, with a note; in a family of the authors' own code they are refused, unless
+    ``allow_unknown`` is True.
     """
     family, architecture = _family(config, name)
     for key, allowed in (REFUSED | dict(family.refused)).items():
@@ -109,15 +121,32 @@ def model_parts(config: Mapping[str, Any], name: str, *, allow_unknown: bool = F
         architecture=architecture,
         labels=_labels(config, name),
         problem=None if problem is None else _PROBLEMS[problem],
+        activation=cross_encoder_activation(config, name),
         dropouts=dropouts,
         dtype=_dtype(config),
         notes=tuple(notes),
     )
 
 
+def cross_encoder_activation(config: Mapping[str, Any], name: str) -> Literal["", Activation]:
+    """Return the activation of a cross-encoder of sentence-transformers; empty if ``config`` states none. Raises
+    ``ValueError`` for one that this library does not know."""
+    stated, old = config.get("sentence_transformers"), config.get("sbert_ce_default_activation_function")
+    path = stated.get("activation_fn", old) if isinstance(stated, dict) else old
+    if path is None:
+        return ""
+    module, _, last = str(path).rpartition(".")
+    found = {theirs.rpartition(".")[2]: ours for theirs, ours in TORCH_ACTIVATIONS.items()}.get(last)
+    if not module.startswith("torch.nn") or found is None:  # torch.nn.Sigmoid is a name of the same class
+        supported = ", ".join(TORCH_ACTIVATIONS)
+        raise ValueError(f"{name}: the activation of the cross-encoder is {short(path)}; supported: {supported}")
+    return found
+
+
 def _unknown_keys(family: Family, config: Mapping[str, Any], name: str, allow_unknown: bool) -> list[str]:
-    """Raise ``ValueError`` if ``config`` has keys whose meaning is unknown, except keys without a value. With
-    ``allow_unknown``, return a note that names them."""
+    """Return a note that names the keys of ``config`` that no table of ``family`` contains, except keys without a
+    value. The tables contain all keys of the classes of transformers. Raises ``ValueError`` if the class is code of
+    the authors, which may read other keys, unless ``allow_unknown`` is True."""
     known = {*family.keys, *family.other_keys, *family.harmless, *family.refused, *HARMLESS, *REFUSED}
     known |= {entry.key for entry in family.dropouts.values()}
     unknown = {key: config[key] for key in config if key not in known}
@@ -125,10 +154,10 @@ def _unknown_keys(family: Family, config: Mapping[str, Any], name: str, allow_un
     if not unknown:
         return []
     text = ", ".join(f"{key} {short(value)}" for key, value in sorted(unknown.items()))
-    if not allow_unknown:
+    if family.code and not allow_unknown:
         remedy = "remove keys that do not change the network, or set --allow_mismatch to ignore them"
         raise ValueError(f"{name}: unknown keys for {family.title}: {text}; {remedy}")
-    return [f"{name}: unknown keys are ignored: {text}"]
+    return [f"{name}: keys that {family.title} does not read are ignored: {text}"]
 
 
 def model_config(config: Mapping[str, Any], name: str, keys: Mapping[str, Key], **fields: Any) -> ModelConfig:
@@ -290,4 +319,7 @@ def hf_config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
         config["label2id"] = {label: i for i, label in enumerate(labels)}
     if heads.sequence_labels:
         config["problem_type"] = next(hf for hf, ours in _PROBLEMS.items() if ours == heads.problem)
+    if heads.activation:
+        activation = next(name for name, ours in TORCH_ACTIVATIONS.items() if ours == heads.activation)
+        config["sentence_transformers"] = {"activation_fn": activation}
     return config

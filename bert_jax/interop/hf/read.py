@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_sizes
 from bert_jax.interop.hf.config_json import CONFIG_FILE, HfConfig, model_parts, names_family, read_config
 from bert_jax.interop.hf.family import TASK_HEADS
 from bert_jax.interop.hf.names import BUFFERS, as_place, hf_names, recognized_family, stored_head
@@ -48,9 +48,8 @@ def read_hf(path: Path, options: ReadOptions) -> ModelBundle:
     if config.architecture:
         origin["class"] = config.architecture
     reader.notes += tokenizer_notes
-    weights = ModelBundle(
-        spec=spec, params=params, notes=(*family_notes, *config.notes, *reader.notes), origin=origin
-    )
+    notes = (*family_notes, *config.notes, *reader.notes, *activation_notes(spec.heads))
+    weights = ModelBundle(spec=spec, params=params, notes=notes, origin=origin)
     return with_tokenizer(weights, path, tokenizer, pieces)
 
 
@@ -62,6 +61,17 @@ def _family_of_tensors(path: Path) -> tuple[str, tuple[str, ...]]:
         problem = f"{what}, and the names of the tensors do not determine the family"
         raise ValueError(f"{path / CONFIG_FILE}: {problem}; add model_type, such as bert or roberta, to this file")
     return family, (f"{CONFIG_FILE} {what}: the names of the tensors are those of {family}",)
+
+
+def activation_notes(heads: HeadsConfig) -> list[str]:
+    """Return a list with a note if the activation of a cross-encoder does not apply to predictions."""
+    if not heads.activation or heads.problem == "regression":
+        return []
+    what = "softmax" if heads.problem == "single_label" else "sigmoid"
+    return [
+        f"CrossEncoder.predict has the activation {heads.activation}, which exports keep; the scores of predict "
+        f"are probabilities ({what})"
+    ]
 
 
 def with_tokenizer(
@@ -82,6 +92,8 @@ def with_tokenizer(
     if pieces < rows:
         unused = f"the last {rows - pieces} are never used"
         notes = (*notes, f"the vocabulary has {pieces} pieces, the model {rows} word embeddings: {unused}")
+    if weights.spec.model.type_vocab_size < 2:
+        tokenizer = dataclasses.replace(tokenizer, pair_types=True)  # the model has one type anyway
     spec = dataclasses.replace(weights.spec, tokenizer=tokenizer)
     return dataclasses.replace(weights, spec=spec, tokenizer_content=content, notes=notes)
 
@@ -171,6 +183,7 @@ class _FolderReader(StoredModel):
             rtd="rtd" in found,
             sequence_labels=labels if kind == "sequence" else (),
             problem=problem if kind == "sequence" else "single_label",
+            activation=self.config.activation if kind == "sequence" else "",
             token_labels=labels if kind == "token" else (),
             span="span" in found,
             choice=kind == "choice",
@@ -247,6 +260,7 @@ class _FolderReader(StoredModel):
     def parameters(self, spec: ModelSpec) -> dict[str, np.ndarray]:
         """Return every canonical parameter of ``spec``. Raises ``ValueError`` if a tied copy differs from its
         original."""
+        check_sizes(spec, {name: tensor.shape for name, tensor in self.tensors.items()}, self.path)
         names, tied = hf_names(spec, self.prefix), self.config.family.tied
         stored_names = {entry.name for entry in names.values()}
         copies = {name: ours for name, ours in tied.items() if name not in stored_names}

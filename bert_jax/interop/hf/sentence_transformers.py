@@ -7,6 +7,7 @@ tokenizer_config.json). The writer uses the older layout, which every release lo
 """
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -15,13 +16,15 @@ from typing import Any, cast
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
-from bert_jax.config.spec import Activation, Pooling
+from bert_jax.config.spec import Pooling
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes, parameter_shapes
-from bert_jax.interop.hf.config_json import read_config
-from bert_jax.interop.hf.read import read_hf
+from bert_jax.interop.hf.config_json import TORCH_ACTIVATIONS, cross_encoder_activation, read_config
+from bert_jax.interop.hf.read import activation_notes, read_hf
 from bert_jax.interop.hf.tensors import open_tensors
 from bert_jax.interop.hf.write import WEIGHTS_FILE, write_hf, write_json, write_safetensors
 from bert_jax.interop.stored import FLOATS, StoredName, listed, read_float32
+from bert_jax.interop.tokenizers.family_files import serialized
+from bert_jax.interop.tokenizers.json_format import lower_cased, lowers_first, sentencepiece_json
 from bert_jax.io.untrusted_folder import inside, needed, parse_json, read_small
 
 MODULES_FILE = "modules.json"
@@ -43,14 +46,6 @@ _FLAGS = {
 }
 _POOLINGS = ("cls", "mean", "max")
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
-# The first is the default.
-_ACTIVATIONS: dict[str, Activation] = {
-    "torch.nn.modules.activation.Tanh": "tanh",
-    "torch.nn.modules.linear.Identity": "identity",
-    "torch.nn.modules.activation.ReLU": "relu",
-    "torch.nn.modules.activation.GELU": "gelu",
-    "torch.nn.modules.activation.Sigmoid": "sigmoid",
-}
 # Settings of the Transformer module -> values that leave the encoder unchanged.
 _PLAIN = {
     "transformer_task": ("feature-extraction",),
@@ -62,6 +57,8 @@ _PLAIN = {
     "config_args": ({},), "config_kwargs": ({},),
     "modality_config": ({"text": {"method": "forward", "method_output_name": "last_hidden_state"}},),
 }  # fmt: skip
+# Those that name the task, which differs for a cross-encoder.
+_OF_TASK = ("transformer_task", "module_output_name", "modality_config")
 
 
 def is_sentence_transformers(path: Path) -> bool:
@@ -77,10 +74,13 @@ def encoder_folder(path: Path) -> Path:
 def read_sentence_transformers(path: Path, options: ReadOptions) -> ModelBundle:
     """Read the encoder, pooling, dense layers, prompts and maximum length from a sentence-transformers folder.
 
-    The padding and truncation settings of tokenizer.json are ignored. Raises ``ValueError`` with a one-line message
-    for unsupported modules or pooling modes, a path that leads out of the folder, and damaged files.
+    A cross-encoder of release 6 is the sequence classifier in the folder of its Transformer module. The padding and
+    truncation settings of tokenizer.json are ignored. Raises ``ValueError`` with a one-line message for unsupported
+    modules or pooling modes, a path that leads out of the folder, and damaged files.
     """
     modules = _modules(path)
+    if _settings(path, MODEL_FILE).get("model_type") == "CrossEncoder":
+        return _cross_encoder(path, modules, options)
     if [kind for kind, _ in modules[:2]] != ["Transformer", "Pooling"]:
         names = ", ".join(kind for kind, _ in modules)
         expected = "the first two must be Transformer and Pooling"
@@ -105,15 +105,34 @@ def read_sentence_transformers(path: Path, options: ReadOptions) -> ModelBundle:
         params |= {f"sentence_head/dense_{number}/{name}": array for name, array in values.items()}
         steps.append(step)
         width = step.features
-    tokenizer, notes = _with_length(modules[0][1], encoder.spec.tokenizer)
+    weights = _with_settings(encoder, modules[0][1], path, _PLAIN)
     sentence = dataclasses.replace(sentence, modules=tuple(steps), **_model_settings(path))
-    return ModelBundle(
-        spec=dataclasses.replace(encoder.spec, sentence=sentence, tokenizer=tokenizer),
-        params=params,
-        tokenizer_content=encoder.tokenizer_content,
-        notes=(*encoder.notes, *notes),
-        origin={**encoder.origin, "format": "sentence-transformers folder", "name": path.absolute().name},
-    )
+    return dataclasses.replace(
+        weights, spec=dataclasses.replace(weights.spec, sentence=sentence), params=params
+    )  # fmt: skip
+
+
+def _cross_encoder(path: Path, modules: list[tuple[str, Path]], options: ReadOptions) -> ModelBundle:
+    """Read the folder of a ``CrossEncoder``: its Transformer module, and the activation of its score."""
+    file, settings = path / MODEL_FILE, _settings(path, MODEL_FILE)
+    if [kind for kind, _ in modules] != ["Transformer"]:
+        names = ", ".join(kind for kind, _ in modules)
+        raise ValueError(
+            f"{path / MODULES_FILE}: the modules of the CrossEncoder are {names}; allowed: Transformer"
+        )
+    plain = {key: values for key, values in _PLAIN.items() if key not in _OF_TASK}
+    weights = _with_settings(read_hf(modules[0][1], options), modules[0][1], path, plain)
+    heads, notes = weights.spec.heads, weights.notes
+    if not heads.sequence_labels:
+        raise ValueError(f"{path}: the CrossEncoder has no classifier; allowed: a class ForSequenceClassification")
+    activation = cross_encoder_activation({"sentence_transformers": settings}, str(file)) or heads.activation
+    if not activation and heads.problem == "regression":
+        activation = "sigmoid"  # the default of CrossEncoder for one label
+    if prompts := settings.get("prompts"):
+        notes = (*notes, f"{file}: the prompts of a cross-encoder are not used: {listed(list(prompts))}")
+    heads = dataclasses.replace(heads, activation=activation)
+    notes = tuple(dict.fromkeys((*notes, *activation_notes(heads))))
+    return dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, heads=heads), notes=notes)
 
 
 # ------------------------------------------------------------------ reading
@@ -206,7 +225,7 @@ def _dense(folder: Path, width: int) -> tuple[SentenceModule, dict[str, np.ndarr
     _one_of(file, settings, "use_residual", False)
     _one_of(file, settings, "in_features", width)
     bias = _one_of(file, settings, "bias", True, False)
-    activation = _ACTIVATIONS[_one_of(file, settings, "activation_function", *_ACTIVATIONS)]
+    activation = TORCH_ACTIVATIONS[_one_of(file, settings, "activation_function", *TORCH_ACTIVATIONS)]
     features = settings.get("out_features")
     if type(features) is not int or not 0 < features <= _MOST_FEATURES:
         raise ValueError(f"{file}: out_features is {str(features)[:40]}; allowed: 1 to {_MOST_FEATURES}")
@@ -221,25 +240,38 @@ def _dense(folder: Path, width: int) -> tuple[SentenceModule, dict[str, np.ndarr
     return SentenceModule(kind="dense", features=features, bias=bias, activation=activation), values
 
 
-def _with_length(folder: Path, tokenizer: TokenizerConfig | None) -> tuple[TokenizerConfig | None, tuple[str, ...]]:
-    """Return ``tokenizer`` with the maximum length and the case setting of sentence_bert_config.json, and notes."""
+def _with_settings(weights: ModelBundle, folder: Path, path: Path, plain: Mapping[str, Any]) -> ModelBundle:
+    """Return ``weights``, read from ``folder``, with the maximum length and the case setting of
+    sentence_bert_config.json, and a note on others. ``path`` is the whole folder; ``plain`` are settings with the
+    values that change nothing."""
     settings, file = _settings(folder, LENGTH_FILE), folder / LENGTH_FILE
-    for key, allowed in _PLAIN.items():
+    for key, allowed in plain.items():
         _one_of(file, settings, key, *allowed)
     unknown = sorted(set(settings) - set(_PLAIN) - {"max_seq_length", "do_lower_case"})
     notes = (f"{file}: these settings are ignored: {listed(unknown)}",) if unknown else ()
-    if tokenizer is None:
-        return None, notes
+    origin = {**weights.origin, "format": "sentence-transformers folder", "name": path.absolute().name}
+    weights = dataclasses.replace(weights, notes=(*weights.notes, *notes), origin=origin)
+    tokenizer, content = weights.spec.tokenizer, weights.tokenizer_content
+    if tokenizer is None or content is None:
+        return weights
     length = settings.get("max_seq_length")
     if length is not None:
         if type(length) is not int or length < 3:
             raise ValueError(f"{file}: max_seq_length is {str(length)[:40]}; allowed: 3 or more")
         tokenizer = dataclasses.replace(tokenizer, max_length=length)
-    if settings.get("do_lower_case") is True and not tokenizer.lower_case and tokenizer.file.endswith(".txt"):
-        # sentence-transformers lower-cases text before the tokenizer; only the tokenizer may strip accents.
-        strip = bool(tokenizer.strip_accents)
-        tokenizer = dataclasses.replace(tokenizer, lower_case=True, strip_accents=strip)
-    return tokenizer, notes
+    if settings.get("do_lower_case") is True and not tokenizer.lower_case:
+        tokenizer, content = _lower_cased(tokenizer, content)
+    spec = dataclasses.replace(weights.spec, tokenizer=tokenizer)
+    return dataclasses.replace(weights, spec=spec, tokenizer_content=content)
+
+
+def _lower_cased(tokenizer: TokenizerConfig, content: bytes) -> tuple[TokenizerConfig, bytes]:
+    """Return a tokenizer that lower-cases the text before all other rules; only these may strip accents."""
+    if tokenizer.file.endswith(".txt"):
+        return dataclasses.replace(tokenizer, lower_case=True, strip_accents=bool(tokenizer.strip_accents)), content
+    state = sentencepiece_json(content) if tokenizer.file.endswith(".model") else json.loads(content)
+    tokenizer = dataclasses.replace(tokenizer, file="tokenizer.json", lower_case=True)
+    return tokenizer, serialized(lower_cased(state))
 
 
 def _model_settings(path: Path) -> dict[str, Any]:
@@ -278,7 +310,9 @@ def write_sentence_transformers(folder: Path, weights: ModelBundle, *, dtype: St
         notes.append(f"heads that sentence-transformers cannot represent are omitted: {omitted}")
     params = {name: weights.params[name] for name in parameter_shapes(encoder)}
     notes += write_hf(folder, dataclasses.replace(weights, spec=encoder, params=params), dtype=dtype)
-    write_json(folder / LENGTH_FILE, {"max_seq_length": spec.max_length, "do_lower_case": False})
+    is_json = spec.tokenizer.file == "tokenizer.json"
+    lowers = is_json and lowers_first(json.loads(weights.tokenizer_content))
+    write_json(folder / LENGTH_FILE, {"max_seq_length": spec.max_length, "do_lower_case": lowers})
     write_json(
         folder / MODEL_FILE,
         {
@@ -325,7 +359,7 @@ def _write_dense(folder: Path, module: SentenceModule, name: str, weights: Model
         "in_features": weights.params[f"{name}/kernel"].shape[0],
         "out_features": module.features,
         "bias": module.bias,
-        "activation_function": next(name for name, ours in _ACTIVATIONS.items() if ours == module.activation),
+        "activation_function": next(name for name, ours in TORCH_ACTIVATIONS.items() if ours == module.activation),
     }
     write_json(folder / "config.json", settings)
     write_safetensors(folder / WEIGHTS_FILE, weights.params, names, dtype)

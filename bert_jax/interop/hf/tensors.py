@@ -27,7 +27,7 @@ def open_tensors(folder: Path) -> tuple[str, dict[str, Tensor]]:
         foreign = [name for name in _FOREIGN if (folder / name).exists()]
         hint = f"; {', '.join(foreign)}: not supported; save the model as safetensors" if foreign else ""
         raise ValueError(f"{folder}: no weights; looked for {', '.join(WEIGHT_FILES)}{hint}")
-    load = _safetensors if name.startswith("model") else _torch
+    load = safetensors if name.startswith("model") else _torch
     file = needed(folder, name)
     tensors = _sharded(folder, file, load) if name.endswith(".json") else load(file)
     for stored in tensors:
@@ -54,7 +54,8 @@ def _sharded(folder: Path, index: Path, load: Callable[[Path], dict[str, Tensor]
     return tensors
 
 
-def _safetensors(file: Path) -> dict[str, Tensor]:
+def safetensors(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file by name. Raises ``ValueError`` for a damaged file."""
     return {
         name: Tensor(stored.shape, DTYPES[stored.dtype].name, functools.partial(read_values, stored))
         for name, stored in read_header(file).items()

@@ -60,7 +60,8 @@ def write_hf(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float3
             params[f"idle/{leaf}"] = np.zeros(shape, np.float32)
             names[f"idle/{leaf}"] = StoredName(f"{module}.{leaf}", False)
     write_safetensors(folder / WEIGHTS_FILE, params, names, dtype, copies)
-    return [*notes, *write_tokenizer_files(folder, weights.spec, weights.tokenizer_content)]
+    exact, content = weights.exact_tokenizer, weights.tokenizer_content
+    return [*notes, *write_tokenizer_files(folder, spec, content, exact=exact)]
 
 
 def write_json(file: Path, value: Any, indent: int = 2) -> None:

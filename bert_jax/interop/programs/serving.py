@@ -74,7 +74,8 @@ def write_companions(folder: Path, weights: ModelBundle, dtype: str) -> list[str
         notes.append("choice: each choice is a row; reshape the scores from [batch, 1] to [questions, choices]")
     if weights.spec.model.type_vocab_size == 1:
         notes.append("token_type_ids: this model has only one segment; use zeros")
-    return [*notes, *write_tokenizer_files(folder, weights.spec, weights.tokenizer_content)]
+    exact, content = weights.exact_tokenizer, weights.tokenizer_content
+    return [*notes, *write_tokenizer_files(folder, weights.spec, content, exact=exact)]
 
 
 def position_ids(spec: ModelSpec, input_ids: jax.Array) -> jax.Array:

@@ -13,12 +13,12 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, spec_from_json, spec_to_json
-from bert_jax.config.spec import Problem
+from bert_jax.config.spec import Activation, Problem
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes
 from bert_jax.interop.hf.config_json import read_config
 from bert_jax.interop.hf.read import with_tokenizer
@@ -97,7 +97,7 @@ def read_tf1(path: Path, options: ReadOptions) -> ModelBundle:
     if activation:
         model = dataclasses.replace(model, activation=activation)
         reader.notes = [note for note in reader.notes if " specifies gelu: " not in note]
-    spec = ModelSpec(model=model, heads=reader.heads(details))
+    spec = ModelSpec(model=model, heads=reader.heads(details), task=details and details.task)
     params = reader.read(spec, tf1_names(spec), ())
     tokenizer, content, tokenizer_notes = read_tokenizer_files(folder, options)
     stated = details.tokenizer if details is not None else None
@@ -220,12 +220,14 @@ class _CheckpointReader(StoredModel):
             known = details.heads.sequence_labels if details is not None else ()
             labels = self.labels(known if len(known) == shape[0] else None, shape[0])
         problem: Problem = "regression" if len(labels) == 1 else "single_label"
+        activation: Literal["", Activation] = ""
         if details is not None and len(details.heads.sequence_labels) == len(labels):
-            problem = details.heads.problem
+            problem, activation = details.heads.problem, details.heads.activation
         try:
             return HeadsConfig(
                 pooler=pooler, mlm=mlm, nsp=present["nsp"] is not None, sequence_labels=labels, problem=problem,
-                span=present["span"] is not None, dropout=details.heads.dropout if details is not None else None,
+                activation=activation, span=present["span"] is not None,
+                dropout=details.heads.dropout if details is not None else None,
             )  # fmt: skip
         except ValueError as error:
             raise ValueError(f"{self.path}: {error}") from None

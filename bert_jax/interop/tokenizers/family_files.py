@@ -145,21 +145,23 @@ def mpnet_json(pieces: Sequence[str], settings: Mapping[str, Any]) -> Json:
 
 def with_added_tokens(state: Json, added: Sequence[Mapping[str, Any]], name: str) -> Json:
     """Return ``state`` with the further ``added`` tokens (``content``, ``id`` and, if known, the flags of
-    ``tokenizer.json``). Raises ``ValueError`` if an id contradicts the vocabulary or leaves a gap."""
+    ``tokenizer.json``). A token whose ``id`` is None has that of the vocabulary, else the next free one. Raises
+    ``ValueError`` if an id contradicts the vocabulary or leaves a gap."""
     vocab = state["model"]["vocab"]
     ids = {piece: i for i, (piece, _) in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
     entries = {entry["content"]: entry for entry in state["added_tokens"]}
     ids |= {piece: entry["id"] for piece, entry in entries.items()}
-    for token in sorted(added, key=lambda token: str(token["id"]).zfill(20)):
+    for token in sorted(added, key=lambda token: (token["id"] is None, str(token["id"]).zfill(20))):
         piece = token["content"]
-        if ids.setdefault(piece, len(ids)) != token["id"]:
+        if ids.setdefault(piece, len(ids)) != token["id"] and token["id"] is not None:
             raise ValueError(
                 f"{name}: the added token {piece[:40]!r} has the id {str(token['id'])[:20]}, but the vocabulary "
                 f"{ids[piece]}"
             )
         if piece not in entries:
             flags = {key: bool(token.get(key)) for key in ("single_word", "lstrip", "rstrip", "special")}
-            normalized = bool(token.get("normalized", not flags["special"]))
+            stated = token.get("normalized")
+            normalized = not flags["special"] if stated is None else bool(stated)
             entries[piece] = {"id": ids[piece], "content": piece, **flags, "normalized": normalized}
     return {**state, "added_tokens": sorted(entries.values(), key=lambda entry: int(entry["id"]))}
 

@@ -4,6 +4,7 @@ It determines the vocabulary and the tokenization rules from files that may cont
 """
 
 import dataclasses
+import functools
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,16 +26,19 @@ from bert_jax.interop.tokenizers.family_files import (
 )
 from bert_jax.interop.tokenizers.json_format import (
     added_tokens,
+    bert_rules,
+    exact_rules,
     merge_pairs,
     parse_model,
     part_of,
+    sentencepiece_json,
     steps_of,
-    wordpiece_rules,
+    wordpiece_json,
 )
-from bert_jax.io.untrusted_folder import inside, json_object, read_small
+from bert_jax.io.untrusted_folder import LARGEST, LARGEST_TOKENIZER, inside, json_object, read_small
 from bert_jax.tokenization import SPECIAL_PIECES, build_tokenizer
 from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES, byte_bpe_content, pieces_by_id
-from bert_jax.tokenization.json_tokenizer import is_general
+from bert_jax.tokenization.json_tokenizer import has_own_rules
 from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, read_pieces
 
 # A vocabulary is assumed to be cased if more than this fraction of its pieces have capitals, and to keep accents if
@@ -45,6 +49,16 @@ _CLASSES = {
     "Albert": "albert", "BigBird": "big_bird", "Camembert": "camembert", "DebertaV2": "deberta-v2",
     "MPNet": "mpnet", "XLMRoberta": "xlm-roberta",
 }  # fmt: skip
+# Classes of transformers (without Tokenizer, Fast) whose rules for a file are those of BERT or RoBERTa.
+_GENERAL = ("", "PreTrained", "TokenizersBackend")
+_WITH_RULES_OF_BERT = (
+    *_GENERAL, "Bert", "BertLegacy", "ConvBert", "DPRContextEncoder", "DPRQuestionEncoder", "DPRReader",
+    "DistilBert", "Electra", "Funnel", "LayoutLM", "LayoutLMv2", "Lxmert", "MPNet", "MobileBert", "Realm",
+    "RetriBert", "Splinter", "SqueezeBert",
+)  # fmt: skip
+_WITH_RULES_OF_ROBERTA = (*_GENERAL, "Bart", "GPT2", "LED", "Longformer", "OpenAIGPT", "Roberta")
+# Added tokens: content, id (None: not stated) and the flags of tokenizer.json that the folder states.
+Added = Sequence[Mapping[str, Any]]
 # Name of each rule in (TokenizerConfig, tokenizer_config.json, BertNormalizer).
 RULES = (
     ("lower_case", "do_lower_case", "lowercase"),
@@ -75,7 +89,11 @@ def read_tokenizer_files(
         return None, None, ("the folder has no tokenizer: the inputs of the model are ids",)
     tokenizer = build_tokenizer(config, content, str(folder / config.file))  # raises for an invalid file
     lower_case = config.lower_case if tokenizer.kind == "wordpiece" else tokenizer.lower_case
-    config = dataclasses.replace(config, lower_case=lower_case, max_length=max_length)
+    names = settings.get("model_input_names")
+    config = dataclasses.replace(
+        config, lower_case=lower_case, max_length=max_length, truncation_side=files.truncation_side(settings),
+        pair_types=not (isinstance(names, list) and tokenizer.second_type) or "token_type_ids" in names,
+    )  # fmt: skip
     return config, content, tuple(files.notes)
 
 
@@ -101,10 +119,16 @@ class _Files:
         path = inside(self.folder, name)
         if path is None:
             return None
-        content = read_small(path, "a tokenizer file")
+        most = LARGEST_TOKENIZER if name == "tokenizer.json" else LARGEST
+        content = read_small(path, "a tokenizer file", most)
         if not content:
             raise ValueError(f"{self.folder / name}: the file is empty")
         return content
+
+    @functools.cached_property
+    def state(self) -> dict[str, Any] | None:
+        """The parsed ``tokenizer.json``."""
+        return self.json("tokenizer.json")
 
     def json(self, name: str) -> dict[str, Any] | None:
         content = self.content(name)
@@ -116,21 +140,35 @@ class _Files:
             raise ValueError(f"{self.folder}: {message}; set --allow_mismatch to accept this")
         self.notes.append(message)
 
+    def truncation_side(self, settings: Mapping[str, Any]) -> Any:
+        """Return the side at which transformers truncates: that of ``settings`` or of ``tokenizer.json``."""
+        stored = part_of(self.state or {}, "truncation").get("direction", "right")
+        side = settings.get("truncation_side") or str(stored).lower()
+        if side not in ("right", "left"):
+            raise ValueError(f"{self.folder}: truncation_side is {str(side)[:40]!r}; allowed: right, left")
+        return side
+
     def read(self, settings: Mapping[str, Any]) -> tuple[TokenizerConfig | None, bytes | None]:
-        state = self.json("tokenizer.json")
-        model = self.content("tokenizer.model")
+        state = self.state
+        self.check_code(settings)
+        model, added = self.content("tokenizer.model"), self.added_beside(settings)
+        by_json = TokenizerConfig(file="tokenizer.json", lower_case=False)
         if model is not None and not self.is_other_model(model, state):
-            return TokenizerConfig(file="tokenizer.model"), model
+            found = _foreign([*added, *added_tokens(state or {}, "tokenizer.json")], SPECIAL_PIECES)
+            if not found:
+                return TokenizerConfig(file="tokenizer.model"), model
+            return by_json, self.with_tokens(sentencepiece_json(model), found)
         kind = None if state is None else part_of(state, "model").get("type")
         if kind is None and state is not None:  # older files have no type
             kind = "BPE" if "merges" in part_of(state, "model") else "WordPiece"
         vocabulary = self.content("vocab.txt")
-        by_json = TokenizerConfig(file="tokenizer.json", lower_case=False)
-        if is_general(state):
-            # Kept byte for byte: every rule of the file applies.
-            return by_json, self.content("tokenizer.json")
+        if state is not None and has_own_rules(state):
+            listed = {token["content"] for token in added_tokens(state, str(self.folder / "tokenizer.json"))}
+            found = [token for token in added if token["content"] not in listed]
+            # Kept byte for byte, unless other files add tokens: every rule of the file applies.
+            return by_json, self.with_tokens(state, found) if found else self.content("tokenizer.json")
         if kind == "BPE":
-            return by_json, self.byte_bpe(state or {})
+            return by_json, self.byte_bpe(state or {}, added)
         if kind not in (None, "WordPiece"):
             raise ValueError(
                 f"{self.folder / 'tokenizer.json'}: a {str(kind)[:40]} tokenizer is not supported; allowed: "
@@ -139,16 +177,52 @@ class _Files:
         table = self.json("vocab.json") if state is None and vocabulary is None else None
         made = self.family_state(settings, vocabulary, table) if state is None else None
         if made is not None:
-            return by_json, serialized(with_added_tokens(made, self.added_flags(settings), str(self.folder)))
+            return by_json, self.with_tokens(made, added)
         if state is not None or vocabulary is not None:
-            return self.wordpiece(settings, state, vocabulary)
+            return self.wordpiece(settings, state, vocabulary, added)
         if table is not None:
-            return by_json, self.roberta_files(table, settings)
+            return by_json, self.roberta_files(table, settings, added)
         return None, None
+
+    def with_tokens(self, state: Mapping[str, Any], added: Added) -> bytes:
+        """Return the content of a ``tokenizer.json`` with the rules of ``state`` and the ``added`` tokens."""
+        return serialized(with_added_tokens(dict(state), added, str(self.folder)))
+
+    def stated_class(self, settings: Mapping[str, Any]) -> str:
+        """Return the class that ``settings`` or config.json name, without the endings Tokenizer and Fast."""
+        config = self.json("config.json") or {}
+        classes = (settings.get("tokenizer_class"), config.get("tokenizer_class"))
+        return next((str(name) for name in classes if name), "").removesuffix("Fast").removesuffix("Tokenizer")
+
+    def check_code(self, settings: Mapping[str, Any]) -> None:
+        """Refuse code of the folder (``auto_map``) that may split text by other rules than the files state."""
+        stated = settings.get("auto_map")
+        stated = stated.get("AutoTokenizer") if isinstance(stated, dict) else stated
+        slow, fast = stated[:2] if isinstance(stated, list) and len(stated) > 1 else (stated, None)
+        if self.state is not None and fast:
+            self.notes.append(f"tokenizer.json is used; the code that auto_map names ({str(fast)[:60]}) is not run")
+        elif slow or fast:
+            self.differ(
+                f"the tokenizer is code of the folder (auto_map {str(slow or fast)[:60]}), which is never run; "
+                "save it as the tokenizer.json of a fast tokenizer"
+            )
+
+    def check_class(self, settings: Mapping[str, Any], known: Sequence[str], rules: str) -> None:
+        """Refuse a class whose rules for the vocabulary are not ``rules``."""
+        stated = self.stated_class(settings)
+        if stated == "BertJapanese":
+            kinds = [settings.get(f"{part}_tokenizer_type", "") for part in ("word", "subword")]
+            stated = "Bert" if kinds == ["basic", "wordpiece"] else stated
+        if stated not in known:
+            self.differ(
+                f"tokenizer_class {stated[:40]}Tokenizer splits text by other rules than {rules}, which this "
+                "library does not have; add its tokenizer.json with these rules, or separate the words of every "
+                "text with spaces as that tokenizer does"
+            )
 
     def is_other_model(self, model: bytes, state: Mapping[str, Any] | None) -> bool:
         """Return True if ``tokenizer.json`` has rules of its own and was not made from ``tokenizer.model``."""
-        if not is_general(state):
+        if state is None or not has_own_rules(state):
             return False
         require_sentencepiece(model, str(self.folder / "tokenizer.model"))
         pieces = [piece.text for piece in parse_model(model)[0]]
@@ -164,10 +238,8 @@ class _Files:
     ) -> dict[str, Any] | None:
         """Return a ``tokenizer.json`` made from the files of a family other than BERT and RoBERTa, or None if the
         folder has no such files."""
-        config = self.json("config.json") or {}
-        classes = (settings.get("tokenizer_class"), config.get("tokenizer_class"))
-        stated = next((str(name) for name in classes if name), "").removesuffix("Fast").removesuffix("Tokenizer")
-        family = _CLASSES.get(stated, config.get("model_type"))
+        model_type = (self.json("config.json") or {}).get("model_type")
+        family = _CLASSES.get(self.stated_class(settings), model_type)
         if vocabulary is not None:
             name = str(self.folder / "vocab.txt")
             return mpnet_json(read_pieces(vocabulary, name), settings) if family == "mpnet" else None
@@ -190,19 +262,27 @@ class _Files:
                 return sentencepiece_family_json(content, chosen, settings, str(self.folder / name))
         return None
 
-    def byte_bpe(self, state: Mapping[str, Any]) -> bytes:
-        """Return a canonical ``tokenizer.json`` with the vocabulary, merges and ``add_prefix_space`` of ``state``,
-        which must be a byte-level BPE like that of RoBERTa."""
+    def byte_bpe(self, state: Mapping[str, Any], added: Added) -> bytes:
+        """Return a canonical ``tokenizer.json`` with the vocabulary, merges, ``add_prefix_space`` and added tokens
+        of ``state``, which must be a byte-level BPE like that of RoBERTa."""
         name = str(self.folder / "tokenizer.json")
         levels = [part for part in steps_of(state.get("pre_tokenizer")) if part.get("type") == "ByteLevel"]
-        if not levels or len(steps_of(state.get("pre_tokenizer"))) > 1 or state.get("normalizer") is not None:
+        if not levels or len(steps_of(state.get("pre_tokenizer"))) > 1:
             raise ValueError(f"{name}: the BPE is not byte-level like that of RoBERTa; only this kind is supported")
         model = part_of(state, "model")
         if model.get("byte_fallback") or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
             raise ValueError(f"{name}: a BPE with subword prefix, word suffix or byte fallback is not supported")
-        pieces = self.with_added(pieces_by_id(model.get("vocab"), name), added_tokens(state, name), ROBERTA_PIECES)
-        prefix = levels[0].get("add_prefix_space") is True
-        return byte_bpe_content(pieces, merge_pairs(model.get("merges"), name), add_prefix_space=prefix, name=name)
+        prefix, merges = levels[0].get("add_prefix_space") is True, merge_pairs(model.get("merges"), name)
+        pieces = pieces_by_id(model.get("vocab"), name)
+        return self.roberta_content(pieces, merges, prefix, [*added, *added_tokens(state, name)], name)
+
+    def roberta_content(
+        self, pieces: list[str], merges: Sequence[tuple[str, str]], prefix: bool, added: Added, name: str
+    ) -> bytes:
+        pieces = self.with_special(pieces, added, ROBERTA_PIECES)
+        content = byte_bpe_content(pieces, merges, add_prefix_space=prefix, name=name)
+        found = _foreign(added, ROBERTA_PIECES)
+        return self.with_tokens(json_object(content, name), found) if found else content
 
     def merges(self) -> list[tuple[str, str]]:
         """Return the merges of ``merges.txt``, sorted by rank."""
@@ -217,75 +297,72 @@ class _Files:
         merges = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
         return merge_pairs(merges, name)
 
-    def roberta_files(self, table: Mapping[str, Any], settings: Mapping[str, Any]) -> bytes:
-        merges, added = self.merges(), self.added_beside(settings)
-        pieces = self.with_added(pieces_by_id(table, str(self.folder / "vocab.json")), added, ROBERTA_PIECES)
+    def roberta_files(self, table: Mapping[str, Any], settings: Mapping[str, Any], added: Added) -> bytes:
+        self.check_class(settings, _WITH_RULES_OF_ROBERTA, "RoBERTa's")
+        name = str(self.folder / "vocab.json")
         prefix = settings.get("add_prefix_space") is True
-        return byte_bpe_content(pieces, merges, add_prefix_space=prefix, name=str(self.folder / "vocab.json"))
+        return self.roberta_content(pieces_by_id(table, name), self.merges(), prefix, added, name)
 
-    def added_beside(self, settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return (token, id) for every added token of a folder without ``tokenizer.json``: the tokens in
-        ``added_tokens.json`` and in ``added_tokens_decoder`` of ``settings``."""
-        return [(token["content"], token["id"]) for token in self.added_flags(settings)]
-
-    def added_flags(self, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return content, id and, if the folder states them, the flags of the tokens of :meth:`added_beside`."""
+    def added_beside(self, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return content, id (None: not stated) and, if the folder states them, the flags of every added token in
+        the files beside ``tokenizer.json``: ``added_tokens.json``, and ``added_tokens_decoder`` and lists of
+        special tokens in ``settings`` and special_tokens_map.json."""
         listed = self.json("added_tokens.json") or {}
         added = {piece: {"content": piece, "id": number} for piece, number in listed.items()}
         decoder = settings.get("added_tokens_decoder")
         for number, token in (decoder if isinstance(decoder, dict) else {}).items():
             if isinstance(token, dict) and isinstance(token.get("content"), str) and str(number).isdecimal():
                 added[token["content"]] = {"id": int(str(number)[:19]), **token, **added.get(token["content"], {})}
+        for file in (settings, self.json("special_tokens_map.json") or {}):
+            for key in ("additional_special_tokens", "extra_special_tokens"):
+                tokens = file.get(key)
+                for token in tokens.values() if isinstance(tokens, dict) else tokens or ():
+                    flags = token if isinstance(token, dict) else {"content": token}
+                    if isinstance(piece := flags.get("content"), str):
+                        added[piece] = {"id": None, **flags, **added.get(piece, {}), "special": True}
         return list(added.values())
 
-    def with_added(self, pieces: list[str], added: Sequence[tuple[str, Any]], special: Sequence[str]) -> list[str]:
-        """Return ``pieces`` followed by the added tokens that ``pieces`` lacks.
-
-        An appended token that is not in ``special`` is a contradiction, because Hugging Face's tokenizers find
-        added tokens in the raw text before they apply any rule.
-        """
-        known = set(pieces)
-        beyond = sorted((item for item in added if item[0] not in known), key=lambda item: str(item[1]).zfill(20))
-        extra = [piece for piece, _ in beyond]
-        if [number for _, number in beyond] != list(range(len(pieces), len(pieces) + len(extra))):
+    def with_special(self, pieces: list[str], added: Added, special: Sequence[str]) -> list[str]:
+        """Return ``pieces`` followed by those ``special`` pieces among the added tokens that ``pieces`` lacks.
+        Raises ``ValueError`` if their ids do not follow those of ``pieces``."""
+        ids = {token["content"]: token["id"] for token in added}
+        lacking = {*ids}.intersection(special).difference(pieces)
+        extra = sorted(lacking, key=lambda piece: str(ids[piece]).zfill(20))
+        if [ids[piece] for piece in extra] != list(range(len(pieces), len(pieces) + len(extra))):
             raise ValueError(
                 f"{self.folder}: ids of added tokens must directly follow those of the vocabulary: {_some(extra)}"
-            )
-        foreign = [piece for piece in extra if piece not in special]
-        if foreign:
-            self.differ(
-                f"Hugging Face's tokenizers find {len(foreign)} added tokens ({_some(foreign)}) in the raw text; "
-                "here these tokens would be ordinary pieces"
-            )
-        inside_vocabulary = [piece for piece, _ in added if piece in known and piece not in special]
-        if inside_vocabulary:
-            self.notes.append(
-                "added tokens in a text are plain text here, but pieces in Hugging Face's tokenizers: "
-                f"{_some(inside_vocabulary)}"
             )
         return [*pieces, *extra]
 
     def wordpiece(
-        self, settings: Mapping[str, Any], state: Mapping[str, Any] | None, content: bytes | None
-    ) -> tuple[TokenizerConfig, bytes]:
+        self, settings: Mapping[str, Any], state: Mapping[str, Any] | None, content: bytes | None,
+        added: Added,
+    ) -> tuple[TokenizerConfig, bytes]:  # fmt: skip
+        self.check_class(settings, _WITH_RULES_OF_BERT, "BERT's")
         name = str(self.folder / ("vocab.txt" if content is not None else "tokenizer.json"))
         limit = 100  # default of transformers for a vocabulary without tokenizer.json
-        added = self.added_beside(settings)
-        pieces = None if content is None else read_pieces(content, name)
+        pieces = None if content is None else self.vocab_txt(content, name)
         if state is not None:
             json_name = str(self.folder / "tokenizer.json")
             model = part_of(state, "model")
             if model.get("unk_token", "[UNK]") != "[UNK]" or model.get("continuing_subword_prefix", "##") != "##":
                 raise ValueError(f"{json_name}: unk_token must be [UNK], and continuing_subword_prefix must be ##")
             limit = model.get("max_input_chars_per_word", 100)
-            added = added_tokens(state, json_name)
+            added = [*added, *added_tokens(state, json_name)]
             listed = pieces_by_id(model.get("vocab"), json_name)
             if pieces is None:
                 pieces = listed
             elif [piece.strip() for piece in listed] != pieces:
                 self.differ("vocab.txt and tokenizer.json contain different vocabularies; vocab.txt has priority")
         known = pieces or []
-        pieces = self.with_added(known, added, SPECIAL_PIECES)
+        pieces = self.with_special(known, added, SPECIAL_PIECES)
+        if found := _foreign(added, SPECIAL_PIECES):
+            config = self.rules(settings, state, pieces)
+            rules = bert_rules(
+                lower_case=config.lower_case, strip_accents=config.strip_accents, split_cjk=config.split_cjk
+            )
+            made = wordpiece_json(pieces, rules, limit)
+            return TokenizerConfig(file="tokenizer.json", lower_case=False), self.with_tokens(made, found)
         if content is None or len(pieces) > len(known):
             if any("\n" in piece for piece in pieces):
                 raise ValueError(f"{name}: a piece contains a line break, which vocab.txt cannot represent")
@@ -296,6 +373,17 @@ class _Files:
                 "in google-research/bert; transformers replaces them with [UNK]"
             )
         return self.rules(settings, state, pieces), content
+
+    def vocab_txt(self, content: bytes, name: str) -> list[str]:
+        """Return the pieces of a ``vocab.txt``; raises ``ValueError`` for the pieces of a SentencePiece model."""
+        lines = content.decode("utf-8", "replace").split("\n")
+        marked = sum(line.startswith("\u2581") for line in lines)
+        if marked > _SIGNIFICANT * len(lines) and not any(line.startswith("##") for line in lines):
+            raise ValueError(
+                f"{name}: {marked} pieces begin with \u2581, so they are those of a SentencePiece model, not of "
+                "WordPiece; save the tokenizer as the tokenizer.json of a fast tokenizer, and remove vocab.txt"
+            )
+        return read_pieces(content, name)
 
     def rules(
         self, settings: Mapping[str, Any], state: Mapping[str, Any] | None, pieces: Sequence[str]
@@ -365,9 +453,18 @@ def _is_ours(rules: Mapping[str, Any], stated: Mapping[str, Any]) -> bool:
         value in (True, False, None) for value in stated.values()
     ):
         return False
-    return rules == wordpiece_rules(
+    return rules == exact_rules(
         lower_case=stated["lower_case"], strip_accents=stated.get("strip_accents"), split_cjk=stated["split_cjk"]
     )
+
+
+def _foreign(added: Added, special: Sequence[str]) -> Added:
+    """Return the tokens of ``added`` that are not ``special``, each once, as its first entry describes it."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for token in added:
+        if token["content"] not in special:
+            found.setdefault(token["content"], token)
+    return [*found.values()]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -10,26 +10,29 @@ from typing import Any
 from bert_jax.config import ModelSpec
 from bert_jax.interop.tokenizers.family_files import GPT2_PIECE
 from bert_jax.interop.tokenizers.folder_files import RULES
-from bert_jax.interop.tokenizers.tokenizer_state import check_state, state_of
+from bert_jax.interop.tokenizers.tokenizer_state import check_state, otherwise_treated, rules_of, state_of
 from bert_jax.tokenization import build_tokenizer
 
 
-def write_tokenizer_files(folder: Path, spec: ModelSpec, content: bytes | None) -> list[str]:
-    """Write the files from which ``AutoTokenizer`` builds a tokenizer with the same ids and offsets as the
-    tokenizer of the model.
+def write_tokenizer_files(
+    folder: Path, spec: ModelSpec, content: bytes | None, *, exact: bool = False
+) -> list[str]:
+    """Write the files from which ``AutoTokenizer`` builds the tokenizer of the model.
 
-    The files are ``tokenizer.json``, ``tokenizer_config.json``, ``special_tokens_map.json`` and an exact copy of
-    the vocabulary. Returns notes on the differences between the two tokenizers. Raises ``ValueError`` for a
-    tokenizer that ``tokenizer.json`` cannot express, and ``exits.Stop`` if the written file encodes sample texts
-    differently.
+    The files are ``tokenizer.json`` (WordPiece: with the rules of BertTokenizer or, with ``exact``, rules that only
+    the tokenizers library reads), ``tokenizer_config.json``, ``special_tokens_map.json`` and an exact copy of the
+    vocabulary. Returns notes on the differences between the two tokenizers. Raises ``ValueError`` for a tokenizer
+    that ``tokenizer.json`` cannot express, and ``exits.Stop`` if the written file encodes sample texts differently
+    for another reason than a note gives.
     """
     config = spec.tokenizer
     if config is None or content is None:
         return ["the model has no vocabulary: no tokenizer is written"]
     tokenizer = build_tokenizer(config, content, config.file)
-    state, notes = state_of(tokenizer, config, content)
+    state, notes = state_of(tokenizer, config, content, exact=exact)
     written = json.dumps(state, ensure_ascii=False).encode()
-    notes += check_state(tokenizer, written)
+    is_plain = tokenizer.kind == "wordpiece" and not exact
+    notes += check_state(tokenizer, written, otherwise_treated(**rules_of(config)) if is_plain else ())
     specials = dict(zip(("pad", "unk", "cls", "sep", "mask"), tokenizer.special_pieces, strict=True))
     tokens = {f"{name}_token": piece for name, piece in specials.items()}
     settings: dict[str, Any] = {
@@ -56,6 +59,7 @@ def write_tokenizer_files(folder: Path, spec: ModelSpec, content: bytes | None) 
     if tokenizer.kind == "wordpiece":
         settings |= {theirs: getattr(config, ours) for ours, theirs, _ in RULES}
     settings["model_input_names"] = inputs
+    settings |= {"truncation_side": "left"} if config.truncation_side == "left" else {}
     if config.file != "tokenizer.json":
         (folder / config.file).write_bytes(content)
     (folder / "tokenizer.json").write_bytes(written if config.file != "tokenizer.json" else content)

@@ -1,8 +1,8 @@
 """Functions that write and read the parts of ``tokenizer.json``, the format of Hugging Face's tokenizers library.
 
 The BertNormalizer of that library differs from google-research/bert: it handles the final sigma differently, drops
-unassigned characters and uses an older Unicode version. Therefore the rules are written as regular expressions over
-the character categories of the running Python, which the tokenizers of bert_jax also use.
+unassigned characters and uses an older Unicode version. The exact rules are therefore regular expressions over the
+character categories of the running Python, which the tokenizers of bert_jax also use.
 """
 
 import base64
@@ -47,7 +47,7 @@ def _characters(accepts: Callable[[str], bool]) -> str:
 
 @lru_cache(maxsize=1)
 def _classes() -> Mapping[str, str]:
-    """Return the character classes for :func:`wordpiece_rules`, cached because their computation takes 0.3 s."""
+    """Return the character classes for :func:`exact_rules`, cached because their computation takes 0.3 s."""
     return {
         "dropped": _characters(is_dropped.__wrapped__),
         "punctuation": _characters(is_punctuation.__wrapped__),
@@ -71,9 +71,9 @@ def _split(pattern: str, behavior: str) -> Json:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": False}
 
 
-def wordpiece_rules(*, lower_case: bool, strip_accents: bool | None, split_cjk: bool) -> Json:
-    """Return the ``normalizer`` and ``pre_tokenizer`` that split a text into the words of
-    ``WordPieceTokenizer``."""
+def exact_rules(*, lower_case: bool, strip_accents: bool | None, split_cjk: bool) -> Json:
+    """Return the ``normalizer`` and ``pre_tokenizer`` that split a text into exactly the words of
+    ``WordPieceTokenizer``, by expressions that only the tokenizers library reads."""
     classes = _classes()
     steps = [_replace(f"[{classes['dropped']}]", "")]
     if lower_case:
@@ -89,6 +89,16 @@ def wordpiece_rules(*, lower_case: bool, strip_accents: bool | None, split_cjk: 
         "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
     }
+
+
+def bert_rules(*, lower_case: bool, strip_accents: bool | None, split_cjk: bool) -> Json:
+    """Return the ``normalizer`` and ``pre_tokenizer`` of transformers' BertTokenizer, which every reader of
+    ``tokenizer.json`` knows."""
+    normalizer = {
+        "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": split_cjk,
+        "strip_accents": strip_accents, "lowercase": lower_case,
+    }  # fmt: skip
+    return {"normalizer": normalizer, "pre_tokenizer": {"type": "BertPreTokenizer"}}
 
 
 def _frame(ids: Mapping[str, int]) -> Json:
@@ -107,8 +117,9 @@ def _frame(ids: Mapping[str, int]) -> Json:
     }
 
 
-def wordpiece_json(pieces: Sequence[str], rules: Json) -> Json:
-    """Return the ``tokenizer.json`` of a WordPiece tokenizer with the ``rules`` of :func:`wordpiece_rules`."""
+def wordpiece_json(pieces: Sequence[str], rules: Json, limit: int = MAX_CHARS_PER_WORD) -> Json:
+    """Return the ``tokenizer.json`` of a WordPiece tokenizer with the ``rules`` of :func:`exact_rules` or
+    :func:`bert_rules`, in which words of more than ``limit`` characters are [UNK]."""
     ids = {piece: i for i, piece in enumerate(pieces)}
     return {
         **_frame(ids),
@@ -118,7 +129,7 @@ def wordpiece_json(pieces: Sequence[str], rules: Json) -> Json:
             "type": "WordPiece",
             "unk_token": "[UNK]",
             "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": MAX_CHARS_PER_WORD,
+            "max_input_chars_per_word": limit,
             "vocab": ids,
         },
     }
@@ -215,6 +226,20 @@ def ranked_merges(pieces: Sequence[_Piece], ids: Mapping[str, int]) -> list[tupl
     return merges
 
 
+def lower_cased(state: Mapping[str, Any]) -> Json:
+    """Return a ``tokenizer.json`` with the rules of ``state`` that lower-cases the text first, as
+    sentence-transformers changes a tokenizer for ``do_lower_case``."""
+    step = state.get("normalizer")
+    steps = step["normalizers"] if isinstance(step, dict) and step.get("type") == "Sequence" else [step]
+    others = [step for step in steps if step]
+    return {**state, "normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *others]}}
+
+
+def lowers_first(state: Mapping[str, Any]) -> bool:
+    """Return True if the first rule of ``state`` is that of :func:`lower_cased`."""
+    return (part_of(state, "normalizer").get("normalizers") or [None])[0] == {"type": "Lowercase"}
+
+
 def part_of(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the JSON object under the key ``name``, or an empty dict if the value is absent or not an object."""
     part = state.get(name)
@@ -229,15 +254,15 @@ def steps_of(part: Any) -> list[Mapping[str, Any]]:
     return [item for item in parts if isinstance(item, dict)]
 
 
-def added_tokens(state: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
-    """Return (content, id) of every added token. Raises ``ValueError`` if ``added_tokens`` is not a list of
-    tokens."""
+def added_tokens(state: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return the added tokens, with ``content``, ``id`` and flags. Raises ``ValueError`` if ``added_tokens`` is not
+    a list of tokens."""
     tokens = state.get("added_tokens") or []
     if not isinstance(tokens, list) or not all(
         isinstance(token, dict) and isinstance(token.get("content"), str) for token in tokens
     ):
         raise ValueError(f"{name}: added_tokens is not a list of tokens")
-    return [(token["content"], token.get("id")) for token in tokens]
+    return [{"id": None, **token} for token in tokens]
 
 
 def merge_pairs(merges: Any, name: str) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from bert_jax.model import BertModel, to_canonical
 from bert_jax.parallel import make_mesh
 from bert_jax.training.checkpoint.digest import digest_lines, lines_digest
 from bert_jax.training.checkpoint.restore import (
+    COMMIT_FILE,
     Unfit,
     checkpoint_folder,
     fitting_config,
@@ -134,6 +135,8 @@ def save_arrays(folder: Location, arrays: Mapping[str, np.ndarray]) -> None:
     tree = nested({name: np.asarray(values) for name, values in arrays.items()})
     with ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(epath.Path(str(folder)), args=ocp.args.PyTreeSave(tree))
+    if (folder / COMMIT_FILE).is_file():  # Orbax writes the path, which may be private
+        (folder / COMMIT_FILE).write_text("complete\n")
 
 
 def read_arrays(

@@ -33,6 +33,11 @@ class RunLog:
         """Return the last line of ``split`` in metrics.jsonl, or an empty dict if no such line exists."""
         return next((line for line in reversed(read_metrics(self.folder)) if line.get("split") == split), {})
 
+    def at(self, step: int, split: str) -> dict[str, Any]:
+        """Return the line of ``step`` and ``split`` in metrics.jsonl, or an empty dict if no such line exists."""
+        lines = (line for line in read_metrics(self.folder) if (line["step"], line.get("split")) == (step, split))
+        return next(lines, {})
+
     def close(self) -> None:
         """Close the files and remove the progress bar; may be called twice."""
         self._metrics.close()

@@ -9,7 +9,7 @@ from inference_models import make_model
 from bert_jax.analysis import neighbors as search
 from bert_jax.analysis.anisotropy import Band, anisotropy, fit_whitening, frequency_bands
 from bert_jax.analysis.collection import Collection, embedded, read_collection
-from bert_jax.analysis.neighbors import hit_lines, nearest, read_relevant, relevance
+from bert_jax.analysis.neighbors import Hits, hit_lines, nearest, read_relevant, relevance
 
 
 @pytest.fixture
@@ -230,12 +230,26 @@ def test_lines_of_hits():
 
 
 def test_relevance():
-    scores = relevance([[10, 12], [12, 11], [11, 10]], [{12}, {12, 10}, {12}], 2)
+    found = [Hits(np.array(rows), np.array([0.9, 0.5])) for rows in ([0, 2], [2, 1], [1, 0])]
+    scores = relevance(found, [10, 11, 12], [{12}, {12, 10}, {12}], 2)
     assert set(scores) == {"mrr", "precision@1", "recall@1", "ndcg@1", "recall@2", "ndcg@2"}
     assert scores["mrr"].value == pytest.approx((1 / 2 + 1 + 0) / 3)
     assert scores["precision@1"].value == pytest.approx(1 / 3)
     assert scores["recall@2"].value == pytest.approx((1 + 1 / 2 + 0) / 3)
     assert scores["mrr"].low < scores["mrr"].value < scores["mrr"].high
+
+
+@pytest.mark.parametrize("top", [2, 30])
+def test_equal_entries_share_their_rank_and_keep_the_order_of_the_corpus(top, caplog):
+    corpus = np.ones((40, 4), np.float32)
+    found = list(nearest(corpus[:3], corpus, top))
+    assert all(hits.rows.tolist() == list(range(top)) and hits.beyond == 40 - top for hits in found)
+    assert "the model has collapsed" in caplog.text
+    scores = relevance(found, range(40), [{0}, {1}, {0}], top)
+    assert scores["mrr"].value == pytest.approx(1 / 20.5) and scores["precision@1"].value == 0
+    caplog.clear()
+    (first,) = nearest(corpus[:1], np.eye(4, dtype=np.float32), 2)
+    assert (first.rows.tolist(), first.beyond, caplog.text) == ([0, 1], 2, "")
 
 
 def test_relevant_ids(tmp_path):

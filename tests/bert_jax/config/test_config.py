@@ -70,7 +70,7 @@ BAD = [
     ("training.num_steps", "true", "'true' is not a whole number"),
     ("training.num_steps", "nan", "'nan' is not allowed; allowed: a finite number"),
     ("training.num_steps", "1e400", "'1e400' is not allowed; allowed: a finite number"),
-    ("training.num_steps", "-5", "-5 is not allowed; allowed: a number above 0"),
+    ("training.num_steps", "-5", "-5 is not allowed; allowed: 0 or more"),
     ("optimizer.learning_rate", "nan", "'nan' is not allowed; allowed: a finite number"),
     ("optimizer.learning_rate", "inf", "'inf' is not allowed; allowed: a finite number"),
     ("optimizer.learning_rate", "-inf", "'-inf' is not allowed; allowed: a finite number"),

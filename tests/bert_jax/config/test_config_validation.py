@@ -48,10 +48,10 @@ INVALID = [
     *((f"optimizer.{name}", value, "from 0 to 1")
       for name in ("final_fraction", "wsd_decay_fraction") for value in ("1.1", "-0.1")),
     *((f"training.{name}", "0", "a number above 0") for name in (
-        "num_steps", "global_batch_size", "accumulation_steps", "log_interval", "checkpoint_interval",
-        "keep_checkpoints", "max_bad_steps")),
+        "global_batch_size", "accumulation_steps", "log_interval", "checkpoint_interval", "keep_checkpoints",
+        "max_bad_steps")),
     *((f"training.{name}", "-1", "0 or more")
-      for name in ("eval_interval", "eval_batches", "eval_batch_size", "keep_every", "seed")),
+      for name in ("num_steps", "eval_interval", "eval_batches", "eval_batch_size", "keep_every", "seed")),
     ("training.accumulation_steps", "3", "a divisor of every batch size, including 256"),
     ("training.batch_ramp", "10", "pairs of (steps, batch size), all above 0"),
     ("training.batch_ramp", "10 -64", "pairs of (steps, batch size), all above 0"),

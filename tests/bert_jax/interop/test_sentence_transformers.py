@@ -7,11 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import drawn, tiny_model, words
+from golden.family_tokenizer_cases import make_folder as family_case
+from golden.tokenizer_cases import byte_pieces
+from hf_folders import make_folder
 
 from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
+from bert_jax.inference import loaded
 from bert_jax.interop.exchange import ReadOptions, parameter_shapes
 from bert_jax.interop.hf.sentence_transformers import read_sentence_transformers, write_sentence_transformers
+from bert_jax.interop.hf.write import write_hf
 from bert_jax.interop.readers import read_weights
+from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
+from bert_jax.tokenization import build_tokenizer
+from bert_jax.tokenization.byte_bpe import byte_bpe_content
 
 MODEL = tiny_model(40, hidden_size=8, intermediate_size=16, max_position_embeddings=32)
 DENSE = SentenceModule(kind="dense", features=5, activation="tanh")
@@ -302,7 +310,7 @@ def test_other_ways_through_the_encoder_stop(folder, changes, word):
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"model_type": "CrossEncoder"}, "CrossEncoder"),
+        ({"model_type": "SparseEncoder"}, "SparseEncoder"),
         ({"prompts": ["a"]}, "prompts"),
         ({"prompts": {"query": 3}}, "prompts"),
         ({"default_prompt_name": "other"}, "other"),
@@ -380,3 +388,128 @@ def test_an_old_normalize_has_no_folder(folder, weights):
     (folder / "4_Normalize" / "config.json").unlink()
     (folder / "4_Normalize").rmdir()
     assert read_sentence_transformers(folder, ReadOptions()).spec == weights.spec
+
+
+# ------------------------------------------------------------------ facts that other kinds of tokenizers state
+
+
+def byte_level(tmp_path):
+    """A model whose tokenizer is a byte-level BPE, as RoBERTa's."""
+    table, merges = byte_pieces()
+    spec = ModelSpec(
+        model=dataclasses.replace(MODEL, vocab_size=len(table)), heads=HeadsConfig(), sentence=SENTENCE,
+        tokenizer=TokenizerConfig(file="tokenizer.json", lower_case=False, max_length=20),
+    )  # fmt: skip
+    return dataclasses.replace(drawn(spec, 0.3), tokenizer_content=byte_bpe_content(table, merges))
+
+
+def unigram(tmp_path):
+    """A model with the tokenizer of XLM-R."""
+    family_case(tmp_path / "xlm", "xlm_roberta")
+    config, content, _ = read_tokenizer_files(tmp_path / "xlm", ReadOptions())
+    size = build_tokenizer(config, content, "xlm").vocab_size
+    model = dataclasses.replace(MODEL, vocab_size=size)
+    spec = ModelSpec(model=model, heads=HeadsConfig(), sentence=SENTENCE, tokenizer=config)
+    return dataclasses.replace(drawn(spec, 0.3), tokenizer_content=content)
+
+
+@pytest.mark.parametrize("make", [byte_level, unigram])
+def test_every_kind_of_tokenizer_lower_cases_where_the_folder_says_so(tmp_path, make):
+    weights = make(tmp_path)
+    (folder := tmp_path / "folder").mkdir()
+    write_sentence_transformers(folder, weights)
+    text = "The QUICK Fox"
+    plain = tokenizer_of(read_weights(folder))
+    assert plain.encode(text) != plain.encode(text.lower())
+    change(folder / "sentence_bert_config.json", do_lower_case=True)
+    read = read_weights(folder)
+    assert tokenizer_of(read).encode(text) == plain.encode(text.lower())
+    (again := tmp_path / "again").mkdir()
+    write_sentence_transformers(again, read)
+    assert json.loads((again / "sentence_bert_config.json").read_text())["do_lower_case"] is True
+    assert tokenizer_of(read_weights(again)).fingerprint == tokenizer_of(read).fingerprint
+
+
+def tokenizer_of(weights):
+    return build_tokenizer(weights.spec.tokenizer, weights.tokenizer_content, "x")
+
+
+def cross_encoder(folder, activation=None, labels=1):
+    """A folder as ``CrossEncoder`` of release 6 saves it."""
+    names = {str(i): f"LABEL_{i}" for i in range(labels)}
+
+    def cut(tensors):
+        for name in ("classifier.weight", "classifier.bias"):
+            tensors[name] = np.resize(tensors[name], (labels, *tensors[name].shape[1:]))
+
+    config = {"id2label": names, "label2id": None, "problem_type": None}
+    make_folder(folder, "BertForSequenceClassification", config=config, change=cut)
+    modules = [{"idx": 0, "name": "0", "path": "", "type": RELEASE_6["Transformer"]}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    form = {"text": {"method": "forward", "method_output_name": "logits"}}
+    settings = {
+        "transformer_task": "sequence-classification",
+        "module_output_name": "scores",
+        "modality_config": form,
+    }
+    change(folder / "sentence_bert_config.json", **settings)
+    stated = {} if activation is None else {"activation_fn": activation}
+    change(folder / "config_sentence_transformers.json", model_type="CrossEncoder", prompts={}, **stated)
+    return folder
+
+
+SIGMOID, IDENTITY = "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.linear.Identity"
+
+
+@pytest.mark.parametrize(
+    ("activation", "labels", "expected"),
+    [(SIGMOID, 1, "sigmoid"), (IDENTITY, 1, "identity"), (None, 1, "sigmoid"), (IDENTITY, 3, "identity")],
+)
+def test_a_cross_encoder_is_a_classifier_with_an_activation(tmp_path, activation, labels, expected):
+    weights = read_weights(cross_encoder(tmp_path / "model", activation, labels))
+    assert weights.spec.sentence is None and weights.spec.heads.activation == expected
+    assert weights.spec.heads.problem == ("regression" if labels == 1 else "single_label")
+    assert any("probabilities" in note for note in weights.notes) == (labels > 1)
+    (out := tmp_path / "out").mkdir()
+    write_hf(out, weights)
+    stated = json.loads((out / "config.json").read_text())["sentence_transformers"]
+    assert stated == {"activation_fn": activation or SIGMOID}
+    assert read_weights(out).spec.heads == weights.spec.heads
+
+
+def test_activations_of_older_folders(tmp_path):
+    for key, value in (
+        ("sbert_ce_default_activation_function", "torch.nn.modules.activation.Tanh"),
+        ("sentence_transformers", {"activation_fn": "torch.nn.Tanh", "version": "4.1.0"}),
+    ):
+        folder = make_folder(tmp_path / key, "BertForSequenceClassification", config={key: value})
+        assert read_weights(folder).spec.heads.activation == "tanh"
+    change(folder / "config.json", sentence_transformers={"activation_fn": "my.Module"})
+    refused(folder, "my.Module", "Sigmoid")
+
+
+def test_the_predicted_value_passes_through_the_activation(tmp_path):
+    values = {}
+    for activation in (SIGMOID, IDENTITY):
+        model = loaded.load(cross_encoder(tmp_path / activation.rpartition(".")[2], activation))
+        (values[activation],) = [one["value"] for one in model.predict([("w1 w2", "w3")])]
+    assert values[SIGMOID] == pytest.approx(1 / (1 + np.exp(-values[IDENTITY])), abs=1e-6)
+    assert values[SIGMOID] != values[IDENTITY]
+
+
+def test_a_snapshot_in_the_cache_of_the_hub_is_read(tmp_path, folder):
+    """Files are links into blobs, those of modules too."""
+    cache = tmp_path / "hub" / "models--org--name"
+    snapshot = cache / "snapshots" / "abc"
+    (cache / "blobs").mkdir(parents=True)
+    for number, file in enumerate(sorted(path for path in folder.rglob("*") if path.is_file())):
+        place = snapshot / file.relative_to(folder)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        (cache / "blobs" / str(number)).write_bytes(file.read_bytes())
+        up = "../" * (len(place.relative_to(cache).parts) - 1)
+        place.symlink_to(f"{up}blobs/{number}")
+    assert read_weights(snapshot).spec.sentence == SENTENCE
+    (snapshot / "1_Pooling" / "config.json").unlink()
+    (tmp_path / "other.json").write_text("{}")
+    (snapshot / "1_Pooling" / "config.json").symlink_to(tmp_path / "other.json")
+    refused(snapshot, "1_Pooling", "leads out of the folder")

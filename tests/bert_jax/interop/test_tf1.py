@@ -238,19 +238,17 @@ def test_contradictions_stop_unless_told_otherwise(published, tmp_path):
         read_weights(write_tf1_folder)
 
 
-def test_other_float_types_are_raised_and_damaged_values_reported(published, tmp_path):
+def test_other_float_types_are_raised(published, tmp_path):
     folder, weights = published
 
     def change(arrays):
         arrays["bert/pooler/dense/kernel"] = arrays["bert/pooler/dense/kernel"].astype(ml_dtypes.bfloat16)
-        arrays["cls/predictions/output_bias"] = arrays["cls/predictions/output_bias"] * np.float32("nan")
         return arrays
 
     read = read_weights(variant(folder, tmp_path / "mixed", change))
     expected = weights.params["pooler/kernel"].astype(ml_dtypes.bfloat16).astype(np.float32)
     np.testing.assert_array_equal(read.params["pooler/kernel"], expected)
     assert any("bfloat16" in note and "float32" in note for note in read.notes)
-    assert any("NaN or infinite values in cls/predictions/output_bias" in note for note in read.notes)
     whole = variant(
         folder, tmp_path / "whole", lambda a: {**a, "cls/predictions/output_bias": np.zeros(101, np.int32)}
     )

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from bert_jax.interop.exchange import ReadOptions
 from bert_jax.interop.tokenizers import tokenizer_state
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
-from bert_jax.interop.tokenizers.json_format import wordpiece_json, wordpiece_rules
+from bert_jax.interop.tokenizers.json_format import bert_rules, exact_rules, wordpiece_json
 from bert_jax.interop.tokenizers.tokenizer_state import newer_letters
 from bert_jax.process import exits
 from bert_jax.tokenization import (
@@ -51,10 +52,10 @@ def as_input(tokenizer: Tokenizer, a: str, b: str | None, length: int | None) ->
     return [ids, kind, len(ids), [place for pair in places for place in pair]]
 
 
-def write_case(name: str, folder: Path) -> tuple[Tokenizer, list[str]]:
+def write_case(name: str, folder: Path, *, exact: bool = True) -> tuple[Tokenizer, list[str]]:
     spec, content = CASES[name]
     folder.mkdir(exist_ok=True)
-    notes = write_tokenizer_files(folder, spec, content)
+    notes = write_tokenizer_files(folder, spec, content, exact=exact)
     assert spec.tokenizer is not None
     return build_tokenizer(spec.tokenizer, content, name), notes
 
@@ -86,6 +87,40 @@ def test_files_written_are_read_back_and_cut_as_before(name: str, tmp_path: Path
         assert (row.ids, row.offsets) == tokenizer.encode_with_offsets(text)
     assert any("plain text here" in note for note in notes)
     assert all("\n" not in note for note in notes)
+
+
+@pytest.mark.parametrize("name", ["cased", "uncased"])
+def test_wordpiece_is_written_with_rules_that_every_reader_knows(name: str, tmp_path: Path) -> None:
+    tokenizer, notes = write_case(name, tmp_path, exact=False)
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert state["normalizer"]["type"] == "BertNormalizer"
+    assert state["normalizer"]["lowercase"] is tokenizer.lower_case
+    assert state["pre_tokenizer"] == {"type": "BertPreTokenizer"}
+    config, content, read_notes = read_tokenizer_files(tmp_path, ReadOptions())
+    again = build_tokenizer(config or TokenizerConfig(), content or b"", name)
+    assert again.fingerprint == tokenizer.fingerprint and read_notes == ()
+    (note,) = [note for note in notes if "otherwise than google-research/bert" in note]
+    count = int(re.findall(r"treat (\d+) characters", note)[0])
+    assert 0 < count < 1000
+    other = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in ("The Caf\u00e9, na\u00efve!", "\u4e2d\u6587 \u0419\u043e\u0433", "\uff21 x" + "a" * 150):
+        assert other.encode(text, add_special_tokens=False).ids == tokenizer.encode(text)
+
+
+def test_the_characters_that_the_common_rules_treat_otherwise_are_all_of_them() -> None:
+    settings = {"lower_case": True, "strip_accents": None, "split_cjk": True}
+    found = {*tokenizer_state.otherwise_treated(**settings)}
+    assert "\u03a3" in found  # a final sigma
+    letters = [
+        chr(c) for c in range(33, 0x3100) if unicodedata.category(chr(c)) not in ("Cn", "Co", "Cc", "Cf", "Zs")
+    ]
+    pieces = [*SPECIAL_PIECES, *letters, *("##" + letter for letter in letters)]
+    own = WordPieceTokenizer(pieces, **settings)
+    other = tokenizers.Tokenizer.from_str(json.dumps(wordpiece_json(pieces, bert_rules(**settings))))
+    for char in letters:
+        text = f"a{char} b{char}c {char}"
+        if char not in found:
+            assert other.encode(text, add_special_tokens=False).ids == own.encode(text), hex(ord(char))
 
 
 def test_what_is_written_beside_the_vocabulary(tmp_path: Path) -> None:
@@ -127,9 +162,9 @@ def test_a_model_without_tokenizer_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_file_that_cuts_otherwise_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def other_rules(**settings: Any) -> Mapping[str, Any]:
-        return wordpiece_rules(**{**settings, "lower_case": False})
+        return exact_rules(**{**settings, "lower_case": False})
 
-    monkeypatch.setattr(tokenizer_state, "wordpiece_rules", other_rules)
+    monkeypatch.setattr(tokenizer_state, "exact_rules", other_rules)
     with pytest.raises(exits.Stop, match="sample texts differently") as caught:
         write_case("uncased", tmp_path)
     assert caught.value.code == exits.VERIFICATION_FAILED
@@ -157,7 +192,7 @@ def test_rules_hold_for_characters_of_all_kinds(
     pieces = [*SPECIAL_PIECES, *letters, *("##" + letter for letter in letters)]
     settings = {"lower_case": lower_case, "strip_accents": strip_accents, "split_cjk": split_cjk}
     own = WordPieceTokenizer(pieces, **settings)
-    other = tokenizers.Tokenizer.from_str(json.dumps(wordpiece_json(pieces, wordpiece_rules(**settings))))
+    other = tokenizers.Tokenizer.from_str(json.dumps(wordpiece_json(pieces, exact_rules(**settings))))
     newer = set(newer_letters(TokenizerConfig(**settings)))
     characters = [chr(c) for c in points if chr(c) not in newer]
     texts = [f"{char} a{char} {char}b" for char in characters]

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from golden.tokenizer_cases import byte_pieces
 
-from bert_jax.config import TokenizerConfig
+from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.interop.exchange import ReadOptions
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
+from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
 from bert_jax.interop.tokenizers.json_format import wordpiece_json
-from bert_jax.io.untrusted_folder import LARGEST
-from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer, build_tokenizer
+from bert_jax.io.untrusted_folder import LARGEST, LARGEST_TOKENIZER
+from bert_jax.tokenization import SPECIAL_PIECES, build_tokenizer
 from bert_jax.tokenization.byte_bpe import byte_bpe_content
 
 LOWER = [*SPECIAL_PIECES, *"abcdefgh", "##b", "##c"]
@@ -108,30 +109,123 @@ def test_longest_input(tmp_path: Path, length: Any, expected: int) -> None:
     assert read(folder)[0].max_length == expected
 
 
-def test_added_tokens(tmp_path: Path) -> None:
-    token = {"content": "covid", "id": len(LOWER), "special": False}
-    made = state(LOWER)
-    made["added_tokens"].append(token)
-    for name, files in {
-        "json": {"tokenizer_json": made},
-        "beside": {"vocab_txt": LOWER, "added_tokens_json": {"covid": len(LOWER)}},
-        "config": {"vocab_txt": LOWER, "tokenizer_config_json": {"added_tokens_decoder": {str(len(LOWER)): token}}},
-    }.items():
-        folder = fill(tmp_path / name, **files)
-        with pytest.raises(ValueError, match="1 added tokens \\('covid'\\)"):
-            read(folder)
-        config, content, notes = read(folder, ReadOptions(allow_mismatch=True))
+# Vocabulary with two added tokens inside (18, 19) and two beyond it (20, 21).
+MARKED = [*LOWER[:15], "x", "y", ".", "[E1]", "covid"]
+# Text -> its ids in AutoTokenizer (transformers 5.24) with these tokens.
+IN_TEXT = {
+    "a covid b": [5, 19, 6], "acovidb COVID.": [5, 19, 6, 19, 17], "a [E1]b": [5, 18, 6], "[e1] a": [1, 1, 1, 5],
+    "x<url> y": [15, 20, 16], "a <w> b<w>c": [5, 21, 6, 1, 1, 1, 7],
+}  # fmt: skip
+
+
+def added(content: str, number: int, **flags: bool) -> dict[str, Any]:
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    return {"id": number, "content": content, **plain, **flags}
+
+
+def test_added_tokens_are_found_in_a_text_as_autotokenizer_finds_them(tmp_path: Path) -> None:
+    tokens = [
+        added("[E1]", 18, special=True), added("covid", 19, normalized=True), added("<url>", 20),
+        added("<w>", 21, single_word=True),
+    ]  # fmt: skip
+    made = state(MARKED, 100)
+    made["added_tokens"] += tokens
+    decoder = {"do_lower_case": True, "added_tokens_decoder": {str(token["id"]): token for token in tokens}}
+    beside = {"added_tokens_json": {"<url>": 20, "<w>": 21}}
+    settings = {"additional_special_tokens": ["[E1]"]}
+    for name, texts, files in (
+        ("json", IN_TEXT, {"tokenizer_json": made}),
+        ("both", IN_TEXT, {"tokenizer_json": made, "vocab_txt": MARKED}),
+        (
+            "decoder", IN_TEXT,
+            {"vocab_txt": MARKED, "tokenizer_config_json": decoder},
+        ),
+        ("beside", ["a [E1]b", "x<url> y"], {"vocab_txt": MARKED, "tokenizer_config_json": settings, **beside}),
+        ("map", ["a [E1]b"], {"vocab_txt": MARKED, "special_tokens_map_json": settings, **beside}),
+    ):  # fmt: skip
+        config, content, notes = read(fill(tmp_path / name, **files))
         tokenizer = build_tokenizer(config, content, name)
-        assert isinstance(tokenizer, WordPieceTokenizer)
-        assert tokenizer.pieces([len(LOWER)]) == ["covid"]
-        assert any("'covid'" in note for note in notes)
-    token["id"] = len(LOWER) + 3
-    with pytest.raises(ValueError, match=r"ids of added tokens .*covid"):
-        read(fill(tmp_path / "json", tokenizer_json=made))
-    made["added_tokens"][-1] = {"content": "b", "id": 6, "special": False}
-    assert any(
-        "Hugging Face's tokenizers: 'b'" in note for note in read(fill(tmp_path / "in", tokenizer_json=made))[2]
-    )
+        assert {text: tokenizer.encode(text) for text in texts} == {text: IN_TEXT[text] for text in texts}, name
+        assert tokenizer.encode("[CLS]") == [1, 1, 1]  # the special pieces of BERT are plain text
+        assert all("guessed" in note for note in notes)
+        # A folder that is written from this one has the same tokens.
+        spec = ModelSpec(model=ModelConfig(), heads=HeadsConfig(), tokenizer=config)
+        (out := tmp_path / f"{name}-out").mkdir()
+        write_tokenizer_files(out, spec, content)
+        assert read(out)[1] == content
+
+
+def test_added_tokens_of_a_byte_level_bpe(tmp_path: Path) -> None:
+    pieces, merges = byte_pieces()
+    made, n = json.loads(byte_bpe_content(pieces, merges)), len(pieces)
+    made["added_tokens"] += [added("<url>", n), added("[E1]", n + 1, special=True)]
+    lines = "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges)
+    table = {piece: i for i, piece in enumerate(pieces)}
+    files = {"vocab_json": table, "merges_txt": lines.encode(), "added_tokens_json": {"<url>": n}}
+    settings = {"tokenizer_class": "RobertaTokenizer", "additional_special_tokens": ["[E1]"]}
+    for folder in (
+        fill(tmp_path / "json", tokenizer_json=made),
+        fill(tmp_path / "files", tokenizer_config_json=settings, **files),
+    ):
+        config, content, _ = read(folder)
+        tokenizer = build_tokenizer(config, content, "bpe")
+        assert tokenizer.encode("a<url>[E1]") == [*tokenizer.encode("a"), n, n + 1]
+        assert n not in tokenizer.encode("<s> <mask>")
+
+
+def test_ids_of_added_tokens_that_contradict_the_vocabulary(tmp_path: Path) -> None:
+    for number in (len(LOWER) + 3, 6):
+        made = state(LOWER)
+        made["added_tokens"].append(added("covid", number))
+        with pytest.raises(ValueError, match=r"added token 'covid' has the id \d+, but the vocabulary 15"):
+            read(fill(tmp_path, tokenizer_json=made))
+
+
+def test_classes_with_other_rules_are_refused(tmp_path: Path) -> None:
+    japanese = {"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "mecab"}
+    custom = {"auto_map": {"AutoTokenizer": ["tokenization.MyTokenizer", None]}}
+    for name, settings, match in (
+        ("japanese", japanese, "BertJapaneseTokenizer splits text by other rules"),
+        ("roformer", {"tokenizer_class": "RoFormerTokenizerFast"}, "RoFormerTokenizer splits text by other rules"),
+        ("custom", custom, "MyTokenizer"),
+    ):
+        folder = fill(tmp_path / name, vocab_txt=LOWER, tokenizer_config_json=settings)
+        with pytest.raises(ValueError, match=match):
+            read(folder)
+        assert read(folder, ReadOptions(allow_mismatch=True))[0].file == "vocab.txt"
+    basic = {**japanese, "word_tokenizer_type": "basic", "subword_tokenizer_type": "wordpiece"}
+    read(fill(tmp_path / "basic", vocab_txt=LOWER, tokenizer_config_json=basic))
+    pieces = [*SPECIAL_PIECES, "\u2581a", "\u2581b", "c"]
+    with pytest.raises(ValueError, match="SentencePiece model, not of WordPiece"):
+        read(fill(tmp_path / "kobert", vocab_txt=pieces), ReadOptions(allow_mismatch=True))
+    table = {piece: i for i, piece in enumerate(["<s>", "</s>", "<unk>", "<pad>", "<mask>", "a</w>", "b"])}
+    files = {
+        "vocab_json": table,
+        "merges_txt": b"a b\n",
+        "tokenizer_config_json": {"tokenizer_class": "HerbertTokenizer"},
+    }
+    with pytest.raises(ValueError, match="HerbertTokenizer splits text by other rules than RoBERTa"):
+        read(fill(tmp_path / "herbert", **files))
+
+
+def test_side_of_truncation_and_token_types_are_those_of_the_folder(tmp_path: Path) -> None:
+    stored = {"direction": "Left", "max_length": 7, "strategy": "LongestFirst", "stride": 0}
+    names = {"model_input_names": ["input_ids", "attention_mask"]}
+    for name, files in {
+        "config": {"tokenizer_config_json": {"truncation_side": "left", **names}, "vocab_txt": LOWER},
+        "json": {"tokenizer_json": state(LOWER) | {"truncation": stored}, "tokenizer_config_json": names},
+    }.items():
+        config, content, _ = read(fill(tmp_path / name, **files))
+        tokenizer = build_tokenizer(config, content, name)
+        ids = tokenizer.encode("a b c d e f")
+        assert tokenizer.build_inputs(ids, max_length=5) == ([2, *ids[-3:], 3], [0] * 5)
+        assert tokenizer.build_inputs(ids, ids[:3], max_length=9) == ([2, *ids[-3:], 3, *ids[:3], 3], [0] * 9)
+        (out := tmp_path / f"{name}-out").mkdir()
+        write_tokenizer_files(out, ModelSpec(model=ModelConfig(), heads=HeadsConfig(), tokenizer=config), content)
+        again = read(out)[0]
+        assert (again.truncation_side, again.pair_types) == ("left", False)
+    with pytest.raises(ValueError, match="truncation_side is 'middle'"):
+        read(fill(tmp_path / "odd", vocab_txt=LOWER, tokenizer_config_json={"truncation_side": "middle"}))
 
 
 def test_two_vocabularies_that_differ(tmp_path: Path) -> None:
@@ -216,12 +310,13 @@ def test_a_giant_file_is_refused_before_it_is_read(
 ) -> None:
     if name == "added_tokens.json":
         fill(tmp_path, vocab_txt=LOWER)
+    most = LARGEST_TOKENIZER if name == "tokenizer.json" else LARGEST
     with (tmp_path / name).open("wb") as file:
-        file.truncate(LARGEST + 1)
+        file.truncate(most + 1)
     read_bytes = Path.read_bytes
     opened: list[str] = []
     monkeypatch.setattr(Path, "read_bytes", lambda path: opened.append(path.name) or read_bytes(path))
-    with pytest.raises(ValueError, match=f"{LARGEST + 1} bytes; a tokenizer file may have at most"):
+    with pytest.raises(ValueError, match=f"{most + 1} bytes; a tokenizer file may have at most"):
         read_tokenizer_files(tmp_path, DEFAULT)
     assert name not in opened
 

@@ -181,9 +181,27 @@ def test_a_source_without_a_tokenizer_needs_a_vocabulary(tmp_path):
 
 
 def test_a_tokenizer_that_shards_cannot_be_made_with(tmp_path):
-    save(tmp_path / "source", config=TokenizerConfig(strip_accents=False))
-    with pytest.raises(ValueError, match="lower_case True, strip_accents False, split_cjk True; shards need"):
+    save(tmp_path / "source", config=TokenizerConfig(split_cjk=False))
+    with pytest.raises(ValueError, match=r"split_cjk False .*shards need True"):
         plan(tmp_path)
+
+
+@pytest.mark.parametrize(("lower_case", "strip"), [(True, False), (False, True), (True, True), (False, None)])
+def test_accents_are_those_of_the_source(tmp_path, lower_case, strip):
+    save(tmp_path / "source", config=TokenizerConfig(lower_case=lower_case, strip_accents=strip))
+    start, config = plan(tmp_path)
+    rules = config.data.rules
+    assert rules["lower_case"] == lower_case and start.vocabulary is not None
+    stripped = lower_case if strip is None else strip
+    assert (lower_case if rules["strip_accents"] is None else rules["strip_accents"]) == stripped
+    same = {"data.strip_accents": str(stripped).lower()}
+    assert plan(tmp_path, settings=same)[1].data.strip_accents == same["data.strip_accents"]
+    with pytest.raises(ValueError, match=r"data\.strip_accents: .* but .* has (auto|true|false)"):
+        plan(tmp_path, settings={"data.strip_accents": str(not stripped).lower()})
+    # A vocabulary that is named is compared with the accents of the source.
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    _, config = plan(tmp_path, settings={"data.vocab": str(tmp_path / "vocab.txt")})
+    assert config.data.rules == rules
 
 
 def test_positions_grow_when_asked_for(tmp_path):
@@ -304,3 +322,25 @@ def test_the_state_holds_what_was_loaded_and_draws_the_rest(scan_layers):
     assert all(not np.any(moment) for moment in jax.tree.leaves(state.opt_state))
     with pytest.raises(ValueError, match="unexpected token_head/bias"):
         initial_state(model, optimizer, abstract, 3, {"token_head/bias": np.zeros(3, np.float32)})
+
+
+@pytest.mark.parametrize("file", ["vocab.txt", "tokenizer.model"])
+def test_a_phase_takes_over_the_vocabulary_and_the_case(tmp_path, file):
+    """Unless an option names a vocabulary, or the shards have one."""
+    run, shards = tmp_path / "run", tmp_path / "shards"
+    run.mkdir()
+    (run / file).write_text("\n".join(PIECES))
+    (run / "config.yaml").write_text("data: {lower_case: false, strip_accents: 'true', vocab: ''}\n")
+
+    def planned(*words):
+        words = ["--data.shards", str(shards), *words]
+        start = plan_start(PretrainConfig, RunOptions(continue_from=str(run)), tmp_path / "two", words)
+        data = load_config(PretrainConfig, words, extra_settings=start.settings).data
+        return data.vocab, data.lower_case, data.strip_accents
+
+    assert planned() == (str(run / file), False, "true")
+    assert planned("--data.lower_case", "true")[1] is True
+    assert planned("--data.vocab", "other.txt") == ("other.txt", True, "auto")
+    shards.mkdir()
+    (shards / "vocab.txt").write_text("kept")
+    assert planned() == ("", True, "auto")

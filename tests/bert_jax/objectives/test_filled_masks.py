@@ -104,3 +104,13 @@ def test_the_loss_beside_that_of_the_unigram_distribution(loss, said):
     final = {"mlm_loss": loss, "mlm_accuracy": 0.1, "targets": 68, "unigram_cross_entropy": 6.5}
     (_, line) = MaskedLm(CONFIG, None).result_lines(final, [])
     assert line.endswith(f"the model is {said}")
+
+
+@pytest.mark.parametrize(("constant", "said"), [(0.61, "; the constant answer has accuracy 0.6100"), (None, "")])
+def test_the_accuracy_of_pairs_beside_that_of_the_constant_answer(constant, said):
+    final = {"mlm_loss": 4.0, "mlm_accuracy": 0.1, "targets": 68, "nsp_accuracy": 0.63, "nsp_loss": 0.5}
+    final["nsp_constant_accuracy"] = constant
+    objective = MaskedLm(CONFIG, None)
+    assert objective.result_lines(final, [])[-1].endswith(f"sentence pairs: accuracy 0.6300, loss 0.5000{said}")
+    report = objective.report_data(final, [])
+    assert report["constant_accuracy"] == constant and "nsp_constant_accuracy" not in report["evaluation"]

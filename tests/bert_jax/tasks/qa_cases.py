@@ -8,6 +8,7 @@ import string
 import numpy as np
 
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.task_settings import TaskSettings
 from bert_jax.records import Answer, Record
 from bert_jax.tasks.question_answering import QaTask
 from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer
@@ -29,6 +30,10 @@ def make_task(tokenizer=TOKENIZER, max_length=64, type_vocab_size=2, **qa):
         qa=dataclasses.replace(config.qa, **qa),
     )
     return QaTask(config, tokenizer)
+
+
+def settings(max_length=64, **options):
+    return TaskSettings(kind="qa", max_length=max_length, **options)
 
 
 def record(question, passage, *answers, labelled=True, source="file: id 7"):

@@ -5,17 +5,16 @@ import time
 import numpy as np
 import pytest
 from builders import drawn, tiny_model, words
-from qa_cases import LETTERS, TOKENIZER, make_task, record
+from qa_cases import LETTERS, TOKENIZER, make_task, record, settings
 
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
-from bert_jax.config.task import QaConfig
 from bert_jax.inference.loaded import prepare
 from bert_jax.tasks.spans import Passage, SpanPiece, best_spans, span_inputs
 
 
 def windows(passage, question="y z", max_length=64, **qa):
     encoded = span_inputs(
-        TOKENIZER, TOKENIZER.encode(question), Passage.of(TOKENIZER, passage), QaConfig(**qa), max_length, 2
+        TOKENIZER, TOKENIZER.encode(question), Passage.of(TOKENIZER, passage), settings(max_length, **qa)
     )
     return [one.extra for one in encoded], [len(one.ids) for one in encoded]
 
@@ -35,7 +34,7 @@ def piece(window, length, starts, ends, null=(0.0, 0.0), elsewhere=-5.0):
 
 def best(passage, starts, ends, **qa):
     (window,), (length,) = windows(passage)
-    (span,) = best_spans([[piece(window, length, starts, ends)]], QaConfig(**qa))
+    (span,) = best_spans([[piece(window, length, starts, ends)]], settings(**qa))
     return span
 
 
@@ -65,7 +64,7 @@ def test_neither_question_nor_special_tokens_are_answers():
     (window,), (length,) = windows("a b c")
     logits = np.full(length, 9.0, np.float32)
     logits[window.first : window.first + 3] = [0, 1, 0]
-    (span,) = best_spans([[SpanPiece(logits, logits, window)]], QaConfig(n_best=1))
+    (span,) = best_spans([[SpanPiece(logits, logits, window)]], settings(n_best=1))
     assert span == ("b", 2, 3, 2.0, 18.0)
 
 
@@ -80,7 +79,7 @@ def test_an_answer_begins_only_where_its_window_shows_most_context():
                 piece(window, length, starts if window is seen else {}, ends if window is seen else {})
                 for window, length in zip((first, second), lengths, strict=True)
             ]
-            (span,) = best_spans([pieces], QaConfig())
+            (span,) = best_spans([pieces], settings())
             found = (span.text, span.score) == (text, score)
             assert found == (seen is (second if text == "f" else first))
             assert found or span.score < score
@@ -88,7 +87,7 @@ def test_an_answer_begins_only_where_its_window_shows_most_context():
 
 def test_against_every_span_one_after_the_other():
     rng = np.random.default_rng(5)
-    questions, qa = [], QaConfig(doc_stride=5, n_best=4, max_answer_length=4)
+    questions, qa = [], settings(doc_stride=5, n_best=4, max_answer_length=4)
     for size in rng.integers(1, 60, 150):
         passage = " ".join(rng.choice(list(LETTERS), size))
         rows, sizes = windows(passage, max_length=20, doc_stride=5)
@@ -132,7 +131,7 @@ def test_many_windows_of_unequal_length():
         (window,), (length,) = windows(" ".join(words))
         questions.append([piece(window, length, {"7": 4.0 + i}, {"7": 4.0})])
         texts.append(("7", 2 * at, 8.0 + i))
-    spans = best_spans(questions, QaConfig())
+    spans = best_spans(questions, settings())
     assert [(span.text, span.start, span.score) for span in spans] == texts
 
 
@@ -190,7 +189,7 @@ def test_ten_thousand_questions_take_seconds():
     starts, ends = rng.normal(0, 1, (2, 10_000, length)).astype(np.float32)
     questions = [[SpanPiece(*both, window)] for both in zip(starts, ends, strict=True)]
     begun = time.process_time()
-    spans = best_spans(questions, QaConfig())
+    spans = best_spans(questions, settings())
     assert len(spans) == 10_000 and time.process_time() - begun < 10
 
 

@@ -11,7 +11,7 @@ from finetune_cases import PIECES, results, run, saved_model
 from bert_jax.config import ModelConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.task import SentenceTaskConfig, TaskConfig, TaskDataConfig
-from bert_jax.finetuning.evaluation import point_values, scores_of
+from bert_jax.finetuning.evaluation import point_values, remarks_of, scores_of
 from bert_jax.model.bert import BertOutput
 from bert_jax.records import Record
 from bert_jax.tasks.sampling import permutation
@@ -153,6 +153,29 @@ def test_classes_that_make_no_pairs(labels):
         examples("negatives", records)
 
 
+@pytest.mark.parametrize(("loss", "count"), [("negatives", 8), ("triplet", 21)])
+def test_labelled_texts_of_other_splits_are_scored_as_triplets(loss, count):
+    config = task_of(loss, pairs_from_classes=True).config
+    alone = Record(id="x", source="f", text="alone", label="another")
+    splits = {"train": labelled(count, 2), "dev": [*labelled(count, 2), alone], "test": texts(3, 0, 1)}
+    config, found, lines = SentenceTask.prepare(config, splits, ["test"])
+    assert found["train"] == splits["train"] and found["test"] == splits["test"] and len(lines) == 1
+    by_text = {one.text: one.label for one in splits["train"]}
+    for before, after in zip(splits["dev"][:-1], found["dev"], strict=False):
+        (negative,) = after.negatives
+        assert before.text == after.text != after.text_pair
+        assert by_text[after.text_pair] == before.label != by_text[negative]
+    task = SentenceTask(SentenceTask.from_data(config, found), TOKENIZER, found["train"])
+    vectors = np.zeros((count, 3, 4), np.float32)
+    vectors[:, :2, 0] = vectors[:, 2, 1] = 1
+    units = task.featurize(found["dev"], training=False)
+    outputs = [{"embeddings": one} for one in [*vectors, vectors[0, :1]]]
+    padded = [{"embeddings": np.resize(one["embeddings"], (3, 4))} for one in outputs]
+    predictions = task.decode(found["dev"], units, padded)
+    assert point_values(*scores_of(task, found["dev"], predictions)) == {"triplet_accuracy": 1}
+    assert scores_of(task, found["dev"], predictions)[1] == count
+
+
 def test_pairs_of_many_classes_take_little_memory():
     records = labelled(6000, 3000)
     tracemalloc.start()
@@ -188,8 +211,43 @@ def test_equal_texts_share_their_rank():
         vectors[i, :, i % 3] = 1
         vectors[i, 1, 3] = 1e-4 * i  # as if other rows had other last digits
     assert [one["rank"] for one in decoded(task_of("negatives"), records, vectors)] == [1] * 9
-    vectors[:, 0] = vectors[::-1, 0]  # w0's is found for w2's, after three of it
-    assert [one["rank"] for one in decoded(task_of("negatives"), records, vectors)][:3] == [4, 1, 4]
+    # w0's is found for w2's, after three of it, and as near as three others: the first of three among six.
+    vectors[:, 0] = vectors[::-1, 0]
+    assert [one["rank"] for one in decoded(task_of("negatives"), records, vectors)][:3] == [4.75, 1, 4.75]
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-7])
+def test_equal_vectors_have_the_score_of_chance_and_a_warning(noise):
+    records, rng = texts(100, 0), np.random.default_rng(0)
+    same = rng.normal(size=16) * (1 + noise * rng.normal(size=(100, 2, 16)))
+    task = task_of("negatives")
+    predictions = decoded(task, records, same.astype(np.float32))
+    assert {one["rank"] for one in predictions} == {50.5}
+    scores, count = scores_of(task, records, predictions)
+    assert point_values(scores, count) == {"mrr": pytest.approx(1 / 50.5), "precision@1": 0}
+    assert remarks_of(task, "dev", records, predictions)[0].startswith(
+        "WARNING: dev: the vectors of different texts"
+    )
+    triplets = texts(9, 0, 1)
+    predictions = decoded(task, triplets, np.ones((9, 3, 4), np.float32))
+    assert point_values(*scores_of(task, triplets, predictions)) == {"triplet_accuracy": 0}
+    assert remarks_of(task, "dev", triplets, predictions)
+    values = texts(9, 0, label=lambda i: str(i))
+    cosine = task_of("cosine", label_scale=9.0)
+    predictions = decoded(cosine, values, same[:9].astype(np.float32))
+    assert point_values(*scores_of(cosine, values, predictions)) == {"spearman": None, "pearson": None}
+    assert remarks_of(cosine, "dev", values, predictions)
+
+
+def test_ranks_of_a_broken_model_are_undefined():
+    records = texts(5, 0)
+    vectors = np.random.default_rng(0).normal(size=(5, 2, 4)).astype(np.float32)
+    assert remarks_of(task_of("negatives"), "dev", records, decoded(task_of("negatives"), records, vectors)) == []
+    vectors[2, 1] = np.nan
+    predictions = decoded(task_of("negatives"), records, vectors)
+    assert {one["rank"] for one in predictions} == {None}
+    scores, count = scores_of(task_of("negatives"), records, predictions)
+    assert point_values(scores, count) == {"mrr": None, "precision@1": None}
 
 
 def test_single_texts_are_no_candidates():

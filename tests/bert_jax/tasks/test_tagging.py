@@ -60,11 +60,20 @@ def test_tags_of_dev_alone_are_noted():
     train, dev = [record("1 2", "B-x O")], [record("1 2 3", "B-z O I-z"), record("4", None)]
     found = TaggingTask.from_data(config(), {"train": train, "dev": dev})
     notes = TaggingTask.notes(found, {"train": train, "dev": dev})
-    assert notes == ["dev: tags that do not occur in training are scored as errors: B-z, I-z"]
+    unseen = "dev: tags that do not occur in training are scored as errors: B-z, I-z"
+    assert notes == ["2 tags: O 1, B-x 1", unseen]
     bmes = config(data={"tags": ("O", "B-x", "M-x")})
     assert TaggingTask.notes(bmes, {}) == [
         "only tag accuracy is scored, because 'M-x' is not O and has no prefix B-, I-, E- or S-"
     ]
+
+
+@pytest.mark.parametrize("tags", ["0 5 0", "12 0 3"])
+def test_tags_that_are_numbers_are_in_their_order_and_say_why_there_are_no_entities(tags):
+    train = [record("1 2 3", tags), record("1", "10")]
+    found = TaggingTask.from_data(config(), {"train": train})
+    assert list(found.data.tags) == sorted({*tags.split(), "10"}, key=int)
+    assert "because the tags are numbers" in TaggingTask.notes(found, {"train": train})[1]
 
 
 STRICT, TWO = {"tagging": {"scoring": "strict"}}, {"data": {"tags": ("O", "B-x")}}

@@ -52,7 +52,10 @@ def test_labels_and_tags_come_from_the_training_records():
     found = JointTask.from_data(config(), splits)
     assert (found.data.labels, found.data.tags) == (("book", "play"), ("O", "B-a", "B-b"))
     assert JointTask.notes(found, splits) == [
+        "3 tags: O 1, B-a 1, B-b 1",
         "dev: tags that do not occur in training are scored as errors: B-c",
+        "2 classes: book 1, play 1",
+        "WARNING: classes of one training record: book (file:1), play (file:1)",
         "dev: labels that do not occur in training are scored as errors: sing",
     ]
 

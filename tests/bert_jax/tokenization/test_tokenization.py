@@ -195,7 +195,7 @@ def test_a_continuation_alone_is_decoded_without_its_sign() -> None:
 
 
 def test_batches_equal_single_texts_when_the_cache_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bert_jax.tokenization.wordpiece._CACHE_ENTRIES", 3)
+    monkeypatch.setattr("bert_jax.tokenization.wordpiece._CACHE_BYTES", 600)  # three words
     tokenizer = WordPieceTokenizer([*SPECIAL_PIECES, *"abcdefg", *("##" + c for c in "abcdefg")], lower_case=True)
     texts = ["ab cd ef ga", "", "ab, cd", "gg ff ee dd cc bb aa"] * 3
     expected = [reference_ids(text, tokenizer._ids, True) for text in texts]
@@ -205,6 +205,17 @@ def test_batches_equal_single_texts_when_the_cache_overflows(monkeypatch: pytest
     assert lengths.tolist() == [len(e) for e in expected]
     assert ids.tolist() == [i for e in expected for i in e]
     assert max(len(tokenizer._chunk_ids), len(tokenizer._word_ids)) <= 3
+
+
+def test_caches_hold_few_bytes_of_long_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = WordPieceTokenizer([*SPECIAL_PIECES, "a", "##a"], lower_case=True)
+    tokenizer.encode_batch(["a" * 201, "ä" * 5000, "a" * 200])
+    caches = (tokenizer._chunk_ids, tokenizer._word_ids)
+    assert [sorted(map(len, cache)) for cache in caches] == [[200], [200]]
+    monkeypatch.setattr("bert_jax.tokenization.wordpiece._CACHE_BYTES", 100_000)
+    rows = tokenizer.encode_batch([f"{'a' * 150}{number:03d}" for number in range(1000)])
+    assert rows == [[tokenizer.unk_id]] * 1000
+    assert sum(map(len, tokenizer._chunk_ids)) < 100_000
 
 
 def test_vocabulary_lines_end_at_newlines_only(tmp_path: Path) -> None:

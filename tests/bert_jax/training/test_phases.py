@@ -16,7 +16,7 @@ from bert_jax.model import to_canonical
 from bert_jax.parallel import make_mesh
 from bert_jax.process.exits import Stop
 from bert_jax.training.checkpoint.restore import Unfit, restore_newest, saved_steps
-from bert_jax.training.launch import RECORD
+from bert_jax.training.launch import RECORD, InitialModel
 from bert_jax.training.logging.metrics_file import read_metrics
 from bert_jax.training.start import _extension
 from bert_jax.training.state import POSITIONS, extend_positions
@@ -180,3 +180,19 @@ def test_a_phase_has_the_vocabulary_of_the_one_before(tmp_path, flag):
     options = RunOptions(continue_from=str(tmp_path), **{flag: "w.txt" if flag == "add_words" else True})
     with pytest.raises(ValueError, match=f"^--{flag}: requires --init_from"):
         plan_start(PretrainConfig, options, tmp_path / "two", [])
+
+
+def test_a_start_that_is_not_finite_is_refused(tmp_path, monkeypatch):
+    config, name = tiny_config(), "embeddings/layer_norm/scale"
+    scale = np.ones(config.model.embedding_width, np.float32)
+    scale[3] = np.nan
+    start = InitialModel(params={name: scale})
+    with pytest.raises(ValueError, match=f"initial model: {name} has NaN"):
+        train_synthetic(config, tmp_path / "refused", initial_model=start)
+    assert not saved_steps(tmp_path / "refused")
+    start = InitialModel(params={name: scale})
+    with monkeypatch.context() as change, pytest.raises(Stop):
+        change.setattr("bert_jax.training.start._require_finite", lambda *_: None)
+        train_synthetic(config, tmp_path / "one", initial_model=start, stop=StopAt(2))
+    with pytest.raises(ValueError, match=f"continue_from .*one: {name} has NaN"):
+        train_synthetic(tiny_config("--training.num_steps 30"), tmp_path / "two", continue_from=tmp_path / "one")

@@ -85,7 +85,7 @@ def test_questions_without_answers_are_unlabelled(tmp_path):
         pytest.param('{"data": ' + "[" * 100_000, "{path}: not valid JSON: ", id="deep"),
         pytest.param('{"data": ' + "1" * 5000 + "}", "{path}: not valid JSON: ", id="digits"),
         ("", "{path}: the file is empty; it must contain JSON"),
-        (b'{"data":\n "\xff"}', "{path}:2: not valid UTF-8"),
+        (b'{"data":\n "\xd6\xd0\xce\xc4"}', "{path}:2: not valid UTF-8"),
     ],
 )
 def test_mistakes_in_squad(tmp_path, content, message):

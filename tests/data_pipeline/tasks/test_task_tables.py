@@ -169,7 +169,7 @@ def test_a_test_file_may_lack_its_labels_and_a_dev_file_may_not(tmp_path):
         ("", PAIR, {}, "{path}: the file is empty; it needs"),
         ("\n\r\n", PAIR, {}, "{path}: the file is empty; it needs"),
         ("text\tlabel\n", (), {}, "{path}: no records in the format tsv; check data.format"),
-        (b"text\tlabel\nA\t1\n\xff\t0\n", (), {}, "{path}:3: not valid UTF-8"),
+        (b"text\tlabel\nA\t1\n\xd6\xd0\xce\xc4\t0\n", (), {}, "{path}:3: not valid UTF-8"),
     ],
 )
 def test_mistakes_in_tsv(tmp_path, content, columns, options, message):
@@ -352,7 +352,7 @@ def test_jsonl_of_half_a_character(tmp_path):
         ('{"a": "A", "b": 1}\n', ("text=a", "label=c"), "{path}:1: no column 'c' (label=c in data.columns)"),
         ('{"a": "A", "b": 1}\n', ("text=a", "label=2"), "{path}:1: no column '2' (label=2 in data.columns)"),
         ('{"text": ["A"], "label": 1}\n', (), "{path}:1: text has the type list; allowed: a string or a number"),
-        ('{"text": null, "label": 1}\n', (), "{path}:1: text is null; every record needs a value"),
+        ('{"text": null, "label": 1}\n', (), "{path}:1: text is missing (null or NaN); every record needs a value"),
         (
             '{"text": "A", "label": 1, "labels": {}}\n',
             (),

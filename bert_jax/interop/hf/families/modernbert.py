@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_jax.config import ModelConfig
+from bert_jax.config.architecture import MOST_LAYERS
 from bert_jax.interop.hf.family import (
     ACTIVATION_NAMES,
     TASK_HEADS,
@@ -26,15 +27,13 @@ from bert_jax.interop.hf.family import (
 
 _POOLER = {"pooler": "head.dense", "pooler_norm": "head.norm"}
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
-# Most layers; their kinds are listed before the tensors are seen.
-_MOST_LAYERS = 10_000
 
 
 def read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return windows, bases of rotary positions and the heads' switches."""
     layers = integer(config, "num_hidden_layers", name, 22)
-    if not 0 < layers <= _MOST_LAYERS:
-        raise ValueError(f"{name}: num_hidden_layers is {layers}; allowed: 1 to {_MOST_LAYERS}")
+    if not 0 < layers <= MOST_LAYERS:
+        raise ValueError(f"{name}: num_hidden_layers is {layers}; allowed: 1 to {MOST_LAYERS}")
     window = integer(config, "local_attention", name, 128) // 2
     if window < 1:
         raise ValueError(f"{name}: local_attention is {short(config['local_attention'])}; supported: 2 or more")

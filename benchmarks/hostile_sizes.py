@@ -1,0 +1,239 @@
+"""Sizes that a hostile file may state: each is refused in one line before anything is allocated, or read.
+
+    python benchmarks/hostile_sizes.py [--only FAMILY ...] [--seconds 0.2] [--read_only]
+
+Makes one small model of each family of Hugging Face folders and of each other format, replaces each number in its
+JSON files by 2^31-1, 2^63-1, -1, 0 and 1e308, and reads the folder in this process, whose address space is limited
+to 4 GB. A model that was read with a huge size then runs on 8 tokens, unless --read_only. Prints a table: family,
+keys, refused, read, slowest; then the values that were read. Exit code 3 if a case ends otherwise (a traceback,
+memory, more than one line) or takes longer than --seconds.
+"""
+
+import argparse
+import collections
+import copy
+import dataclasses
+import gc
+import json
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
+
+VALUES = (2**31 - 1, 2**63 - 1, -1, 0, 1e308)
+ADDRESS_SPACE = 4 << 30
+# Numbers that are no sizes: ids of tokens, versions, facts about the run that made the model.
+NO_SIZES = ("_token_id", "id2label", "label2id", "separator_id", "format", "ignore_index")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The end of one case: refused or read, or the problem."""
+
+    family: str
+    key: str
+    value: float
+    end: str
+    seconds: float
+
+
+def folders(place: Path) -> dict[str, tuple[Path, Path, str]]:
+    """Write a model of each family and format; return family -> (path to read, folder, names of its files)."""
+    import family_folders
+    import hf_folders
+    from builders import drawn, tiny_model, words
+
+    from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
+    from bert_jax.interop.ancestors.allennlp import write_allennlp
+    from bert_jax.interop.hf.sentence_transformers import write_sentence_transformers
+    from bert_jax.interop.npz import write_npz
+    from bert_jax.interop.saved_model import write_saved
+    from bert_jax.model.ancestors.characters import CHARACTER_IDS, stored_ids
+
+    found = {}
+    for file in sorted((REPOSITORY / "tests/golden/fixtures/families").glob("*.npz")):
+        told = json.loads(file.with_suffix(".json").read_text())
+        name = next(iter(told))
+        if not isinstance(told[name], dict) or "config" not in told[name]:
+            continue
+        family_folders.make_folder(place / file.stem, file.stem, name)
+        found[file.stem] = (place / file.stem, place / file.stem, "config.json")
+    for name in ("BertForPreTraining", "RobertaForMaskedLM"):
+        hf_folders.make_folder(place / name, name)
+        found[name] = (place / name, place / name, "config.json")
+
+    sentence = SentenceConfig(modules=(SentenceModule(kind="dense", features=4),))
+    tokenizer = TokenizerConfig(max_length=20)
+    spec = ModelSpec(
+        model=tiny_model(40), heads=HeadsConfig(pooler=True, sequence_labels=("a", "b")), tokenizer=tokenizer
+    )
+    write_saved(place / "saved", drawn(spec, 0.1, words(35)))
+    found["saved model"] = (place / "saved", place / "saved", "model.json")
+    (place / "npz").mkdir()
+    write_npz(place / "npz", drawn(spec, 0.1, words(35)))
+    found["npz"] = (place / "npz", place / "npz", "model.json")
+    (place / "sentences").mkdir()
+    plain = ModelSpec(model=tiny_model(40), heads=HeadsConfig(pooler=True), sentence=sentence, tokenizer=tokenizer)
+    write_sentence_transformers(place / "sentences", drawn(plain, 0.1, words(35)))
+    files = "config.json 1_Pooling/config.json 2_Dense/config.json sentence_bert_config.json tokenizer_config.json"
+    found["sentence-transformers"] = (place / "sentences", place / "sentences", files)
+    pieces = words(4)
+    elmo = ModelConfig(
+        vocab_size=len(pieces), encoder="bidirectional_lstm", num_layers=1, hidden_size=8, embedding_size=4,
+        lstm_cells=4, character_filters=(1, 4), character_size=4, max_characters=8, highway_layers=1,
+        position_embeddings="none", type_vocab_size=0, embedding_norm="no", final_norm="no", mlm_transform=False,
+    )  # fmt: skip
+    weights = drawn(ModelSpec(model=elmo, heads=HeadsConfig(), tokenizer=TokenizerConfig()), 0.1, pieces)
+    weights.params[CHARACTER_IDS] = stored_ids(pieces, len(pieces), elmo.max_characters)
+    write_saved(place / "elmo_saved", weights)
+    found["saved ELMo"] = (place / "elmo_saved", place / "elmo_saved", "model.json")
+    try:
+        (place / "elmo").mkdir()
+        write_allennlp(place / "elmo", weights)
+        found["ELMo"] = (place / "elmo", place / "elmo", "options.json")
+    except ValueError as error:
+        print(f"ELMo: left out ({error})", file=sys.stderr)
+    try:
+        from bert_jax.interop.tf1.checkpoint import PREFIX, write_tf1
+
+        (place / "tf1").mkdir()
+        write_tf1(place / "tf1", drawn(dataclasses.replace(spec, heads=HeadsConfig(pooler=True)), 0.1, words(35)))
+        (place / "tf1" / "bert_jax.json").unlink()
+        found["TF1"] = (place / "tf1" / PREFIX, place / "tf1", "bert_config.json")
+    except ValueError as error:
+        print(f"TF1: left out ({error})", file=sys.stderr)
+    return found
+
+
+def numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of each whole number in a JSON value; of a list, that of its first number only."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from numbers(one, (*path, key))
+    elif isinstance(value, list):
+        for i, one in enumerate(value):
+            if not isinstance(one, int) or i == 0:
+                yield from numbers(one, (*path, i))
+    elif type(value) is int:
+        yield path
+
+
+def changed(content: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """Return a copy of ``content`` with ``value`` at ``path``."""
+    content = copy.deepcopy(content)
+    at = content
+    for step in path[:-1]:
+        at = at[step]
+    at[path[-1]] = value
+    return content
+
+
+def attempt(read: Callable[[Path], Any], path: Path, runs: bool) -> tuple[str, float]:
+    """Read ``path``; return how that ended, and the seconds until then. A model that was read with a huge size
+    also runs."""
+    from bert_jax.inference.loaded import prepare
+
+    began, seconds = time.perf_counter(), None
+    try:
+        weights = read(path)
+        seconds, end = time.perf_counter() - began, "read"
+        if runs:
+            prepare(weights).forward({"input_ids": np.ones((1, 8), np.int32)})
+    except ValueError as error:
+        text = str(error)
+        end = "refused" if "\n" not in text and len(text) < 2000 else f"{len(text)} characters: {text[:60]}"
+    except BaseException as error:  # a MemoryError, an error of XLA: what the table is for
+        end = f"{type(error).__name__}: {str(error)[:60]}"
+    return end, time.perf_counter() - began if seconds is None else seconds
+
+
+def cases(family: str, path: Path, folder: Path, files: str, runs: bool) -> Iterator[Outcome]:
+    """Yield the outcome of each value of each number in the ``files`` of a model."""
+    from bert_jax.interop.readers import read_weights
+
+    for name in files.split():
+        file = folder / name
+        if not file.is_file():
+            continue
+        original = file.read_text()
+        content = json.loads(original)
+        keys = list(numbers(content))
+        if name == "config.json" and "model_type" in content:
+            from bert_jax.interop.hf.families import FAMILIES
+
+            own = FAMILIES[content["model_type"]].keys.items()
+            keys += [(key,) for key, entry in own if entry.kind == "integer" and (key,) not in keys]
+            keys += [(key,) for key in ("num_labels",) if (key,) not in keys]
+        for key in keys:
+            shown = ".".join(map(str, key))
+            if any(word in shown for word in NO_SIZES):
+                continue
+            for value in VALUES:
+                new = changed(content, key, value)
+                file.write_text(json.dumps(new))
+                yield Outcome(
+                    family, f"{name}: {shown}", value, *attempt(read_weights, path, runs and value > 1 << 30)
+                )
+                gc.collect(0)
+        file.write_text(original)
+
+
+def run(only: list[str], place: Path, runs: bool) -> Iterator[Outcome]:
+    """Yield the outcome of every case, in an address space of 4 GB."""
+    from bert_jax.interop.readers import read_weights
+
+    made = folders(place)
+    for family, (path, folder, files) in made.items():
+        if only and family not in only:
+            continue
+        read_weights(path)  # sound, and everything imported
+        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        yield from cases(family, path, folder, files, runs)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], metavar="FAMILY")
+    parser.add_argument("--seconds", type=float, default=0.2)
+    parser.add_argument("--read_only", action="store_true")
+    options = parser.parse_args()
+    outcomes: dict[str, list[Outcome]] = collections.defaultdict(list)
+    with tempfile.TemporaryDirectory() as place:
+        for one in run(options.only, Path(place), not options.read_only):
+            outcomes[one.family].append(one)
+            bad = one.end not in ("read", "refused")
+            if bad or one.seconds > options.seconds:
+                print(
+                    f"{one.family} {one.key} = {one.value}: {one.end}, {one.seconds:.2f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
+    print("| family | keys | refused | read | other | slowest, s |\n|---|---|---|---|---|---|")
+    failed = 0
+    for family, own in outcomes.items():
+        count = collections.Counter(one.end if one.end in ("read", "refused") else "other" for one in own)
+        slowest = max(one.seconds for one in own)
+        failed += count["other"] + sum(one.seconds > options.seconds for one in own)
+        keys = len({one.key for one in own})
+        print(f"| {family} | {keys} | {count['refused']} | {count['read']} | {count['other']} | {slowest:.3f} |")
+    print("\nread:")
+    for family, own in outcomes.items():
+        by_key = collections.defaultdict(list)
+        for one in own:
+            if one.end == "read":
+                by_key[one.key].append(f"{one.value:g}" if isinstance(one.value, float) else str(one.value))
+        for key, values in by_key.items():
+            print(f"{family}: {key} = {', '.join(values)}")
+    return 3 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""What only this library has, in folders of other libraries: the settings of the task, and heads without a class.
+
+Two more files hold it, ``bert_jax.json`` and ``bert_jax.safetensors``, which other libraries ignore.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert_jax.config import ModelSpec
+from bert_jax.config.spec import FORMAT, described
+from bert_jax.config.task_settings import TaskSettings
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.hf.tensors import safetensors
+from bert_jax.interop.hf.write import write_json, write_safetensors
+from bert_jax.interop.stored import FLOATS, StoredName, listed, read_float32
+from bert_jax.io.untrusted_folder import inside, needed, read_small
+
+DETAILS_FILE, WEIGHTS_FILE = "bert_jax.json", "bert_jax.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Details:
+    """Content of ``bert_jax.json``: the settings of the task, and fields of ``HeadsConfig``."""
+
+    task: TaskSettings | None = None
+    crf: bool = False
+    exits: tuple[int, ...] = ()
+    pair_labels: tuple[str, ...] = ()
+    pair_hidden: int = 0
+
+    def with_heads(self, spec: ModelSpec) -> ModelSpec:
+        """Return ``spec`` with these settings and heads. Raises ``ValueError`` if they do not fit the others."""
+        heads = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[1:]}
+        return dataclasses.replace(spec, task=self.task, heads=dataclasses.replace(spec.heads, **heads))
+
+
+def split_details(weights: ModelBundle) -> tuple[ModelBundle, Details]:
+    """Return ``weights`` without what ``Details`` states, and this."""
+    spec = weights.spec
+    names = [field.name for field in dataclasses.fields(Details)[1:]]
+    details = Details(task=spec.task, **{name: getattr(spec.heads, name) for name in names})
+    plain = Details().with_heads(spec)
+    params = {name: weights.params[name] for name in parameter_shapes(plain)}
+    return dataclasses.replace(weights, spec=plain, params=params), details
+
+
+def write_details(folder: Path, weights: ModelBundle, details: Details, dtype: str) -> list[str]:
+    """Write ``details`` of the model ``weights``, which has its parameters, into ``folder``; return notes."""
+    if details == Details():
+        return []
+    write_json(folder / DETAILS_FILE, {"format": FORMAT, **dataclasses.asdict(details)})
+    plain, _ = split_details(weights)
+    own = {name: StoredName(name, transpose=False) for name in weights.params if name not in plain.params}
+    if not own:
+        return []
+    write_safetensors(folder / WEIGHTS_FILE, weights.params, own, dtype)
+    parts = listed(sorted({name.partition("/")[0] for name in own}))
+    return [f"{WEIGHTS_FILE} holds {parts}, which only bert_jax reads: other libraries compute without them"]
+
+
+def read_details(folder: Path, weights: ModelBundle) -> ModelBundle:
+    """Return ``weights``, read from ``folder``, with the details that :func:`write_details` wrote into it, if any.
+
+    Raises ``ValueError`` for damaged files, and for details of another model.
+    """
+    file = inside(folder, DETAILS_FILE)
+    if file is None:
+        return weights
+    details = described(Details, read_small(file, "details of a model"), str(file))
+    try:
+        spec = details.with_heads(weights.spec)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+    params = dict(weights.params)
+    if names := {name: shape for name, shape in parameter_shapes(spec).items() if name not in params}:
+        path = needed(folder, WEIGHTS_FILE)
+        tensors = safetensors(path)
+        found = {name: tensor.shape for name, tensor in tensors.items() if tensor.dtype in FLOATS}
+        if found != names:
+            raise ValueError(
+                f"{path}: not the arrays of {DETAILS_FILE}, {listed(list(names))}; export the model again"
+            )
+        params |= {name: read_float32(tensors[name]) for name in names}
+    return dataclasses.replace(weights, spec=spec, params=params)

@@ -1,0 +1,95 @@
+"""What a run takes over from its initial model besides sizes and parameters: how texts become vectors, and limits
+of the inputs. ``WORKDIR/warm_start.yaml`` records it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from bert_jax.config import ModelSpec, SentenceConfig, SentenceModule
+from bert_jax.config.loader import Setting
+
+Kept = Mapping[str, Any]
+
+
+def kept_facts(spec: ModelSpec, *, longer: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """Return what a run keeps of an initial model with ``spec``, as plain values, and notes. The dense layers of
+    sentence vectors are not kept, nor, if ``longer``, a maximum length below the number of positions."""
+    facts: dict[str, Any] = {}
+    notes: list[str] = []
+    if spec.sentence is not None:
+        modules = tuple(module for module in spec.sentence.modules if module.kind != "dense")
+        if modules != spec.sentence.modules:
+            notes.append("not taken over: the dense layers after pooling")
+        facts["sentence"] = dataclasses.asdict(dataclasses.replace(spec.sentence, modules=modules))
+    if spec.tokenizer is not None:
+        stated = {"max_length": 0, "truncation_side": "right", "pair_types": True}
+        values = {key: getattr(spec.tokenizer, key) for key in stated}
+        if longer or not values["max_length"] < spec.model.max_length:
+            values["max_length"] = 0
+        facts |= {key: value for key, value in values.items() if value != stated[key]}
+    return facts, notes
+
+
+def with_kept(spec: ModelSpec, kept: Kept) -> ModelSpec:
+    """Return the ``spec`` of a pretraining run with the facts of :func:`kept_facts`."""
+    limits = {key: value for key, value in kept.items() if key != "sentence"}
+    tokenizer = None if spec.tokenizer is None else dataclasses.replace(spec.tokenizer, **limits)
+    return dataclasses.replace(spec, sentence=_sentence(kept) or spec.sentence, tokenizer=tokenizer)
+
+
+def with_prompts(own: SentenceConfig | None, kept: Kept) -> SentenceConfig | None:
+    """Return ``own``, the pooling of a fine-tuned model, with the prompts of the initial model."""
+    source = _sentence(kept)
+    if own is None or source is None:
+        return own
+    names = ("prompts", "default_prompt", "include_prompt")
+    return dataclasses.replace(own, **{name: getattr(source, name) for name in names})
+
+
+def sentence_settings(
+    given: Mapping[str, tuple[Any, str]], kept: Kept, name: str
+) -> tuple[tuple[Setting, ...], list[str]]:
+    """Return the options of fine-tuning that follow from ``kept``, unless the command line sets them, and a line
+    that names what is taken over or not."""
+    source = _sentence(kept)
+    if source is None:
+        return (), []
+    if given.get("task.kind", ("classification", ""))[0] != "sentence":
+        return (), [f"not taken over, because the task has no vectors of texts: {described(kept)}"]
+    values: dict[str, Any] = {"sentence.normalize": any(module.kind == "normalize" for module in source.modules)}
+    if len(source.pooling) == 1:
+        values["sentence.pooling"] = source.pooling[0]
+    if "max_length" in kept:
+        values["task.max_length"] = kept["max_length"]
+    taken = {key: value for key, value in values.items() if key not in given}
+    lines = [f"{key} {value}" for key, value in taken.items()] + _prompts(source)
+    notes = [f"taken over: {', '.join(lines)}"] if lines else []
+    if len(source.pooling) > 1:
+        notes.append(f"not taken over: the poolings {', '.join(source.pooling)}; one is allowed (sentence.pooling)")
+    if source.default_prompt:
+        notes.append(f"the default prompt {source.default_prompt} precedes no text of the run, but those of embed")
+    return tuple(Setting(name, key, str(value)) for key, value in taken.items()), notes
+
+
+def described(kept: Kept) -> str:
+    """Return a list of the facts in ``kept``."""
+    source, lines = _sentence(kept), list[str]()
+    if source is not None:
+        lines += [f"pooling {' and '.join(source.pooling)}", *(["normalization"] if source.modules else [])]
+        lines += _prompts(source)
+    lines += [f"{key} {value}" for key, value in kept.items() if key != "sentence"]
+    return ", ".join(lines)
+
+
+def _prompts(source: SentenceConfig) -> list[str]:
+    return [f"the prompts {', '.join(name for name, _ in source.prompts)}"] if source.prompts else []
+
+
+def _sentence(kept: Kept) -> SentenceConfig | None:
+    """Return the pooling in ``kept``, whose tuples may be lists."""
+    if "sentence" not in kept:
+        return None
+    values = dict(kept["sentence"])
+    values["pooling"], values["prompts"] = tuple(values["pooling"]), tuple(map(tuple, values["prompts"]))
+    values["modules"] = tuple(SentenceModule(**module) for module in values["modules"])
+    return SentenceConfig(**values)

@@ -1,0 +1,60 @@
+"""BERT's WordPiece in a ``tokenizer.json``, as the ``tokenizers`` library and ``AutoTokenizer`` write it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bert_jax.tokenization.byte_bpe import pieces_by_id
+from bert_jax.tokenization.tokenizer import SPECIAL_PIECES
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer, read_pieces
+
+
+def is_wordpiece(state: Any) -> bool:
+    """Return True if ``state``, a parsed ``tokenizer.json``, has a WordPiece model (older files name no type)."""
+    model = _part(state, "model")
+    return model.get("type") == "WordPiece" or ("type" not in model and "vocab" in model and "merges" not in model)
+
+
+def wordpiece_of(state: Mapping[str, Any], name: str) -> WordPieceTokenizer:
+    """Return the tokenizer of ``state``, whose case, accents and CJK are those of its normalizer.
+
+    Words of 101 to 200 characters are split into pieces, as for a ``vocab.txt``. Raises ``ValueError``, with a
+    message that begins with ``name``, for rules that BERT does not have.
+    """
+    model, rules, splits = (_part(state, part) for part in ("model", "normalizer", "pre_tokenizer"))
+    added = [token for token in state.get("added_tokens") or [] if isinstance(token, dict)]
+    pieces = pieces_by_id(model.get("vocab"), name)
+    known = set(pieces)
+    beyond = sorted(
+        (token.get("id", 0), token.get("content")) for token in added if token.get("content") not in known
+    )
+    plain = [token.get("content") for token in added if not token.get("special")]
+    faults = {
+        "its rules are not BertNormalizer and BertPreTokenizer": (rules.get("type"), splits.get("type"))
+        != ("BertNormalizer", "BertPreTokenizer"),
+        "clean_text is false": rules.get("clean_text", True) is not True,
+        "its pieces inside words do not begin with ##": model.get("continuing_subword_prefix", "##") != "##",
+        f"it finds added tokens such as {str(plain[:1])[1:40]} in the raw text": bool(
+            set(plain) - {*SPECIAL_PIECES}
+        ),
+        "the ids of added tokens do not follow those of the vocabulary": [number for number, _ in beyond]
+        != list(range(len(pieces), len(pieces) + len(beyond))),
+    }
+    if found := [fault for fault, is_there in faults.items() if is_there]:
+        raise ValueError(f"{name}: a WordPiece that is not BERT's: {found[0]}; use the vocab.txt of a BERT model")
+    content = "".join(f"{piece}\n" for piece in [*pieces, *(piece for _, piece in beyond)])
+    try:
+        listed = read_pieces(content.encode(), name)
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: a piece holds half of a surrogate pair; remove it") from None
+    if len(listed) != len(pieces) + len(beyond):
+        raise ValueError(f"{name}: a piece holds a line break, which no text contains; use another vocabulary")
+    lower_case, strip = rules.get("lowercase", True) is True, rules.get("strip_accents")
+    return WordPieceTokenizer(
+        listed, lower_case=lower_case, strip_accents=strip if isinstance(strip, bool) else None,
+        split_cjk=rules.get("handle_chinese_chars", True) is True,
+    )  # fmt: skip
+
+
+def _part(state: Any, name: str) -> Mapping[str, Any]:
+    part = state.get(name) if isinstance(state, dict) else None
+    return part if isinstance(part, dict) else {}

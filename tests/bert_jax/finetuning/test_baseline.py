@@ -1,0 +1,140 @@
+"""The answer without a text, beside the scores of a run, and the warning of a run that is not better."""
+
+import dataclasses
+import json
+import warnings
+
+import pytest
+from builders import words
+from finetune_cases import run, saved_model
+
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.finetuning.evaluation import baseline, result_lines, warning_lines
+from bert_jax.finetuning.resolve import ResolvedTask
+from bert_jax.records import Answer, Record
+from bert_jax.tasks.registry import task_class
+from bert_jax.tokenization import WordPieceTokenizer
+
+TOKENIZER = WordPieceTokenizer(words(9), lower_case=False)
+
+
+def resolved(kind, train, dev, **options):
+    """A resolved task; ``options``: fields by section."""
+    config = FinetuneConfig()
+    sections = {"task": {"kind": kind}, **options}
+    config = dataclasses.replace(
+        config, **{name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()}
+    )
+    splits = {"train": train, "dev": dev}
+    config = task_class(config).from_data(config, splits)
+    task = task_class(config)(config, TOKENIZER, train)
+    return ResolvedTask(config, task, splits, {}, ("dev",), ())
+
+
+def record(**fields):
+    return Record(**({"id": "1", "source": "file:1", "text": "w1"} | fields))
+
+
+def classes(text):
+    return [record(label=label) for label in text]
+
+
+def certain(labels, label):
+    return {"label": label, "score": 1.0, "probabilities": {one: float(one == label) for one in labels}}
+
+
+@pytest.mark.parametrize(("predicted", "is_beaten"), [("aaab", True), ("aaaa", False), ("bbbb", False)])
+def test_the_most_frequent_class_of_training(predicted, is_beaten):
+    found = resolved("classification", classes("aaabb"), classes("aaab"))
+    predictions = [certain("ab", label) for label in predicted]
+    for metric, value in (("accuracy", 0.75), ("", 0.75), ("f1_macro", 3 / 7)):
+        known = baseline(found, "dev", predictions, metric, {})
+        assert known == {
+            "answer": "class a for all", "metric": metric or "accuracy", "value": pytest.approx(value),
+            "is_beaten": is_beaten,
+        }  # fmt: skip
+    assert baseline(found, "dev", predictions, "matthews", {})["value"] == 0
+
+
+def test_the_most_frequent_labels_and_choice():
+    train = [record(labels=labels) for labels in (("x",), ("x", "y"), ("y", "x"), ())]
+    found = resolved("multi_label", train, [record(labels=("x", "y")), record(labels=())])
+    one = {"labels": ["x"], "probabilities": {"x": 0.9, "y": 0.1}}
+    known = baseline(found, "dev", [one, one], "", {})
+    assert (known["answer"], known["value"], known["is_beaten"]) == ("labels x, y for all", 0.5, False)
+    choices = [record(label=label, choices=("w1", "w2", "w3")) for label in "2210"]
+    found = resolved("choice", choices, choices)
+    known = baseline(found, "dev", [{"choice": int(one)} for one in "2212"], "", {})
+    assert (known["answer"], known["value"], known["is_beaten"]) == ("choice 2 for all", 0.5, True)
+
+
+@pytest.mark.parametrize(("values", "is_beaten"), [((1.0, 2.0, 3.0), True), ((9.0, 9.0, 9.0), False)])
+def test_a_mean_has_errors_but_no_correlation(values, is_beaten):
+    train = [record(label=label) for label in ("1", "2", "3", "4")]
+    found = resolved("regression", train, train[:3])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        known = baseline(found, "dev", [{"value": value} for value in values], "spearman", {})
+    assert known["answer"] == "the mean 2.5 for all" and known["is_beaten"] is is_beaten
+    assert known["metric"] == "mse" and known["value"] == pytest.approx((1.5**2 + 2 * 0.5**2) / 3)
+
+
+def test_the_most_frequent_tag_finds_no_entity():
+    train = [record(words=("w1", "w2", "w3"), tags=("O", "O", "B-x"), label="a")] * 2
+    tokens = {"tokens": [{"text": "w1", "label": tag, "score": 0.5} for tag in ("O", "O", "O")]}
+    found = resolved("tagging", train, train)
+    known = baseline(found, "dev", [tokens] * 2, "", {})
+    assert known == {"answer": "tag O for all", "metric": "f1", "value": 0.0, "is_beaten": False}
+    assert baseline(found, "dev", [tokens] * 2, "accuracy", {})["value"] == pytest.approx(2 / 3)
+    both = [*train, record(words=("w1",), tags=("O",), label="b")]
+    found = resolved("joint", both, both)
+    right = [{**tokens, **certain("ab", "a")}] * 2 + [{"tokens": tokens["tokens"][:1], **certain("ab", "b")}]
+    known = baseline(found, "dev", right, "intent_accuracy", {})
+    assert (known["answer"], known["is_beaten"]) == ("class a for all, tag O for all", True)
+    assert known["value"] == pytest.approx(2 / 3)
+
+
+def test_no_answer_for_every_question_where_that_is_an_answer():
+    questions = [record(text_pair="w1 w2", answers=answers) for answers in ((Answer(text="w1", start=0),), (), ())]
+    span = {"answer": "w1", "best_answer": "w1", "score": 1.0, "no_answer_score": 0.0}
+    found = resolved("qa", questions, questions, qa={"no_answer": True})
+    known = baseline(found, "dev", [span] * 3, "", {})
+    assert known["answer"] == "no answer for all" and known["metric"] == "f1" and not known["is_beaten"]
+    assert known["value"] == pytest.approx(baseline(found, "dev", [span] * 3, "exact", {})["value"])
+    found = resolved("qa", questions[:1], questions[:1])
+    assert baseline(found, "dev", [span], "", {}) is None
+
+
+@pytest.mark.parametrize(("before", "is_beaten"), [(0.25, True), (0.5, False), (None, None)])
+def test_vectors_are_compared_with_those_before_training(before, is_beaten):
+    pairs = [record(text_pair="w2"), record(text_pair="w3")]
+    found = resolved("sentence", pairs, pairs, sentence={"loss": "negatives"})
+    known = baseline(found, "dev", [{"cosine": 0.1, "rank": 2}] * 2, "", {"mrr": before})
+    if is_beaten is None:
+        assert known is None
+    else:
+        assert known == {"answer": "before training", "metric": "mrr", "value": before, "is_beaten": is_beaten}
+
+
+def test_one_warning_names_the_splits():
+    def result(split, is_beaten):
+        known = {"answer": "class a for all", "metric": "accuracy", "value": 0.5, "is_beaten": is_beaten}
+        return {"split": split, "n": 4, "metrics": {}, "baseline": known}
+
+    (line,) = result_lines(result("dev", False))
+    assert line.endswith("(class a for all: accuracy 0.5000)")
+    assert warning_lines([result("dev", True), {"split": "old", "n": 1, "metrics": {}}]) == []
+    (line,) = warning_lines([result("dev", False), result("test", True), result("test2", False)])
+    assert line.startswith("WARNING") and "dev (class a for all), test2 (" in line and "test (" not in line
+
+
+def test_a_run_evaluates_vectors_before_training_and_says_so(tmp_path, capsys):
+    pairs = [record(id=str(i), text=f"w{i} w{i + 1}", text_pair=f"w{i} w{2 * i}") for i in range(12)]
+    options = "--task.kind sentence --sentence.loss negatives --training.num_epochs 1 --optimizer.learning_rate 0"
+    run(saved_model(tmp_path / "model"), tmp_path / "w", options, {"train": pairs, "dev": pairs})
+    first = json.loads((tmp_path / "w" / "metrics.jsonl").read_text().splitlines()[0])
+    (entry,) = json.loads((tmp_path / "w" / "metrics.json").read_text())
+    assert (first["step"], first["split"]) == (0, "dev")
+    assert entry["baseline"]["value"] == first["mrr"] == entry["metrics"]["mrr"]["value"]
+    out = capsys.readouterr().out
+    assert f"(before training: mrr {first['mrr']:.4f})" in out and "WARNING" in out and "before training" in out
