@@ -12,7 +12,7 @@ from bert_jax.cli import analysis, labels, runs, texts, weights, words
 from bert_jax.io.errors import unknown_command
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.exits import run_command
-from bert_jax.process.signals import StopRequest
+from bert_jax.process.signals import STOPPED, StopRequest
 
 COMMANDS = (
     *weights.COMMANDS,
@@ -41,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         keep_to_cpu_without_accelerator()
-        with StopRequest().at_once("stopped; incomplete output was removed; run the same command again"):
+        writes = any(getattr(arguments, name, None) for name in ("target", "output"))
+        message = "stopped; incomplete output was removed; run the same command again" if writes else STOPPED
+        with StopRequest().at_once(message):
             arguments.run(arguments)
 
     return run_command(run)

@@ -45,5 +45,5 @@ def test_an_error_about_an_input_names_its_place(tmp_path):
     assert next(texts) == "A" and texts.where == f"{path}:1"
     with pytest.raises(ValueError, match=rf"^{path}:3: no text$"):
         next(texts)
-    with pytest.raises(ValueError, match="^no text$"):
+    with pytest.raises(ValueError, match=r"^no text$"):
         list(Each([{"text": 1}], text_of))
