@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         keep_to_cpu_without_accelerator()
-        writes = any(getattr(arguments, name, None) for name in ("target", "output"))
+        keeps = arguments.command in ("plan", "benchmark-inference")  # write what is complete, or nothing
+        writes = not keeps and any(getattr(arguments, name, None) for name in ("target", "output"))
         message = "stopped; incomplete output was removed; run the same command again" if writes else STOPPED
         with StopRequest().at_once(message):
             arguments.run(arguments)
