@@ -297,7 +297,7 @@ class _Jobs(Jobs):
         data, (source, first, step) = plan.data, plan.shares[number]
         assert plan.chunks is not None
         pieces, readings = 0, list[Reading]()
-        for piece, documents in enumerate(cut_documents([plan.sources[source]], data, readings)):
+        for piece, documents in enumerate(cut_documents([plan.sources[source]], data, readings, plan.sources)):
             pieces += 1
             path = plan.chunks / _chunk_name(source, piece)
             if piece % step == first and not path.exists():

@@ -270,12 +270,15 @@ def remove_chunks(folder: Location, but: Location | None = None) -> None:
 
 
 def cut_documents(
-    sources: Sequence[Source], data: DataConfig, readings: list[Reading] | None = None
+    sources: Sequence[Source],
+    data: DataConfig,
+    readings: list[Reading] | None = None,
+    corpus: Sequence[Source] = (),
 ) -> Iterator[list[Document]]:
     """Yield the documents of all sources in lists of about ``CHUNK_CHARACTERS`` characters.
 
     How each source is read is appended to ``readings``. Raises ``ValueError`` as ``read_documents`` does, and one
-    that names all sources that are not in their encoding.
+    that names all sources of ``corpus`` (by default of ``sources``) that are not in their encoding.
     """
     chunk: list[Document] = []
     size = 0
@@ -286,7 +289,7 @@ def cut_documents(
         documents = read_documents(
             source, line=data.line, json_field=data.json_field, labels=labels, reading=reading
         )
-        with undecodable_together(sources):
+        with undecodable_together(corpus or sources):
             for document in documents:
                 chunk.append(document)
                 size += sum(map(len, document))

@@ -165,7 +165,7 @@ def _in_folder(entry: str, json_field: str, encoding: str, outputs: Iterable[str
     left_out = [
         LeftOut(f"{name}/{one.as_posix()}", f"is {kind}")
         for one, kind in written.items()
-        if one in files and written.keys().isdisjoint(one.parents)
+        if written.keys().isdisjoint(one.parents)
     ]
     texts = {}
     for one, file in files.items():
@@ -180,18 +180,12 @@ def _in_folder(entry: str, json_field: str, encoding: str, outputs: Iterable[str
     if not texts:
         raise ValueError(f"{entry}: the folder contains no text; {Listing((), tuple(left_out)).summary()}; {_READ}")
     separated = _written_files([*texts.values()])
-    return [
-        *left_out,
-        *(
-            Source(
-                path=file,
-                name=f"{name}/{one.as_posix()}",
-                blank_lines="documents" if file in separated else "auto",
-                encoding=encoding,
-            )
-            for one, file in texts.items()
-        ),
+    kinds = {file: "documents" if file in separated else "auto" for file in texts.values()}
+    sources = [
+        Source(path=file, name=f"{name}/{one.as_posix()}", blank_lines=kinds[file], encoding=encoding)
+        for one, file in texts.items()
     ]
+    return [*left_out, *sources]
 
 
 def _outputs_in(path: Location, relatives: Iterable[PurePath], outputs: Iterable[str]) -> dict[PurePath, str]:
@@ -210,7 +204,7 @@ def _outputs_in(path: Location, relatives: Iterable[PurePath], outputs: Iterable
         own, place = path.resolve(), location(output).resolve()
         if type(own) is type(place) and own in place.parents:
             found[PurePath(place.relative_to(own))] = "an output of this command"
-    return found
+    return {one: kind for one, kind in found.items() if one in names or one.name in names.get(one.parent, ())}
 
 
 def _is_text_name(relative: PurePath) -> bool:
@@ -230,8 +224,8 @@ def _reason_against(file: Location, json_field: str, encoding: str) -> str | Non
     if plain_suffix(file) == ".json":
         try:
             _, record = next(json_records(Source(path=file, name=file.name, encoding=encoding)), ("", None))
-        except ValueError:
-            return "is not JSON"
+        except ValueError as error:  # a damaged file is not left out: the build will name the damage
+            return "is not JSON" if "not valid JSON" in str(error) else None
         if not isinstance(record, dict) or not isinstance(record.get(json_field), str):
             return f"has no text in field {json_field!r}"
     return None

@@ -75,7 +75,7 @@ def count_words(
                 seen.update(filter(_is_short, split_words(part, lower_case, strip_accents)))
             parts = list(filter(_is_short, parts))
         seen.update(parts)
-        excess += max(0, sum(map(len, parts)) - _USUAL_CHUNK * len(parts))
+        excess += max(0, len(text) - _USUAL_CHUNK * len(parts))
         if len(seen) > _MAX_CHUNKS or excess > _MAX_WORD_CHARACTERS:
             _add_words(words, seen, lower_case, strip_accents)
             excess = 0

@@ -331,16 +331,18 @@ def test_a_listing_names_what_is_left_out(tmp_path: Path) -> None:
     write(folder / "leer.txt", "")
     write(folder / "config.json", '{"hidden_size": 4}')
     write(folder / "good.json", '{"text": "Some text."}')
+    write(folder / "settings.json", "{ // a comment\n}")
     listing = list_corpus([str(folder)])
     assert [source.name for source in listing.sources] == [
         "text/BOOK.TXT", "text/good.json", "text/notes.text", "text/sub/wiki_07",
     ]  # fmt: skip
     assert {one.name: one.reason for one in listing.left_out if one.reason} == {
         "text/leer.txt": "is empty", "text/config.json": "has no text in field 'text'",
+        "text/settings.json": "is not JSON",
     }  # fmt: skip
-    assert LeftOut("text/x.docx") in listing.left_out and len(listing.left_out) == 5
+    assert LeftOut("text/x.docx") in listing.left_out and len(listing.left_out) == 6
     summary = listing.summary()
-    assert summary.startswith("4 files read; left out: 5 (") and "\n" not in summary
+    assert summary.startswith("4 files read; left out: 6 (") and "\n" not in summary
     assert ".docx 2" in summary and ".png 1" in summary and "leer.txt is empty" in summary
 
 
@@ -360,6 +362,11 @@ def test_outputs_of_this_library_are_not_text(tmp_path: Path) -> None:
     assert [source.name for source in listing.sources] == ["project/text/a.txt"]
     left_out = {one.name.removeprefix("project/") for one in listing.left_out}
     assert left_out == {"old/train", "old/store", "run", "export", "mine", "ck/7", "words.txt"}
+    (tmp_path / "more").mkdir()
+    damaged = write(tmp_path / "more" / "c4.json.gz", "")
+    damaged.write_bytes(gzip.compress(b'{"text": "One."}')[:-9])
+    with pytest.raises(ValueError, match="damaged"):
+        read(damaged.parent)
     # A folder of shards around the corpus hides nothing.
     around = DataConfig(corpus=(str(folder / "text"),), shards=str(folder))
     assert len(listing_of(around).sources) == 1
