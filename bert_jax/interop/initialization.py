@@ -190,7 +190,8 @@ def _vocabulary_of(workdir: Location, given: Given) -> tuple[Setting, ...]:
     if any((location(shards) / name).is_file() for name in FILE_NAMES.values()):
         return ()
     stored = yaml.safe_load(config.read_text(encoding="utf-8"))["data"]
-    case = {f"data.{name}": str(stored[name]).lower() for name in _CASE if name in stored}
+    names = (*_CASE, "word_segmenter")  # determine how the vocabulary is read
+    case = {f"data.{name}": str(stored[name]).lower() for name in names if name in stored}
     values = {"data.vocab": str(path.absolute()), **case}
     return tuple(Setting(str(workdir), key, value) for key, value in values.items() if key not in given)
 

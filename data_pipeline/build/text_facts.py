@@ -34,7 +34,8 @@ def chunk_facts(texts: Sequence[str], ids: np.ndarray, tokenizer: Tokenizer) -> 
     points, counts = np.zeros(0, np.uint32), np.zeros(0, np.int64)
     if isinstance(tokenizer, WordPieceTokenizer) and tokenizer.strip_accents:
         text = "".join(text for text in texts if not text.isascii())
-        every = np.bincount(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4"))
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+        every = np.bincount(codes[codes > 127])
         changed = [point for point in np.flatnonzero(every).tolist() if plain(chr(point)) != chr(point)]
         points, counts = np.array(changed, np.uint32), every[changed]
     return {"sizes": sizes, "merged": points, "merged_counts": counts.astype(np.int64)}
