@@ -200,6 +200,8 @@ class TokenizerConfig:
     lower_case: bool = True
     strip_accents: bool | None = None
     split_cjk: bool = True
+    # WordPiece with split_cjk: the longest words of the vocabulary are found in runs of CJK characters.
+    cjk_words: bool = False
     # Maximum number of tokens in an input, special tokens included; 0: the number of positions of the model.
     max_length: int = 0
     # Side at which longer texts are truncated.
