@@ -108,9 +108,8 @@ def export_model(
     weights = dataclasses.replace(weights, exact_tokenizer=exact_tokenizer)
     with whole_folder(target, target.with_name(f".{target.name}.replaced")) as partial:
         notes += WRITERS[format](partial, weights, dtype=dtype)
-        (partial / CARD).write_text(
-            model_card(weights, format, dtype, architecture(partial), notes), encoding="utf-8"
-        )
+        card = model_card(weights, format, dtype, architecture(partial), notes)
+        (partial / CARD).write_text(card, encoding="utf-8")
         for note in notes:
             report(note)
         if verify:
