@@ -279,7 +279,7 @@ def _record(value: Any) -> Record:
         return Record(id="", source=start, words=tuple(value["words"]), group=document)
     if isinstance(value, Mapping) and isinstance(value.get("text"), str):
         text, pair, choices = value["text"], value.get("text_pair"), value.get("choices", ())
-        negatives = value.get("negative", ())
+        negatives = value.get("negative", value.get("negatives", ()))
         negatives = (negatives,) if isinstance(negatives, str) else negatives
         are_lists = _are_texts(choices) and _are_texts(negatives)
         if isinstance(pair, str | None) and are_lists and not (pair and choices):
