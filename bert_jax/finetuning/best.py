@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.config import ModelSpec, to_dict
+from bert_jax.config import ModelSpec, spec_from_json, to_dict
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.initialization import Start
 from bert_jax.interop.readers import read_weights
-from bert_jax.interop.saved_model import BEST, replace_saved
+from bert_jax.interop.saved_model import BEST, SPEC_FILE, replace_saved
 from bert_jax.interop.taken_over import with_prompts
 from bert_jax.metrics import Score
 from bert_jax.model import from_canonical, to_canonical
@@ -81,17 +81,7 @@ def save_parameters(
     flat = to_canonical(to_host(params), config.model.vocab_size)
     if not hosts.is_lead():
         return
-    tokenizer = start.tokenizer_config
-    if resolved.task.sentence is not None:  # vectors of longer texts were not trained
-        tokenizer = dataclasses.replace(tokenizer, max_length=config.task.max_length)
-    spec = ModelSpec(
-        model=config.model,
-        heads=resolved.heads,
-        sentence=with_prompts(resolved.task.sentence, start.kept),
-        tokenizer=tokenizer,
-        family=config.model.family_name,
-        task=config.settings,
-    )
+    spec = _spec(resolved, start)
     metrics = {f"{split}: {name}": value for split, named in values.items() for name, value in named.items()}
     origin = {
         "format": "fine-tuning run", "name": config.name, "step": step, "init_from": start.source,
@@ -100,6 +90,29 @@ def save_parameters(
     arrays = {name: np.asarray(flat[name], np.float32) for name in parameter_shapes(spec)}
     model = ModelBundle(spec=spec, params=arrays, tokenizer_content=start.tokenizer_content, origin=origin)
     replace_saved(folder / BEST, model, step)
+
+
+def _spec(resolved: ResolvedTask, start: Start) -> ModelSpec:
+    """Return the description of the model of a run."""
+    config, tokenizer = resolved.config, start.tokenizer_config
+    if resolved.task.sentence is not None:  # vectors of longer texts were not trained
+        tokenizer = dataclasses.replace(tokenizer, max_length=config.task.max_length)
+    return ModelSpec(
+        model=config.model,
+        heads=resolved.heads,
+        sentence=with_prompts(resolved.task.sentence, start.kept),
+        tokenizer=tokenizer,
+        family=config.model.family_name,
+        task=config.settings,
+    )
+
+
+def describe_again(folder: Path, resolved: ResolvedTask, start: Start) -> None:
+    """Write the model in ``best/`` again if a finished run predicts with other options than those stored in it."""
+    spec, file = _spec(resolved, start), folder / BEST / SPEC_FILE
+    if spec_from_json(file.read_text(encoding="utf-8"), str(file)) != spec:
+        stored = read_weights(folder / BEST)
+        replace_saved(folder / BEST, dataclasses.replace(stored, spec=spec), stored.origin["step"])
 
 
 def read_parameters(folder: Path, params: Any, vocab_size: int) -> tuple[Any, int]:

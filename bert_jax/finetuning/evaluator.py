@@ -1,12 +1,13 @@
 """Evaluation during a fine-tuning run: predictions, logged metrics, and selection of the best parameters."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from jax.sharding import Mesh
 
 from bert_jax.finetuning import evaluation
-from bert_jax.finetuning.best import BestCheckpoint, Values, read_parameters, save_parameters
+from bert_jax.finetuning.best import BestCheckpoint, Values, describe_again, read_parameters, save_parameters
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.interop.initialization import Start
 from bert_jax.model import BertModel
@@ -90,6 +91,10 @@ class Evaluator:
             self._predictors[mesh] = evaluation.Predictor(task, self._model.clone(mesh=mesh), mesh)
         records, inputs = self._resolved.records[split], self._resolved.inputs[split]
         return task.decode(records, inputs, self._predictors[mesh].outputs(params, inputs, before_batch))
+
+    def describe_again(self, folder: Path) -> None:
+        """Store the options of this run with the model in ``best/``; called by the lead process."""
+        describe_again(folder, self._resolved, self._start)
 
     def final_parameters(self, context: Context, state: TrainState) -> tuple[Any, int]:
         """Return the final parameters of the run and their step, and save them in ``best/`` unless they were read

@@ -58,6 +58,7 @@ def write_results(
         entries[split] |= {"step": step, "seconds": round(time.perf_counter() - began, 3)}
     if not hosts.is_lead():
         return
+    evaluator.describe_again(folder)
     results = [entries.pop(split) for split in asked] + [*entries.values()]
     write_whole(folder / METRICS, evaluation.metrics_text(results))
     metric = best.metric or config.task.metric

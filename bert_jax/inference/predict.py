@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -213,21 +212,15 @@ class _Chunk:
 
 def _chunks(inputs: Iterator[_Input], size: int, context: int) -> Iterator[_Chunk]:
     """Yield the inputs in chunks of ``size``, each with inputs around it that have ``context`` words or more."""
-    before: list[_Input] = []
-    ahead: deque[_Input] = deque()
-    while own := [*itertools.islice(_drained(ahead, inputs), size)]:
+    before, ahead = list[_Input](), list[_Input]()
+    while own := [*itertools.islice(itertools.chain(ahead, inputs), size)]:
+        ahead = ahead[len(own) :]
         words = sum(len(one.record.words) for one in ahead)
         while words < context and (one := next(inputs, None)) is not None:
             ahead.append(one)
             words += len(one.record.words)
-        yield _Chunk(before, own, [*ahead])
+        yield _Chunk(before, own, ahead)
         before = _last([*before, *own], context)
-
-
-def _drained(ahead: deque[_Input], inputs: Iterator[_Input]) -> Iterator[_Input]:
-    while ahead:
-        yield ahead.popleft()
-    yield from inputs
 
 
 def _last(inputs: Sequence[_Input], context: int) -> list[_Input]:
@@ -286,7 +279,7 @@ def _record(value: Any) -> Record:
         return Record(id="", source=start, words=tuple(value["words"]), group=document)
     if isinstance(value, Mapping) and isinstance(value.get("text"), str):
         text, pair, choices = value["text"], value.get("text_pair"), value.get("choices", ())
-        negatives = value.get("negative", ())
+        negatives = value.get("negative", value.get("negatives", ()))
         negatives = (negatives,) if isinstance(negatives, str) else negatives
         are_lists = _are_texts(choices) and _are_texts(negatives)
         if isinstance(pair, str | None) and are_lists and not (pair and choices):

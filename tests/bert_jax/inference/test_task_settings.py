@@ -210,6 +210,12 @@ def test_files_of_fine_tuning_that_predict_does_not_read(tmp_path):
         list(read_texts((), str(tmp_path / "a.conllu"), False, of_tasks=True))
 
 
+@pytest.mark.parametrize("given", [{"negative": "w3"}, {"negatives": ["w3"]}, {"negative": ["w3"]}])
+def test_triplets_are_inputs(given):
+    record = module._record({"text": "w1", "text_pair": "w2", **given})
+    assert (record.text_pair, record.negatives) == ("w2", ("w3",))
+
+
 # ------------------------------------------------------------------ other readers of the settings
 
 

@@ -10,6 +10,7 @@ import pytest
 from builders import StopAt
 from finetune_cases import SPLITS, configured, lines, records, results, run, saved_model
 
+import bert_jax
 from bert_jax.finetuning.best import BestCheckpoint
 from bert_jax.finetuning.finetune import FinetuneJob, finetune
 from bert_jax.interop.readers import read_weights
@@ -157,6 +158,10 @@ def test_another_threshold_of_a_finished_run_predicts_again(source, tmp_path):
         texts = [json.loads(line)["answer"] for line in (tmp_path / "w" / "predictions_dev.jsonl").open()]
         assert len(texts) == 8 and all((text == "") == is_empty for text in texts)
         assert results(tmp_path / "w")["dev"]["chosen_by"]["metric"] == "f1"
+        # The saved model and the export follow.
+        for folder in ("best", "export"):
+            found = bert_jax.load(tmp_path / "w" / folder).predict([(one.text, one.text_pair) for one in questions])
+            assert [one["answer"] for one in found] == texts
 
 
 def test_a_split_that_is_not_asked_for_keeps_its_results(source, workdir):
