@@ -13,13 +13,7 @@ import tokenizers
 from tokenizers import normalizers
 
 from bert_jax.config import TokenizerConfig
-from bert_jax.interop.tokenizers.json_format import (
-    bert_rules,
-    exact_rules,
-    lower_cased,
-    sentencepiece_json,
-    wordpiece_json,
-)
+from bert_jax.interop.tokenizers.json_format import bert_rules, exact_rules, sentencepiece_json, wordpiece_json
 from bert_jax.process import exits
 from bert_jax.tokenization import SPECIAL_PIECES, Tokenizer
 from bert_jax.tokenization.json_tokenizer import foreign_tokens
@@ -63,9 +57,7 @@ def state_of(
             "letter, may be split differently"
         )
         notes.append("offsets may differ at characters that normalization removes or expands")
-        state = sentencepiece_json(content)
-        # transformers.js does not read the character map, which folds case; lower-casing first changes no result.
-        return lower_cased(state) if tokenizer.lower_case else state, notes
+        return sentencepiece_json(content, lower_case=tokenizer.lower_case), notes
     rules = (exact_rules if exact else bert_rules)(**rules_of(config))
     notes.append(
         "load the tokenizer with AutoTokenizer; BertTokenizer replaces words of 101 to "
