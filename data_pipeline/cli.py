@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from bert_jax.config import DataConfig, FinetuneConfig, PretrainConfig, TaskDataConfig, load_config
+from bert_jax.io.errors import unknown_command
 from bert_jax.io.storage import Location, location
 from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest
@@ -82,7 +83,8 @@ def _run(command: str, words: list[str]) -> None:
         "inspect": _inspect, "records": _records,
     }  # fmt: skip
     if command not in commands:
-        raise ValueError(f"{command}: unknown command; allowed: {', '.join(commands)}")
+        hint = unknown_command(command, commands)
+        raise ValueError(f"{command}: unknown command; allowed: {', '.join(commands)}{hint}")
     if not {"-h", "--help"} & set(words):
         return commands[command](words)
     print(USAGE)

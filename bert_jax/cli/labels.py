@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.cli.options import OUTPUT, Command, load_model, model, option, say, score_lines, streaming, text_of
+from bert_jax.io.text_lines import Each
 
 
 def predict_command(arguments: argparse.Namespace) -> None:
@@ -26,15 +27,14 @@ def predict_command(arguments: argparse.Namespace) -> None:
     if settings is not None and settings.module:
         say(f"the run converted texts by {settings.module}, which predict does not run; give converted inputs")
 
-    def counted() -> Iterator[Any]:
+    def counted(value: Any) -> Any:
         nonlocal last, documents
-        for value in inputs:
-            place = value.get("group", value.get("document")) if isinstance(value, dict) else value
-            last, documents = place, documents + (place != last)
-            yield value
+        place = value.get("group", value.get("document")) if isinstance(value, dict) else value
+        last, documents = place, documents + (place != last)
+        return value
 
     has_context = settings is not None and settings.document_context
-    write_json_lines(predict(loaded, counted() if has_context else inputs, **options), arguments.output)
+    write_json_lines(predict(loaded, Each(inputs, counted) if has_context else inputs, **options), arguments.output)
     if documents:
         say(f"documents of the words: {documents:,} (a blank line, or another document or group, begins one)")
 
@@ -51,13 +51,12 @@ def zero_shot_command(arguments: argparse.Namespace) -> None:
     labels, multi_label = _label_words(arguments.labels), arguments.multi_label
     inputs, options = streaming(arguments)
 
-    def parsed() -> Iterator[tuple[str, Any]]:
-        for value in inputs:
-            if not isinstance(value, str) and value.get("text_pair"):
-                raise ValueError(f"{str(value)[:80]}: zero-shot accepts one text, without text_pair")
-            yield text_of(value), right_answer(value, [*labels], multi_label)
+    def parsed(value: Any) -> tuple[str, Any]:
+        if not isinstance(value, str) and value.get("text_pair"):
+            raise ValueError(f"{str(value)[:80]}: zero-shot accepts one text, without text_pair")
+        return text_of(value), right_answer(value, [*labels], multi_label)
 
-    texts, answers = itertools.tee(parsed())
+    texts, answers = itertools.tee(Each(inputs, parsed))
     results = zero_shot(
         load_model(arguments), (text for text, _ in texts), labels, template=arguments.template,
         multi_label=multi_label, entailment=arguments.entailment, **options,

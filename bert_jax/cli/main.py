@@ -9,9 +9,10 @@ import sys
 from collections.abc import Sequence
 
 from bert_jax.cli import analysis, labels, runs, texts, weights, words
+from bert_jax.io.errors import unknown_command
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.exits import run_command
-from bert_jax.process.signals import StopRequest
+from bert_jax.process.signals import STOPPED, StopRequest
 
 COMMANDS = (
     *weights.COMMANDS,
@@ -29,7 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add(commands)
-    arguments, rest = parser.parse_known_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and not words[0].startswith("-") and words[0] not in (names := [one.name for one in COMMANDS]):
+        parser.error(f"{words[0]}: unknown command; allowed: {', '.join(names)}{unknown_command(words[0], names)}")
+    arguments, rest = parser.parse_known_args(words)
     if arguments.command == "plan":
         arguments.recipe = rest
     elif rest:
@@ -37,7 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         keep_to_cpu_without_accelerator()
-        with StopRequest().at_once("stopped; incomplete output was removed; run the same command again"):
+        keeps = arguments.command in ("plan", "benchmark-inference")  # write what is complete, or nothing
+        writes = not keeps and any(getattr(arguments, name, None) for name in ("target", "output"))
+        message = "stopped; incomplete output was removed; run the same command again" if writes else STOPPED
+        with StopRequest().at_once(message):
             arguments.run(arguments)
 
     return run_command(run)

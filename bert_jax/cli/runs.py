@@ -58,6 +58,9 @@ def benchmark_command(arguments: argparse.Namespace) -> None:
     from bert_jax.experiments.latency import FORMS, Load, benchmark, installed_forms, table
     from bert_jax.inference.text_files import write_json_lines
 
+    for name, (usual, quick) in _SIZES.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, quick if arguments.quick else usual)
     for name in ("batches", "lengths"):
         if min(getattr(arguments, name)) < 1:
             raise ValueError(f"--{name}: {min(getattr(arguments, name))} is not allowed; allowed: 1 or more")
@@ -69,12 +72,24 @@ def benchmark_command(arguments: argparse.Namespace) -> None:
     forms = arguments.forms or installed_forms()
     if missing := [form for form in FORMS if form not in forms and arguments.forms is None]:
         print(f"not installed here: {', '.join(f'{form} ({FORMS[form][1]})' for form in missing)}")
-    lines = list(benchmark(Path(arguments.model), forms, load, print))
-    print("\n".join(table(lines)))
-    if arguments.output is not None:
-        write_json_lines(lines, arguments.output)
+    lines = []
+    try:
+        for line in benchmark(Path(arguments.model), forms, load, lambda line: print(line, flush=True)):
+            lines.append(line)
+    finally:  # after a signal, the rows so far are kept
+        memory = {line["form"]: line["peak_memory_mb"] for line in lines}
+        lines = [line | {"peak_memory_mb": memory[line["form"]]} for line in lines]
+        if lines:
+            print("\n".join(table(lines)), flush=True)
+        if lines and arguments.output is not None:
+            write_json_lines(lines, arguments.output)
 
 
+# Options of benchmark-inference: the default, and that of --quick.
+_SIZES = {
+    "batches": ([1, 8, 64], [1, 8]), "lengths": ([16, 128, 512], [16, 128]), "seconds": (3.0, 0.5),
+    "repeats": (20, 5),
+}  # fmt: skip
 _PLAN = {
     "allow_abbrev": False,
     "usage": "bert-jax plan --config FILE --topology NAME [options] [--section.key VALUE ...]",
@@ -96,13 +111,16 @@ COMMANDS = (
             "--forms", nargs="+", metavar="FORM",
             help="jax, jax-bfloat16, onnx, stablehlo, onnx-int8 (default: all here)",
         ),
-        option("--batches", type=int, nargs="+", default=[1, 8, 64], metavar="N", help="texts (default: 1 8 64)"),
         option(
-            "--lengths", type=int, nargs="+", default=[16, 128, 512], metavar="N",
+            "--quick", action="store_true", help="1 and 8 texts of 16 and 128 tokens, 0.5 seconds of each"
+        ),
+        option("--batches", type=int, nargs="+", metavar="N", help="texts (default: 1 8 64)"),
+        option(
+            "--lengths", type=int, nargs="+", metavar="N",
             help="tokens of each text (default: 16 128 512, as far as the model has positions)",
         ),
-        option("--seconds", type=float, default=3.0, help="of each size (default: 3)"),
-        option("--repeats", type=int, default=20, metavar="N", help="runs of each size at least (default: 20)"),
+        option("--seconds", type=float, help="of each size (default: 3)"),
+        option("--repeats", type=int, metavar="N", help="runs of each size at least (default: 20)"),
         option("--cpus", type=int, default=0, metavar="N", help="processors to use (default: all)"),
         option("--output", type=Path, metavar="FILE", help="write JSON lines too"),
     )),

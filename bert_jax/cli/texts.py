@@ -22,6 +22,7 @@ from bert_jax.cli.options import (
     text_of,
     whole_numbers,
 )
+from bert_jax.io.text_lines import Each
 
 _POOLED = ("pooling", "normalize", "width", "prompt", "prompt_name")
 
@@ -47,7 +48,7 @@ def embed_command(arguments: argparse.Namespace) -> None:
         _write_index(arguments, parts)
         return
     inputs, options = streaming(arguments)
-    texts = (text_of(value) for value in inputs)
+    texts = Each(inputs, text_of)
     to_array = arguments.output is not None and arguments.output.suffix in (".npy", ".npz")
     if parts:
         if to_array:
@@ -83,7 +84,7 @@ def _write_index(arguments: argparse.Namespace, parts: Sequence[str]) -> None:
         raise ValueError(f"{name}: an index is a folder; give --output with the name of a new folder")
     inputs, options = streaming(arguments)
     options |= {name: getattr(arguments, name) for name in _POOLED}
-    entries = ((value, text_of(value)) for value in inputs)
+    entries = Each(inputs, lambda value: (value, text_of(value)))
     say(index_texts(target, load_model(arguments), entries, arguments.precision, **options))
 
 
@@ -93,7 +94,7 @@ def fill_mask_command(arguments: argparse.Namespace) -> None:
     from bert_jax.inference.text_files import write_json_lines
 
     inputs, options = streaming(arguments)
-    filled = fill_mask(load_model(arguments), (text_of(value) for value in inputs), top=arguments.top, **options)
+    filled = fill_mask(load_model(arguments), Each(inputs, text_of), top=arguments.top, **options)
     if arguments.json:
         masks = ((text.text, [{"predictions": mask.predictions} for mask in text.masks]) for text in filled)
         write_json_lines(({"text": text, "masks": best} for text, best in masks), None)
@@ -126,7 +127,7 @@ def score_command(arguments: argparse.Namespace) -> None:
 
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal total, tokens
-        for one in score(loaded, map(text_of, inputs), method=arguments.method, **options):
+        for one in score(loaded, Each(inputs, text_of), method=arguments.method, **options):
             row: dict[str, Any] = {"text": one.text, "score": one.score, "tokens": len(one.pieces)}
             total, tokens = total + one.score, tokens + len(one.pieces)
             details = {"pieces": one.pieces, "log_probabilities": one.log_probabilities}
@@ -181,7 +182,7 @@ def generate_command(arguments: argparse.Namespace) -> None:
         raise ValueError("--top_k, --top_p: not allowed without --temperature; set it, for example to 1")
     inputs = read_texts(arguments.prompt or (), arguments.input, arguments.json_lines)
     found = generate(
-        load_model(arguments), map(text_of, inputs), max_new_tokens=arguments.max_new_tokens, sampling=sampling,
+        load_model(arguments), Each(inputs, text_of), max_new_tokens=arguments.max_new_tokens, sampling=sampling,
         batch_size=arguments.batch_size,
     )  # fmt: skip
     rows = ({"prompt": row.prompt, "text": row.text, "tokens": len(row.ids), "ended": row.ended} for row in found)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.cli.options import Command, load_model, model, option, run_options, say, text_of, whole_numbers
+from bert_jax.io.text_lines import Each
 
 _OUTPUT = option("--output", type=Path, metavar="FILE", help="write JSON lines instead of readable text")
 
@@ -64,7 +65,7 @@ def _contextual(arguments: argparse.Namespace, loaded: Any) -> list[tuple[dict[s
         loaded, arguments.words, arguments.text, layer, 1 if arguments.occurrence is None else arguments.occurrence
     )
     if arguments.corpus is not None:
-        texts = (text_of(value) for value in read_texts((), arguments.corpus, False))
+        texts = Each(read_texts((), arguments.corpus, False), text_of)
         found = word_neighbors.corpus_neighbors(
             loaded, queries, arguments.text, texts, layer, arguments.top, **options
         )

@@ -25,6 +25,7 @@ from bert_jax.config.schema import PRESETS
 C = TypeVar("C")
 HELP = {"--help", "-h"}
 NULL = "tag:yaml.org,2002:null"
+_RECIPES = Path(__file__).parents[2] / "configs"  # of a checkout
 _MOST_DIGITS = 30  # int() raises an error without a place for more than 4,300
 
 
@@ -165,7 +166,8 @@ def read_yaml(path: Path) -> list[Setting]:
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except OSError as error:
-        raise ValueError(f"command line: config: cannot read {path}: {error.strerror}") from None
+        hint = _near_recipe(path) if isinstance(error, FileNotFoundError) else ""
+        raise ValueError(f"command line: config: cannot read {path}: {error.strerror}{hint}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path}: not UTF-8 text; save it as UTF-8") from None
     except yaml.YAMLError as error:
@@ -176,6 +178,15 @@ def read_yaml(path: Path) -> list[Setting]:
     except RecursionError:
         raise ValueError(f"{path}{_deep_place(path)}: lists or mappings are nested too deeply") from None
     return list(_yaml_settings(path, root, "")) if root is not None else []
+
+
+def _near_recipe(path: Path) -> str:
+    places = (path.parent.glob("*.yaml"), *(at.rglob("*.yaml") for at in (Path("configs"), _RECIPES)))
+    recipes = [recipe for place in places for recipe in sorted(place)]
+    same = [str(recipe) for recipe in recipes if recipe.stem == path.stem]
+    close = difflib.get_close_matches(path.stem, [recipe.stem for recipe in recipes], n=1)
+    near = same or [str(recipe) for recipe in recipes if recipe.stem in close]
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _deep_place(path: Path) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.export import export_model
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
@@ -47,7 +48,7 @@ def benchmark(
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each form and size: ``form``, ``batch``, ``length``, ``median_ms``, ``p99_ms`` (of the time
     of a batch, from arrays of ids to arrays of outputs), ``texts_per_second`` (from the median), ``megabytes`` on
-    disk and ``peak_memory_mb``, the resident memory of a process that runs this form alone.
+    disk and ``peak_memory_mb``, the resident memory so far of a process that runs this form alone.
 
     Each form runs in a process of its own, one after the other. Lengths beyond the task of the model are left out.
     A form that cannot hold the model is left out. ``report`` is called with each line of the log. Raises
@@ -65,6 +66,8 @@ def benchmark(
         raise ValueError(f"--lengths: texts of the model have at most {longest} tokens; give a smaller length")
     if beyond := [str(length) for length in load.lengths if length not in lengths]:
         report(f"lengths left out: {', '.join(beyond)}; texts of the model have at most {longest} tokens")
+    minutes = _seconds(weights, lengths, load) * len(forms) / 60
+    report(f"about {max(minutes, 1):.0f} min: {len(forms)} forms of {len(load.batches) * len(lengths)} sizes")
     with tempfile.TemporaryDirectory(prefix="bert_jax-") as scratch:
         for form in forms:
             format, folder = FORMS[form][0], Path(scratch) / form
@@ -80,21 +83,34 @@ def benchmark(
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
             report(f"{form}: {FORMS[form][2]}, {size:,.1f} MB")
             for line in _run(form, folder, weights.spec.model.vocab_size, lengths, load):
+                report(f"  {line['batch']} x {line['length']}: {line['median_ms']:.2f} ms")
                 yield {"form": form, "megabytes": round(size, 3), **line}
 
 
-def _run(form: str, folder: Path, vocab_size: int, lengths: Sequence[int], load: Load) -> list[dict[str, Any]]:
+def _seconds(weights: ModelBundle, lengths: Sequence[int], load: Load) -> float:
+    """Return a rough duration of one form: the export, the start, and runs at 50 GFLOP/s."""
+    values = sum(array.size for name, array in weights.params.items() if not name.startswith("embeddings/"))
+    runs = (2 * values * batch * length / 5e10 for batch in load.batches for length in lengths)
+    return 10 + sum(3 * run + max(load.seconds, load.repeats * run) for run in runs)
+
+
+def _run(form: str, folder: Path, vocab_size: int, lengths: Sequence[int], load: Load) -> Iterator[dict[str, Any]]:
     # -P: the folder of the worker does not hide installed packages.
     words = [sys.executable, "-P", str(WORKER), form, str(folder), "--seconds", str(load.seconds)]
     words += ["--vocab_size", str(vocab_size)]
     words += ["--repeats", str(load.repeats), "--cpus", str(load.cpus)]
     words += ["--batches", *map(str, load.batches), "--lengths", *map(str, lengths)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ValueError(f"{form}: {last}")
-    *lines, memory = (json.loads(line) for line in done.stdout.splitlines())
-    return [{**line, **memory} for line in lines]
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True)
+        assert process.stdout is not None
+        try:
+            yield from map(json.loads, process.stdout)
+            if process.wait():
+                errors.seek(0)
+                raise ValueError(f"{form}: {(errors.read().strip().splitlines() or ['no message'])[-1]}")
+        finally:
+            process.kill()
+            process.wait()
 
 
 def table(lines: Sequence[dict[str, Any]]) -> list[str]:

@@ -1,8 +1,8 @@
 """Times one form of a model in a process of its own: ``latency_worker.py FORM FOLDER --batches N ...``.
 
 Run by :mod:`bert_jax.experiments.latency`, and not imported by it, so that the memory of this process is that of
-the form: with onnxruntime, neither jax nor this library is loaded. Prints a JSON line for each size and one for
-memory.
+the form: with onnxruntime, neither jax nor this library is loaded. Prints a JSON line for each size, with the
+largest memory so far.
 """
 
 import argparse
@@ -94,8 +94,8 @@ def main() -> None:
                 seconds.append(time.perf_counter() - start)
             median, high = 1e3 * np.quantile(seconds, (0.5, 0.99))
             line = {"batch": batch, "length": length, "median_ms": round(median, 3), "p99_ms": round(high, 3)}
-            print(json.dumps(line | {"texts_per_second": round(1e3 * batch / median, 2), "runs": len(seconds)}))
-    print(json.dumps({"peak_memory_mb": round(peak_memory() / 1e6, 1)}))
+            line |= {"texts_per_second": round(1e3 * batch / median, 2), "runs": len(seconds)}
+            print(json.dumps(line | {"peak_memory_mb": round(peak_memory() / 1e6, 1)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from bert_jax.inference.batching import (
     run_stages,
 )
 from bert_jax.interop.exchange import ModelBundle
+from bert_jax.io.text_lines import Each
 from bert_jax.model import BertModel
 from bert_jax.tasks.task import Encoded, ModelInput, Target
 from bert_jax.tokenization import Tokenizer, build_tokenizer
@@ -40,16 +41,21 @@ _SMALL = 8  # a few short texts run in a batch of 1/8 of the tokens
 
 
 def checked_texts(texts: Iterable[Any], *, pairs: bool = False) -> Iterator[Any]:
-    """Yield ``texts`` unchanged. Raises ``ValueError`` for an input that is not a text. If ``pairs`` is True, pairs
-    of texts are allowed too."""
-    for number, value in enumerate(texts):
+    """Return an iterator over ``texts``, unchanged. It raises ``ValueError`` for an input that is not a text. If
+    ``pairs`` is True, pairs of texts are allowed too."""
+    numbers = itertools.count()
+
+    def checked(value: Any) -> Any:
+        number = next(numbers)
         parts = value if pairs and isinstance(value, tuple | list) and len(value) == 2 else (value,)
         if not all(isinstance(part, str) for part in parts):
             allowed = "texts and pairs of texts" if pairs else "texts"
             raise ValueError(
                 f"input {number}: {type(value).__name__} {str(value)[:40]!r} is not allowed; allowed: {allowed}"
             )
-        yield value
+        return value
+
+    return Each(texts, checked)
 
 
 def text_in(value: Any) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from bert_jax.inference.batching import DeviceOutputs, Outputs, RunOptions
 from bert_jax.inference.engine import Engine, checked_texts
+from bert_jax.io.text_lines import Each
 from bert_jax.tasks.task import ModelInput
 
 # Maximum number of masked positions of a row; for a row with more masks the program computes every position.
@@ -53,17 +54,18 @@ def fill_mask(
     limit = loaded.spec.max_length
     mask = tokenizer.pieces([tokenizer.mask_id])[0]
 
+    def checked(text: str) -> str:
+        ids = tokenizer.encode_with_masks(text)
+        if tokenizer.mask_id not in ids:
+            raise ValueError(f"{text!r} does not contain {mask}; write {mask} in place of the missing word")
+        if len(ids) + 2 > limit:
+            length = f"{len(ids) + 2} tokens, special tokens included"
+            raise ValueError(f"{text[:40]!r} has {length}; allowed: at most {limit}")
+        return text
+
     def featurize(part: list[str]) -> list[ModelInput]:
-        units = []
-        for number, text in enumerate(part):
-            ids = tokenizer.encode_with_masks(text)
-            if tokenizer.mask_id not in ids:
-                raise ValueError(f"{text!r} does not contain {mask}; write {mask} in place of the missing word")
-            if len(ids) + 2 > limit:
-                length = f"{len(ids) + 2} tokens, special tokens included"
-                raise ValueError(f"{text[:40]!r} has {length}; allowed: at most {limit}")
-            units.append(ModelInput(number, (loaded.build(ids),)))
-        return units
+        texts = map(tokenizer.encode_with_masks, part)
+        return [ModelInput(number, (loaded.build(ids),)) for number, ids in enumerate(texts)]
 
     def filled(text: str, unit: ModelInput, output: Outputs) -> FilledText:
         masks = np.flatnonzero(np.asarray(unit.sequences[0].ids) == tokenizer.mask_id)
@@ -79,7 +81,7 @@ def fill_mask(
         best = _best(loaded, tokenizer.mask_id, slots, count, pieces)
         return loaded.program(("fill", slots, count), best)(params, batch)
 
-    windows = loaded.windows(checked_texts(texts), featurize, run, window=_WINDOW, **options)
+    windows = loaded.windows(Each(checked_texts(texts), checked), featurize, run, window=_WINDOW, **options)
     return (filled(*one) for part, units, outputs in windows for one in zip(part, units, outputs, strict=True))
 
 

@@ -11,9 +11,10 @@ import jax
 import numpy as np
 from scipy.special import entr, softmax
 
-from bert_jax.config.task_settings import TaskKind
+from bert_jax.config.spec import TaskKind
 from bert_jax.inference.batching import HIDDEN, Outputs, RunOptions, Stages, by_level
 from bert_jax.inference.engine import Engine
+from bert_jax.io.text_lines import Each
 from bert_jax.model import BertOutput
 from bert_jax.model.pooling import ACTIVATIONS
 from bert_jax.records import Record
@@ -79,7 +80,7 @@ def predict(
     run = task_program(loaded, decoder, head, exit_entropy)
     length = decoder.settings.max_length if decoder.settings.document_context else 0
     size = _WINDOW if exit_entropy is None else EXIT_WINDOW
-    chunks = _chunks((_input(decoder, head, value) for value in texts), size, length)
+    chunks = _chunks(Each(texts, lambda value: _input(decoder, head, value)), size, length)
     results = loaded.windows(
         chunks, lambda part: _units(decoder, part[0]), run,
         sequences=decoder.sequences_of, targets=decoder.targets, window=1, **options,

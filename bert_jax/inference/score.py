@@ -15,6 +15,7 @@ Probabilities are over the vocabulary of the network, and logarithms are natural
 Shapes: B rows, S tokens per row, U copies per row, L labels per copy, V vocabulary.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from bert_jax.config import HeadsConfig
 from bert_jax.inference.batching import DeviceOutputs, Outputs, RunOptions
 from bert_jax.inference.engine import WINDOW, Engine, checked_texts
 from bert_jax.inference.generate import with_output_layer
+from bert_jax.io.text_lines import Each
 from bert_jax.tasks.task import Encoded, ModelInput, Target
 from bert_jax.tokenization import Tokenizer
 
@@ -127,8 +129,8 @@ def _masked(loaded: Engine, texts: Iterable[str], method: Method, options: RunOp
     tokenizer, waiting = loaded.need_tokenizer(), deque[_Open]()
 
     def places() -> Iterator[_Place]:
-        for number, text in enumerate(checked_texts(texts)):
-            one = _opened(loaded, number, text, method)
+        numbers = itertools.count()
+        for one in Each(checked_texts(texts), lambda text: _opened(loaded, next(numbers), text, method)):
             waiting.append(one)
             yield from ((one, token) for token in range(one.left))
 

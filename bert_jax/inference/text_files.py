@@ -2,7 +2,6 @@
 texts nor the results have to fit in memory."""
 
 import contextlib
-import json
 import shutil
 import sys
 import zipfile
@@ -13,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 
 from bert_jax.io.conll import conll_sentences
-from bert_jax.io.files import whole_file
+from bert_jax.io.files import json_line, whole_file
 from bert_jax.io.text_lines import numbered_lines, opened
 from bert_jax.io.untrusted_folder import json_object
 
@@ -24,11 +23,9 @@ _CONLL = (".conll", ".conllu", ".bio", ".iob", ".iob2")
 _PAIR = '; write {"text": "..."}, with "text_pair" for a pair'
 
 
-def read_texts(
-    texts: Sequence[str], source: str | None, json_lines: bool, *, of_tasks: bool = False
-) -> Iterator[Any]:
-    """Yield ``texts``, the texts on the command line. If there are none, yield the texts in the file ``source``
-    ("-" or None: standard input).
+def read_texts(texts: Sequence[str], source: str | None, json_lines: bool, *, of_tasks: bool = False) -> "Texts":
+    """Return an iterator over ``texts``, the texts on the command line. If there are none, over the texts in the
+    file ``source`` ("-" or None: standard input).
 
     A file has one text per line, and blank lines are skipped; a file whose name ends in .gz is unpacked. With
     ``json_lines`` or the suffix .jsonl, a file has one JSON object per line, which is yielded unchanged.
@@ -37,10 +34,27 @@ def read_texts(
     ``ValueError`` for a line that cannot be read (the message contains the file name and the line number), and for
     texts both on the command line and in a file.
     """
+    return Texts(_placed(texts, source, json_lines, of_tasks))
+
+
+class Texts(Iterator[Any]):
+    """Inputs of a command. ``where`` is the file and line of the last one; empty on the command line."""
+
+    def __init__(self, placed: Iterator[tuple[str, Any]]) -> None:
+        self._placed, self.where = placed, ""
+
+    def __next__(self) -> Any:
+        self.where, value = next(self._placed)
+        return value
+
+
+def _placed(
+    texts: Sequence[str], source: str | None, json_lines: bool, of_tasks: bool
+) -> Iterator[tuple[str, Any]]:
     if texts:
         if source is not None:
             raise ValueError("texts on the command line and --input: give only one of them")
-        yield from texts
+        yield from (("", text) for text in texts)
         return
     from_stdin = source in (None, "-")
     name = "standard input" if from_stdin else source
@@ -57,8 +71,9 @@ def read_texts(
         for number, line in lines:
             if line.strip():
                 is_empty = False
-                value = json_object(line, f"{name}:{number}", _PAIR) if is_json else line
-                yield {"document": block, **value} if of_tasks and is_json else value
+                where = f"{name}:{number}"
+                value = json_object(line, where, _PAIR) if is_json else line
+                yield where, {"document": block, **value} if of_tasks and is_json else value
             elif not is_empty:
                 block += 1
         if is_empty:
@@ -66,9 +81,9 @@ def read_texts(
             raise ValueError(f"{name}: no text given; {other}")
 
 
-def _sentences(lines: Iterator[tuple[int, str]], name: str, *, is_conllu: bool) -> Iterator[dict[str, Any]]:
-    """Yield the words (first column; .conllu: FORM) and the document of each sentence of a CoNLL file; if no line
-    begins a document, each sentence is one. Raises ``ValueError`` for a line or a file without words."""
+def _sentences(lines: Iterator[tuple[int, str]], name: str, *, is_conllu: bool) -> Iterator[tuple[str, Any]]:
+    """Yield the place, the words (first column; .conllu: FORM) and the document of each sentence of a CoNLL file;
+    if no line begins a document, each sentence is one. Raises ``ValueError`` for a line or a file without words."""
     sentences = [*conll_sentences(lines, is_conllu=is_conllu)]
     if not sentences:
         raise ValueError(f"{name}: no text given; write one word per line")
@@ -78,7 +93,8 @@ def _sentences(lines: Iterator[tuple[int, str]], name: str, *, is_conllu: bool) 
         if short is not None:
             raise ValueError(f"{name}:{short}: no word; CoNLL-U has it in the second column")
         words = [fields[int(is_conllu)] for _, fields in sentence.rows]
-        yield {"words": words, "document": sentence.document if are_marked else f"sentence {number}"}
+        document = sentence.document if are_marked else f"sentence {number}"
+        yield f"{name}:{sentence.line}", {"words": words, "document": document}
 
 
 def refuse_blank(texts: Sequence[str]) -> None:
@@ -97,15 +113,6 @@ def refuse_table(name: str, others: Sequence[str] = ()) -> None:
             f"{name}: {what}; allowed: texts, one per line, or JSON lines; bert-data records prints those of a "
             "file of fine-tuning"
         )
-
-
-def json_line(row: Mapping[str, Any], what: str = "the result") -> str:
-    """Return ``row`` as JSON. Raises ``ValueError``, which begins with ``what``, for NaN and infinite numbers."""
-    try:
-        return json.dumps(row, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        shown = json.dumps(row, ensure_ascii=False)[:80]
-        raise ValueError(f"{what} has NaN or infinite values, which JSON cannot hold: {shown}") from None
 
 
 def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> None:

@@ -16,6 +16,7 @@ from bert_jax.interop.npz import is_npz, read_npz
 from bert_jax.interop.saved_model import is_native, read_native
 from bert_jax.interop.stored import require_finite
 from bert_jax.interop.tf1.checkpoint import is_tf1, read_tf1
+from bert_jax.io.errors import near_path
 
 SUPPORTED = (
     "a saved model or workdir of this library, a Hugging Face folder (config.json), a sentence-transformers "
@@ -110,7 +111,7 @@ def _reader(path: Path) -> Reader:
             path.parent == Path() or not path.parent.exists()
         )
         hub = f"; a name on the Hugging Face Hub? Download it first: hf download {path} --local-dir {path.name}"
-        raise ValueError(f"{path}: does not exist{hub if is_name else ''}")
+        raise ValueError(f"{path}: does not exist{near_path(path) or (hub if is_name else '')}")
     if inner := _model_inside(path):
         raise ValueError(f"{path}: {inner}")
     raise ValueError(f"{path}: contains no model; supported formats: {SUPPORTED}")

@@ -1,11 +1,11 @@
-"""Lines of files, which may be compressed with gzip."""
+"""Lines of files, which may be compressed with gzip, and the places of what is wrong in them."""
 
 import contextlib
 import gzip
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from bert_jax.io.errors import one_line
 
@@ -33,3 +33,22 @@ def numbered_lines(stream: Iterable[bytes], name: str | Path) -> Iterator[tuple[
             yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
             raise ValueError(f"{name}:{number}: not valid UTF-8; convert the file to UTF-8") from None
+
+
+class Each(Iterator[Any]):
+    """Iterator over ``convert(value)`` of each of ``inputs``. The message of a ``ValueError`` of ``convert`` begins
+    with ``inputs.where``, the file and line of the value, if ``inputs`` knows it."""
+
+    def __init__(self, inputs: Iterable[Any], convert: Callable[[Any], Any]) -> None:
+        self._inputs, self._reading, self._convert = inputs, iter(inputs), convert
+
+    @property
+    def where(self) -> str:
+        return getattr(self._inputs, "where", "")
+
+    def __next__(self) -> Any:
+        value = next(self._reading)
+        try:
+            return self._convert(value)
+        except ValueError as error:
+            raise ValueError(f"{self.where}: {error}" if self.where else str(error)) from None

@@ -15,6 +15,7 @@ from bert_jax.planner.plan import Asked, Plan, make_plan
 from bert_jax.planner.plan_text import plan_lines, search_lines, sharding_lines, totals
 from bert_jax.planner.sharding_table import sharding_table
 from bert_jax.planner.topology import EXAMPLES, Topology, parse_topology
+from bert_jax.process.signals import STOPPED, ends_at_once
 from bert_jax.training.memory import step_advice
 
 
@@ -47,10 +48,11 @@ def plan(options: PlanOptions) -> None:
         return
     assert topology is not None
     asked = Asked(options.price_per_chip_hour, options.first_step)
-    if options.search:
-        _search(config, topology, asked, options)
-        return
-    predicted = make_plan(config, topology, asked)
+    with ends_at_once(STOPPED, lambda seconds: _progress(f"  {seconds:.0f} s")):
+        if options.search:
+            _search(config, topology, asked, options)
+            return
+        predicted = make_plan(config, topology, asked, _progress)
     if options.json:
         print(json.dumps(dataclasses.asdict(predicted)))
         return
@@ -82,6 +84,10 @@ def _check(options: PlanOptions) -> None:
         raise ValueError("--show_sharding: not allowed with --search; omit one of the two")
 
 
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def _show_sharding(config: PretrainConfig, topology: Topology | None, options: PlanOptions) -> None:
     devices = topology.num_devices if topology else options.devices
     assert devices is not None
@@ -102,7 +108,7 @@ def _search(config: PretrainConfig, topology: Topology, asked: Asked, options: P
         )
     plans, best = search(
         config, topology, asked, tries=options.tries, batches=[int(batch) for batch in options.batches],
-        progress=lambda line: print(line, file=sys.stderr, flush=True),
+        progress=_progress,
     )  # fmt: skip
     recipe = _recipe(len(plans), *best, topology, config) if best else None
     if options.output is not None and recipe is not None:

@@ -3,7 +3,7 @@
 import contextlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bert_jax.config import PretrainConfig
@@ -37,9 +37,11 @@ class CompiledStep:
         return bool(self.hlo) and self.peak_bytes <= self.hbm_bytes
 
 
-def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
+def compile_step(
+    config: PretrainConfig, topology: Topology, progress: Callable[[str], None] = lambda line: None
+) -> CompiledStep:
     """Lower and compile the training step of ``config`` for ``topology``. If the step needs too much
-    memory, ``fits`` of the result is False.
+    memory, ``fits`` of the result is False. ``progress`` is called with a line of text before the compilation.
 
     Raises ``ValueError`` if the mesh or batch does not fit the slice, or if the compiler is not installed.
     """
@@ -62,6 +64,7 @@ def compile_step(config: PretrainConfig, topology: Topology) -> CompiledStep:
     batch = pretraining_batch(objective, config.training.global_batch_size)
     arguments = device_bytes((programs.abstract, batch))
     hbm = program_memory(topology)
+    progress(f"compiling the training step for {topology.name}, which may take minutes")
     began = time.perf_counter()
     # The kernels of GPUs are lowered for the device that the current mesh names.
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh) if not topology.is_tpu else contextlib.nullcontext():

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,14 +78,16 @@ class Asked:
     first_step: int = 0
 
 
-def make_plan(config: PretrainConfig, topology: Topology, asked: Asked) -> Plan:
+def make_plan(
+    config: PretrainConfig, topology: Topology, asked: Asked, progress: Callable[[str], None] = lambda line: None
+) -> Plan:
     """Return the plan of ``config`` on ``topology``. Raises ``ValueError`` for a batch or mesh that does not fit
     the slice."""
     check_batches(config.training, mesh_sizes(config.mesh, topology.num_devices))
     if not topology.is_tpu and not can_compile():
         plan = arithmetic_plan(config, topology, asked)
         return dataclasses.replace(plan, warnings=(*plan.warnings, _GPU_COMPILER))
-    return plan_compiled(config, topology, asked, compile_step(config, topology))
+    return plan_compiled(config, topology, asked, compile_step(config, topology, progress))
 
 
 def plan_compiled(config: PretrainConfig, topology: Topology, asked: Asked, step: CompiledStep) -> Plan:

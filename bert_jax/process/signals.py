@@ -2,8 +2,11 @@
 the top level, because the handlers are installed before JAX is imported."""
 
 import contextlib
+import os
+import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -11,12 +14,43 @@ from types import FrameType
 from bert_jax.process import exits
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOPPED = "stopped; run the same command again"
+_CODES = {signal.SIGINT: exits.INTERRUPTED, signal.SIGTERM: exits.PREEMPTED}
 # Maximum seconds that hosts wait for each other at the step where they stop: a host may still compile or save.
 AGREED_WITHIN = 900.0
 
 
 class Interrupted(Exception):
     """Raised to interrupt work other than a training step, such as an evaluation, if the run must stop."""
+
+
+@contextlib.contextmanager
+def ends_at_once(message: str, tick: Callable[[float], None], every: float = 30.0) -> Iterator[None]:
+    """Context manager for work in C code that handles no signal for minutes, such as a compilation: a signal ends
+    the process, without cleaning up, with ``message`` and the code of the signal. ``tick`` is called with the
+    seconds since the start, every ``every`` seconds, in a thread."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before, began = signal.set_wakeup_fd(writing, warn_on_full_buffer=False), time.monotonic()
+
+    def watch() -> None:
+        while True:
+            if not select.select([reading], [], [], every)[0]:
+                tick(time.monotonic() - began)
+                continue
+            numbers = os.read(reading, 1)
+            if not numbers:
+                os.close(reading)
+                return
+            if numbers[0] in _CODES:
+                exits.end_now(_CODES[numbers[0]], message)
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writing)
 
 
 class StopRequest:
@@ -136,4 +170,4 @@ class StopRequest:
     @property
     def exit_code(self) -> int:
         """Exit code of the stop: 130 after Ctrl-C, 42 after SIGTERM."""
-        return exits.INTERRUPTED if self.signal == signal.SIGINT else exits.PREEMPTED
+        return _CODES[signal.SIGINT if self.signal == signal.SIGINT else signal.SIGTERM]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from bert_jax.config.task import COLUMN_ROLES, SPLITS, TaskDataConfig, TaskKind
+from bert_jax.io.errors import did_you_mean
 from bert_jax.records import Answer, Record
-from data_pipeline.tasks.task_files import characters, did_you_mean, listed
+from data_pipeline.tasks.task_files import characters, listed
 
 Split = Literal["train", "dev", "test", "unlabelled"]
 

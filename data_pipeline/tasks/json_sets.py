@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from bert_jax.config.task import TaskDataConfig
+from bert_jax.io.errors import did_you_mean
 from bert_jax.records import Record
 from data_pipeline.tasks.columns import Columns, answers_of
-from data_pipeline.tasks.task_files import characters, did_you_mean, find_file, listed, read_json, split_address
+from data_pipeline.tasks.task_files import characters, find_file, listed, read_json, split_address
 
 T = TypeVar("T")
 

@@ -1,7 +1,6 @@
 """Helpers for task files: names, lines, JSON, and parts of messages."""
 
 import codecs
-import difflib
 import json
 import logging
 import re
@@ -9,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from bert_jax.io.errors import did_you_mean
 from bert_jax.io.storage import Location, is_url, location
 from data_pipeline.text.compressed import COMPRESSIONS, DamagedFile, read_blocks
 from data_pipeline.text.lines import Line
@@ -144,12 +144,6 @@ def read_json(path: Location, encoding: str) -> Any:
 def characters(text: str) -> str:
     """Replace each lone surrogate, which JSON allows but UTF-8 does not, with "?"."""
     return text.encode("utf-8", "replace").decode()
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` for the known name closest to ``name``, or "" if none is close."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def listed(names: Iterable[str]) -> str:

@@ -1,12 +1,15 @@
 """Answer HTTP requests with a model that `bert-jax export --format onnx` wrote: vectors of texts, or their classes.
 
 pip install onnxruntime tokenizers numpy && python serve_onnx.py DIR [--host 127.0.0.1] [--port 8000]
-curl localhost:8000 -d '{"texts": ["a text", ["a text", "its pair"]]}'"""
+curl localhost:8000 -d '{"texts": ["a text", ["a text", "its pair"]]}'
+curl localhost:8000/health"""
 
 import argparse
 import json
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import BoundedSemaphore
 
 import numpy as np
 import onnxruntime
@@ -31,7 +34,8 @@ class Model:
         self.task = model.get("task") or {"max_length": settings["model_max_length"]}
         if len(self.task.get("labels", ())) == len(self.classes or ()):
             self.classes = self.task["labels"]  # as in the files of the run
-        side = "left" if self.task.get("truncation") == "tail" else "right"
+        sides = {"head": "right", "tail": "left"}
+        side = sides.get(self.task.get("truncation"), settings.get("truncation_side", "right"))
         self.tokenizer.enable_truncation(self.task["max_length"], direction=side)
         self.tokenizer.enable_padding(pad_id=self.tokenizer.token_to_id(settings["pad_token"]))
 
@@ -77,17 +81,26 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version, timeout = "HTTP/1.1", 20
 
     def do_POST(self) -> None:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > MOST_BYTES:
-            return self.send_error(413, f"Content-Length: {length or 'none'}")
-        body = self.rfile.read(int(length))
-        self.close_connection |= len(body) < int(length)
+        lengths = self.headers.get_all("Content-Length", [])
+        if "Transfer-Encoding" in self.headers or not lengths:
+            return self.send_error(411, "Content-Length: none, or the body is sent in chunks")
+        if len(lengths) > 1 or not lengths[0].isdecimal():
+            return self.send_error(400, f"Content-Length: {', '.join(lengths)[:80]}")
+        if len(lengths[0]) > 12 or int(lengths[0]) > MOST_BYTES:  # int() refuses thousands of digits
+            return self.send_error(413, f"Content-Length: {lengths[0][:80]}")
+        body = self.rfile.read(length := int(lengths[0]))
+        self.close_connection |= len(body) < length
         try:
             return self.send(200, {"answers": self.server.model.answers(texts_of(body))})
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
             return self.send(400, {"error": "the body is not JSON"})
         except ValueError as error:
             return self.send(400, {"error": str(error)})
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] != "/health":
+            return self.send_error(501, f"Unsupported method ({self.command!r})")
+        return self.send(200, {"status": "ok"})
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         self.close_connection = True
@@ -104,14 +117,39 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], connections: int) -> None:
+        self.free = BoundedSemaphore(connections)
+        super().__init__(address, Handler)
+
+    def process_request(self, request, client) -> None:
+        if self.free.acquire(blocking=False):
+            return super().process_request(request, client)
+        request.sendall(b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n")
+        return self.shutdown_request(request)
+
+    def process_request_thread(self, request, client) -> None:
+        try:
+            super().process_request_thread(request, client)
+        finally:
+            self.free.release()
+
+    def handle_error(self, request, client) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # the client has gone, or sends nothing
+            super().handle_error(request, client)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--connections", type=int, default=256, help="clients at a time, a thread each")
     options = parser.parse_args()
     try:
-        server = ThreadingHTTPServer((options.host, options.port), Handler)
+        server = Server((options.host, options.port), options.connections)
         server.model = Model(options.folder)
     except Exception as error:  # also onnxruntime's own, for a file that is not whole
         parser.error(str(error))

@@ -1,10 +1,12 @@
 """``docs/examples/serve_onnx.py``: right answers to several clients at a time, and clear ones to wrong requests."""
 
+import contextlib
 import dataclasses
 import json
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -136,6 +138,61 @@ def test_wrong_and_large_requests(server):
     if "scores" in value["answers"][0]:
         (pair,) = values(post(address, {"texts": [["w3 w4", "w5"]]})[1]["answers"])
         np.testing.assert_allclose(pair, expected([["w3 w4", "w5"]])[0], atol=1e-4)
+
+
+def raw(address, content):
+    """The status of the reply to the bytes of a request, 0 without a reply."""
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(content)
+        words = connection.makefile("rb").readline().split()
+    return int(words[1]) if words else 0
+
+
+def test_odd_lengths_health_and_a_limit_of_clients(tmp_path):
+    write_onnx(tmp_path, dataclasses.replace(random_weights(SPECS["classes"]), tokenizer_content=VOCABULARY))
+    words = [sys.executable, str(SCRIPT), str(tmp_path), "--port", "0", "--connections", "40"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        address, body = process.stdout.readline().strip(), b'{"texts": ["w1"]}'
+        for headers, status in (
+            (f"Content-Length: {'1' * 5000}", 413),
+            (f"Content-Length: {len(body)}\r\nContent-Length: 5", 400),
+            (f"Content-Length: {len(body)}\r\nContent-Length: {len(body)}", 400),
+            ("Content-Length: 5, 5", 400),
+            ("Content-Length: -1", 400),
+            ("Transfer-Encoding: chunked", 411),
+            (f"Transfer-Encoding: chunked\r\nContent-Length: {len(body)}", 411),
+            ("X: y", 411),
+            (f"Content-Length: {len(body)}", 200),
+        ):
+            assert raw(address, f"POST / HTTP/1.1\r\n{headers}\r\n\r\n".encode() + body) == status, headers
+        with urllib.request.urlopen(f"{address}/health", timeout=60) as reply:
+            assert (reply.status, json.load(reply)) == (200, {"status": "ok"})
+        assert raw(address, b"GET /other HTTP/1.1\r\n\r\n") == 405
+        for _ in range(20):
+            cut(address, b"POST / HTTP/1.1\r\nContent-Length: 17\r\n\r\n" + body)  # gone before the answer
+        host, port = address.removeprefix("http://").split(":")
+        until(lambda: raw(address, b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n") == 200)
+        waiting = [socket.create_connection((host, int(port))) for _ in range(40)]
+        until(lambda: raw(address, b"GET /health HTTP/1.1\r\n\r\n") == 503)
+        for connection in waiting:
+            connection.close()
+        until(lambda: post(address, {"texts": ["w1"]})[0] == 200)
+    finally:
+        process.kill()
+        said = process.communicate()[1]
+    assert "Traceback" not in said
+
+
+def until(holds):
+    """Wait until ``holds()`` is true; a busy machine takes its time."""
+    for _ in range(200):
+        with contextlib.suppress(OSError, ValueError):
+            if holds():
+                return
+        time.sleep(0.05)
+    raise AssertionError("not within 10 s")
 
 
 @pytest.mark.parametrize("case", ["nothing", "tags", "port", "damaged"])

@@ -159,7 +159,7 @@ def _model_of(options: Any, vocab_size: int, file: Path) -> ModelConfig:
             character_size=cnn["embedding"]["dim"], max_characters=cnn["max_characters_per_token"],
             highway_layers=cnn["n_highway"], character_activation=cnn["activation"],
         )  # fmt: skip
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(
             f"{file}: not the options of an ELMo model with character convolutions ({error})"
         ) from None

@@ -306,6 +306,11 @@ def test_missing_and_damaged_files_of_allennlp(tmp_path):
     (tmp_path / "out" / "options.json").write_text(json.dumps(options))
     with pytest.raises(ValueError, match=r"Cell2/LSTMCell/W_0 is missing; options.json describes another model"):
         read_weights(tmp_path / "out")
+    for name, value in (("cell_clip", "x"), ("proj_clip", 10**400)):
+        changed = {**options, "lstm": {**options["lstm"], "n_layers": 2, name: value}}
+        (tmp_path / "out" / "options.json").write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match=r"options.json: not the options of an ELMo model"):
+            read_weights(tmp_path / "out")
     (tmp_path / "out" / "options.json").write_text("{}")
     with pytest.raises(ValueError, match=r"options.json: not the options of an ELMo model"):
         read_weights(tmp_path / "out")

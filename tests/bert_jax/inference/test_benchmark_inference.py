@@ -1,6 +1,8 @@
 """``bert-jax benchmark-inference``: each form in a process of its own, sizes, bad input."""
 
 import json
+import os
+import signal
 
 import pytest
 from inference_models import make_weights
@@ -38,8 +40,9 @@ def test_every_form_is_timed(model, tmp_path, capsys, forms):
     if "onnx" in memory:
         assert memory["onnx"] < memory["jax"]  # that process has no jax
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "lengths left out: 512; the model has 70 positions"
-    assert len(printed) == len(forms) + 2 + len(lines) and "p99 ms" in printed[len(forms) + 1]
+    assert printed[0] == "lengths left out: 512; texts of the model have at most 70 tokens"
+    assert printed[1] == f"about 1 min: {len(forms)} forms of 4 sizes"
+    assert len(printed) == len(forms) + 3 + 2 * len(lines) and "p99 ms" in printed[-len(lines) - 1]
 
 
 def test_a_form_that_cannot_hold_the_model_is_left_out(model, capsys, monkeypatch):
@@ -51,7 +54,28 @@ def test_a_form_that_cannot_hold_the_model_is_left_out(model, capsys, monkeypatc
     words += ["--forms", "stablehlo", "jax"]
     assert main(["benchmark-inference", model, *words]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "stablehlo: left out; onnx: not this model" and len(printed) == 4
+    assert printed[1] == "stablehlo: left out; onnx: not this model" and len(printed) == 6
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
+def test_a_stopped_benchmark_keeps_its_rows(model, tmp_path, capsys, monkeypatch, number, code):
+    row = {"batch": 1, "length": 16, "median_ms": 1.0, "p99_ms": 2.0, "texts_per_second": 1000.0, "runs": 5}
+    asked = []
+
+    def run(form, folder, vocab_size, lengths, load):
+        asked.append((load.batches, lengths, load.seconds, load.repeats))
+        yield {**row, "peak_memory_mb": 10.0}
+        yield {**row, "length": 32, "peak_memory_mb": 20.0}
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(latency, "_run", run)
+    words = ["--quick", "--lengths", "16", "32", "--forms", "jax", "--output", str(tmp_path / "rows.jsonl")]
+    assert main(["benchmark-inference", model, *words]) == code
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [(one["length"], one["peak_memory_mb"]) for one in rows] == [(16, 20.0), (32, 20.0)]
+    assert asked == [([1, 8], [16, 32], 0.5, 5)]  # --quick, except for what is given
+    said = capsys.readouterr()
+    assert "1 x 32" in said.out.splitlines()[-1] and said.err == "stopped; run the same command again\n"
 
 
 def test_bad_input(model, capsys, monkeypatch):
@@ -59,7 +83,7 @@ def test_bad_input(model, capsys, monkeypatch):
     for words, message in (
         (["--forms", "tflite"], "--forms: 'tflite' is not allowed; allowed: jax, jax-bfloat16, onnx, stablehlo"),
         (["--forms", "onnx"], "--forms: onnx: requires the package onnxruntime; install it, or omit onnx"),
-        (["--lengths", "71"], "--lengths: the model has 70 positions; give a smaller length"),
+        (["--lengths", "71"], "--lengths: texts of the model have at most 70 tokens; give a smaller length"),
         (["--batches", "0"], "--batches: 0 is not allowed; allowed: 1 or more"),
         (["--seconds", "0"], "--seconds, --repeats: allowed: above 0, 1 or more"),
         (["--cpus", "4096"], "--cpus: 4096 is not allowed; allowed: 1 to "),

@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from bert_jax.inference.text_files import read_texts
-from bert_jax.io.text_lines import numbered_lines, opened
+from bert_jax.io.text_lines import Each, numbered_lines, opened
 
 TEXT = "\ufeffone\r\n\nzwei äöü\nthree".encode()
 
@@ -30,3 +30,20 @@ def test_damaged_files_are_named(tmp_path):
     path.write_bytes(gzip.compress(b"a\n\xff\n"))
     with pytest.raises(ValueError, match=r"a\.txt\.gz:2: not valid UTF-8; convert the file to UTF-8"):
         list(read_texts((), str(path), False))
+
+
+def test_an_error_about_an_input_names_its_place(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "a"}\n\n{"text": null}\n')
+
+    def text_of(value):
+        if not isinstance(value["text"], str):
+            raise ValueError("no text")
+        return value["text"]
+
+    texts = Each(Each(read_texts((), str(path), False), text_of), str.upper)
+    assert next(texts) == "A" and texts.where == f"{path}:1"
+    with pytest.raises(ValueError, match=rf"^{path}:3: no text$"):
+        next(texts)
+    with pytest.raises(ValueError, match=r"^no text$"):
+        list(Each([{"text": 1}], text_of))
