@@ -1,5 +1,5 @@
-"""What a run takes over from its initial model besides sizes and parameters: how texts become vectors, and limits
-of the inputs. ``WORKDIR/warm_start.yaml`` records it."""
+"""Facts that a run takes over from its initial model besides sizes and parameters: how texts become vectors, and
+limits of the inputs. ``WORKDIR/warm_start.yaml`` records them."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -167,10 +167,12 @@ def parse_model(content: bytes) -> tuple[list[_Piece], dict[int, Any], dict[int,
     return pieces, specs[2], specs[3]
 
 
-def sentencepiece_json(model: bytes) -> Json:
+def sentencepiece_json(model: bytes, *, lower_case: bool = False) -> Json:
     """Return the ``tokenizer.json`` equivalent to a SentencePiece model with BERT's special pieces.
 
-    Raises ``ValueError`` for a model with settings that the format cannot express.
+    If ``lower_case``, the map of characters of the model folds case. Steps that do the same precede it for
+    transformers.js, which does not read the map; they spare the one capital that the map keeps. Raises
+    ``ValueError`` for a model with settings that the format cannot express.
     """
     parsed, trainer, normalizer = parse_model(model)
     kind = {1: "Unigram", 2: "BPE"}.get(trainer.get(3, 1))  # model_type
@@ -190,6 +192,9 @@ def sentencepiece_json(model: bytes) -> Json:
     steps: list[Json] = []
     if charsmap := normalizer.get(2):  # precompiled_charsmap
         steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()})
+    if lower_case:
+        kept, hidden = "\u0130", "\ufdd0"
+        steps = [_replace(kept, hidden), {"type": "Lowercase"}, _replace(hidden, kept), *steps]
     marks = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": False}
     # Words are split at blanks first, so that their ranges in the text do not include the blank before them.
     splits = [_split(" +", "Removed"), marks]

@@ -57,7 +57,7 @@ def state_of(
             "letter, may be split differently"
         )
         notes.append("offsets may differ at characters that normalization removes or expands")
-        return sentencepiece_json(content), notes
+        return sentencepiece_json(content, lower_case=tokenizer.lower_case), notes
     if tokenizer.rules.get("cjk_words"):
         raise ValueError(
             "the vocabulary has Chinese words of several characters, which BERT's rules of a tokenizer.json do not "
