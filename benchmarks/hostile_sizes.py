@@ -52,6 +52,7 @@ def folders(place: Path) -> dict[str, tuple[Path, Path, str]]:
     from builders import drawn, tiny_model, words
 
     from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
+    from bert_jax.config.task_settings import TaskSettings
     from bert_jax.interop.ancestors.allennlp import write_allennlp
     from bert_jax.interop.hf.sentence_transformers import write_sentence_transformers
     from bert_jax.interop.npz import write_npz
@@ -78,7 +79,8 @@ def folders(place: Path) -> dict[str, tuple[Path, Path, str]]:
     write_saved(place / "saved", drawn(spec, 0.1, words(35)))
     found["saved model"] = (place / "saved", place / "saved", "model.json")
     (place / "npz").mkdir()
-    write_npz(place / "npz", drawn(spec, 0.1, words(35)))
+    task = TaskSettings(kind="classification", max_length=20, labels=("a", "b"))
+    write_npz(place / "npz", drawn(dataclasses.replace(spec, task=task), 0.1, words(35)))
     found["npz"] = (place / "npz", place / "npz", "model.json")
     (place / "sentences").mkdir()
     plain = ModelSpec(model=tiny_model(40), heads=HeadsConfig(pooler=True), sentence=sentence, tokenizer=tokenizer)

@@ -223,6 +223,10 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         self.heads.check_features(self.model)
+        length, most = 0 if self.task is None else self.task.max_length, self.model.max_length
+        most = 1 << 20 if self.model.position_embeddings == "sinusoidal" else most  # these have no table
+        if length > most:
+            raise ValueError(f"task.max_length: {length} is not allowed; allowed: at most {most} positions")
 
     @property
     def skips_padding(self) -> bool:
