@@ -282,10 +282,10 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         self.heads.check_features(self.model)
-        longest, has_table = self.model.max_length, self.model.position_embeddings == "learned"
-        if self.task is not None and has_table and self.task.max_length > longest:
-            given = f"task.max_length: {self.task.max_length} is not allowed"
-            raise ValueError(f"{given}; allowed: at most {longest}, the positions of the model")
+        length, most = 0 if self.task is None else self.task.max_length, self.model.max_length
+        most = most if self.model.position_embeddings == "learned" else 1 << 20  # the others have no table
+        if length > most:
+            raise ValueError(f"task.max_length: {length} is not allowed; allowed: at most {most} positions")
 
     @property
     def skips_padding(self) -> bool:

@@ -196,8 +196,8 @@ class Engine:
             if bad:
                 # The others in its row are not finite either, so each is run alone.
                 first = next((i for i in bad if not is_finite(run_all(units[i : i + 1])[0])), bad[0])
-                record = units[first].record
-                text = text_in(part[record])[:40] if record < len(part) else ""
+                record, own = units[first].record, getattr(part[0], "own", part)  # predict's inputs come in chunks
+                text = text_in(own[record])[:40] if record < len(own) else ""
                 raise not_finite(self, repr(text) if text else f"input {record}")
             yield part, units, outputs
 

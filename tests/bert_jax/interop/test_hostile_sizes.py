@@ -1,5 +1,6 @@
 """Sizes that no tensor supports: refused before anything is allocated, in every family and format."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 from hf_folders import make_folder
 
-from bert_jax.config import HeadsConfig, ModelConfig, TokenizerConfig
+from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
+from bert_jax.config.task_settings import TaskSettings
 from bert_jax.interop.readers import read_weights
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -20,7 +22,8 @@ UNLIMITED = {
 # Fields of this library's own files that a model without such a layer does not read.
 UNREAD = {
     "context_size", "lstm_cells", "character_size", "max_characters", "relative_buckets", "relative_max_distance",
-    "attention_block", "random_blocks", "pair_hidden", "bilstm", "max_length",
+    "attention_block", "random_blocks", "pair_hidden", "bilstm", "tokenizer.max_length",
+    "window_overlap", "max_windows", "doc_stride", "max_query_length", "max_answer_length", "n_best",
 }  # fmt: skip
 
 
@@ -34,7 +37,8 @@ def test_every_family_and_format():
     for line in read.splitlines():
         key, _, values = line.partition(" = ")
         if re.search(r"2147483647|9223372036854775807|e\+308|-1", values):
-            assert key.rpartition(".")[2].rpartition(" ")[2] in UNLIMITED | UNREAD, line
+            short = key.rpartition(".")[2].rpartition(" ")[2]
+            assert {short, key.rpartition(" ")[2]} & (UNLIMITED | UNREAD), line
 
 
 @pytest.mark.parametrize(
@@ -64,6 +68,13 @@ def test_one_line_names_the_key(tmp_path, key, value):
 def test_sizes_of_a_model_have_limits(sizes):
     with pytest.raises(ValueError, match=f"model.{next(iter(sizes))}"):
         ModelConfig(**sizes)
+
+
+@pytest.mark.parametrize("length", [513, 2**31 - 1])
+def test_a_task_reads_no_more_tokens_than_positions(length):
+    spec = ModelSpec(model=ModelConfig(), heads=HeadsConfig(), task=TaskSettings(kind="qa", max_length=512))
+    with pytest.raises(ValueError, match=r"task\.max_length"):
+        dataclasses.replace(spec, task=TaskSettings(kind="qa", max_length=length))
 
 
 def test_sizes_of_heads_and_tokenizers_have_limits():
