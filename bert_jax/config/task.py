@@ -7,11 +7,10 @@ exist. Empty labels and tags are replaced by those of the training records, so t
 them.
 """
 
-import codecs
 from dataclasses import dataclass
 from typing import Literal
 
-from bert_jax.config.schema import AtLeast0, Positive, Probability, Section, only, require
+from bert_jax.config.schema import AtLeast0, Positive, Probability, Section, only, require, require_encoding
 from bert_jax.config.spec import PairOrder, Pooling, TaskKind, Truncation
 
 # Options that determine which other options exist.
@@ -140,20 +139,13 @@ class TaskDataConfig(Section, prefix="data."):
         self._require("label_names", one_each, f"one for each of data.labels ({number})")
         fits = self.delimiter in ("auto", "tab") or (len(self.delimiter) == 1 and self.delimiter not in '\r\n"')
         self._require("delimiter", fits, "auto, tab, or one character that is not a quote")
-        self._require("encoding", self.encoding == "auto" or _is_codec(self.encoding), "auto, or a codec of Python")
+        require_encoding("data.encoding", self.encoding)
         self._require("dev_fraction", not (self.dev and self.dev_fraction), "0 with data.dev")
         for column in self.columns:
             split, colon, rest = column.partition(":")
             role, equals, where = (rest if colon and split in SPLITS else column).partition("=")
             known = role in COLUMN_ROLES and equals and where
             require(bool(known), "data.columns", column, f"ROLE=COLUMN with a role of {', '.join(COLUMN_ROLES)}")
-
-
-def _is_codec(name: str) -> bool:
-    try:
-        return bool(codecs.lookup(name))
-    except LookupError:
-        return False
 
 
 SPLITS = ("train", "dev", "test", "unlabelled")

@@ -83,12 +83,13 @@ def _is_header(record: Record, names: Sequence[str]) -> bool:
 
 
 def blank_lines(records: Sequence[Record]) -> list[str]:
-    """Return a warning that counts the training ``records`` whose text, second text or words are blank."""
+    """Return a warning that counts the training ``records`` without a text, a second text or words to be seen."""
+    has_pairs = any(record.text_pair is not None for record in records)
     blank = [
         record
         for record in records
         if _is_blank(f"{record.text}{''.join(record.words)}{''.join(record.choices)}")
-        or (record.text_pair is not None and _is_blank(record.text_pair))
+        or (has_pairs and _is_blank(record.text_pair or ""))
     ]
     first = blank[0].source if blank else ""
     line = f"WARNING: {len(blank):,} of {len(records):,} training texts are blank, such as {first}"

@@ -248,21 +248,21 @@ def _items(value: Any, role: str, source: str) -> list[str]:
 # A list as Python, NumPy or JSON print it, of strings and numbers, and its items.
 _QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _ITEM = rf"{_QUOTED}|[-+]?[0-9][-+0-9.e]*|[Tt]rue|[Ff]alse"
-_LIST = re.compile(rf"\[\s*(?:(?:{_ITEM})(?:\s*,\s*|\s+|(?=\])))*\]")
+_LIST = re.compile(rf"[\[({{]\s*(?:(?:{_ITEM})(?:\s*,\s*|\s+|(?=[\])}}])))*[\])}}]")
 
 
 def _list_in(text: str, role: str, source: str) -> list[str] | None:
     """Return the items of a list in a field of a table, or None for other text. Words are a list only if one is in
     quotes. Raises ``ValueError`` for labels that are a list of other items."""
     text = text.strip()
-    if not (text.startswith("[") and text.endswith("]")):
+    if f"{text[:1]}{text[-1:]}" not in ("[]", "()", "{}"):
         return None
     if not _LIST.fullmatch(text):
         if role.startswith("label") and re.search("['\"]", text):
             raise ValueError(f"{source}: {role} is {text[:60]}; allowed in a list: strings and numbers")
         return None
     items = re.findall(_ITEM, text)
-    if role == "words" and items and not any(one[0] in "'\"" for one in items):
+    if (role == "words" or text[0] != "[") and items and not any(one[0] in "'\"" for one in items):
         return None
     return [characters(ast.literal_eval(one)) if one[0] in "'\"" else one.lower() for one in items]
 

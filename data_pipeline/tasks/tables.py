@@ -153,8 +153,10 @@ def _delimiter(
     for delimiter in dict.fromkeys((default, *_DELIMITERS)):
         with contextlib.suppress(ValueError, IndexError):
             firsts[delimiter] = first = rows_of(delimiter)[0]
-            places, _ = _places(first, columns, data, path)
-            if max(column for _, column in places) < len(first[1]):
+            places, header = _places(first, columns, data, path)
+            # Without a header, a comma of the text must not be taken for the delimiter.
+            even = header is not None or len({len(fields) for _, fields in rows_of(delimiter)}) == 1
+            if even and max(column for _, column in places) < len(first[1]):
                 if delimiter != default:
                     _log.warning("%s: the fields are separated by %r", path, delimiter)
                 return delimiter

@@ -1,6 +1,5 @@
 """Helpers for task files: names, lines, JSON, and parts of messages."""
 
-import codecs
 import json
 import logging
 import re
@@ -10,11 +9,11 @@ from typing import Any
 
 from bert_jax.io.errors import did_you_mean
 from bert_jax.io.storage import Location, is_url, location
-from data_pipeline.text.compressed import COMPRESSIONS, DamagedFile, read_blocks
-from data_pipeline.text.lines import Line
+from data_pipeline.text.compressed import COMPRESSIONS, read_blocks
+from data_pipeline.text.lines import Line, Undecodable, text_blocks
 
-# Many bytes above 127 in a row, or a character of UTF-8; symbols in a word, such as the Polish letters of cp1250.
-_NOT_WESTERN_BYTES = re.compile(rb"[\x80-\xff]{4}|[\xc2-\xdf][\x80-\xbf]")
+# NUL, many bytes above 127 in a row, or a character of UTF-8; symbols in a word, such as Polish letters of cp1250.
+_NOT_WESTERN_BYTES = re.compile(rb"\0|[\x80-\xff]{4}|[\xc2-\xdf][\x80-\xbf]")
 _NOT_WESTERN = re.compile(
     "[A-Za-z][\xa1-\xa9\xab-\xb3\xb6\xb8\xb9\xbb-\xbf]+[A-Za-z]|[a-z\xdf-\xff][\xa3\xa5\xaf\xbf]|"
     "[\xa5\xb3\xb9][a-z\xdf-\xff]|[\xb3\xb9\xbf]{2}"
@@ -67,40 +66,26 @@ def find_file(name: str) -> Location:
 
 
 def read_text(path: Location, encoding: str) -> str:
-    """Return the text of a file; ``encoding`` is ``data.encoding``, and a byte order mark is removed.
-
-    Raises ``ValueError``, with the line, for text in another encoding, and for a damaged file.
-    """
+    """Return the text of a file; ``encoding`` is ``data.encoding``. Raises ``ValueError`` for text in another
+    encoding, with the line, and for a damaged or binary file."""
     try:
-        data = b"".join(read_blocks(path))
-    except DamagedFile as error:
-        raise ValueError(f"{path}: the compressed file is damaged: {error}; restore it") from None
-    is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    name = encoding if encoding != "auto" else "utf-16" if is_wide else "utf-8-sig"
-    if name == "utf-8-sig" and b"\0" in data[:1000]:
-        raise ValueError(f"{path}: NUL characters; if the file is UTF-16, set data.encoding utf-16-le")
-    try:
-        text = data.decode(name)
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        if name != "utf-8-sig" or encoding != "auto" or not _is_western(data):
-            raise ValueError(
-                f"{path}:{line}: not valid {name.removesuffix('-sig').upper()}; set data.encoding, such as cp1252 "
-                "or gb18030, or convert the file to UTF-8"
-            ) from None
-        _log.warning("WARNING: %s:%d: not UTF-8; read as cp1252; data.encoding names another encoding", path, line)
-        text = data.decode("cp1252")
-    return text
+        return "".join(text_blocks(path, encoding))
+    except Undecodable as error:
+        data, where = b"".join(read_blocks(path)), str(error).partition("; ")[0]
+        if encoding != "auto" or not _is_western(data):
+            advice = "set data.encoding, such as cp1252 or gb18030, or convert the file to UTF-8"
+            raise ValueError(f"{where}; {advice}") from None
+    _log.warning("WARNING: %s; read as cp1252; data.encoding names another encoding", where)
+    return data.decode("cp1252")
 
 
 def _is_western(data: bytes) -> bool:
     """Return True if the bytes above 127 are as in Western text in cp1252: seldom in a row, letters between
     letters, and none of the characters of UTF-8."""
     try:
-        text = data.decode("cp1252")
+        return not _NOT_WESTERN_BYTES.search(data) and not _NOT_WESTERN.search(data.decode("cp1252"))
     except UnicodeDecodeError:
         return False
-    return not _NOT_WESTERN_BYTES.search(data) and not _NOT_WESTERN.search(text)
 
 
 def read_raw_lines(path: Location, encoding: str) -> list[str]:

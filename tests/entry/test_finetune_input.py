@@ -99,9 +99,9 @@ REFUSED = {
     ),
     "class of a pair": (paired("a", "b"), paired("a", "c"), SOFTMAX, "dev.jsonl:2: label 'c' is not"),
     "text for a value": (labelled(1, "good"), GOOD, VALUE, "train.jsonl:2: label 'good' is not allowed"),
-    "nan": (labelled(1, math.nan), GOOD, VALUE, "train.jsonl:2: label 'NaN' is not allowed"),
+    "nan": (labelled(1, math.nan), GOOD, VALUE, "train.jsonl:2: no label; training requires one"),
     "infinite": (GOOD, labelled(math.inf), VALUE, "dev.jsonl:1: label 'Infinity' is not allowed"),
-    "nan of a pair": (paired(1), paired(1, math.nan), COSINE, "dev.jsonl:2: label 'NaN' is not allowed"),
+    "nan of a pair": (paired(1, math.nan), paired(1), COSINE, "train.jsonl:2: no label; sentence.loss cosine"),
     "text of a pair": (paired(1), paired("alike"), COSINE, "dev.jsonl:1: label 'alike' is not allowed"),
     "beyond the scale": (
         paired(0.5, 3.8), paired(1), COSINE,
@@ -113,7 +113,7 @@ REFUSED = {
     "one class": (labelled("1", "1"), GOOD, "", "data.labels: labels in the training files: 1; 2 or more"),
     "wrong column": (GOOD, jsonl({"txt": "w1", "label": "1"}), "", "dev.jsonl:1: no column 'text', which classifi"),
     "id twice": (GOOD, jsonl(*[{"id": 7, "text": "w1", "label": "1"}] * 2), "", "dev.jsonl:2: id '7' is also the"),
-    "answer elsewhere": (asked("good", "bad"), asked("good"), "--task.kind qa", "train.jsonl:2: the answer 'bad'"),
+    "answer elsewhere": (asked("bad"), asked("good"), "--task.kind qa", "1 of 1 training questions are left out"),
     "patience without dev": (GOOD, GOOD, "--data.dev --training.patience 2", "training.patience: 2 "),
     "unknown metric": (GOOD, GOOD, "--task.metric bleu", "task.metric: 'bleu' is not allowed; allowed: accuracy"),
 }  # fmt: skip

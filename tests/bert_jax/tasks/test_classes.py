@@ -148,7 +148,8 @@ def test_blank_texts_are_counted(text):
     assert blank_lines(train) == []
     blank = [*train, *(dataclasses.replace(one, text=text) for one in train[1:3])]
     assert blank_lines(blank) == ["WARNING: 2 of 6 training texts are blank, such as /data/train.csv:3"]
-    assert len(blank_lines([dataclasses.replace(train[0], text_pair=text)])) == 1
+    pairs = [dataclasses.replace(train[0], text_pair=one) for one in ("a", text, None)]
+    assert len(blank_lines(pairs[:2])) == len(blank_lines([pairs[0], pairs[2]])) == 1 and not blank_lines(pairs[:1])
     assert blank_lines([dataclasses.replace(train[0], text=text, words=("a",))]) == []
 
 

@@ -15,15 +15,17 @@ from finetune_cases import (
     records,
     results,
     run,
+    saved_model,
     with_labels,
 )
 
 import bert_jax
-from bert_jax.config import RunOptions, load_config
+from bert_jax.config import HeadsConfig, RunOptions, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning import finetune as module
 from bert_jax.finetuning.best import BestCheckpoint
 from bert_jax.finetuning.evaluation import blank_scores
+from bert_jax.finetuning.results import _export
 from bert_jax.interop.initialization import plan_start
 from bert_jax.interop.readers import read_weights
 from bert_jax.io.storage import location
@@ -157,6 +159,17 @@ def test_what_dev_lacks_is_told_before_training(source, tmp_path, capsys):
     with pytest.raises(ValueError, match="'bleu' is not allowed; allowed: accuracy, precision, "):
         run(source, tmp_path / "w", "--task.metric bleu")
     assert not (tmp_path / "w").exists()
+
+
+@pytest.mark.parametrize(("heads", "form"), [
+    (HeadsConfig(pooler=True, sequence_labels=("a", "b")), "hf"),
+    (HeadsConfig(pooler=True, sequence_labels=("a", "b"), token_labels=("O", "B-x")), "npz"),
+])  # fmt: skip
+def test_heads_that_no_class_of_transformers_has_are_exported_as_npz(tmp_path, heads, form):
+    saved_model(tmp_path / "best", heads)
+    lines = _export(tmp_path, "hf")
+    assert f"export: {form}," in lines[-1] and any("no hf export: " in line for line in lines) == (form == "npz")
+    assert read_weights(tmp_path / "export").spec.heads.token_labels == heads.token_labels
 
 
 def test_records_without_a_label_are_counted(source, tmp_path):

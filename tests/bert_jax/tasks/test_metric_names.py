@@ -97,3 +97,25 @@ def test_a_record_is_scored_when_it_says_what_the_task_asks_for(kind):
     for name in given:
         without = {other: one for other, one in GOLD.items() if other != name}
         assert not TASKS[kind].is_labelled(Record(id="0", source="", **without))
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "label", "is_defined"),
+    [
+        ("classification", "auroc", "yes", False),
+        ("classification", "accuracy", "yes", True),
+        ("regression", "", "1.5", False),
+        ("regression", "spearman", "2", False),
+        ("regression", "mse", "2", True),
+    ],
+)
+def test_a_metric_that_dev_leaves_undefined_is_named_before_training(name, metric, label, is_defined):
+    case = CASES[name]
+    job, records = job_of(case, metric)
+    assert job._evaluator.notes == ()
+    one = {"train": records, "dev": [dataclasses.replace(record, label=label) for record in records]}
+    start = Start(tokenizer_content=("\n".join(PIECES) + "\n").encode())
+    config = dataclasses.replace(job.config, data=dataclasses.replace(job.config.data, labels=()))
+    lines = FinetuneJob(config, one, (), start)._evaluator.notes
+    assert len(lines) == (not is_defined)
+    assert is_defined or lines[0].startswith(f"WARNING: dev: {metric or 'pearson'} is undefined")

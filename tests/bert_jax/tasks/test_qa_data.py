@@ -44,5 +44,5 @@ def test_labels_give_back_the_answers(real_data, file, vocabulary, move, options
     # Only where an answer begins or ends inside a piece, and then by the rest of that piece.
     for i in missed:
         gold, given = records[i].answers[0], predictions[i]
-        assert gold.text in given["text"] and len(given["text"]) < len(gold.text) + 12, records[i].source
+        assert gold.text in given["answer"] and len(given["answer"]) < len(gold.text) + 12, records[i].source
     assert len(missed) <= inside_pieces, [records[i].source for i in missed]

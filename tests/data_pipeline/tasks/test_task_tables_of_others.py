@@ -43,6 +43,13 @@ def test_the_delimiter_under_which_the_columns_exist(tmp_path, name, delimiter):
     assert len(read(other, "text=1", "label=2")) == len(rows) + 1
 
 
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_commas_of_texts_without_a_header_are_not_the_delimiter(tmp_path, delimiter):
+    rows = [("ok, ok", "good"), ("bad", "bad"), ("so, so", "bad")]
+    path = write(tmp_path / "x.csv", table(rows[1:], delimiter, rows[0]))
+    assert pairs(read(path, "text=1", "label=2")) == rows
+
+
 def test_the_delimiter_that_is_named(tmp_path):
     path = write(tmp_path / "x.csv", table(ROWS, ":"))
     assert pairs(read(path, delimiter=":")) == ROWS
@@ -157,6 +164,10 @@ def test_other_quotes_in_tsv_are_text(tmp_path, text, caplog):
         ("['wet' 'very windy']", ("wet", "very windy")),
         ('["it\'s", "a \\"b\\""]', ("it's", 'a "b"')),
         ("['été']", ("été",)),
+        ("('wet', 'windy')", ("wet", "windy")),
+        ("{'wet'}", ("wet",)),
+        ("(1)", ("(1)",)),
+        ("{}", ()),
         ("[0, 0, 1]", ("0", "0", "1")),
         ("[1 0 -1.5]", ("1", "0", "-1.5")),
         ("[]", ()),
