@@ -158,8 +158,8 @@ def baseline(
     ``value``, and ``is_beaten``, which is True if the run is better. None: there is nothing to compare with.
 
     It is the constant answer of the task or, if it has none, ``before``, the values before training. The metric is
-    ``metric`` (empty: the first one) or, where this is undefined for a constant, the first one that is defined; then
-    the run is better if it is better by either.
+    ``metric`` (empty: the first one) or, where this is undefined for a constant, the first one that is defined; the
+    run is then better if it is better by either.
     """
     task, answer, values, records = resolved.task, "before training", before, resolved.records[split]
     scores, count = scores_of(task, records, predictions)
