@@ -158,7 +158,8 @@ def baseline(
     ``value``, and ``is_beaten``, which is True if the run is better. None: there is nothing to compare with.
 
     It is the constant answer of the task or, if it has none, ``before``, the values before training. The metric is
-    ``metric`` (empty: the first one) or, where this is undefined for a constant, the first one that is defined.
+    ``metric`` (empty: the first one) or, where this is undefined for a constant, the first one that is defined; the
+    run is then better if it is better by either.
     """
     task, answer, values, records = resolved.task, "before training", before, resolved.records[split]
     scores, count = scores_of(task, records, predictions)
@@ -171,10 +172,11 @@ def baseline(
     defined = [score for score in scores if values.get(score.name) is not None]
     if not defined:
         return None
-    score = next((score for score in defined if score.name == metric), defined[0])
-    own, known = value(score, count), values[score.name]
-    is_beaten = own > known if score.higher_is_better else own < known  # False if the score is undefined
-    return {"answer": answer, "metric": score.name, "value": known, "is_beaten": bool(is_beaten)}
+    asked, score = (next((one for one in of if one.name == metric), of[0]) for of in (scores, defined))
+    # A correlation, which is undefined for a constant, is better if it is above 0.
+    pairs = ((one, value(one, count), values.get(one.name) or 0.0) for one in (asked, score))
+    is_beaten = any(own > known if one.higher_is_better else own < known for one, own, known in pairs)
+    return {"answer": answer, "metric": score.name, "value": values[score.name], "is_beaten": bool(is_beaten)}
 
 
 def point_values(scores: Sequence[Score], count: int) -> dict[str, float | None]:

@@ -68,7 +68,13 @@ def test_the_most_frequent_labels_and_choice():
     assert (known["answer"], known["value"], known["is_beaten"]) == ("choice 2 for all", 0.5, True)
 
 
-@pytest.mark.parametrize(("values", "is_beaten"), [((1.0, 2.0, 3.0), True), ((9.0, 9.0, 9.0), False)])
+@pytest.mark.parametrize(
+    ("values", "is_beaten"),
+    [
+        ((1.0, 2.0, 3.0), True), ((7.0, 8.0, 9.0), True), ((2.2, 2.2, 2.2), True), ((9.0, 9.0, 9.0), False),
+        ((9.0, 8.0, 7.0), False),
+    ],
+)  # fmt: skip
 def test_a_mean_has_errors_but_no_correlation(values, is_beaten):
     train = [record(label=label) for label in ("1", "2", "3", "4")]
     found = resolved("regression", train, train[:3])
