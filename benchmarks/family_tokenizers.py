@@ -45,13 +45,13 @@ CUT_CHARACTERS = 300
 # Reasons why inputs may differ. Those of BERT may concern at most this fraction of the inputs without odd words.
 MOST = 0.001
 BERT = (
-    "words of 101 to 200 characters are split and unassigned characters are kept, as in google-research/bert; "
-    "transformers has [UNK] for such words and drops these characters"
+    "words of 101 to 200 characters are split, unassigned characters are kept and a final sigma is one, as in "
+    "google-research/bert; transformers has [UNK] for such words and drops these characters"
 )
 REBUILT = "5.23 does not apply to SentencePiece files"
 # (family, folder, release) -> reason; "*" stands for any.
 EXCEPTIONS = {
-    **{(family, part, "*"): BERT for family in ("bert", "distilbert", "electra") for part in ("files", "saved")},
+    **{(family, part, "*"): BERT for family in ("bert", "distilbert", "electra") for part in PARTS},
     ("albert", "files", "5.23"): f"{REBUILT} user-defined pieces and ALBERT's rule for digits before a comma",
     (
         "albert, cased",
@@ -121,10 +121,10 @@ ODD = (
 )
 
 
-def corpus(data: Path, lines: int) -> list[str]:
-    """Return ``lines`` lines of text, a quarter in each language."""
+def corpus(data: Path, lines: int, corpora: Sequence[str] = CORPORA) -> list[str]:
+    """Return ``lines`` lines of text, a quarter in each language, or those of ``corpora`` alone."""
     found: list[str] = []
-    for name in CORPORA:
+    for name in corpora:
         files = sorted((data / "corpus" / name).glob("train*.txt")) or sorted(
             (data / "corpus" / name).glob("*.txt")
         )

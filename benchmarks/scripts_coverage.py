@@ -4,10 +4,10 @@
 
 Makes up documents in 16 scripts, with the marks of each, and in English and Russian without capitals; every word
 occurs once. Builds shards with sentence pairs from the paragraphs and from the same text with a sentence on each
-line, and prints a JSON line for each script: the share of the text that is in some row after one pass, the share
-of random next segments, and the words that are in no row after ``--passes``. Exit code 3 if the shares differ by
-more than 0.02 and 0.05, or if a word is missing. The last line has paragraphs without marks, longer than a row;
-only its words have a bar.
+line, and prints a JSON line for each script: the share of the text that is in some row after one pass, the share of
+random next segments, and the words that are in no row after ``--passes``. Exit code 3 if the shares differ by more
+than 0.02 and 0.05, or if a word is missing. The last line has paragraphs without marks, longer than a row, and a
+bar for its words alone.
 """
 
 import argparse

@@ -51,7 +51,6 @@ def make_schedule(config: OptimizerConfig, num_steps: int, first_step: int = 0) 
     (Haegele et al. 2024, section 3).
     """
     peak, warmup, floor = config.learning_rate, config.warmup_steps, config.final_fraction
-    assert peak >= 0, peak  # -1, of fine-tuning, is replaced when the task is resolved
     start = first_step if config.restart_schedule else 0
     end = config.decay_steps or num_steps - start
 

@@ -11,6 +11,7 @@ from bert_jax.config.spec import (
     ModelSpec,
     SentenceConfig,
     SentenceModule,
+    TaskSettings,
     TokenizerConfig,
     pretraining_heads,
     spec_from_json,

@@ -5,17 +5,10 @@ A family of encoders is a set of values of these options. Their defaults describ
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from bert_jax.config.schema import AtLeast0, Positive, Probability, Range, Section, only, require
+from bert_jax.config.schema import AtLeast0, Inherited, Layers, Positive, Probability, Section, only, require
 
-# A probability, or -1: another option applies.
-Inherited = Annotated[float, Range("-1 or a number from 0 to below 1", lambda value: value == -1 or 0 <= value < 1)]
-# Layers are listed, so their number has a bound, far above that of any published model.
-MOST_LAYERS = 10_000
-Layers = Annotated[int, Range(f"from 0 to {MOST_LAYERS:,}", lambda value: 0 <= value <= MOST_LAYERS)]
-# Largest size (int32), and most positions that are computed and not stored in a table of parameters.
-_LARGEST_SIZE, _MOST_COMPUTED_POSITIONS = 2**31 - 1, 1 << 20
 # Whether a part exists; auto: the rule in the comment of the option decides.
 Presence = Literal["auto", "yes", "no"]
 
@@ -208,16 +201,13 @@ class ModelConfig(Section, prefix="model."):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in vars(self).items():
-            sizes = value if isinstance(value, tuple) else (value,)
-            fits = all(not isinstance(size, int) or -_LARGEST_SIZE <= size <= _LARGEST_SIZE for size in sizes)
-            self._require(name, fits, f"at most {_LARGEST_SIZE:,}")
+        self._require_int32()
         rows, width = self.max_position_embeddings, self.hidden_size
         allowed = f"0 to below model.max_position_embeddings ({rows})"
         self._require("position_offset", 0 <= self.position_offset < rows, allowed)
-        is_table = self.position_embeddings == "learned"
-        allowed = f"at most {_MOST_COMPUTED_POSITIONS:,} with {self.position_embeddings} positions"
-        self._require("max_position_embeddings", is_table or rows <= _MOST_COMPUTED_POSITIONS, allowed)
+        few = rows <= 1 << 20 or self.position_embeddings == "learned"
+        allowed = f"at most {1 << 20:,} with {self.position_embeddings} positions"
+        self._require("max_position_embeddings", few, allowed)
         layers = {"none": (0, "0 with encoder none"), "nnlm": (1, "1 with encoder nnlm")}
         wanted, allowed = layers.get(self.encoder, (max(self.num_layers, 1), "1 or more"))
         self._require("num_layers", self.num_layers == wanted, allowed)

@@ -5,12 +5,14 @@ The rules of ``schema`` apply: frozen, hashable, validated when created; no JAX 
 0, the training records determine the number of steps; the config in a checkpoint contains this number.
 """
 
+import math
 import operator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from bert_jax.config.architecture import ModelConfig
+from bert_jax.config.lengths import automatic_steps
 from bert_jax.config.schema import (
     AtLeast0,
     ExecutionConfig,
@@ -24,7 +26,7 @@ from bert_jax.config.schema import (
     only,
     require,
 )
-from bert_jax.config.spec import Features
+from bert_jax.config.spec import Features, TaskSettings
 from bert_jax.config.task import (
     CRF,
     CUT,
@@ -38,7 +40,6 @@ from bert_jax.config.task import (
     TaskConfig,
     TaskDataConfig,
 )
-from bert_jax.config.task_settings import TaskSettings
 
 # Conditions of the options of the classification loss, and the kinds of tasks that have the options of the head.
 _SOFTMAX = {KIND: ("classification", "choice", *WORDS, "sentence"), LOSS: ("softmax",), CRF: (False,)}
@@ -219,6 +220,17 @@ class FinetuneTrainingConfig(TrainingConfig):
         for name in unused:
             self._require(name, not getattr(self, name), "only the default in fine-tuning")
         self._require("batch_unit", self.batch_unit == "sequences", "only the default in fine-tuning")
+
+    @property
+    def has_length(self) -> bool:
+        """True if the options set the number of steps or of epochs."""
+        return self.num_steps > 0 or self.num_epochs > 0
+
+    def steps(self, per_epoch: int) -> int:
+        """Return the number of steps of a run with ``per_epoch`` steps in an epoch."""
+        if not self.has_length:
+            return automatic_steps(per_epoch)
+        return self.num_steps or max(1, math.ceil(self.num_epochs * per_epoch))
 
 
 def automatic_rate(config: "FinetuneConfig") -> float:

@@ -65,7 +65,8 @@ class DataConfig(Section, prefix="data."):
     # Tokenized corpus shared by shard folders of several lengths; empty: inside the shards folder.
     token_store: str = ""
     # Content of a line: sentence, paragraph (split into sentences), or auto (for each file: sentence if at most 1
-    # in 20 of 400 lines from all parts of the file splits into more than one sentence, else paragraph).
+    # in 20 of 400 lines from all parts of the file splits into more than one sentence, and these hold at most a
+    # third of the text, else paragraph).
     line: Literal["auto", "sentence", "paragraph"] = "auto"
     # Field that holds the text of a JSON record, or of a record of a tfds: or hf: dataset.
     json_field: str = "text"
@@ -89,7 +90,8 @@ class DataConfig(Section, prefix="data."):
     masking: Literal["static", "dynamic"] = "static"
     # Unit that is masked as a whole: token (WordPiece), whole_word, or span (geometric lengths of whole words).
     mask_unit: Literal["token", "whole_word", "span"] = "token"
-    # Segmenter of Chinese text into words, for whole-word and span masking: none or jieba (extra: chinese).
+    # Segmenter of Chinese text into words, for whole-word and span masking, and for a vocabulary of data.tokenizer
+    # words, whose longest words are then found in the text: none or jieba (extra: chinese).
     word_segmenter: Literal["none", "jieba"] = "none"
     # Share of the tokens that are predicted.
     mask_fraction: float = 0.15
@@ -191,8 +193,9 @@ class DataConfig(Section, prefix="data."):
 
     @property
     def rules(self) -> dict[str, Any]:
-        """Case and accents of WordPiece, as arguments of ``load_tokenizer``."""
-        return {"lower_case": self.lower_case, "strip_accents": SWITCH[self.strip_accents]}
+        """Case, accents and Chinese words of WordPiece, as arguments of ``load_tokenizer``."""
+        rules = {"lower_case": self.lower_case, "strip_accents": SWITCH[self.strip_accents]}
+        return rules | {"cjk_words": self.word_segmenter != "none"}
 
     def lanes_for(self, *batch_sizes: int) -> int:
         """Return the number of lanes for batches of ``batch_sizes`` rows."""

@@ -32,6 +32,12 @@ Tokens = Annotated[int, Range("0 or more", lambda value: value >= 0, 2**63 - 1)]
 Seed = Annotated[int, Range("0 or more", lambda value: value >= 0, 2**32 - 1)]
 Share = Annotated[Number, Range("from 0 to 1", lambda value: 0 <= value <= 1)]
 Probability = Annotated[float, Range("a number from 0 to below 1", lambda value: 0 <= value < 1)]
+# A probability, or -1: another option applies.
+Inherited = Annotated[float, Range("-1 or a number from 0 to below 1", lambda value: value == -1 or 0 <= value < 1)]
+# Layers are listed, so their number has a bound, far above that of any published model.
+MOST_LAYERS = 10_000
+Layers = Annotated[int, Range(f"from 0 to {MOST_LAYERS:,}", lambda value: 0 <= value <= MOST_LAYERS)]
+_INT32 = range(-(2**31), 2**31)
 
 
 # Values of options that another option decides unless they are set.
@@ -77,11 +83,16 @@ class Section:
             fits = not isinstance(value, int) or value <= values.most
             self._require(name, fits, f"at most {values.most}")
 
+    def _require_int32(self) -> None:
+        for name, value in vars(self).items():
+            numbers = value if isinstance(value, tuple) else (value,)
+            fits = all(number in _INT32 for number in numbers if isinstance(number, int))
+            self._require(name, fits, f"at most {_INT32[-1]:,}")
+
     def _require(self, name: str, ok: bool, allowed: str) -> None:
         require(ok, f"{self.prefix}{name}", getattr(self, name), allowed)
 
 
-@functools.cache
 def require_encoding(option: str, value: str) -> None:
     """Raise ``ValueError`` unless ``value`` is "auto" or the name of a character encoding."""
     try:
@@ -91,6 +102,7 @@ def require_encoding(option: str, value: str) -> None:
     require(is_known, option, value, "auto, or a character encoding of Python, such as utf-16, cp1252 or gb18030")
 
 
+@functools.cache
 def _ranges(section: type) -> dict[str, Range]:
     hints = get_type_hints(section, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}

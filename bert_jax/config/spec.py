@@ -6,13 +6,13 @@ determine the outputs. This module does not import jax.
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from bert_jax.config.architecture import FamilyName, ModelConfig
-from bert_jax.config.task_settings import PairOrder, TaskKind, TaskSettings
 
 FORMAT = 1
 Description = typing.TypeVar("Description")
@@ -25,6 +25,15 @@ Features = Literal[
     "last", "embeddings", "second_to_last", "weighted_last_four", "weighted_all", "weighted_with_embeddings",
     "concat_last_four",
 ]  # fmt: skip
+Truncation = Literal["longest_first", "head", "tail", "head_tail", "key_sentences", "windows"]
+TaskKind = Literal["classification", "regression", "multi_label", "qa", "tagging", "joint", "choice", "sentence"]
+PairOrder = Literal["given", "both"]
+
+# Kind of a task -> heads of a model whose outputs are its predictions (sentence: vectors of texts).
+HEADS_OF: dict[TaskKind, tuple[str, ...]] = {
+    "classification": ("sequence",), "regression": ("sequence",), "multi_label": ("sequence",), "qa": ("span",),
+    "tagging": ("token",), "joint": ("sequence", "token"), "choice": ("choice",), "sentence": ("sentence",),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +200,8 @@ class TokenizerConfig:
     lower_case: bool = True
     strip_accents: bool | None = None
     split_cjk: bool = True
+    # WordPiece with split_cjk: the longest words of the vocabulary are found in runs of CJK characters.
+    cjk_words: bool = False
     # Maximum number of tokens in an input, special tokens included; 0: the number of positions of the model.
     max_length: int = 0
     # Side at which longer texts are truncated.
@@ -209,6 +220,54 @@ class TokenizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """Settings by which texts become inputs of a fine-tuned model, and its outputs predictions: options of
+    fine-tuning, with their names, defaults and meanings. Every command that predicts reads them."""
+
+    kind: TaskKind
+    # Longest input in tokens, special tokens included.
+    max_length: int
+    truncation: Truncation = "longest_first"
+    head_share: float = 0.25
+    window_overlap: int = 32
+    max_windows: int = 0
+    pair_order: PairOrder = "given"
+    # Classes (sentence: of its classifier of pairs) in id order, as in the files, and their names in exports; no
+    # names: as in the files.
+    labels: tuple[str, ...] = ()
+    label_names: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    crf: bool = False
+    document_context: bool = False
+    doc_stride: int = 128
+    max_query_length: int = 64
+    max_answer_length: int = 30
+    n_best: int = 20
+    no_answer: bool = False
+    null_threshold: float = 0.0
+    matryoshka: tuple[int, ...] = ()
+    # qa.scoring and tagging.scoring: how predictions are compared with the right answers.
+    answer_scoring: Literal["english", "chinese"] = "english"
+    tag_scoring: Literal["conlleval", "strict"] = "conlleval"
+    # The second text of a pair has another token type than the first.
+    pair_types: bool = True
+    # File name of a user-defined task, which no command runs; empty: none.
+    module: str = ""
+
+    def __post_init__(self) -> None:
+        # Settings may be untrusted: the folder of a stranger's model.
+        least = {"max_length": 4, "window_overlap": 0, "max_windows": 0} | dict.fromkeys(
+            ("doc_stride", "max_query_length", "max_answer_length", "n_best"), 1
+        )
+        wrong = [name for name, value in least.items() if getattr(self, name) < value]
+        wrong += [] if 0 < self.head_share < 1 else ["head_share"]
+        wrong += [] if math.isfinite(self.null_threshold) else ["null_threshold"]
+        wrong += ["label_names"] if len(self.label_names) not in (0, len(self.labels)) else []
+        if wrong:
+            raise ValueError(f"{wrong[0]}: {getattr(self, wrong[0])} is not allowed in the settings of a task")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """Description of a saved model without its weights: sizes, heads, pooling and tokenizer."""
 
@@ -223,6 +282,10 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         self.heads.check_features(self.model)
+        longest, has_table = self.model.max_length, self.model.position_embeddings == "learned"
+        if self.task is not None and has_table and self.task.max_length > longest:
+            given = f"task.max_length: {self.task.max_length} is not allowed"
+            raise ValueError(f"{given}; allowed: at most {longest}, the positions of the model")
 
     @property
     def skips_padding(self) -> bool:

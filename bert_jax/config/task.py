@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bert_jax.config.schema import AtLeast0, Positive, Probability, Section, only, require
-from bert_jax.config.spec import Pooling
-from bert_jax.config.task_settings import PairOrder, TaskKind, Truncation
+from bert_jax.config.spec import PairOrder, Pooling, TaskKind, Truncation
 
 # Options that determine which other options exist.
 KIND, TRUNCATION, LOSS, CRF = "task.kind", "task.truncation", "sentence.loss", "tagging.crf"

@@ -12,7 +12,6 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig, automatic_rate
-from bert_jax.config.lengths import automatic_steps
 from bert_jax.finetuning.artifacts import records_digest
 from bert_jax.finetuning.distillation.soft_targets import SoftTargets
 from bert_jax.finetuning.distillation.teachers import check_teaching, student_units, taught_units, with_names
@@ -182,10 +181,8 @@ def with_steps(config: FinetuneConfig, count: int) -> FinetuneConfig:
     from ``count``, the number of examples."""
     training, optimizer = config.training, config.optimizer
     per_epoch = math.ceil(count / training.global_batch_size)
-    has_length = training.num_steps or training.num_epochs
-    steps = training.num_steps or max(1, math.ceil(training.num_epochs * per_epoch))
-    steps = steps if has_length else automatic_steps(per_epoch)
-    interval = per_epoch if has_length else max(per_epoch, math.ceil(steps / _MOST_EVALUATIONS))
+    steps = training.steps(per_epoch)
+    interval = per_epoch if training.has_length else max(per_epoch, math.ceil(steps / _MOST_EVALUATIONS))
     training = dataclasses.replace(
         training,
         num_steps=steps,
@@ -203,10 +200,8 @@ def automatic_notes(asked: FinetuneConfig, config: FinetuneConfig, count: int) -
     is the number of examples."""
     training, parts = config.training, list[str]()
     if asked.optimizer.learning_rate < 0:
-        parts.append(
-            f"optimizer.learning_rate {config.optimizer.learning_rate:g} (width {config.model.hidden_size})"
-        )
-    if not asked.training.num_steps and not asked.training.num_epochs:
+        parts.append(f"optimizer.learning_rate {config.optimizer.learning_rate:g}")
+    if not asked.training.has_length:
         epochs = training.num_steps * training.global_batch_size / count
         parts.append(f"training.num_steps {training.num_steps:,} ({epochs:.1f} epochs of {count:,} examples)")
     return [f"not set, chosen: {', '.join(parts)}"] if parts else []

@@ -1,7 +1,7 @@
 """Outputs of a finished fine-tuning run: predictions, metrics.json, the export, the report."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,9 @@ from bert_jax.finetuning.artifacts import METRICS, PREDICTIONS, read_results
 from bert_jax.finetuning.evaluator import Evaluator
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.finetuning.task_objective import TaskObjective
-from bert_jax.inference.text_files import json_line
 from bert_jax.interop.export import export_model
 from bert_jax.interop.saved_model import BEST
-from bert_jax.io.files import write_whole
+from bert_jax.io.files import json_line, write_whole
 from bert_jax.process import hosts
 from bert_jax.tasks.task import Prediction
 from bert_jax.training.job import Context
@@ -80,14 +79,10 @@ def write_results(
 
 
 def _result_entry(
-    resolved: ResolvedTask,
-    split: str,
-    predictions: Sequence[Prediction],
-    evaluator: Evaluator,
-    before: Mapping[str, Any],
+    resolved: ResolvedTask, split: str, predictions: Sequence[Prediction], evaluator: Evaluator, before: Any
 ) -> dict[str, Any]:
     """Return the entry of a split in metrics.json, without the step and the seconds. ``before``: the metrics before
-    training, if they are known."""
+    training by name; empty if they are unknown."""
     config, task, records, best = resolved.config, resolved.task, resolved.records[split], evaluator.best
     scores, count = evaluation.scores_of(task, records, predictions)
     metric, confusion = best.metric or config.task.metric, evaluation.confusion_of(task, records, predictions)
@@ -109,12 +104,14 @@ def _result_entry(
     }
 
 
-def _export(folder: Path, form: str) -> list[str]:
-    """Export the model of a workdir to ``export/`` in the format ``form`` of ``bert-jax export``. Return lines for
-    the log, which include the reason if the export fails."""
+def _export(folder: Path, preferred: str) -> list[str]:
+    """Export the model of a workdir to ``export/`` in the format ``preferred`` of ``bert-jax export`` or, if this
+    cannot represent the model, as npz. Return lines for the log, which include the reason."""
     lines: list[str] = []
-    try:
-        export_model(folder / BEST, folder / EXPORT, form, force=True, verify=False, report=lines.append)
-    except ValueError as error:
-        return [f"no export: {error}"]
+    for form in (preferred, "npz"):
+        try:
+            export_model(folder / BEST, folder / EXPORT, form, force=True, verify=False, report=lines.append)
+            break
+        except ValueError as error:
+            lines.append(f"no {form} export: {error}")
     return lines

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from scipy.special import entr, softmax
 
-from bert_jax.config.task_settings import TaskKind
+from bert_jax.config.spec import TaskKind
 from bert_jax.inference.batching import HIDDEN, Outputs, RunOptions, Stages, by_level
 from bert_jax.inference.engine import Engine
 from bert_jax.io.text_lines import Each

@@ -2,7 +2,6 @@
 texts nor the results have to fit in memory."""
 
 import contextlib
-import json
 import shutil
 import sys
 import zipfile
@@ -13,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 
 from bert_jax.io.conll import conll_sentences
-from bert_jax.io.files import whole_file
+from bert_jax.io.files import json_line, whole_file
 from bert_jax.io.text_lines import numbered_lines, opened
 from bert_jax.io.untrusted_folder import json_object
 
@@ -114,15 +113,6 @@ def refuse_table(name: str, others: Sequence[str] = ()) -> None:
             f"{name}: {what}; allowed: texts, one per line, or JSON lines; bert-data records prints those of a "
             "file of fine-tuning"
         )
-
-
-def json_line(row: Mapping[str, Any], what: str = "the result") -> str:
-    """Return ``row`` as JSON. Raises ``ValueError``, which begins with ``what``, for NaN and infinite numbers."""
-    try:
-        return json.dumps(row, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        shown = json.dumps(row, ensure_ascii=False)[:80]
-        raise ValueError(f"{what} has NaN or infinite values, which JSON cannot hold: {shown}") from None
 
 
 def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> None:

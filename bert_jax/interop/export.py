@@ -12,10 +12,8 @@ import numpy as np
 
 from bert_jax.interop.ancestors import write_allennlp, write_word2vec
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype
-from bert_jax.interop.export_table import DTYPES, FORMATS, HF_FORMATS, OTHER_FORMATS, fit, keep_heads, keep_width
-from bert_jax.interop.hf.details import split_details, write_details
-from bert_jax.interop.hf.sentence_transformers import write_sentence_transformers
-from bert_jax.interop.hf.write import write_hf
+from bert_jax.interop.export_table import DTYPES, FORMATS, OTHER_FORMATS, fit, keep_heads, keep_width
+from bert_jax.interop.hf.details import write_hf_folder, write_sentence_folder
 from bert_jax.interop.model_card import READ_BACK, architecture, model_card
 from bert_jax.interop.npz import check_npz, write_npz
 from bert_jax.interop.programs import check_onnx, check_stablehlo, write_onnx, write_stablehlo
@@ -49,8 +47,8 @@ class Writer(Protocol):
 
 
 WRITERS: dict[str, Writer] = {
-    "hf": write_hf,
-    "sentence-transformers": write_sentence_transformers,
+    "hf": write_hf_folder,
+    "sentence-transformers": write_sentence_folder,
     "tf1": write_tf1,
     "onnx": write_onnx,
     "stablehlo": write_stablehlo,
@@ -109,12 +107,7 @@ def export_model(
     weights = weights if calibrate is None else calibrate(weights)
     weights = dataclasses.replace(weights, exact_tokenizer=exact_tokenizer)
     with whole_folder(target, target.with_name(f".{target.name}.replaced")) as partial:
-        if format in HF_FORMATS:
-            plain, details = split_details(weights)
-            notes += WRITERS[format](partial, plain, dtype=dtype)
-            notes += write_details(partial, weights, details, dtype)
-        else:
-            notes += WRITERS[format](partial, weights, dtype=dtype)
+        notes += WRITERS[format](partial, weights, dtype=dtype)
         (partial / CARD).write_text(
             model_card(weights, format, dtype, architecture(partial), notes), encoding="utf-8"
         )

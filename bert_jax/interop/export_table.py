@@ -7,8 +7,8 @@ from typing import Any, Literal
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceModule
+from bert_jax.config.spec import HEADS_OF
 from bert_jax.config.switches import EVERY_FIELD, unsupported_fields
-from bert_jax.config.task_settings import HEADS_OF
 from bert_jax.interop.ancestors import allennlp, word2vec
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf import config_json

@@ -123,6 +123,12 @@ def plan_phase(name: str, given: Given) -> tuple[tuple[Setting, ...], str]:
     return settings, text
 
 
+def with_length(settings: tuple[Setting, ...], given: Given) -> tuple[Setting, ...]:
+    """Return the settings of a pretraining run, with ``training.num_steps`` 0 if nothing sets its length."""
+    is_open = {*given, *(setting.key for setting in settings)}.isdisjoint(LENGTHS)
+    return (*settings, Setting("default", LENGTH, "0")) if is_open else settings
+
+
 def kept_settings(workdir: Location, given: Given) -> tuple[Setting, ...]:
     """Return the settings that a resumed run in ``workdir`` keeps: ``training.first_step`` and, unless the command
     line sets them, ``execution.prng``, because runs that began when its default was threefry keep threefry, and the

@@ -15,7 +15,6 @@ from typing import Any
 import yaml
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig, RunOptions, TokenizerConfig
-from bert_jax.config.lengths import LENGTH, LENGTHS
 from bert_jax.config.loader import Setting, parse_settings, read_settings
 from bert_jax.config.options import field_types
 from bert_jax.config.schema import SWITCH
@@ -30,6 +29,7 @@ from bert_jax.interop.fixed_options import (
     record_text,
     recorded_settings,
     whole_name,
+    with_length,
 )
 from bert_jax.interop.hf.families.long import has_own_projections
 from bert_jax.interop.model_extension import (
@@ -104,10 +104,7 @@ def plan_start(config_type: type, options: RunOptions, workdir: Location, argume
     given = parse_settings(config_type, read_settings(arguments), [*field_types(type(options))])
     if config_type is PretrainConfig:
         start = _plan_pretraining(options, workdir, given)
-        if {*given, *(setting.key for setting in start.settings)}.isdisjoint(LENGTHS):
-            open_length = Setting("default", LENGTH, "0")
-            start = dataclasses.replace(start, settings=(*start.settings, open_length))
-        return start
+        return dataclasses.replace(start, settings=with_length(start.settings, given))
     return _plan_finetuning(options, workdir, given)
 
 

@@ -130,6 +130,8 @@ def _facts(spec: ModelSpec, dtype: str) -> list[tuple[str, str]]:
     else:
         facts = [("layers", f"{model.num_layers}"), ("width", f"{model.hidden_size}"), *inputs]
     facts += [("positions", model.position_embeddings), ("stored as", dtype)]
+    if spec.task is not None:
+        facts.append(("task", f"{spec.task.kind}: inputs of at most {spec.task.max_length} tokens"))
     if tokenizer is not None:
         case = "WordPiece, uncased: " if tokenizer.lower_case else "WordPiece, cased: "
         facts.append(("tokenizer", f"{case if tokenizer.file.endswith('.txt') else ''}`{tokenizer.file}`"))

@@ -190,7 +190,11 @@ def _named_vocabulary(
     if options.add_words or not vocab:
         what = "--add_words" if options.add_words else "data.vocab"
         raise ValueError(f"{what}: {options.init_from} has no tokenizer; set data.vocab without --add_words")
-    names = {name: values[f"data.{name}"] for name in ("lower_case", "strip_accents") if f"data.{name}" in values}
+    names = {
+        name: values[f"data.{name}"]
+        for name in ("lower_case", "strip_accents", "word_segmenter")
+        if f"data.{name}" in values
+    }
     tokenizer, rows = load_tokenizer(vocab, **DataConfig(**names).rules), weights.spec.model.vocab_size
     if tokenizer.vocab_size > rows:
         few = f"{options.init_from} has only {rows} embeddings; use the vocabulary of this model"
@@ -217,7 +221,8 @@ def _case_settings(tokenizer: WordPieceTokenizer, values: Mapping[str, Any]) -> 
     own, given = tokenizer.rules["strip_accents"], values.get("data.strip_accents", "auto")
     effective = tokenizer.lower_case if SWITCH[given] is None else SWITCH[given]
     strip = given if effective == tokenizer.strip_accents else {None: "auto", True: "true", False: "false"}[own]
-    return {"data.lower_case": tokenizer.lower_case, "data.strip_accents": strip}
+    words = {"data.word_segmenter": "jieba"} if tokenizer.rules.get("cjk_words") else {}
+    return {"data.lower_case": tokenizer.lower_case, "data.strip_accents": strip, **words}
 
 
 def _compared(vocab: str, tokenizer: Tokenizer, config: TokenizerConfig, name: str) -> Extension:
@@ -226,7 +231,9 @@ def _compared(vocab: str, tokenizer: Tokenizer, config: TokenizerConfig, name: s
 
     Raises ``ValueError`` if ``vocab`` contains neither the vocabulary of the initial model nor an extension of it.
     """
-    other = load_tokenizer(vocab, lower_case=config.lower_case, strip_accents=config.strip_accents)
+    other = load_tokenizer(
+        vocab, lower_case=config.lower_case, strip_accents=config.strip_accents, cjk_words=config.cjk_words
+    )
     if other.fingerprint == tokenizer.fingerprint:
         return _unchanged(tokenizer)
     if not isinstance(other, WordPieceTokenizer) or not isinstance(tokenizer, WordPieceTokenizer):

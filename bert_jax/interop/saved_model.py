@@ -20,7 +20,7 @@ from bert_jax.config import (
     spec_to_json,
     to_dict,
 )
-from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_shapes, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_shapes, parameter_shapes, without_folders
 from bert_jax.interop.hf.families.long import copy_projections
 from bert_jax.interop.taken_over import with_kept
 from bert_jax.io.files import new_folder, whole_folder
@@ -98,7 +98,7 @@ def write_saved(folder: Path, weights: ModelBundle, step: int = 0) -> None:
             "step": step,
             "spec": json.loads(spec_to_json(weights.spec)),
             "tokenizer_sha256": _sha256(weights.tokenizer_content),
-            "origin": dict(weights.origin),
+            "origin": without_folders(weights.origin),
             "digest": arrays_digest(weights.params, weights.spec.model.vocab_size),
         }
         meta["json_digest"] = json_digest(meta)

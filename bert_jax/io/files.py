@@ -1,13 +1,15 @@
-"""Atomic writes of local files and folders and of objects in an object store, and local copies of objects."""
+"""Atomic writes of local files and folders and of objects in a store, local copies of objects, lines of JSON."""
 
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from bert_jax.io.storage import BLOCK, Location, ObjectPath
 
@@ -139,3 +141,12 @@ def whole_folder(folder: Path, replaced: Path | None = None) -> Iterator[Path]:
         shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def json_line(row: Mapping[str, Any], what: str = "the result") -> str:
+    """Return ``row`` as JSON. Raises ``ValueError``, which begins with ``what``, for NaN and infinite numbers."""
+    try:
+        return json.dumps(row, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        shown = json.dumps(row, ensure_ascii=False)[:80]
+        raise ValueError(f"{what} has NaN or infinite values, which JSON cannot hold: {shown}") from None

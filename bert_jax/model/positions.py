@@ -101,8 +101,8 @@ def disentangled_index(distance: np.ndarray, buckets: int, max_distance: int) ->
 def distance_rows(config: ModelConfig, length: int) -> jax.Array:
     """Return the row of the table of distances for each pair of query and key, int32[S, T]."""
     index = bucket_index if config.relative_positions == "buckets" else disentangled_index
-    # Larger distances have the same row, or do not occur.
-    limit = min(max(config.relative_max_distance, config.relative_buckets), length)
+    # Larger distances have the same row, or do not occur in a sequence.
+    limit = min(max(config.relative_max_distance, config.relative_buckets), config.max_position_embeddings)
     rows = index(np.arange(-limit, limit + 1), config.relative_buckets, config.relative_max_distance)
     places = jnp.clip(distances(length), -limit, limit) + limit
     return jnp.take(jnp.asarray(rows, jnp.int32), places, axis=0)

@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
+from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule, TaskSettings
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.task_settings import TaskSettings
 from bert_jax.metrics.correlation import regression_scores
 from bert_jax.metrics.retrieval import COLLAPSED, RESOLUTION, first_rank_scores, mean_ranks
 from bert_jax.metrics.score import Score, mean_score

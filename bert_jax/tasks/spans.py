@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.config.task_settings import TaskSettings
+from bert_jax.config import TaskSettings
 from bert_jax.tasks.task import Encoded
 from bert_jax.tokenization import Tokenizer
 

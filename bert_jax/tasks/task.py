@@ -14,9 +14,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 import numpy as np
 
-from bert_jax.config import HeadsConfig, SentenceConfig
+from bert_jax.config import HeadsConfig, SentenceConfig, TaskSettings
 from bert_jax.config.finetune import FinetuneConfig, LossConfig
-from bert_jax.config.task_settings import TaskSettings
 from bert_jax.metrics import Score
 from bert_jax.model.bert import BertOutput
 from bert_jax.objectives.label_losses import softmax_loss

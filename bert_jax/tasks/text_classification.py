@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import expit, softmax
 
-from bert_jax.config import HeadsConfig
+from bert_jax.config import HeadsConfig, TaskSettings
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.task_settings import TaskSettings
 from bert_jax.metrics import Score
 from bert_jax.metrics.classification import classification_scores, confusion_matrix, multi_label_scores
 from bert_jax.metrics.correlation import regression_scores

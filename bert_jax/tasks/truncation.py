@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.config.task_settings import TaskSettings
+from bert_jax.config import TaskSettings
 from bert_jax.tokenization import Tokenizer
 from bert_jax.tokenization.tokenizer import longest_first
 

@@ -46,6 +46,8 @@ class TokenizerSettings(Protocol):
     @property
     def split_cjk(self) -> bool: ...
     @property
+    def cjk_words(self) -> bool: ...
+    @property
     def truncation_side(self) -> Literal["right", "left"]: ...
     @property
     def pair_types(self) -> bool: ...
@@ -58,6 +60,7 @@ class _Settings(NamedTuple):
     lower_case: bool
     strip_accents: bool | None = None
     split_cjk: bool = True
+    cjk_words: bool = False
     truncation_side: Literal["right", "left"] = "right"
     pair_types: bool = True
 
@@ -97,6 +100,7 @@ def _of_kind(settings: TokenizerSettings, content: bytes, name: str) -> Tokenize
         lower_case=settings.lower_case,
         strip_accents=settings.strip_accents,
         split_cjk=settings.split_cjk,
+        cjk_words=settings.cjk_words,
     )
 
 
@@ -107,13 +111,16 @@ def _parsed(content: bytes) -> Any:
         return None
 
 
-def load_tokenizer(path: str | Path, *, lower_case: bool = True, strip_accents: bool | None = None) -> Tokenizer:
+def load_tokenizer(
+    path: str | Path, *, lower_case: bool = True, strip_accents: bool | None = None, cjk_words: bool = False
+) -> Tokenizer:
     """Load the tokenizer of a vocabulary file as :func:`build_tokenizer` does.
 
-    ``lower_case`` and ``strip_accents`` (None: as ``lower_case``) apply to ``.txt`` only. Raises ``ValueError`` if
-    the file is missing or invalid.
+    ``lower_case``, ``strip_accents`` (None: as ``lower_case``) and ``cjk_words`` apply to ``.txt`` only. Raises
+    ``ValueError`` if the file is missing or invalid.
     """
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path}: no such vocabulary file")
-    return build_tokenizer(_Settings(path.name, lower_case, strip_accents), path.read_bytes(), str(path))
+    settings = _Settings(path.name, lower_case, strip_accents, cjk_words=cjk_words)
+    return build_tokenizer(settings, path.read_bytes(), str(path))

@@ -26,7 +26,9 @@ CJK += "\U0002b820-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f"
 # White space without the control characters at which str.split also splits, because the reference drops them.
 SPACE = "\t\n\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _CHUNK = re.compile(f"[{CJK}]|[^{SPACE}{CJK}]+")
+_CHUNK_OF_RUNS = re.compile(f"[{CJK}]+|[^{SPACE}{CJK}]+")
 _SPACED = re.compile(f"[^{SPACE}]+")
+CJK_RUN = re.compile(f"[{CJK}]+")
 _CJK_CHAR = re.compile(f"[{CJK}]")
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
 # Spaces that printed English does not have, in the order in which ``decode`` removes them: in dashes, before
@@ -137,9 +139,11 @@ def is_cjk(char: str) -> bool:
 
 def chunks(text: str, split_cjk: bool = True) -> list[str]:
     """Split ``text`` at white space and, with ``split_cjk``, around CJK characters; no word spans two chunks."""
-    if text.isascii() and text.isprintable():
-        return text.split()
-    return (_CHUNK if split_cjk else _SPACED).findall(text)
+    return _chunks(text, _CHUNK if split_cjk else _SPACED)
+
+
+def _chunks(text: str, pattern: re.Pattern[str]) -> list[str]:
+    return text.split() if text.isascii() and text.isprintable() else pattern.findall(text)
 
 
 def chunk_words(chunk: str, lower_case: bool, strip_accents: bool | None = None) -> list[tuple[str, list[int]]]:
@@ -186,7 +190,8 @@ class WordPieceTokenizer(Tokenizer):
 
     ``pieces`` are sorted by id and include the special pieces. ``strip_accents`` (None: the value of
     ``lower_case``) and ``split_cjk`` (CJK characters are words) differ from google-research/bert only for some
-    published models.
+    published models. With ``cjk_words``, a run of CJK characters is divided from its start into the longest words
+    of the vocabulary; this changes nothing if no word has several of them.
     """
 
     kind = "wordpiece"
@@ -198,6 +203,7 @@ class WordPieceTokenizer(Tokenizer):
         lower_case: bool,
         strip_accents: bool | None = None,
         split_cjk: bool = True,
+        cjk_words: bool = False,
     ) -> None:
         super().__init__(pieces)
         self.lower_case = lower_case
@@ -207,6 +213,10 @@ class WordPieceTokenizer(Tokenizer):
         # Only settings that differ from the reference enter the fingerprint, so that older fingerprints stay valid.
         header += f"strip_accents={self.strip_accents}\n" if self.strip_accents != lower_case else ""
         header += "" if split_cjk else "split_cjk=False\n"
+        longest = max((len(piece) for piece in pieces if CJK_RUN.fullmatch(piece)), default=0)
+        self._longest_cjk = longest if cjk_words and split_cjk and longest > 1 else 0
+        header += "cjk_words=True\n" if self._longest_cjk else ""
+        self._chunk = _CHUNK_OF_RUNS if self._longest_cjk else _CHUNK if split_cjk else _SPACED
         self.fingerprint = hashlib.sha256((header + "\n".join(pieces)).encode()).hexdigest()
         self.continuation[:] = [piece.startswith("##") for piece in pieces]
         self._lengths = [len(piece.removeprefix("##")) for piece in pieces]
@@ -223,7 +233,8 @@ class WordPieceTokenizer(Tokenizer):
     @property
     def rules(self) -> dict[str, Any]:
         strip_accents = None if self.strip_accents == self.lower_case else self.strip_accents
-        return {"lower_case": self.lower_case, "strip_accents": strip_accents, "split_cjk": self.split_cjk}
+        rules = {"lower_case": self.lower_case, "strip_accents": strip_accents, "split_cjk": self.split_cjk}
+        return rules | ({"cjk_words": True} if self._longest_cjk else {})
 
     @property
     def vocab_txt(self) -> bytes:
@@ -239,13 +250,13 @@ class WordPieceTokenizer(Tokenizer):
         return np.frombuffer(b"".join(encoded), np.int32), lengths
 
     def _encode(self, texts: Sequence[str]) -> list[bytes]:
-        lookup, split_cjk = self._chunk_ids.__getitem__, self.split_cjk
-        return [b"".join(map(lookup, chunks(text, split_cjk))) for text in texts]
+        lookup = self._chunk_ids.__getitem__
+        return [b"".join(map(lookup, _chunks(text, self._chunk))) for text in texts]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
         ids: list[int] = []
         offsets: Offsets = []
-        for match in (_CHUNK if self.split_cjk else _SPACED).finditer(text):
+        for match in self._chunk.finditer(text):
             base = match.start()
             chunk_ids, spans = self._chunk_offsets[match.group()]
             ids += chunk_ids
@@ -267,12 +278,31 @@ class WordPieceTokenizer(Tokenizer):
         return np.array(found, np.int32).tobytes()
 
     def _compute_chunk_ids(self, chunk: str) -> bytes:
-        return b"".join(map(self._word_ids.__getitem__, split_words(chunk, self.lower_case, self.strip_accents)))
+        if self._longest_cjk:
+            words = [word for word, _ in self._split(chunk)]
+        else:
+            words = split_words(chunk, self.lower_case, self.strip_accents)
+        return b"".join(map(self._word_ids.__getitem__, words))
+
+    def _split(self, chunk: str) -> list[tuple[str, list[int]]]:
+        """Return :func:`chunk_words`; a run of CJK characters is divided into words of the vocabulary."""
+        whole = chunk_words(chunk, self.lower_case, self.strip_accents)
+        if not (self._longest_cjk and is_cjk(chunk[0])):
+            return whole
+        words = []
+        for text, positions in whole:
+            start = 0
+            while start < len(text):
+                sizes = range(min(self._longest_cjk, len(text) - start), 1, -1)
+                size = next((size for size in sizes if text[start : start + size] in self._ids), 1)
+                words.append((text[start : start + size], positions[start : start + size]))
+                start += size
+        return words
 
     def _compute_chunk_offsets(self, chunk: str) -> tuple[list[int], Offsets]:
         ids: list[int] = []
         spans: Offsets = []
-        for word, positions in chunk_words(chunk, self.lower_case, self.strip_accents):
+        for word, positions in self._split(chunk):
             found = np.frombuffer(self._word_ids[word], np.int32).tolist()
             lengths = [len(word)] if found == [self.unk_id] else [self._lengths[i] for i in found]
             first = 0

@@ -26,6 +26,7 @@ from bert_jax.io.storage import Location, location
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.shard_jobs import choose_packing, merge_shard, write_part
 from data_pipeline.build.shard_split import plan_splits, prepare_split
+from data_pipeline.build.text_facts import text_lines
 from data_pipeline.build.token_store import (
     META_NAME,
     TokenStore,
@@ -40,14 +41,15 @@ from data_pipeline.build.token_store import (
 )
 from data_pipeline.build.workers import processor_count
 from data_pipeline.shards.shard_files import MANIFEST_NAME
-from data_pipeline.text.documents import Source
+from data_pipeline.text.corpus import Listing
+from data_pipeline.text.documents import Reading, Source
 
 _SHARE_BYTES = 4 << 20  # a job tokenizes at least this much of a larger source
 _MOST_SHARES = 8  # largest number of jobs that tokenize one source
 
 
 def build_with_beam(
-    data: DataConfig, vocab: Location, tokenizer: Tokenizer, sources: Sequence[Source], missing: Sequence[str],
+    data: DataConfig, vocab: Location, tokenizer: Tokenizer, listing: Listing, missing: Sequence[str],
     options: Sequence[str], report: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Build the ``missing`` splits, and the token store if it does not exist.
@@ -59,14 +61,16 @@ def build_with_beam(
     chosen = check_options(data.workers, options)
     places = {name: getattr(data, name) for name in ("shards", "eval_shards", "token_store")}
     data = dataclasses.replace(data, **{name: str(location(p).absolute()) for name, p in places.items() if p})
-    sources = [dataclasses.replace(source, path=source.path.absolute()) for source in sources]
+    sources = [dataclasses.replace(source, path=source.path.absolute()) for source in listing.sources]
     jobs = _Jobs(location(data.shards) / f".build-beam-{uuid.uuid4().hex[:8]}")
     jobs.folder.mkdir(parents=True)
     settings = store_settings(data, tokenizer, sources)
     has_store = (store_folder(data) / META_NAME).is_file()
     chunks = None if has_store else chunk_folder(store_folder(data), settings, "each source")
     write_whole(jobs.folder / vocab.name, vocab.read_bytes())
-    plan = _Plan(data, jobs.folder / vocab.name, tuple(sources), tuple(missing), settings, chunks)
+    plan = _Plan(
+        data, jobs.folder / vocab.name, tuple(sources), tuple(missing), settings, chunks, listing.summary()
+    )
     _save(plan, jobs.folder / "plan")
     size = sum(source.path.stat().st_size for source in sources)
     report(
@@ -74,8 +78,12 @@ def build_with_beam(
         f"(runner: {chosen.get_all_options()['runner']})"
     )
     run_pipeline(jobs, options, chosen, partial(_add_steps, jobs=jobs, has_store=has_store))
+    if not has_store:
+        for line in text_lines(TokenStore(store_folder(data)).meta["text"]):
+            report(line)
     for name in missing:
-        report(_load(jobs.folder / f"{name}-done"))
+        for line in _load(jobs.folder / f"{name}-done"):
+            report(line)
 
 
 def run_pipeline(jobs: "Jobs", options: Sequence[str], chosen: Any, add_steps: Callable[[Any, Any], None]) -> None:
@@ -221,6 +229,7 @@ class _Plan:
     missing: tuple[str, ...]
     settings: dict[str, Any]  # of the token store
     chunks: Location | None  # folder of tokenized text; None: the store exists
+    files: str  # what was read and left out
 
     @property
     def shares(self) -> list[tuple[int, int, int]]:
@@ -287,12 +296,14 @@ class _Jobs(Jobs):
         plan = self.plan
         data, (source, first, step) = plan.data, plan.shares[number]
         assert plan.chunks is not None
-        pieces = 0
-        for piece, documents in enumerate(cut_documents([plan.sources[source]], data)):
+        pieces, readings = 0, list[Reading]()
+        for piece, documents in enumerate(cut_documents([plan.sources[source]], data, readings, plan.sources)):
             pieces += 1
             path = plan.chunks / _chunk_name(source, piece)
             if piece % step == first and not path.exists():
                 tokenize_chunk(path, documents, str(plan.vocab), data)
+        if first == 0:
+            _save(readings[0], self.folder / f"reading-{source:06d}")
         return number, pieces
 
     def merge_chunks(self, done: list[tuple[int, int]]) -> int:
@@ -304,7 +315,9 @@ class _Jobs(Jobs):
             expect(len(plan.shares), len(pieces))
             counts = {source: pieces[i] for i, (source, _, _) in enumerate(plan.shares)}
             names = [_chunk_name(source, piece) for source, n in counts.items() for piece in range(n)]
-            merge_chunks(folder, [plan.chunks / name for name in names], plan.settings, self._tokenizer)
+            readings = [_load(self.folder / f"reading-{source:06d}") for source in range(len(plan.sources))]
+            paths = [plan.chunks / name for name in names]
+            merge_chunks(folder, paths, plan.settings, self._tokenizer, plan.files, readings)
         remove_chunks(folder)
         return 0
 
@@ -331,6 +344,7 @@ class _Jobs(Jobs):
         name, count = parts
         split = _load(self.folder / name)
         expect(len(split.parts), count)
+        split.check()
         if split.job.is_packed:
             choose_packing(split.job, [part[0] for part in split.parts])
         return [(name, shard) for shard in range(split.job.num_shards)]
@@ -351,4 +365,4 @@ class _Jobs(Jobs):
             expect(split.job.num_shards, count)
             entries = (self.folder / f"{name}-{number:05d}" for number in range(count))
             split.finish(pickle.loads(entry.read_bytes()) for entry in entries)
-        _save(split.done(), self.folder / f"{name}-done")
+        _save(split.done(self._tokenizer), self.folder / f"{name}-done")

@@ -27,7 +27,7 @@ from data_pipeline.build.vocabulary import (
     train_in_place,
 )
 from data_pipeline.build.workers import Workers, exclusive, processor_count
-from data_pipeline.text.corpus import corpus_of
+from data_pipeline.text.corpus import listing_of
 
 # Last line of a build that a signal has stopped.
 STOPPED = "stopped while preparing data; finished parts are kept: run the same command to continue"
@@ -68,7 +68,8 @@ def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Seq
     if tokenizer is None or missing:
         with ExitStack() as stack:
             stack.enter_context(exclusive(shards))
-            sources = corpus_of(data)
+            listing = listing_of(data)
+            sources = list(listing.sources)
             if tokenizer is None:
                 if data.word_segmenter == "jieba":
                     load_jieba()  # checked now, too
@@ -88,13 +89,13 @@ def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Seq
                     if store is None:
                         size = sum(source.path.stat().st_size for source in sources)
                         report(f"tokenizing {size / 1e6:,.1f} MB in {workers.count} processes")
-                        store = build_store(store_folder(data), data, vocab, tokenizer, sources, workers, report)
+                        store = build_store(store_folder(data), data, vocab, tokenizer, listing, workers, report)
                     for split in plan_splits(data, store, missing):
-                        build_split(prepare_split(data, tokenizer, store, *split), workers, report)
+                        build_split(prepare_split(data, tokenizer, store, *split), tokenizer, workers, report)
                 else:
                     from data_pipeline.build.beam import build_with_beam
 
-                    build_with_beam(data, vocab, tokenizer, sources, missing, beam_options, report)
+                    build_with_beam(data, vocab, tokenizer, listing, missing, beam_options, report)
     check_splits(data, tokenizer, None if missing_splits(data) else sources_if_there(data))
     return vocab
 

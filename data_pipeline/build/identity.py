@@ -22,12 +22,16 @@ _THREADS = 8  # most files that are hashed at the same time
 
 
 def file_settings(
-    key: str, files: Sequence[tuple[str, Location]], folder: Location, recorded: Mapping[str, Any] | None = None
+    key: str,
+    files: Sequence[tuple[str, Location]],
+    folder: Location | None,
+    recorded: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the settings that identify ``files``, pairs (name, path), on any machine.
 
     ``key`` holds [name, size in bytes] for each file, and ``key content`` holds [name, hash of the bytes]. A file
-    is read only if its size or its time differs from that in ``folder`` / :data:`HASHES_NAME`, which is written.
+    is read only if its size or its time differs from that in ``folder`` / :data:`HASHES_NAME`, which is written
+    (None: each file is read).
     With ``recorded``, the settings of an earlier build, contents are compared only if they were recorded and the
     names and sizes are equal.
     """
@@ -40,9 +44,9 @@ def file_settings(
     return settings
 
 
-def _hashes(paths: Sequence[Location], folder: Location) -> list[str]:
+def _hashes(paths: Sequence[Location], folder: Location | None) -> list[str]:
     """Return the hash of every file, from the file of hashes in ``folder`` if the file is unchanged."""
-    known = _read(folder / HASHES_NAME)
+    known = {} if folder is None else _read(folder / HASHES_NAME)
     # Hashed, because a folder of shards must not tell the paths of the machine.
     places = [hashlib.sha256(str(path.absolute()).encode("utf-8", "surrogateescape")).hexdigest() for path in paths]
     versions = list(map(_version, paths))  # before the files are read: an edit in between is then noticed
@@ -53,8 +57,9 @@ def _hashes(paths: Sequence[Location], folder: Location) -> list[str]:
         found = dict(zip(absent, pool.map(_hash, (paths[i] for i in absent)), strict=True))
     hashes = [found.get(i) or known[place][1] for i, place in enumerate(places)]
     state = {place: [version, digest] for place, version, digest in zip(places, versions, hashes, strict=True)}
-    with contextlib.suppress(OSError):  # shards that may only be read are checked all the same
-        write_whole(folder / HASHES_NAME, json.dumps(state, sort_keys=True) + "\n")
+    if folder is not None:
+        with contextlib.suppress(OSError):  # shards that may only be read are checked all the same
+            write_whole(folder / HASHES_NAME, json.dumps(state, sort_keys=True) + "\n")
     return hashes
 
 

@@ -11,6 +11,7 @@ from bert_jax.io.files import local_copy
 from bert_jax.io.storage import Location
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, load_tokenizer
 from bert_jax.tokenization.wordpiece import is_cjk
+from data_pipeline.build.text_facts import row_line, shown_merge, text_lines
 from data_pipeline.shards.shard_files import ShardIndex, read_index, read_manifest, read_records
 from data_pipeline.shards.tfexample import decode_example
 
@@ -117,12 +118,13 @@ def inspect(
 
     console = Console(soft_wrap=True, highlight=False)
     splits = [folder / name for name in ("train", "eval") if (folder / name).is_dir()] or [folder]
-    tokenizer = _tokenizer(folder, vocab, lower_case)
+    tokenizer = _tokenizer(folder, vocab, lower_case, (read_manifest(splits[0]) or {}).get("tokenizer", ""))
     for split in splits:
         _inspect_split(console, split, tokenizer, examples, most_records)
 
 
-def _tokenizer(folder: Location, vocab: Location | None, lower_case: bool) -> Tokenizer | None:
+def _tokenizer(folder: Location, vocab: Location | None, lower_case: bool, fingerprint: str) -> Tokenizer | None:
+    """Return the tokenizer of the shards, with the case and accents that the manifest's ``fingerprint`` has."""
     beside = [
         place / name
         for place in (folder, folder.parent)
@@ -130,7 +132,12 @@ def _tokenizer(folder: Location, vocab: Location | None, lower_case: bool) -> To
         if (place / name).is_file()
     ]
     path = vocab or (beside[0] if beside else None)
-    return load_tokenizer(local_copy(path), lower_case=lower_case) if path else None
+    if path is None:
+        return None
+    rules = [(lower, strip) for lower in (lower_case, not lower_case) for strip in (None, True, False)]
+    every = (load_tokenizer(local_copy(path), lower_case=lower, strip_accents=strip) for lower, strip in rules)
+    same = (tokenizer for tokenizer in every if tokenizer.fingerprint == fingerprint)
+    return next(same, None) or load_tokenizer(local_copy(path), lower_case=lower_case)
 
 
 def _inspect_split(
@@ -184,6 +191,11 @@ def _rows(index: ShardIndex, most_records: int) -> Iterator[tuple[int, list[dict
     """Yield decoded records, at most ``most_records``, spread evenly over the shards: the length of the row, and
     its sequences."""
     share = -(-most_records // max(len(index.entries), 1))
+    if index.records and not {"input_ids", "input_word_ids"} & set(index.features):
+        raise ValueError(
+            f"{index.folder}: the records have no input_ids; they contain {', '.join(sorted(index.features))}; "
+            "training reads the features of google-research/bert (bert-data shards writes them)"
+        )
     for entry in index.entries:
         for record in islice(read_records(index.folder / entry.name), share):
             row = {_NAMES.get(name, name): values for name, values in decode_example(record).items()}
@@ -222,6 +234,7 @@ def _facts(
         yield "documents", f"{counts['documents']:,}, duplicates: {counts['duplicate_documents']:,}"
         yield "passes", f"{manifest['settings']['data.dupe_factor']}"
         yield "vocabulary", f"{manifest['vocab_size']:,} pieces, {manifest['tokenizer'][:12]}"
+        yield from _text_facts(manifest)
     marks = [entry.lengths.astype(np.uint64) << np.uint64(32) | entry.crcs for entry in index.entries]
     yield (
         "repeated records",
@@ -250,6 +263,19 @@ def _facts(
         yield "masking shares", ", ".join(f"{name} {share(key, 'predictions')}" for key, name in names.items())
         whole = share("whole_words", "words")
         yield "words masked whole", f"{whole} of {totals['words']:,} words with a prediction"
+
+
+def _text_facts(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what the build did with its text; nothing for shards of before, whose manifest does not tell it."""
+    if text := manifest.get("text"):
+        for line in text_lines(text):
+            yield tuple(line.split(": ", 1))  # type: ignore[misc]
+        if text["merged"]:
+            shown = ", ".join(map(shown_merge, text["merged_most"]))
+            yield "accents stripped", f"{text['merged'] / text['characters']:.2%} of the characters: {shown}"
+    if "tokens_in_rows" in (counts := manifest["counts"]):
+        passes, tokens = manifest["settings"]["data.dupe_factor"], (text or {}).get("tokens", 0)
+        yield "rows", row_line(counts, passes, text or {}, tokens)
 
 
 def _histogram(lengths: Sequence[int]) -> Iterator[str]:

@@ -171,19 +171,24 @@ def truncate(instances: Instances, keys: np.ndarray, budget: int) -> Instances:
 
     Each token is dropped from the front or from the back of the segment with equal probability.
     """
-    excess = np.maximum(instances.a_length + instances.b_length - budget, 0)
-    difference = instances.a_length - instances.b_length
-    # The longer segment is shortened to the length of the other; then both are shortened in turn, B first.
-    leading = np.minimum(excess, np.abs(difference))
-    shared = excess - leading
-    drop_a = np.where(difference > 0, leading, 0) + shared // 2
-    drop_b = np.where(difference > 0, 0, leading) + (shared + 1) // 2
+    drop_a, drop_b = dropped_tokens(instances, budget)
     return instances._replace(
         a_start=instances.a_start + _coin_flips(keys, _FRONT_OF_A, drop_a),
         a_length=instances.a_length - drop_a,
         b_start=instances.b_start + _coin_flips(keys, _FRONT_OF_B, drop_b),
         b_length=instances.b_length - drop_b,
     )
+
+
+def dropped_tokens(instances: Instances, budget: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of tokens that :func:`truncate` drops from A and from B, int64[N] each."""
+    excess = np.maximum(instances.a_length + instances.b_length - budget, 0)
+    difference = instances.a_length - instances.b_length
+    # The longer segment is shortened to the length of the other; then both are shortened in turn, B first.
+    leading = np.minimum(excess, np.abs(difference))
+    shared = excess - leading
+    drop_a = np.where(difference > 0, leading, 0) + shared // 2
+    return drop_a, np.where(difference > 0, 0, leading) + (shared + 1) // 2
 
 
 def _coin_flips(keys: np.ndarray, stream: int, flips: np.ndarray) -> np.ndarray:

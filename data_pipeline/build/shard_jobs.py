@@ -24,11 +24,13 @@ import numpy as np
 from bert_jax.io.files import local_copy, write_whole
 from bert_jax.io.storage import Location, ObjectPath
 from data_pipeline.build.instances import (
+    IS_NEXT,
     Instances,
     InstanceSettings,
     RandomNext,
     Segment,
     document_keys,
+    dropped_tokens,
     instance_keys,
     make_features,
     plan_document,
@@ -47,6 +49,10 @@ _BLOCK_CELLS = 1 << 18  # cells (rows x tokens) of one batch of instances
 _MERGE_ROWS = 1024
 _PACKED_ROWS = 256  # packed rows that are encoded together
 _PACKING_NAME = "packing.json"
+# Counts of a part: tokens of its documents in rows (in A or a B of the document), pairs, those with the label 1 (a
+# random or swapped B), predictions (0 if they are chosen when read).
+COUNTS = ("tokens_in_rows", "pairs", "second_label", "predictions")
+_AFTER_COUNTS = 8 * len(COUNTS)
 _REQUESTS = 16  # concurrent requests to an object store
 
 
@@ -205,6 +211,7 @@ def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last
     lengths: list[int] = []
     tokens: list[int] = []
     bounds = []
+    predictions = 0
     with scratch_file(path.with_suffix(".records")) as part, part.open("wb") as file:
         for start in range(0, len(keys), block):
             stop = start + block
@@ -215,11 +222,18 @@ def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last
             records = encode_sequences(features) if job.is_packed else encode_examples(features)
             lengths += map(len, records)
             tokens += features["input_mask"].sum(1).tolist()
+            predictions += int(features.get("masked_lm_weights", np.zeros(0)).sum())
             if not job.is_packed:
                 bounds.append(value_bounds(features))
             file.writelines(records)
     borders = np.searchsorted(shard[order], np.arange(job.num_shards + 1))
-    _write_table(path, borders, place[order], lengths, tokens, bounds)
+    drop_a, drop_b = dropped_tokens(instances, job.settings.budget)
+    # In SOP, B is text of the document, whatever its label.
+    is_own = (instances.label == IS_NEXT) | (job.settings.data.next_sentence == "sop")
+    kept = int((instances.a_length - drop_a).sum() + (instances.b_length - drop_b)[is_own].sum())
+    has_pair = instances.b_length > 0
+    counts = kept, int(has_pair.sum()), int(instances.label[has_pair].sum()), predictions
+    _write_table(path, borders, place[order], lengths, tokens, bounds, counts)
     return len(keys)
 
 
@@ -243,12 +257,13 @@ class _Slice(NamedTuple):
 
 def _write_table(
     path: Location, borders: np.ndarray, places: np.ndarray, lengths: Sequence[int], tokens: Sequence[int],
-    bounds: Sequence[np.ndarray],
+    bounds: Sequence[np.ndarray], counts: Sequence[int],
 ) -> None:  # fmt: skip
     """Write the table of a part.
 
-    The table contains the number of features, the shard borders, the byte offsets, the sort keys, the lengths of
-    the records, their numbers of tokens, and the smallest and the largest values of the features.
+    The table contains the ``counts`` of :data:`COUNTS`, the number of features, the shard borders, the byte
+    offsets, the sort keys, the lengths of the records, their numbers of tokens, and the smallest and the largest
+    values of the features.
     """
     sizes = np.array(lengths, "<u4")
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])[borders]
@@ -259,16 +274,16 @@ def _write_table(
         table[held, :, 0] = np.minimum.reduceat(values[:, :, 0], borders[held])
         table[held, :, 1] = np.maximum.reduceat(values[:, :, 1], borders[held])
     with scratch_file(path.with_suffix(".table")) as part, part.open("wb") as file:
-        file.write(np.array([values.shape[1], *borders, *offsets], "<u8").tobytes())
+        file.write(np.array([*counts, values.shape[1], *borders, *offsets], "<u8").tobytes())
         for column in (places.astype("<u8"), sizes, np.array(tokens, "<u4"), table):
             file.write(column.tobytes())
 
 
 def _read_table(path: Location, shard: int, num_shards: int) -> _Slice:
     table, width = path.with_suffix(".table"), num_shards + 1
-    features, *header = _numbers(table, "<u8", 0, 1 + 2 * width).tolist()
+    features, *header = _numbers(table, "<u8", _AFTER_COUNTS, 1 + 2 * width).tolist()
     first, last, count = header[shard], header[shard + 1], header[width - 1]
-    at = 8 * (1 + 2 * width)
+    at = _AFTER_COUNTS + 8 * (1 + 2 * width)
     places = _numbers(table, "<u8", at + 8 * first, last - first)
     lengths, tokens = (
         _numbers(table, "<u4", at + before * count + 4 * first, last - first).astype(np.int64) for before in (8, 12)
@@ -286,6 +301,17 @@ def _numbers(path: Location, dtype: str, offset: int, count: int) -> np.ndarray:
     return np.fromfile(path, dtype, count, offset=offset)
 
 
+def part_counts(parts: Sequence[Location]) -> dict[str, int]:
+    """Return the sums of the :data:`COUNTS` of all parts."""
+
+    def read(path: Location) -> np.ndarray:
+        return _numbers(path.with_suffix(".table"), "<u8", 0, len(COUNTS)).astype(np.int64)
+
+    with ThreadPoolExecutor(_REQUESTS if isinstance(parts[0], ObjectPath) else 1) as pool:
+        totals = sum(pool.map(read, parts), np.zeros(len(COUNTS), np.int64))
+    return dict(zip(COUNTS, totals.tolist(), strict=True))
+
+
 def choose_packing(job: SplitJob, parts: Sequence[Location]) -> None:
     """Write the shape of packed rows, and counts, to the folder of a build all of whose parts are written.
 
@@ -296,8 +322,8 @@ def choose_packing(job: SplitJob, parts: Sequence[Location]) -> None:
 
     def lengths(path: Location) -> np.ndarray:
         table = path.with_suffix(".table")
-        count = int(_numbers(table, "<u8", 8 * width, 1)[0])
-        tokens = _numbers(table, "<u4", 8 * (1 + 2 * width) + 12 * count, count)
+        count = int(_numbers(table, "<u8", _AFTER_COUNTS + 8 * width, 1)[0])
+        tokens = _numbers(table, "<u4", _AFTER_COUNTS + 8 * (1 + 2 * width) + 12 * count, count)
         return np.bincount(tokens, minlength=data.seq_length + 1)
 
     with ThreadPoolExecutor(_REQUESTS if isinstance(parts[0], ObjectPath) else 1) as pool:

@@ -21,8 +21,10 @@ from data_pipeline.build.shard_jobs import (
     chosen_packing,
     cut_parts,
     merge_shard,
+    part_counts,
     write_part,
 )
+from data_pipeline.build.text_facts import row_line, warnings_of
 from data_pipeline.build.token_store import TokenStore, corpus_settings, held_out
 from data_pipeline.build.workers import Workers, remove_scratch
 from data_pipeline.shards.compatibility import changed_settings, check_layout, shard_settings
@@ -112,12 +114,14 @@ class Split:
     parts: list[Part]
     target: Location
     facts: dict[str, Any]
+    tokens: int  # of the store
 
     def finish(self, entries: Iterable[ShardEntry]) -> None:
         """Write the index and the manifest, and move the folder to ``target``."""
         folder = self.job.build / "shards"
         index = write_index(folder, entries)
         counts, facts = self.facts["counts"] | {"instances": index.records}, self.facts
+        counts |= part_counts([part[0] for part in self.parts])
         if packing := chosen_packing(self.job):
             counts |= {"instances": packing.pop("sequences"), "rows": index.records}
             facts = facts | {"packing": packing}
@@ -125,8 +129,17 @@ class Split:
         remove_scratch(folder)
         _move(folder, self.target)
 
-    def done(self) -> str:
-        """Return a one-line report about the finished folder."""
+    def check(self) -> None:
+        """Raise ``ValueError`` if the finished parts of the training split predict nothing."""
+        data, counts = self.job.settings.data, part_counts([part[0] for part in self.parts])
+        if self.name == "train" and data.masking == "static" and not counts["predictions"]:
+            raise ValueError(
+                f"data.mask_unit: with {data.mask_unit}, no token is predicted, because no unit fits "
+                f"data.max_predictions ({data.max_predictions}); use token, or a vocabulary with longer pieces"
+            )
+
+    def done(self, tokenizer: Tokenizer) -> list[str]:
+        """Return the lines of a report about the finished folder: one, and for the training split the facts."""
         manifest = read_manifest(self.target)
         assert manifest is not None
         counts, rows = manifest["counts"], ""
@@ -137,7 +150,12 @@ class Split:
                 f"{counts['instances'] / max(counts['rows'], 1):.2f}, padding "
                 f"{1 - packing['tokens'] / max(cells, 1):.1%}), in "
             )
-        return f"{self.name}: {counts['instances']:,} instances in {rows}{self.job.num_shards} shard(s)"
+        lines = [f"{self.name}: {counts['instances']:,} instances in {rows}{self.job.num_shards} shard(s)"]
+        if self.name == "train":
+            facts = counts, manifest["settings"]["data.dupe_factor"], manifest.get("text", {}), self.tokens
+            lines.append(f"train: {row_line(*facts)}")
+            lines += warnings_of(self.job.settings.data, tokenizer, *facts)
+        return lines
 
 
 def prepare_split(
@@ -185,10 +203,12 @@ def prepare_split(
         "settings": settings | {k: v for k, v in store.meta["settings"].items() if k.startswith("data.corpus")},
         "counts": counts,
     }
-    return Split(name, job, parts, split_folder(data, name), facts)
+    if "text" in store.meta:
+        facts["text"] = store.meta["text"] | {"tokens": store.meta["tokens"]}
+    return Split(name, job, parts, split_folder(data, name), facts, store.meta["tokens"])
 
 
-def build_split(split: Split, workers: Workers, report: Callable[[str], None]) -> None:
+def build_split(split: Split, tokenizer: Tokenizer, workers: Workers, report: Callable[[str], None]) -> None:
     """Build the parts and shards that no earlier build has finished, and move the folder to its final path."""
     job, parts, counts = split.job, split.parts, split.facts["counts"]
     passes = split.facts["settings"]["data.dupe_factor"]
@@ -199,10 +219,12 @@ def build_split(split: Split, workers: Workers, report: Callable[[str], None]) -
         if done * 10 // len(parts) > (done - 1) * 10 // len(parts):
             report(f"{split.name}: {done} of {len(parts)} parts are built")
     paths = [part[0] for part in parts]
+    split.check()
     if job.is_packed:
         choose_packing(job, paths)
     split.finish(workers.run(merge_shard, [(job, paths, shard) for shard in range(job.num_shards)]))
-    report(split.done())
+    for line in split.done(tokenizer):
+        report(line)
 
 
 def _move(folder: Location, target: Location) -> None:

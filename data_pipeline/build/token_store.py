@@ -31,11 +31,13 @@ from bert_jax.hashing import hash_key
 from bert_jax.io.files import local_copy, remove_tree, write_whole
 from bert_jax.io.storage import Location, ObjectPath, location
 from bert_jax.tokenization import Tokenizer, load_tokenizer
-from bert_jax.tokenization.wordpiece import is_cjk
+from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, is_cjk
 from data_pipeline.build.identity import file_settings
 from data_pipeline.build.masking import uniform
+from data_pipeline.build.text_facts import USELESS, chunk_facts, text_facts, text_lines
 from data_pipeline.build.workers import Workers, remove_scratch, scratch_file, scratch_folder
 from data_pipeline.shards.compatibility import differences, encoding_settings, label_settings
+from data_pipeline.text.corpus import Listing
 from data_pipeline.text.documents import (
     Document,
     Labels,
@@ -164,7 +166,7 @@ def corpus_settings(
 ) -> dict[str, Any]:
     """Return the settings that identify the corpus, as far as ``recorded`` has them (:func:`file_settings`)."""
     files = [(source.name, source.path) for source in sources]
-    return file_settings("data.corpus", files, location(data.shards), recorded)
+    return file_settings("data.corpus", files, location(data.shards) if data.shards else None, recorded)
 
 
 def store_settings(
@@ -224,23 +226,23 @@ def build_store(
     data: DataConfig,
     vocab: Location,
     tokenizer: Tokenizer,
-    sources: Sequence[Source],
+    listing: Listing,
     workers: Workers,
     report: Callable[[str], None],
 ) -> TokenStore:
-    """Build the token store of ``sources`` in ``folder``; keep the finished chunks of an interrupted build.
+    """Build the token store of a corpus in ``folder``; keep the finished chunks of an interrupted build.
 
     The caller must hold the lock of ``folder`` (``workers.exclusive``). Raises ``ValueError`` if the corpus yields
     no tokens.
     """
-    settings = store_settings(data, tokenizer, sources)
-    chunks = chunk_folder(folder, settings, "all in one")
+    settings = store_settings(data, tokenizer, listing.sources)
+    chunks, readings = chunk_folder(folder, settings, "all in one"), list[Reading]()
     finished = {path.name for path in chunks.glob("*.npz")}
     total = 0
 
     def jobs() -> Iterator[tuple[Any, ...]]:
         nonlocal total
-        for number, documents in enumerate(cut_documents(sources, data)):
+        for number, documents in enumerate(cut_documents(listing.sources, data, readings)):
             total = number + 1
             path = chunks / f"{number:06d}.npz"
             if path.name not in finished:
@@ -251,9 +253,13 @@ def build_store(
         if (characters + done) >> 24 > characters >> 24:
             report(f"tokenized {(characters + done) / 1e6:,.0f} million characters")
         characters += done
-    merge_chunks(folder, [chunks / f"{number:06d}.npz" for number in range(total)], settings, tokenizer)
+    paths = [chunks / f"{number:06d}.npz" for number in range(total)]
+    merge_chunks(folder, paths, settings, tokenizer, listing.summary(), readings)
     remove_chunks(folder)
-    return TokenStore(folder)
+    store = TokenStore(folder)
+    for line in text_lines(store.meta["text"]):
+        report(line)
+    return store
 
 
 def remove_chunks(folder: Location, but: Location | None = None) -> None:
@@ -264,12 +270,15 @@ def remove_chunks(folder: Location, but: Location | None = None) -> None:
 
 
 def cut_documents(
-    sources: Sequence[Source], data: DataConfig, readings: list[Reading] | None = None
+    sources: Sequence[Source],
+    data: DataConfig,
+    readings: list[Reading] | None = None,
+    corpus: Sequence[Source] = (),
 ) -> Iterator[list[Document]]:
     """Yield the documents of all sources in lists of about ``CHUNK_CHARACTERS`` characters.
 
     How each source is read is appended to ``readings``. Raises ``ValueError`` as ``read_documents`` does, and one
-    that names all sources that are not in their encoding.
+    that names all sources of ``corpus`` (by default of ``sources``) that are not in their encoding.
     """
     chunk: list[Document] = []
     size = 0
@@ -280,7 +289,7 @@ def cut_documents(
         documents = read_documents(
             source, line=data.line, json_field=data.json_field, labels=labels, reading=reading
         )
-        with undecodable_together(sources):
+        with undecodable_together(corpus or sources):
             for document in documents:
                 chunk.append(document)
                 size += sum(map(len, document))
@@ -309,6 +318,7 @@ def tokenize_chunk(path: Location, documents: list[Document], vocab: str, data: 
     starts = np.cumsum([0, *map(len, documents)])[:-1]
     sentences = np.add.reduceat(lengths > 0, starts, dtype=np.int64)
     contents = np.array([content_hash(document) for document in documents], np.uint64)
+    arrays |= chunk_facts(texts, ids, tokenizer)
     arrays["ids"] = ids.astype(_id_dtype(tokenizer))
     arrays["lengths"] = lengths[lengths > 0].astype(np.uint32)
     arrays["sentences"] = sentences[sentences > 0].astype(np.uint32)
@@ -358,12 +368,15 @@ def load_jieba() -> Any:
 
 
 def merge_chunks(
-    folder: Location, chunks: Sequence[Location], settings: dict[str, Any], tokenizer: Tokenizer
-) -> None:
+    folder: Location, chunks: Sequence[Location], settings: dict[str, Any], tokenizer: Tokenizer, listed: str,
+    readings: Sequence[Reading],
+) -> None:  # fmt: skip
     """Concatenate the chunks into the arrays of the store, one chunk at a time, and write ``store.json``.
 
-    Raises ``ValueError`` if the chunks contain no tokens.
+    ``listed`` states what was read and left out. Raises ``ValueError`` if the chunks contain no tokens, or hardly
+    any that is known.
     """
+    facts = []
     remove_scratch(folder)
     in_store = isinstance(folder, ObjectPath)
     scratch = Path(tempfile.mkdtemp()) if in_store else scratch_folder(folder)
@@ -375,6 +388,7 @@ def merge_chunks(
                 first = sentences + _starts_uint64(chunk["sentences"])
                 offsets = tokens + _starts_uint64(chunk["lengths"])
                 files["ids"].write(chunk["ids"].tobytes())
+                facts.append({name: chunk[name] for name in ("sizes", "merged", "merged_counts") if name in chunk})
                 if "word_starts" in chunk:
                     files["word_starts"].write(chunk["word_starts"].tobytes())
                 files["sentences"].write(offsets[:-1].tobytes())
@@ -391,6 +405,12 @@ def merge_chunks(
             file.close()
     if not tokens:
         raise ValueError("data.corpus: the corpus yields no tokens; use other text or another vocabulary")
+    text = text_facts(listed, readings, facts)
+    if text["unknown"] > USELESS * tokens:
+        raise ValueError(
+            f"data.vocab: {text['unknown'] / tokens:.1%} of the tokens are [UNK], so nothing can be learned; use a "
+            f"vocabulary of this text (a word of more than {MAX_CHARS_PER_WORD} characters is always [UNK])"
+        )
     optional = _optional_arrays(settings)
     if "classes" in optional and not labeled:
         raise ValueError(
@@ -402,7 +422,7 @@ def merge_chunks(
             built, final = scratch / f"{name}.bin", folder / f"{name}.bin"
             final.upload(built) if isinstance(final, ObjectPath) else built.replace(final)
     shutil.rmtree(scratch)
-    meta = {"settings": settings, "dtype": _id_dtype(tokenizer)}
+    meta = {"settings": settings, "dtype": _id_dtype(tokenizer), "text": text}
     meta |= {"documents": documents, "sentences": sentences, "tokens": tokens}
     write_whole(folder / META_NAME, json.dumps(meta, sort_keys=True, indent=1) + "\n")
 

@@ -11,7 +11,8 @@ from bert_jax.config.schema import SWITCH
 from bert_jax.io.files import local_copy, write_whole
 from bert_jax.io.storage import Location, ObjectPath, location
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, load_tokenizer
-from data_pipeline.build.token_store import content_hash, corpus_settings, held_out
+from bert_jax.tokenization.wordpiece import CJK_RUN
+from data_pipeline.build.token_store import content_hash, corpus_settings, held_out, load_jieba
 from data_pipeline.build.workers import Workers, exclusive
 from data_pipeline.shards.compatibility import differences, encoding_settings
 from data_pipeline.text.corpus import corpus_of
@@ -53,6 +54,7 @@ def _vocabulary_settings(
         "data.strip_accents": SWITCH[data.strip_accents] if data.strip_accents != "auto" else data.lower_case,
         "data.line": data.line,
         "data.json_field": data.json_field,
+        **({"data.word_segmenter": data.word_segmenter} if data.tokenizer == "words" else {}),
         **encoding_settings(data),
         "data.seed": data.seed,
         "data.eval_fraction": data.eval_fraction,
@@ -165,6 +167,11 @@ def _train_on_corpus(data: DataConfig, sources: Sequence[Source], output: Locati
     """Train the vocabulary and write it to ``output``. Runs as a worker job."""
     from data_pipeline.text.vocabulary_training import train_vocabulary
 
+    texts, in_words = training_texts(data, sources), data.tokenizer == "words" and data.word_segmenter == "jieba"
+    if in_words:
+        cut = load_jieba().lcut
+        texts = (CJK_RUN.sub(lambda run: f" {' '.join(cut(run[0]))} ", text) for text in texts)
     return train_vocabulary(
-        training_texts(data, sources), kind=data.tokenizer, vocab_size=vocab_size, output=output, **data.rules,
+        texts, kind=data.tokenizer, vocab_size=vocab_size, output=output, lower_case=data.lower_case,
+        strip_accents=SWITCH[data.strip_accents], split_cjk=not in_words,
     )  # fmt: skip

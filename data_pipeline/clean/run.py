@@ -52,6 +52,7 @@ def clean(
     files = [(source.name, source.path) for source in sources]
     with exclusive(target):
         if done := _finished(target, options, files):
+            _remove_work(target)  # a kill after the report leaves it
             report(f"{target}: already cleaned with these settings")
             return done
         corpus = file_settings("data.corpus", files, target)
@@ -113,13 +114,18 @@ def _finished(
 
 def _check_empty(target: Location, folder: Location) -> None:
     """Remove unfinished runs with other settings from ``target``; raise ``ValueError`` if it contains text."""
-    held = list(target.iterdir()) if not isinstance(target, ObjectPath) or target.is_dir() else []
-    for path in held:
-        if path.name.startswith(".clean-"):
-            if path.name != folder.name:
-                remove_tree(path)
-        elif path.name not in (".lock", HASHES_NAME) and not (folder / "plan").is_file():
+    for path in _remove_work(target, keep=folder.name):
+        if path.name not in (".lock", HASHES_NAME, folder.name) and not (folder / "plan").is_file():
             raise ValueError(f"{target}: the folder is not empty ({path.name}); name a new folder")
+
+
+def _remove_work(target: Location, keep: str = "") -> list[Location]:
+    """Remove the folders of runs from ``target``, except ``keep``; return what else it contains."""
+    held = list(target.iterdir()) if not isinstance(target, ObjectPath) or target.is_dir() else []
+    left = [path for path in held if path.name == keep or not path.name.startswith(".clean-")]
+    for path in {*held} - {*left}:
+        remove_tree(path)
+    return left
 
 
 def _run(plan: Plan, workers: Workers, report: Report) -> None:

@@ -39,7 +39,7 @@ def cut_source(plan: Plan, index: int) -> Iterator[tuple[str, int, list[list[str
     # Lines stay as they are: whether they are sentences is decided when shards are built.
     data = DataConfig(line="sentence", json_field=plan.options.data.json_field)
     first = 0
-    for piece, documents in enumerate(cut_documents([plan.sources[index]], data)):
+    for piece, documents in enumerate(cut_documents([plan.sources[index]], data, corpus=plan.sources)):
         yield chunk_name(index, piece), first, documents
         first += len(documents)
 

@@ -73,6 +73,11 @@ class PartRecords:
         weights = [part.weight for part in self.parts]
         return float(np.average(means, weights=weights))
 
+    @property
+    def are_built(self) -> bool:
+        """True if ``bert-data shards`` has written a part."""
+        return any(read_manifest(index.folder) is not None for index in self.indexes)
+
     def locate(self, number: int) -> tuple[Location, int]:
         """Return the path of the file that contains record ``number``, and the index of the record in this file."""
         part = int(np.searchsorted(self.first, number, side="right")) - 1

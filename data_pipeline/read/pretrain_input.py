@@ -33,7 +33,6 @@ from data_pipeline.read.reader import BlankCounter, RawBatch
 from data_pipeline.read.streams import Masker, Stream, open_stream
 from data_pipeline.shards.compatibility import Layout, check_layout
 from data_pipeline.shards.parts import Part, held_out_parts, train_parts
-from data_pipeline.shards.shard_files import read_manifest
 
 _log = logging.getLogger(__name__)
 
@@ -114,10 +113,9 @@ class ShardSource:
     def examples_per_pass(self) -> int:
         """Number of examples, as batch sizes count them, in one pass over the text (not the copies of it that
         ``data.dupe_factor`` adds)."""
-        counts, data = PartRecords(self._train).counts, self._config.data
-        copies = 1 if all(read_manifest(part.folder) is None for part in self._train) else data.dupe_factor
-        shape = self.row_shape
-        return max(1, round(sum(counts) / copies * (1 if shape.counts_rows else shape.sequences)))
+        records, shape = PartRecords(self._train), self.row_shape
+        count = sum(records.counts) / (self._config.data.dupe_factor if records.are_built else 1)
+        return max(1, round(count * (1 if shape.counts_rows else shape.sequences)))
 
     def numbered(
         self, *, held_out: bool, batch_size: int, first: int

@@ -85,7 +85,7 @@ class Source:
 
 @dataclass
 class Reading:
-    """How a file was read, filled in by ``read_documents``."""
+    """Record of how a file was read, which ``read_documents`` fills in."""
 
     name: str
     line: str = ""  # what a line is: sentence or paragraph

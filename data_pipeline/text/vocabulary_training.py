@@ -30,13 +30,15 @@ def train_vocabulary(
     lower_case: bool,
     output: Path,
     strip_accents: bool | None = None,
+    split_cjk: bool = True,
 ) -> Path:
     """Train a vocabulary of at most ``vocab_size`` pieces, including special ones, and write it to ``output``.
 
-    ``texts`` is iterated once. The file is a ``.txt`` for WordPiece and for words, the most frequent ones in the
-    order of their counts, which WordPiece reads: any other word is unknown. It is a SentencePiece ``.model`` for
-    the other kinds. It is written atomically. A small corpus yields fewer pieces. Raises ``ValueError`` if all
-    texts are empty, if ``vocab_size`` is too small, or if ``output`` has the wrong suffix.
+    ``texts`` is iterated once; without ``split_cjk``, white space divides all words, Chinese ones too. The file is
+    a ``.txt`` for WordPiece and for words, the most frequent ones in the order of their counts, which WordPiece
+    reads: any other word is unknown. It is a SentencePiece ``.model`` for the other kinds. It is written
+    atomically. A small corpus yields fewer pieces. Raises ``ValueError`` if all texts are empty, if ``vocab_size``
+    is too small, or if ``output`` has the wrong suffix.
     """
     suffix = {"wordpiece": ".txt", "words": ".txt", "unigram": ".model", "bpe": ".model"}.get(kind)
     if suffix is None:
@@ -47,7 +49,7 @@ def train_vocabulary(
         raise ValueError(f"model.vocab_size: {vocab_size} is not allowed; allowed: {MIN_VOCAB_SIZE} or more")
     if kind in ("wordpiece", "words"):
         train = _train_wordpiece if kind == "wordpiece" else _most_frequent
-        pieces = train(texts, vocab_size, lower_case, strip_accents)
+        pieces = train(count_words(texts, lower_case, strip_accents, split_cjk), vocab_size)
         content = "".join(piece + "\n" for piece in pieces).encode()
     else:
         content = _train_sentencepiece(texts, kind, vocab_size, lower_case)
@@ -55,7 +57,9 @@ def train_vocabulary(
     return output
 
 
-def count_words(texts: Iterable[str], lower_case: bool, strip_accents: bool | None = None) -> Counter[str]:
+def count_words(
+    texts: Iterable[str], lower_case: bool, strip_accents: bool | None = None, split_cjk: bool = True
+) -> Counter[str]:
     """Count the words of ``texts``, split as the tokenizer splits them; rare words are dropped to limit memory.
 
     Raises ``ValueError`` if there are words, but all of them are longer than the tokenizer's limit.
@@ -64,14 +68,14 @@ def count_words(texts: Iterable[str], lower_case: bool, strip_accents: bool | No
     seen: Counter[str] = Counter()
     excess, has_long = 0, False
     for text in texts:
-        parts = chunks(text)
+        parts = chunks(text, split_cjk)
         if len(text) > MAX_CHARS_PER_WORD and max(map(len, parts), default=0) > MAX_CHARS_PER_WORD:
             has_long = True
             for part in (part for part in parts if len(part) > MAX_CHARS_PER_WORD):
                 seen.update(filter(_is_short, split_words(part, lower_case, strip_accents)))
             parts = list(filter(_is_short, parts))
         seen.update(parts)
-        excess += max(0, sum(map(len, parts)) - _USUAL_CHUNK * len(parts))
+        excess += max(0, len(text) - _USUAL_CHUNK * len(parts))
         if len(seen) > _MAX_CHUNKS or excess > _MAX_WORD_CHARACTERS:
             _add_words(words, seen, lower_case, strip_accents)
             excess = 0
@@ -122,11 +126,8 @@ def _alphabet(words: Counter[str], budget: int) -> tuple[list[str], list[str]]:
     return sorted(initial), sorted(continuing)
 
 
-def _most_frequent(
-    texts: Iterable[str], vocab_size: int, lower_case: bool, strip_accents: bool | None
-) -> list[str]:
+def _most_frequent(words: Counter[str], vocab_size: int) -> list[str]:
     """Return the special pieces and the most frequent words, those of equal counts in the order of code points."""
-    words = count_words(texts, lower_case, strip_accents)
     usable = [
         (-count, word) for word, count in words.items() if not any("\ud800" <= char <= "\udfff" for char in word)
     ]
@@ -135,13 +136,10 @@ def _most_frequent(
     return [*SPECIAL_PIECES, *(word for _, word in sorted(usable)[: vocab_size - len(SPECIAL_PIECES)])]
 
 
-def _train_wordpiece(
-    texts: Iterable[str], vocab_size: int, lower_case: bool, strip_accents: bool | None
-) -> list[str]:
+def _train_wordpiece(words: Counter[str], vocab_size: int) -> list[str]:
     """Train a WordPiece vocabulary; return its pieces by id: special, initial, ``##``, then merged pieces."""
     from tokenizers import Tokenizer, models, trainers
 
-    words = count_words(texts, lower_case, strip_accents)
     if not words:
         raise ValueError("data.corpus: the corpus contains no text to train a vocabulary on; name other files")
     initial, continuing = _alphabet(words, (vocab_size - len(SPECIAL_PIECES)) // 2)

@@ -34,7 +34,8 @@ class Model:
         self.task = model.get("task") or {"max_length": settings["model_max_length"]}
         if len(self.task.get("labels", ())) == len(self.classes or ()):
             self.classes = self.task["labels"]  # as in the files of the run
-        side = "left" if self.task.get("truncation") == "tail" else "right"
+        sides = {"head": "right", "tail": "left"}
+        side = sides.get(self.task.get("truncation"), settings.get("truncation_side", "right"))
         self.tokenizer.enable_truncation(self.task["max_length"], direction=side)
         self.tokenizer.enable_padding(pad_id=self.tokenizer.token_to_id(settings["pad_token"]))
 

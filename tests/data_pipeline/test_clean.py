@@ -311,8 +311,11 @@ def test_the_same_command_again(tmp_path: Path, capsys: pytest.CaptureFixture[st
     words += ["--workers", "1"]
     assert main(words) == 0 and "exact_duplicate: 1 documents" in capsys.readouterr().out
     before = (tmp_path / "out" / "a.txt").stat().st_mtime_ns
+    work = tmp_path / "out" / ".clean-0123456789abcdef"  # of a run that was killed after its report
+    work.mkdir()
+    (work / "plan").write_text("")
     assert main(words) == 0 and "already cleaned" in capsys.readouterr().out
-    assert (tmp_path / "out" / "a.txt").stat().st_mtime_ns == before
+    assert not work.exists() and (tmp_path / "out" / "a.txt").stat().st_mtime_ns == before
     assert main([*words, "--near_duplicates", "0.9"]) == 2
     assert "cleaned with other settings (clean.near_duplicates, clean.bands, clean.rows)" in capsys.readouterr().err
 

@@ -1,16 +1,19 @@
 """Readers of raw text and the sentence splitter."""
 
+import bz2
 import gzip
 import json
+import lzma
 from pathlib import Path
 
 import pytest
 import zstandard
 
+from bert_jax.config.pretrain import DataConfig
 from data_pipeline.text import documents
-from data_pipeline.text.corpus import list_sources
-from data_pipeline.text.documents import read_documents
-from data_pipeline.text.sentences import split_sentences
+from data_pipeline.text import lines as lines_module
+from data_pipeline.text.corpus import LeftOut, list_corpus, list_sources, listing_of
+from data_pipeline.text.documents import Reading, read_documents, undecodable_together
 
 
 def read(*entries: Path | str, line: str = "auto", json_field: str = "text") -> list[list[str]]:
@@ -37,16 +40,22 @@ def test_byte_order_mark_and_carriage_returns_are_dropped(tmp_path: Path) -> Non
     assert read(write(tmp_path / "a.txt", text)) == DOCUMENTS
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+COMPRESS = {
+    ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
 def test_compressed_files(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.txt{suffix}"
     half = len(SENTENCE_FILE) // 2
     parts = [SENTENCE_FILE[:half].encode(), SENTENCE_FILE[half:].encode()]
-    compress = gzip.compress if suffix == ".gz" else zstandard.ZstdCompressor().compress
-    path.write_bytes(b"".join(map(compress, parts)))  # two members or frames, as parallel compressors write
+    path.write_bytes(b"".join(map(COMPRESS[suffix], parts)))  # two members or frames, as parallel compressors write
     assert read(path) == DOCUMENTS
+    path.rename(upper := tmp_path / f"A.TXT{suffix.upper()}")
+    assert read(upper) == DOCUMENTS
     damaged = tmp_path / f"b.txt{suffix}"
-    damaged.write_bytes(path.read_bytes()[:-6])
+    damaged.write_bytes(upper.read_bytes()[:-6])
     with pytest.raises(ValueError, match=rf"b\.txt{suffix}: the compressed file is damaged after line"):
         read(damaged)
     damaged.write_bytes(b"no such format " * 4)
@@ -65,11 +74,20 @@ def test_paragraphs_are_split_and_sentences_are_not(tmp_path: Path) -> None:
     assert read(mostly)[0][-1] == "Two. Here."
 
 
-def test_the_decision_rests_on_the_first_lines_only(tmp_path: Path) -> None:
-    lines = ["A. B. C."] * 300
-    sentences = [f"Line {number}." for number in range(200)]
-    assert len(read(write(tmp_path / "a.txt", "\n".join(sentences + lines)))[0]) == 500
-    assert len(read(write(tmp_path / "b.txt", "\n".join(["Ab. Cd."] * 300)))[0]) == 600
+def test_the_decision_rests_on_lines_of_the_whole_file(tmp_path: Path) -> None:
+    titles = [f"chapter {number} of the book" for number in range(210)]
+    paragraph = "They walk to the river. " + "It is cold today. " * 20 + "We stay."
+    contents = write(tmp_path / "a.txt", "\n".join([*titles, *[paragraph] * 60]))
+    assert len(read(contents)[0]) == 210 + 60 * 22
+    # Few paragraphs that hold most of the text, and a large file whose first lines are sentences.
+    few = write(tmp_path / "b.txt", "\n".join([*titles, *[paragraph] * 10]))
+    assert len(read(few)[0]) == 210 + 10 * 22
+    large = write(
+        tmp_path / "c.txt", "\n".join([*[f"Line {number}." for number in range(11_000)], *[paragraph] * 5000])
+    )
+    reading = Reading("c")
+    next(read_documents(list_sources([str(large)])[0], line="auto", json_field="text", reading=reading))
+    assert (reading.line, reading.blank_lines) == ("paragraph", "documents")
 
 
 def test_folders_are_read_recursively_in_sorted_order(tmp_path: Path) -> None:
@@ -192,26 +210,174 @@ def test_text_of_a_package_without_importing_it(tmp_path: Path, monkeypatch: pyt
     assert read("package:speeches") == [["Fellow citizens.", "One more.", "The end of it."]]
 
 
+BLANK = ["One is here.\nTwo is here.", "Three is here."]
+
+
 @pytest.mark.parametrize(
-    "sentences",
+    "text",
     [
-        ["Hello there.", "How are you?", "Fine!"],
-        ["Dr. Smith met Mr. J. R. Jones at 5 p.m. on Monday.", "They talked."],
-        ["It cost 3.50 dollars, i.e. too much.", "He left ... and came back.", "So did I.", "Really."],
-        ['"Stop!" he cried.', '"Why?"', "“No idea.”", "(It was late.)", "Then rain."],
-        ["Das ist z.B. ein Satz.", "Übrigens: noch einer."],
-        ["Он пришёл в 5 ч. утра, т.е. рано.", "«Кто там?»", "Никто не ответил…", "Тихо."],
-        ["see e.g. fig. 3 and no. 7 below."],
-        ["今天天气很好。", "你好吗？", "他说：“好！”", "「走吧。」", "完"],
-        ["no end of sentence"],
+        "\r\r".join(BLANK).replace("\n", "\r"),
+        "\r\r\n\r\r\n".join(BLANK).replace("\n", "\r\r\n").replace("\r\r\r\r\n", "\r\r\n"),
+        "\u2029\u2029".join(BLANK).replace("\n", "\u2028"),
+        "\n\u200b\n".join(BLANK),
+        "\n\xa0\ufeff \n".join(BLANK),
+        "\ufeff" + "\n\n\ufeff".join(BLANK),  # files joined by cat
+        "\n<|endoftext|>\n".join(BLANK) + "\n<|endoftext|>\n",
+        '<doc id="1" title="a">\nOne is here.\n\nTwo is here.\n</doc>\n<doc id="2">\nThree is here.\n</doc>\n',
     ],
 )
-def test_sentence_splitting(sentences: list[str]) -> None:
-    is_chinese = sentences[0][0] == "今"
-    assert split_sentences(("" if is_chinese else " ").join(sentences)) == sentences
+def test_ends_of_lines_and_documents(tmp_path: Path, text: str) -> None:
+    assert read(write(tmp_path / "a.txt", text)) == DOCUMENTS
+    records = json.dumps({"text": "One\u2028is."}, ensure_ascii=False) + "\r" + json.dumps({"text": text})
+    assert read(write(tmp_path / "a.jsonl", records))[0] == ["One", "is."]  # a JSON line does not end at U+2028
 
 
-def test_sentence_splitting_loses_nothing_but_blanks() -> None:
-    assert split_sentences("  ") == []
-    assert split_sentences(" A b.  C d! ") == ["A b.", "C d!"]
-    assert split_sentences("Wait...What? Yes.") == ["Wait...What?", "Yes."]
+def test_carriage_returns_at_the_border_of_blocks(tmp_path: Path) -> None:
+    half = "x" * ((1 << 17) - 1)
+    assert read(write(tmp_path / "a.txt", f"{half}\r\n{half}\r\n\r\nC.")) == [[half, half], ["C."]]
+
+
+RECORDS = [{"text": "One is here.\nTwo is here.", "id": 1}, {"id": 2, "text": "Three is here."}]
+
+
+@pytest.mark.parametrize("name", ["a.json", "A.JSON", "c4-train.00000.json.gz", "wiki_00", "a.ndjson.xz"])
+@pytest.mark.parametrize("form", ["lines", "array", "indented"])
+def test_json_under_its_names(tmp_path: Path, name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = {
+        "lines": "\n".join(map(json.dumps, RECORDS)),
+        "array": json.dumps(RECORDS),
+        "indented": "".join(json.dumps(record, indent=1) for record in RECORDS),
+    }[form]
+    if name == "wiki_00" and form != "lines":
+        return
+    path = tmp_path / "folder" / name
+    path.parent.mkdir()
+    path.write_bytes(COMPRESS.get(path.suffix, bytes)(text.encode()))
+    assert read(path) == read(path.parent) == DOCUMENTS
+    if path.suffix == ".json":
+        monkeypatch.setattr("data_pipeline.text.compressed._BLOCK", 7)  # values that end in a later block
+        assert read(path) == DOCUMENTS
+
+
+def test_bad_json_arrays_name_file_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"a\.json:2: no text in field 'text'"):
+        read(write(tmp_path / "a.json", '[{"text": "fine"},\n {"body": "x"}]'))
+    with pytest.raises(ValueError, match=r"b\.json:2: not valid JSON"):
+        read(write(tmp_path / "b.json", '[{"text": "fine"},\n {"text": "x"'))
+    monkeypatch.setattr("data_pipeline.text.documents.LONGEST_RECORD", 200_000)
+    for name, text in (("c.jsonl", '{"text": "%s"}'), ("d.json", '[{"text": "%s"}]')):
+        with pytest.raises(ValueError, match=rf"{name}:1: .*200,000 characters"):
+            read(write(tmp_path / name, text % ("long " * 100_000)))
+
+
+@pytest.mark.parametrize(
+    ("codec", "encoding"),
+    [("utf-16", "auto"), ("utf-32", "auto"), ("utf-16-le", "utf-16-le"), ("cp1252", "cp1252")],
+)
+def test_encodings(tmp_path: Path, codec: str, encoding: str) -> None:
+    text = "Ein Satz für alle.\nNoch ein Satz.\n\nDas „Übrige“."
+    (tmp_path / "a.txt").write_bytes(text.encode(codec))
+    data = DataConfig(corpus=(str(tmp_path / "a.txt"),), encoding=encoding)
+    (source,) = listing_of(data).sources
+    documents = read_documents(source, line="auto", json_field="text")
+    assert list(documents) == [["Ein Satz für alle.", "Noch ein Satz."], ["Das „Übrige“."]]
+    with pytest.raises(ValueError, match="encoding"):
+        DataConfig(encoding="no-such-code")
+
+
+def test_all_files_in_another_encoding_are_named_at_once(tmp_path: Path) -> None:
+    names = ["a.txt", "b.txt", "c.jsonl"]
+    for name in names:
+        write(tmp_path / name, "").write_bytes("café\n".encode("latin-1" if name != "b.txt" else "utf-8"))
+    (tmp_path / "d.txt").write_bytes(b"fine\n" * 9 + b"caf\xe9")
+    sources = list_sources([str(tmp_path)])
+    with pytest.raises(ValueError, match=r"data\.encoding") as caught, undecodable_together(sources):
+        read(tmp_path)
+    found = str(caught.value)
+    assert "a.txt:1" in found and "c.jsonl:1" in found and "d.txt:10" in found and "b.txt" not in found
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("book.docx", "plain text"), ("paper.PDF", "plain text"), ("table.csv", "JSON lines"),
+        ("t.tsv.gz", "JSON lines"), ("data.parquet", "hf:"), ("all.zip", "unpack"), ("page.html", "text"),
+        ("dump.xml.bz2", "bert-data wikipedia"),
+    ],
+)  # fmt: skip
+def test_files_of_another_kind_are_refused_by_name(tmp_path: Path, name: str, remedy: str) -> None:
+    with pytest.raises(ValueError, match=rf"{Path(name).stem}.*{remedy}"):
+        list_sources([str(write(tmp_path / name, "Some text."))])
+
+
+@pytest.mark.parametrize("content", [b"%PDF-1.7 a", b"PK\x03\x04 a", gzip.compress(b"text"), b"\x00\x01\x02" * 9])
+def test_binary_content_is_no_text(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "folder" / "a.txt"
+    write(path, "").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.txt: the file is "):
+        list_sources([str(path)])
+    write(tmp_path / "folder" / "b.txt", "Text.")
+    listing = list_corpus([str(path.parent)])
+    assert [one.name for one in listing.left_out] == ["folder/a.txt"]
+    (tmp_path / "c.txt.bz2").write_bytes(bz2.compress(content))
+    with pytest.raises(ValueError, match=r"c\.txt\.bz2: the file is "):
+        read(tmp_path / "c.txt.bz2")
+
+
+def test_a_listing_names_what_is_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    for name in ("BOOK.TXT", "notes.text", "sub/wiki_07", "x.docx", "y.docx", "image.png", ".hidden.txt"):
+        write(folder / name, "Some text.")
+    write(folder / "leer.txt", "")
+    write(folder / "config.json", '{"hidden_size": 4}')
+    write(folder / "good.json", '{"text": "Some text."}')
+    listing = list_corpus([str(folder)])
+    assert [source.name for source in listing.sources] == [
+        "text/BOOK.TXT", "text/good.json", "text/notes.text", "text/sub/wiki_07",
+    ]  # fmt: skip
+    assert {one.name: one.reason for one in listing.left_out if one.reason} == {
+        "text/leer.txt": "is empty", "text/config.json": "has no text in field 'text'",
+    }  # fmt: skip
+    assert LeftOut("text/x.docx") in listing.left_out and len(listing.left_out) == 5
+    summary = listing.summary()
+    assert summary.startswith("4 files read; left out: 5 (") and "\n" not in summary
+    assert ".docx 2" in summary and ".png 1" in summary and "leer.txt is empty" in summary
+
+
+def test_outputs_of_this_library_are_not_text(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    write(folder / "text" / "a.txt", "Some text.")
+    for name in (
+        "old/train/records.index", "old/train/a.txt", "old/store/store.json", "old/store/documents.bin",
+        "old/store/b.txt", "run/config.yaml", "run/metrics.jsonl", "run/checkpoints/4/commit_success.txt",
+        "export/config.json", "export/model.safetensors", "export/merges.txt", "mine/c.txt",
+        "ck/7/commit_success.txt",
+    ):  # fmt: skip
+        write(folder / name, '{"text": "No."}')
+    write(folder / "words.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    data = DataConfig(corpus=(str(folder),), shards=str(folder / "mine"))
+    listing = listing_of(data)
+    assert [source.name for source in listing.sources] == ["project/text/a.txt"]
+    left_out = {one.name.removeprefix("project/") for one in listing.left_out}
+    assert left_out == {"old/train", "old/store", "run", "export", "mine", "ck/7", "words.txt"}
+    # A folder of shards around the corpus hides nothing.
+    around = DataConfig(corpus=(str(folder / "text"),), shards=str(folder))
+    assert len(listing_of(around).sources) == 1
+
+
+def test_a_line_of_any_length_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines_module.split_lines, "__defaults__", (None, None, 1000))
+    monkeypatch.setattr("data_pipeline.text.compressed._BLOCK", 700)
+    words = [f"word{number}" for number in range(1000)]
+    letters = "a\u0301" * 3000
+    path = write(tmp_path / "a.txt", f"Short one.\n{' '.join(words)}\n\n{letters}\nShort two.\n")
+    reading = Reading("a")
+    source = list_sources([str(path)])[0]
+    documents = list(read_documents(source, line="sentence", json_field="text", reading=reading))
+    assert reading.long_lines == [2, 4]
+    texts = [text for document in documents for text in document]
+    assert max(map(len, texts)) <= 1000
+    assert " ".join(texts[1:-1]).split()[:1000] == words
+    pieces = [text for text in texts if text[0] == "a"]
+    assert "".join(pieces) == letters and len(pieces) > 5
+    assert documents[-1] == ["Short two."]

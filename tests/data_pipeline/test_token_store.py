@@ -12,7 +12,7 @@ from bert_jax.tokenization import SPECIAL_PIECES, load_tokenizer
 from data_pipeline.build import token_store
 from data_pipeline.build.token_store import META_NAME, TokenStore, build_store, content_hash, held_out
 from data_pipeline.build.workers import Workers
-from data_pipeline.text.corpus import list_sources
+from data_pipeline.text.corpus import list_corpus
 from data_pipeline.text.documents import read_documents
 
 
@@ -21,7 +21,7 @@ def build(folder: Path, corpus: list[Path], vocab: Path, **options: str) -> Toke
     data = DataConfig(corpus=tuple(map(str, corpus)), **options)  # type: ignore[arg-type]
     with Workers(1) as workers:
         return build_store(
-            folder, data, vocab, load_tokenizer(vocab), list_sources(data.corpus), workers, lambda _: None
+            folder, data, vocab, load_tokenizer(vocab), list_corpus(data.corpus), workers, lambda _: None
         )
 
 
@@ -33,7 +33,7 @@ def test_store_holds_what_the_tokenizer_says(tmp_path: Path, monkeypatch: pytest
     corpus[1].write_text("\ufffd\n\nw1a .\n\ufffd\nw1b .\n")
     store = build(tmp_path / "store", corpus, vocab)
     tokenizer = load_tokenizer(vocab)
-    sources = list_sources([str(path) for path in corpus])
+    sources = list_corpus([str(path) for path in corpus]).sources
     texts = [d for s in sources for d in read_documents(s, line="auto", json_field="text")]
     expected = [[tokenizer.encode(sentence) for sentence in document] for document in texts]
     expected = [[s for s in document if s] for document in expected]

@@ -160,3 +160,22 @@ def test_words_are_the_most_frequent_ones(tmp_path):
     assert file.read_text().split("\n") == [*expected, ""]
     with pytest.raises(ValueError, match="contains no text"):
         train_vocabulary(["  "], kind="words", vocab_size=16, lower_case=True, output=file)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "words"])
+def test_words_that_are_always_unknown_are_not_counted(tmp_path: Path, kind: str) -> None:
+    texts = ["short words and words", "q" * 201, "é" * 300, f"words,{'z' * 250},words"] * 3
+    path = train_vocabulary(texts, kind=kind, vocab_size=60, lower_case=True, output=tmp_path / "vocab.txt")
+    pieces = path.read_text().split()
+    assert "q" not in pieces and "z" not in pieces and "," in pieces
+    assert count_words(texts, True)["words"] == 12
+    with pytest.raises(ValueError, match="more than 200 characters"):
+        train_vocabulary(["acgt" * 75] * 9, kind=kind, vocab_size=60, lower_case=True, output=path)
+
+
+def test_counts_are_bounded_in_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocab, "_MAX_WORD_CHARACTERS", 20_000)
+    texts = [f"word {'x' * 150}{number:04d}" for number in range(1000)]
+    words = count_words(texts, True)
+    assert words["word"] == 1000
+    assert sum(map(len, words)) <= 20_000

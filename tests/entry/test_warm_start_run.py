@@ -1,8 +1,11 @@
 """``run_pretrain.py --init_from`` through the real command line: added words, a resumed run, shards in the way."""
 
+import json
+
 import command
 import numpy as np
 import pytest
+import yaml
 
 from bert_jax.interop.readers import read_weights
 from bert_jax.tokenization import load_tokenizer
@@ -90,3 +93,32 @@ def test_help_explains_the_options(pretrain, capsys):
     shown = capsys.readouterr().out
     for option in ("--init_from", "--add_words", "--vocab_slots", "--extend_positions"):
         assert option in shown
+
+
+def test_without_a_length_it_follows_from_the_text_or_is_asked_for(pretrain, tmp_path):
+    training = {"num_steps": 1, "eval_interval": 0}
+    recipe = command.recipe(tmp_path, training=training, mesh={"data": 1})
+    source = tmp_path / "source"
+    assert pretrain("--config", recipe, "--workdir", source)[0] == 0
+    sections = yaml.safe_load(recipe.read_text())
+    data = {name: value for name, value in sections["data"].items() if name != "shards"}
+    bare = tmp_path / "bare.yaml"
+    bare.write_text(yaml.safe_dump({"data": data, "training": {"log_interval": 50}, "mesh": {"data": 1}}))
+    words = ["--config", bare, "--data.shards", tmp_path / "new", "--workdir", tmp_path / "run"]
+
+    for more in ((), ("--continue_from", source)):
+        code, _, err = pretrain(*words, *more)
+        assert code == 2 and err.startswith("error: training.num_steps: not set; ") and err.count("\n") == 1
+    assert not (tmp_path / "new").exists() and not (tmp_path / "run").exists()
+
+    code, out, err = pretrain(*words, "--init_from", source)
+    assert code == 0, err
+    stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    steps, batch = stored["training"]["num_steps"], stored["training"]["global_batch_size"]
+    # Each of the two copies of the text is a pass.
+    examples = json.loads((tmp_path / "new" / "train" / "manifest.json").read_text())["counts"]["instances"] // 2
+    assert batch == 32 and steps == max(200, 20 * round(examples / 32)) == saved_steps(tmp_path / "run")[-1]
+    assert f"from the size of the text ({examples:,} examples, " in out and f"training.num_steps {steps:,}" in out
+    assert stored["optimizer"]["warmup_steps"] == stored["training"]["eval_interval"] == steps // 10
+    code, out, err = pretrain(*words)
+    assert code == 0 and "is complete" in out, err

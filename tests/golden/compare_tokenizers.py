@@ -80,7 +80,9 @@ def export(name: str, vocabulary: Path, lower_case: bool, folder: Path) -> tuple
     own = build_tokenizer(config, content, name)
     model = ModelConfig(vocab_size=own.vocab_size, **SMALL)
     folder.mkdir()
-    notes = write_tokenizer_files(folder, ModelSpec(model=model, heads=HeadsConfig(), tokenizer=config), content)
+    notes = write_tokenizer_files(
+        folder, ModelSpec(model=model, heads=HeadsConfig(), tokenizer=config), content, exact=True
+    )
     (folder / "config.json").write_text(json.dumps({"model_type": "bert", "vocab_size": own.vocab_size}))
     other = AutoTokenizer.from_pretrained(folder)
     print(f"\n{name}: {type(other).__name__}, {len(other)} pieces", *notes, sep="\n  stated: ", flush=True)

@@ -19,6 +19,7 @@ from bert_jax.config.switches import EVERY_FIELD, Supported, check_fields
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes
 from bert_jax.io.text_lines import opened
 from bert_jax.tokenization import SPECIAL_PIECES, build_tokenizer
+from bert_jax.tokenization.wordpiece import CJK_RUN
 
 TEXT_FILE, BINARY_FILE = "vectors.txt", "vectors.bin"
 TABLE = "embeddings/word_embeddings/embedding"
@@ -78,7 +79,10 @@ def read_word2vec(path: Path, options: ReadOptions) -> ModelBundle:
         ),
         heads=HeadsConfig(),
         # The words of many files have accents: they are stripped only where none has.
-        tokenizer=TokenizerConfig(lower_case=lower_case, strip_accents=False if _has_accents(words) else None),
+        tokenizer=TokenizerConfig(
+            lower_case=lower_case, strip_accents=False if _has_accents(words) else None,
+            cjk_words=any(len(word) > 1 and CJK_RUN.fullmatch(word) for word in words),
+        ),
     )  # fmt: skip
     params = {TABLE: table}
     content = "".join(f"{word}\n" for word in vocabulary).encode()

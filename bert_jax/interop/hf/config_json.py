@@ -154,7 +154,7 @@ def _unknown_keys(family: Family, config: Mapping[str, Any], name: str, allow_un
     if not unknown:
         return []
     text = ", ".join(f"{key} {short(value)}" for key, value in sorted(unknown.items()))
-    if family.code and not allow_unknown:
+    if (family.code or config.get("auto_map")) and not allow_unknown:
         remedy = "remove keys that do not change the network, or set --allow_mismatch to ignore them"
         raise ValueError(f"{name}: unknown keys for {family.title}: {text}; {remedy}")
     return [f"{name}: keys that {family.title} does not read are ignored: {text}"]

@@ -1,18 +1,18 @@
-"""What only this library has, in folders of other libraries: the settings of the task, and heads without a class.
+"""Details of a model in folders of other libraries: the settings of its task, and heads that have no class there.
 
-Two more files hold it, ``bert_jax.json`` and ``bert_jax.safetensors``, which other libraries ignore.
+``bert_jax.json`` and ``bert_jax.safetensors``, which other libraries ignore, hold them.
 """
 
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.config import ModelSpec
+from bert_jax.config import ModelSpec, TaskSettings
 from bert_jax.config.spec import FORMAT, described
-from bert_jax.config.task_settings import TaskSettings
-from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, StoredDtype, parameter_shapes
+from bert_jax.interop.hf.sentence_transformers import write_sentence_transformers
 from bert_jax.interop.hf.tensors import safetensors
-from bert_jax.interop.hf.write import write_json, write_safetensors
+from bert_jax.interop.hf.write import write_hf, write_json, write_safetensors
 from bert_jax.interop.stored import FLOATS, StoredName, listed, read_float32
 from bert_jax.io.untrusted_folder import inside, needed, read_small
 
@@ -35,8 +35,20 @@ class Details:
         return dataclasses.replace(spec, task=self.task, heads=dataclasses.replace(spec.heads, **heads))
 
 
-def split_details(weights: ModelBundle) -> tuple[ModelBundle, Details]:
-    """Return ``weights`` without what ``Details`` states, and this."""
+def write_hf_folder(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
+    """Write the folder of ``write_hf`` with the details of the model; return notes."""
+    plain, details = _split(weights)
+    return [*write_hf(folder, plain, dtype=dtype), *_write(folder, weights, details, dtype)]
+
+
+def write_sentence_folder(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
+    """Write the folder of ``write_sentence_transformers`` with the details of the model; return notes."""
+    plain, details = _split(weights)
+    return [*write_sentence_transformers(folder, plain, dtype=dtype), *_write(folder, weights, details, dtype)]
+
+
+def _split(weights: ModelBundle) -> tuple[ModelBundle, Details]:
+    """Return ``weights`` without their details, and the details."""
     spec = weights.spec
     names = [field.name for field in dataclasses.fields(Details)[1:]]
     details = Details(task=spec.task, **{name: getattr(spec.heads, name) for name in names})
@@ -45,12 +57,12 @@ def split_details(weights: ModelBundle) -> tuple[ModelBundle, Details]:
     return dataclasses.replace(weights, spec=plain, params=params), details
 
 
-def write_details(folder: Path, weights: ModelBundle, details: Details, dtype: str) -> list[str]:
+def _write(folder: Path, weights: ModelBundle, details: Details, dtype: str) -> list[str]:
     """Write ``details`` of the model ``weights``, which has its parameters, into ``folder``; return notes."""
     if details == Details():
         return []
     write_json(folder / DETAILS_FILE, {"format": FORMAT, **dataclasses.asdict(details)})
-    plain, _ = split_details(weights)
+    plain, _ = _split(weights)
     own = {name: StoredName(name, transpose=False) for name in weights.params if name not in plain.params}
     if not own:
         return []
@@ -60,7 +72,7 @@ def write_details(folder: Path, weights: ModelBundle, details: Details, dtype: s
 
 
 def read_details(folder: Path, weights: ModelBundle) -> ModelBundle:
-    """Return ``weights``, read from ``folder``, with the details that :func:`write_details` wrote into it, if any.
+    """Return ``weights``, read from ``folder``, with the details that the writers above added, if any.
 
     Raises ``ValueError`` for damaged files, and for details of another model.
     """

@@ -58,6 +58,11 @@ def state_of(
         )
         notes.append("offsets may differ at characters that normalization removes or expands")
         return sentencepiece_json(content), notes
+    if tokenizer.rules.get("cjk_words"):
+        raise ValueError(
+            "the vocabulary has Chinese words of several characters, which BERT's rules of a tokenizer.json do not "
+            "find in a text; export word2vec or npz"
+        )
     rules = (exact_rules if exact else bert_rules)(**rules_of(config))
     notes.append(
         "load the tokenizer with AutoTokenizer; BertTokenizer replaces words of 101 to "
@@ -101,7 +106,7 @@ def otherwise_treated(*, lower_case: bool, strip_accents: bool | None, split_cjk
     chars = [
         char
         for char in map(chr, range(sys.maxunicode + 1))
-        if not (_is_dropped(char) or _ALIKE.match(char) or char == _BETWEEN)
+        if not (is_unlisted(char) or _ALIKE.match(char) or char == _BETWEEN)
     ]
     text = _BETWEEN.join(f"a{char}b" for char in chars)
     words = [word for chunk in chunks(text, split_cjk) for word in split_words(chunk, lower_case, strip_accents)]
@@ -110,7 +115,8 @@ def otherwise_treated(*, lower_case: bool, strip_accents: bool | None, split_cjk
     return tuple(char for char, own, other in pairs if own != other or (lower_case and char == "\u03a3"))
 
 
-def _is_dropped(char: str) -> bool:
+def is_unlisted(char: str) -> bool:
+    """Return True for a character that is unassigned or of private use; :func:`bert_rules` drop it."""
     return unicodedata.category(char) in ("Cn", "Co", "Cs")
 
 
@@ -170,7 +176,7 @@ def check_state(tokenizer: Tokenizer, written: bytes, otherwise: Collection[str]
     wrong = [text for text, (ids, row) in zip(texts, rows, strict=True) if ids != row.ids]
     if otherwise:
         excused = {*otherwise}
-        wrong = [text for text in wrong if excused.isdisjoint(text) and not any(map(_is_dropped, text))]
+        wrong = [text for text in wrong if excused.isdisjoint(text) and not any(map(is_unlisted, text))]
     if wrong and tokenizer.kind != "sentencepiece":
         raise exits.Stop(
             exits.VERIFICATION_FAILED,

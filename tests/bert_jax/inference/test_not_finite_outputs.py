@@ -9,7 +9,8 @@ from inference_models import make_weights
 from bert_jax.config import HeadsConfig
 from bert_jax.inference.generate import choose
 from bert_jax.inference.loaded import LoadedModel, prepare
-from bert_jax.inference.text_files import json_line, write_json_lines
+from bert_jax.inference.text_files import write_json_lines
+from bert_jax.io.files import json_line
 
 GOOD, BAD = "w1 w2", "W3 w4 w5 w6 w7 w8 w9"
 

@@ -43,6 +43,15 @@ def test_saved_model_is_the_source(tmp_path, name):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "out"]
 
 
+def test_what_allow_mismatch_accepts_is_accepted_by_every_step(tmp_path, monkeypatch):
+    """The comparison with transformers reads config.json too."""
+    monkeypatch.setattr(module, "check_hf", lambda *_: "not installed")
+    for number, config in enumerate(({"emb_size": 312}, {"type_vocab_size": 3})):
+        source = make_folder(tmp_path / f"hf{number}", "BertModel", config=config)
+        lines = run(source, tmp_path / f"out{number}", verify=True, allow_mismatch=True)
+        assert any(next(iter(config)) in line for line in lines)
+
+
 def test_saved_model_can_be_imported_again(tmp_path):
     source = make_folder(tmp_path / "hf")
     run(source, tmp_path / "one")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from bert_jax.interop.saved_model import write_saved
 from bert_jax.model.ancestors.characters import CHARACTER_IDS, stored_ids
 
 MODEL = tiny_model(40)
+SPEC = ModelSpec(model=MODEL, heads=HeadsConfig(pooler=True), tokenizer=TokenizerConfig())
 VECTORS = {
     "encoder": "none", "num_layers": 0, "hidden_size": 4, "position_embeddings": "none", "type_vocab_size": 0,
     "embedding_norm": "no", "final_norm": "no", "pooling": "mean",
@@ -65,9 +67,10 @@ def saved(folder: Path, format: str, origin: dict) -> Path:
     if model.character_filters:
         weights.params[CHARACTER_IDS] = stored_ids(words(35), 40, model.max_characters).astype(np.float32)
     origin = {"format": "run", "name": "run", **origin}
-    write_saved(
-        folder / "source", dataclasses.replace(weights, tokenizer_content=content(words(35)), origin=origin)
-    )
+    weights = dataclasses.replace(weights, tokenizer_content=content(words(35)), origin=origin)
+    # As earlier versions saved models.
+    with mock.patch("bert_jax.interop.saved_model.without_folders", lambda origin: origin):
+        write_saved(folder / "source", weights)
     return folder / "source"
 
 
@@ -93,6 +96,8 @@ def test_exports(format, tmp_path):
 
 def test_a_card_of_fine_tuning_and_an_imported_model(tmp_path):
     source = saved(tmp_path, "npz", finetuning(tmp_path))
+    write_saved(tmp_path / "again", dataclasses.replace(drawn(SPEC, 0.1, words(35)), origin=finetuning(tmp_path)))
+    assert told(tmp_path / "again", tmp_path) == []
     export_model(source, tmp_path / "target", "npz", verify=False, report=lambda line: None)
     card = (tmp_path / "target" / "README.md").read_text()
     assert "fine-tuned on train.tsv from best;" in card and "my_labels" not in card

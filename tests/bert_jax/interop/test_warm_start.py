@@ -80,6 +80,15 @@ def test_the_source_gives_model_vocabulary_and_parameters(tmp_path):
     assert not (tmp_path / "shards").exists() and not (tmp_path / "run").exists()
 
 
+def test_the_length_is_open_unless_it_is_set(tmp_path):
+    save(tmp_path / "source")
+    assert plan(tmp_path)[1].training.num_steps == 0
+    assert plan(tmp_path, settings={"training.num_steps": "7"})[1].training.num_steps == 7
+    tokens = {"training.num_tokens": "4096", "training.global_batch_size": "8"}
+    assert plan(tmp_path, settings=tokens)[1].training.num_steps == 32
+    assert plan(tmp_path, init_from="")[1].training.num_steps == 0
+
+
 def test_the_source_decides_over_the_preset(tmp_path):
     save(tmp_path / "source")
     _, config = plan(tmp_path, settings={"training.mode": "bert2018"})

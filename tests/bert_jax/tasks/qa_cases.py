@@ -7,8 +7,8 @@ import string
 
 import numpy as np
 
+from bert_jax.config import TaskSettings
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.task_settings import TaskSettings
 from bert_jax.records import Answer, Record
 from bert_jax.tasks.question_answering import QaTask
 from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer

@@ -164,8 +164,11 @@ def test_records_without_a_label_are_counted(source, tmp_path):
     blank = [dataclasses.replace(one, label=None) for one in SPLITS["dev"][:3]]
     splits = {**SPLITS, "dev": [*blank, *SPLITS["dev"][3:]], "test": blank}
     resolved = module.FinetuneJob(config, splits, ["test"], start).resolved
-    assert resolved.notes == ("dev: 3 of 21 records have no label and are not scored",)
-    assert module.FinetuneJob(config, SPLITS, (), start).resolved.notes == ()
+    assert resolved.notes[1:] == (
+        "dev: 3 of 21 records have no label and are not scored",
+        "test: 3 of 3 records have no label and are not scored",
+    )
+    assert module.FinetuneJob(config, SPLITS, (), start).resolved.notes == ("2 classes: 0 34, 1 36",)
 
 
 def test_packing_changes_no_prediction_and_no_step(source, tmp_path):

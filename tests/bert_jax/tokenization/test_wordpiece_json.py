@@ -75,10 +75,6 @@ def test_older_files_and_added_special_tokens(tmp_path: Path) -> None:
         (lambda state: state["normalizer"].update(clean_text=False), "clean_text is false"),
         (lambda state: state["model"].update(continuing_subword_prefix="@@"), "do not begin with ##"),
         (
-            lambda state: state["added_tokens"].append({"id": 900, "content": "new york", "special": False}),
-            "added tokens such as 'new york'",
-        ),
-        (
             lambda state: state["model"]["vocab"].update({"qq\nzz": len(state["model"]["vocab"])}),
             "a line break",
         ),
@@ -90,3 +86,13 @@ def test_rules_that_bert_does_not_have(tmp_path: Path, change: object, message: 
     with pytest.raises(ValueError, match=message) as raised:
         load_tokenizer(saved(tmp_path, state))
     assert str(tmp_path / "tokenizer.json") in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_added_tokens_are_found_in_a_text(tmp_path: Path) -> None:
+    state = state_of(tmp_path)
+    size, flags = len(state["model"]["vocab"]), ("single_word", "lstrip", "rstrip", "normalized")
+    for number, (content, special) in enumerate((("new york", False), ("[E1]", True))):
+        token = {"id": size + number, "content": content, "special": special, **dict.fromkeys(flags, False)}
+        state["added_tokens"].append(token)
+    tokenizer = load_tokenizer(saved(tmp_path, state))
+    assert tokenizer.encode("a new york[E1]b") == [*tokenizer.encode("a"), size, size + 1, *tokenizer.encode("b")]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_jax.config import ModelConfig
-from bert_jax.config.architecture import MOST_LAYERS
+from bert_jax.config.schema import MOST_LAYERS
 from bert_jax.interop.hf.family import (
     ACTIVATION_NAMES,
     TASK_HEADS,
