@@ -7,14 +7,16 @@ import signal
 import sys
 from types import FrameType
 
-COMMANDS = ("run_pretrain.py", "run_finetune.py", "bert-jax", "bert-data", "main.py", "cli.py")
+COMMANDS = (
+    "run_pretrain.py", "run_finetune.py", "bert-jax", "bert-data", "bert_jax/cli/main.py", "data_pipeline/cli.py"
+)  # fmt: skip
 _README = "activate its environment (source .venv/bin/activate), or run the first command of README.md"
 
 
 def start() -> None:
     """Check the Python, and handle SIGINT and SIGTERM until the command installs its own handlers. Does nothing if
     another program, such as a test, imports the command."""
-    if os.path.basename(sys.argv[0]) not in COMMANDS:  # noqa: PTH119 - pathlib takes time
+    if not sys.argv[0].endswith(COMMANDS):
         return
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
@@ -26,9 +28,9 @@ def start() -> None:
 
 
 def stop(number: int, frame: "FrameType | None") -> None:
-    """End the process: nothing has begun."""
+    """End the process at once, because nothing is to be saved."""
     is_interrupt = number == signal.SIGINT
-    os.write(2, b"interrupted\n" if is_interrupt else b"stopped before it began; run the same command again\n")
+    os.write(2, b"interrupted\n" if is_interrupt else b"stopped; run the same command again\n")
     os._exit(130 if is_interrupt else 42)
 
 

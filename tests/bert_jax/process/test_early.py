@@ -42,7 +42,7 @@ def run(*words, **options):
     ("number", "code", "line"),
     [
         (signal.SIGINT, 130, "interrupted"),
-        (signal.SIGTERM, 42, "stopped before it began; run the same command again"),
+        (signal.SIGTERM, 42, "stopped; run the same command again"),
     ],
 )
 def test_a_signal_during_the_imports(program, number, code, line):
@@ -78,7 +78,7 @@ def test_an_old_python(monkeypatch, capsys, version, refused):
 
 
 def test_an_import_by_another_program_changes_nothing(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["/somewhere/pytest"])
+    monkeypatch.setattr(sys, "argv", ["/somewhere/main.py"])
     before = signal.getsignal(signal.SIGINT)
     early.start()
     assert signal.getsignal(signal.SIGINT) is before
