@@ -231,9 +231,7 @@ def keep_width(weights: ModelBundle, width: int, format: str) -> ModelBundle:
     if sentence is None:
         raise ValueError(f"--width: {width}: the model has no sentence vectors; omit --width")
     if weights.spec.heads.pair_labels:
-        raise ValueError(
-            f"--width: {width}: the head of pairs reads whole vectors; omit it with --heads sentence"
-        )
+        raise ValueError(f"--width: {width}: the head of pairs reads whole vectors; omit it with --heads sentence")
     whole = sentence.vector_width(weights.spec.model.hidden_size)
     if not 1 <= width <= whole:
         raise ValueError(f"--width: {width} is not allowed; allowed: 1 to {whole}, the width of whole vectors")
