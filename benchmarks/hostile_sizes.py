@@ -49,10 +49,10 @@ def folders(place: Path) -> dict[str, tuple[Path, Path, str]]:
     """Write a model of each family and format; return family -> (path to read, folder, names of its files)."""
     import family_folders
     import hf_folders
-    from bert_jax.config.task_settings import TaskSettings
     from builders import drawn, tiny_model, words
 
     from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
+    from bert_jax.config.spec import TaskSettings
     from bert_jax.interop.ancestors.allennlp import write_allennlp
     from bert_jax.interop.hf.sentence_transformers import write_sentence_transformers
     from bert_jax.interop.npz import write_npz

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from bert_jax.config.task_settings import TaskSettings
 from hf_folders import make_folder
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
+from bert_jax.config.spec import TaskSettings
 from bert_jax.interop.readers import read_weights
 
 REPOSITORY = Path(__file__).resolve().parents[3]
