@@ -1,4 +1,4 @@
-"""What became of the text of a build: how it was read, its unknown tokens, merged characters, and its rows.
+"""Facts about the text of a build: how it was read, its unknown tokens, merged characters, and its rows.
 
 The numbers are in ``store.json`` (``text``) and in the manifest of each split (``text``, ``counts``). Stores and
 shards of before lack them.

@@ -310,9 +310,10 @@ def test_files_of_another_kind_are_refused_by_name(tmp_path: Path, name: str, re
         list_sources([str(write(tmp_path / name, "Some text."))])
 
 
-@pytest.mark.parametrize(
-    "content", [b"%PDF-1.7 a", b"PK\x03\x04 a", gzip.compress(b"text", mtime=0), b"\x00\x01\x02" * 9]
-)
+PACKED = gzip.compress(b"text", mtime=0)
+
+
+@pytest.mark.parametrize("content", [b"%PDF-1.7 a", b"PK\x03\x04 a", PACKED, b"\x00\x01\x02" * 9])
 def test_binary_content_is_no_text(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "folder" / "a.txt"
     write(path, "").write_bytes(content)

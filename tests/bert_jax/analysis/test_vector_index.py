@@ -42,7 +42,10 @@ def test_most_of_the_exact_hits_are_found(precision, tmp_path, monkeypatch):
     assert recall(found, exact) > (0.97 if precision == "int8" else 0.93)
     assert all((np.diff(hits.scores) <= 0).all() and len(hits.rows) == 10 for hits in found)
     scores = dict(zip(exact[0].rows.tolist(), exact[0].scores, strict=True))
-    assert all(abs(score - scores.get(row, score)) < 0.01 for row, score in zip(*found[0], strict=True))
+    assert all(
+        abs(score - scores.get(row, score)) < 0.01
+        for row, score in zip(found[0].rows, found[0].scores, strict=True)
+    )
     assert index.memory == (0 if precision == "int8" else 3000 * 16)
     # Each stage counts: bits alone, and fewer candidates, find less.
     if precision == "binary":

@@ -4,14 +4,13 @@ import dataclasses
 import gzip
 import itertools
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from inference_models import PIECES, make_model, make_weights, plain, random_texts
 
 from bert_jax.analysis.minimal_pairs import LEVELS, accuracies, read_pairs, score_pairs
-from bert_jax.config import HeadsConfig
+from bert_jax.config import HeadsConfig, TokenizerConfig
 from bert_jax.inference.generate import generate
 from bert_jax.inference.loaded import prepare
 from bert_jax.inference.score import METHODS, _Open, copies, score
@@ -165,7 +164,7 @@ class TestWords:
         content = byte_bpe_content(
             {piece: i for i, piece in enumerate([*special, *letters])}, [("\u0120", "a"), ("a", "b")]
         )
-        tokenizer = build_tokenizer(SimpleNamespace(file="tokenizer.json"), content, "t")
+        tokenizer = build_tokenizer(TokenizerConfig(file="tokenizer.json", lower_case=False), content, "t")
         ids, numbers = tokenizer.encode_with_words("abc abc, c.")
         assert ids == tokenizer.encode("abc abc, c.") and len(ids) == len(numbers)
         pieces = tokenizer.pieces(ids)
@@ -182,7 +181,7 @@ class TestWords:
             bos_piece="[CLS]", eos_piece="[SEP]", control_symbols="[MASK]",
         )  # fmt: skip
         content = (tmp_path / "m.model").read_bytes()
-        tokenizer = build_tokenizer(SimpleNamespace(file="t.model"), content, "t")
+        tokenizer = build_tokenizer(TokenizerConfig(file="t.model", lower_case=False), content, "t")
         ids, numbers = tokenizer.encode_with_words("abcd abd,")
         pieces = tokenizer.pieces(ids)
         words = ["".join(p for p, n in zip(pieces, numbers, strict=True) if n == k) for k in (0, 1)]

@@ -177,11 +177,9 @@ class TestOutputs:
         lines, asked = self.run(tmp_path, monkeypatch, None, change=drop("cls."))
         assert any("initialize its mlm layer randomly" in line for line in lines) and not asked
 
-    def test_nan_is_not_compared(self, tmp_path, monkeypatch):
-        lines, asked = self.run(
-            tmp_path, monkeypatch, None, change=lambda t: t["cls.predictions.bias"].fill(np.nan)
-        )
-        assert any("not compared: some weights are NaN" in line for line in lines) and not asked
+    def test_nan_is_refused(self, tmp_path, monkeypatch):
+        with pytest.raises(ValueError, match=r"cls\.predictions\.bias has NaN"):
+            self.run(tmp_path, monkeypatch, None, change=lambda t: t["cls.predictions.bias"].fill(np.nan))
 
     @pytest.mark.parametrize("place", ["", "0_Transformer"])
     def test_sentence_transformers_folder(self, tmp_path, monkeypatch, place):
