@@ -102,7 +102,7 @@ def test_a_question_too_long(max_length, most, kept):
 
 
 def test_no_room():
-    with pytest.raises(ValueError, match=r"task\.max_length: 3 "):
+    with pytest.raises(ValueError, match=r"max_length: 3 "):
         span_inputs(TOKENIZER, [], Passage.of(TOKENIZER, "a"), settings(3))
 
 
