@@ -114,19 +114,19 @@ def warnings_of(
         remedy = f"use {keep}" if keep else "use a vocabulary of this text, or a larger one"
         if is_wordpiece and not tokenizer.lower_case and _share(tokenizer, str.lower) < MOST_UNUSED_PIECES:
             remedy = "the vocabulary has no capital letters: --data.lower_case true"
-        yield f"warning: {unknown:.1%} of the tokens are [UNK]; {remedy}"
+        yield f"WARNING: {unknown:.1%} of the tokens are [UNK]; {remedy}"
     if keep:
-        yield f"warning: {unused:.1%} of the pieces have capital letters or accents that the text loses; use {keep}"
+        yield f"WARNING: {unused:.1%} of the pieces have capital letters or accents that the text loses; use {keep}"
     elif (share := text.get("merged", 0) / max(text.get("characters", 0), 1)) > MOST_MERGED and not data.vocab:
         shown = ", ".join(map(shown_merge, text["merged_most"]))
         option = "--data.strip_accents false" if data.strip_accents == "auto" else "data.strip_accents"
-        yield f"warning: {share:.1%} of the characters lose accents ({shown}); {option} keeps them"
+        yield f"WARNING: {share:.1%} of the characters lose accents ({shown}); {option} keeps them"
     in_rows = counts["tokens_in_rows"] / max(counts["tokens"] * passes, 1)
     if in_rows < LEAST_IN_ROWS:
-        yield f"warning: {1 - in_rows:.1%} of the tokens are in no row of their document; {_pairs_remedy(data)}"
+        yield f"WARNING: {1 - in_rows:.1%} of the tokens are in no row of their document; {_pairs_remedy(data)}"
     if data.next_sentence == "nsp" and counts["pairs"] and counts["second_label"] > MOST_RANDOM * counts["pairs"]:
         share = counts["second_label"] / counts["pairs"]
-        yield f"warning: {share:.1%} of the pairs are random: documents have one sentence; {_pairs_remedy(data)}"
+        yield f"WARNING: {share:.1%} of the pairs are random: documents have one sentence; {_pairs_remedy(data)}"
 
 
 def _pairs_remedy(data: DataConfig) -> str:
