@@ -44,7 +44,7 @@ def write(folder: Path, text: str, documents: int = 12) -> None:
 
 
 def warned(lines: list[str]) -> list[str]:
-    return [line for line in lines if line.startswith("warning:")]
+    return [line for line in lines if line.startswith("WARNING:")]
 
 
 def test_numbers_are_those_of_the_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
