@@ -32,7 +32,7 @@ class Model:
         self.tokenizer = Tokenizer.from_file(str((folder / "tokenizer.json").resolve(strict=True)))
         # How the fine-tuning of the model converted texts; other models read as much as they can.
         self.task = model.get("task") or {"max_length": settings["model_max_length"]}
-        if len(self.task.get("labels", ())) == len(self.classes or ()):
+        if self.classes and len(self.task.get("labels", ())) == len(self.classes):
             self.classes = self.task["labels"]  # as in the files of the run
         sides = {"head": "right", "tail": "left"}
         side = sides.get(self.task.get("truncation"), settings.get("truncation_side", "right"))

@@ -68,8 +68,8 @@ def test_bytes_of_the_state_on_one_device():
 
 def test_a_state_beyond_any_memory(tmp_path):
     """The device's own words."""
-    config = tiny_config("--model.intermediate_size 100000000000")
-    with pytest.raises(OutOfMemory, match=r"the model's state needs 7[\d,.]+ GiB per device.*mesh\.fsdp \(now 1\)"):
+    config = tiny_config("--model.intermediate_size 2147483647")
+    with pytest.raises(OutOfMemory, match=r"the model's state needs 1[\d,.]+ GiB per device.*mesh\.fsdp \(now 1\)"):
         train_synthetic(config, tmp_path / "w")
 
 
