@@ -140,6 +140,8 @@ def _pooled(loaded: Engine, sentence: SentenceConfig, width: int) -> Callable[..
         slots_C = 1 + jnp.arange(batch["cls_positions"].shape[1])
         seen_CxBxS = batch["sequence_ids"] == slots_C[:, None, None]
         seen_CxBxS &= batch["position_ids"] >= skipped
+        if loaded.spec.model.encoder == "none":  # a word or special token that has no vector in the file has zeros
+            seen_CxBxS &= (x_BxSxH != 0).any(-1)
         own = {"params": params.get("sentence_head", {})}
         vectors_CxBxE = jax.vmap(lambda seen_BxS: head.apply(own, x_BxSxH, seen_BxS))(seen_CxBxS)
         if width < vectors_CxBxE.shape[-1]:
