@@ -245,7 +245,7 @@ class Tasks:
                 "said before training", self._one_class, lambda value: False, r"auroc.*(undefined|one class)",
             ),
             "sq_train.json": ("predict as the run", self._answers, lambda value: value == "equal", r"^$"),
-            "ctx_train.conll": ("predict as the run", self._tags, lambda v: v == "equal", r"documents of the words"),
+            "ctx_train.conll": ("as the run", self._tags, lambda value: value == "equal", "documents of the words"),
         }  # fmt: skip
         for name, (expected, run, right, cause) in named.items():
             if (self.root / name).exists():

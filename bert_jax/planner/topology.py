@@ -86,7 +86,7 @@ class Topology:
 
 def parse_topology(text: str) -> Topology:
     """Return the slice named ``text``; raise ``ValueError`` with examples for an unknown name."""
-    match = re.fullmatch(r"([a-z0-9]+(?:-(?:pcie|nvl|\d+gb))?)[:-](\d{1,9}(?:x\d{1,9})*)", text.strip().lower())
+    match = re.fullmatch(r"([a-z0-9]+(?:-(?:pcie|nvl|\d+gb))?)[:-](\d{1,18}(?:x\d{1,18})*)", text.strip().lower())
     if match:
         name, numbers = match.groups()
         name = _ALIASES.get(name, name)
