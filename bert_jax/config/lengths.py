@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.config.options import Option
+from bert_jax.config.schema import MOST
 
 # Options that state the length of a pretraining run, and those that otherwise follow from the size of the text too.
 LENGTH, *_ = LENGTHS = "training.num_steps", "training.num_tokens"
@@ -142,8 +143,15 @@ def with_steps(parsed: Parsed, options: Mapping[str, Option]) -> Parsed:
 
 
 def _joined(parsed: Parsed, found: Mapping[str, Any]) -> Parsed:
-    """Return ``parsed`` with ``found``, the steps by option. Raises ``ValueError`` if other steps are set."""
+    """Return ``parsed`` with ``found``, the steps by option. Raises ``ValueError`` if other steps are set, or if
+    JAX cannot count them."""
     for tokens, steps in STEPS_OF.items():
+        if isinstance(number := found.get(steps), int) and number > MOST:
+            value, source = parsed[tokens]
+            raise ValueError(
+                f"{source}: {tokens}: {value} is not allowed, because it gives {number} steps with this batch; "
+                f"allowed: at most {MOST} steps; set {steps}, or a larger batch"
+            )
         if steps in found and steps in parsed and parsed[steps][0] not in (found[steps], 0, ()):
             value, source = parsed[steps]
             raise ValueError(

@@ -16,13 +16,16 @@ T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 
 
+# JAX counts steps, rows and positions with 32 bits.
+MOST = 2**31 - 1
+
+
 class Range(NamedTuple):
-    """Allowed values of a number, as text and as a predicate. A whole number is at most ``most``, because JAX
-    counts steps, rows and positions with 32 bits."""
+    """Allowed values of a number, as text and as a predicate. A whole number is at most ``most``."""
 
     allowed: str
     contains: Callable[[float], bool]
-    most: int = 2**31 - 1
+    most: int = MOST
 
 
 Positive = Annotated[Number, Range("a number above 0", lambda value: value > 0)]

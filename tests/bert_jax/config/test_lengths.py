@@ -136,6 +136,12 @@ def test_one_source_may_repeat_the_steps_but_not_change_them(tmp_path):
         resolved("--training.num_steps 5 --training.num_tokens 512")
 
 
+def test_tokens_that_give_more_steps_than_jax_counts_are_refused():
+    refused = r"training\.num_tokens: 1099511627776 is not allowed, .*; set training\.num_steps"
+    with pytest.raises(ValueError, match=refused):
+        resolved(f"--training.num_tokens {2**40}")
+
+
 def test_a_stored_config_keeps_the_steps_of_its_run():
     """Another version might convert them otherwise."""
     stored = to_dict(resolved(f"--training.num_tokens {10 * TOKENS}"))
