@@ -7,7 +7,7 @@ match is the WordPiece model of the ``tokenizers`` library.
 
 import hashlib
 import re
-import sys
+import struct
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -26,10 +26,8 @@ CJK += "\U0002b820-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f"
 # White space without the control characters at which str.split also splits, because the reference drops them.
 SPACE = "\t\n\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _CHUNK = re.compile(f"[{CJK}]|[^{SPACE}{CJK}]+")
-_CHUNK_OF_RUNS = re.compile(f"[{CJK}]+|[^{SPACE}{CJK}]+")
 _SPACED = re.compile(f"[^{SPACE}]+")
 CJK_RUN = re.compile(f"[{CJK}]+")
-_CJK_CHAR = re.compile(f"[{CJK}]")
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
 # Spaces that printed English does not have, in the order in which ``decode`` removes them: in dashes, before
 # closing signs, after opening signs, in contractions, before an apostrophe after s, in hyphens, in numbers.
@@ -46,9 +44,10 @@ _PRINTED = tuple(
         (r"(?<=\d)\. (?=\d)", "."),
     )
 )
-_CACHE_BYTES = 1 << 25  # of one cache
-_ENTRY_BYTES = 120  # of an entry, besides its key and value
-_LONGEST_ACCENTED = 32  # characters of a cached text without accents
+# Bounds of the memory of a cache, to about 40 MB: entries, entries with offsets, characters of a key.
+_CACHE_ENTRIES, _OFFSET_ENTRIES, _LONGEST_KEY = 1 << 17, 1 << 14, 32
+
+_ID = struct.Struct("=i")
 
 _Value = TypeVar("_Value")
 
@@ -85,23 +84,19 @@ def read_pieces(content: bytes, name: str) -> list[str]:
 
 
 class _Cache(dict[str, _Value]):
-    """Cache of values that are computed on first use, with about ``width`` bytes per character; a full cache is
-    emptied, which limits its memory. Keys longer than a word may be are not stored."""
+    """Cache of values that are computed on first use, except for long keys; a cache with ``entries`` values is
+    emptied, which limits its memory."""
 
-    def __init__(self, compute: Callable[[str], _Value], width: int) -> None:
+    def __init__(self, compute: Callable[[str], _Value], entries: int) -> None:
         super().__init__()
-        self._compute, self._width, self._bytes = compute, width, 0
+        self._compute, self._entries = compute, entries
 
     def __missing__(self, key: str) -> _Value:
-        value = self._compute(key)
-        if len(key) > MAX_CHARS_PER_WORD:
-            return value
-        size = _ENTRY_BYTES + sys.getsizeof(key) + self._width * len(key)
-        if self._bytes + size > _CACHE_BYTES:
+        if len(key) > _LONGEST_KEY:
+            return self._compute(key)
+        if len(self) >= self._entries:
             self.clear()
-            self._bytes = 0
-        self._bytes += size
-        self[key] = value
+        value = self[key] = self._compute(key)
         return value
 
 
@@ -122,7 +117,7 @@ def is_punctuation(char: str) -> bool:
 
 
 def _strip_accents(text: str) -> str:
-    return _short_without_accents(text) if len(text) <= _LONGEST_ACCENTED else _without_accents(text)
+    return _short_without_accents(text) if len(text) <= _LONGEST_KEY else _without_accents(text)
 
 
 def _without_accents(text: str) -> str:
@@ -134,7 +129,7 @@ _short_without_accents = lru_cache(maxsize=1 << 16)(_without_accents)
 
 def is_cjk(char: str) -> bool:
     """Return True if ``char`` is in a CJK block, and therefore a word of its own."""
-    return _CJK_CHAR.match(char) is not None
+    return CJK_RUN.match(char) is not None
 
 
 def chunks(text: str, split_cjk: bool = True) -> list[str]:
@@ -213,10 +208,13 @@ class WordPieceTokenizer(Tokenizer):
         # Only settings that differ from the reference enter the fingerprint, so that older fingerprints stay valid.
         header += f"strip_accents={self.strip_accents}\n" if self.strip_accents != lower_case else ""
         header += "" if split_cjk else "split_cjk=False\n"
-        longest = max((len(piece) for piece in pieces if CJK_RUN.fullmatch(piece)), default=0)
-        self._longest_cjk = longest if cjk_words and split_cjk and longest > 1 else 0
+        runs = (len(piece) for piece in pieces if cjk_words and split_cjk and CJK_RUN.fullmatch(piece))
+        longest = max(runs, default=0)
+        self._longest_cjk = longest if longest > 1 else 0
         header += "cjk_words=True\n" if self._longest_cjk else ""
-        self._chunk = _CHUNK_OF_RUNS if self._longest_cjk else _CHUNK if split_cjk else _SPACED
+        self._chunk = _CHUNK if split_cjk else _SPACED
+        if self._longest_cjk:
+            self._chunk = re.compile(f"{CJK_RUN.pattern}|{_CHUNK.pattern}")
         self.fingerprint = hashlib.sha256((header + "\n".join(pieces)).encode()).hexdigest()
         self.continuation[:] = [piece.startswith("##") for piece in pieces]
         self._lengths = [len(piece.removeprefix("##")) for piece in pieces]
@@ -226,9 +224,9 @@ class WordPieceTokenizer(Tokenizer):
             max_input_chars_per_word=MAX_CHARS_PER_WORD,
             continuing_subword_prefix="##",
         )
-        self._word_ids = _Cache(self._match, 1)
-        self._chunk_ids = _Cache(self._compute_chunk_ids, 1)
-        self._chunk_offsets = _Cache(self._compute_chunk_offsets, 70)
+        self._word_ids = _Cache(self._match, _CACHE_ENTRIES)
+        self._chunk_ids = _Cache(self._compute_chunk_ids, _CACHE_ENTRIES)
+        self._chunk_offsets = _Cache(self._compute_chunk_offsets, _OFFSET_ENTRIES)
 
     @property
     def rules(self) -> dict[str, Any]:
@@ -271,11 +269,14 @@ class WordPieceTokenizer(Tokenizer):
 
     def _match(self, word: str) -> bytes:
         """Return the ids of a word by greedy longest match, as the bytes of an int32 array."""
+        whole = self._ids.get(word)
+        if whole is not None and len(word) <= MAX_CHARS_PER_WORD:  # the longest match
+            return _ID.pack(whole)
         try:
             found = [token.id for token in self._model.tokenize(word)]
         except UnicodeEncodeError:  # a lone surrogate, which is in no vocabulary
             found = [self.unk_id]
-        return np.array(found, np.int32).tobytes()
+        return b"".join(map(_ID.pack, found))
 
     def _compute_chunk_ids(self, chunk: str) -> bytes:
         if self._longest_cjk:

@@ -15,7 +15,8 @@ _LATER_BYTES = frozenset(map(chr, [*range(0xA1, 0xC0), *range(0x122, 0x144)]))
 def cluster_flags(tokenizer: Tokenizer) -> np.ndarray:
     """Return uint8[V]: 1 for a piece that begins inside a grapheme cluster, plus 2 for a piece after which the
     cluster may go on."""
-    return np.array([_flags(piece, tokenizer) for piece in tokenizer.pieces(range(tokenizer.vocab_size))], np.uint8)
+    pieces = tokenizer.pieces(range(tokenizer.vocab_size))
+    return np.array([0 if piece.isascii() else _flags(piece, tokenizer) for piece in pieces], np.uint8)
 
 
 def _flags(piece: str, tokenizer: Tokenizer) -> int:

@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import tempfile
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -100,22 +101,20 @@ def cut_parts(tokens: np.ndarray, passes: int) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=2)
-def _open(store: Location, build: Location) -> tuple[TokenStore, np.ndarray, np.ndarray]:
-    """Return the store, the indices of the documents of the split, and the hashes of all documents."""
-    split, contents = (
-        np.memmap(local_copy(path), "<u8", "r") for path in (build / "documents.bin", store / "contents.bin")
-    )
-    return TokenStore(store), split, contents
+def _open(store: Location, build: Location) -> tuple[TokenStore, list[np.ndarray]]:
+    """Return the store, and arrays: the indices of the documents of the split, the hashes of all documents, the
+    pieces that continue a word, and the flags of grapheme clusters."""
+    paths = (build / "documents.bin", store / "contents.bin")
+    numbers = (np.asarray(np.memmap(local_copy(path), "<u8", "r")) for path in paths)
+    flags = (np.load(local_copy(build / f"{name}.npy")) for name in ("continuation", "clusters"))
+    return TokenStore(store), [*numbers, *flags]
 
 
 class _Pool:
     """Token pool of a part: the tokens of its documents, followed by those of the chosen random segments."""
 
     def __init__(self, job: SplitJob, first: int, last: int) -> None:
-        self._store, self._split, self._contents = _open(job.store, job.build)
-        self._continuation, self._clusters = (
-            np.load(local_copy(job.build / f"{name}.npy")) for name in ("continuation", "clusters")
-        )
+        self._store, (self._split, self._contents, self._continuation, self._clusters) = _open(job.store, job.build)
         self._most = job.settings.budget
         self._ranges: list[tuple[int, int]] = []
         self.size = 0
@@ -137,17 +136,17 @@ class _Pool:
 
     def _borders(self, first: int, start: int, stop: int) -> np.ndarray:
         """Return the borders for ``cut_long_sentences`` of a document whose first token is ``first``."""
-        ids, is_start = self._tokens(first + start, first + stop)
+        ids, is_start = self._tokens([(first + start, first + stop)])
         is_inside = self._clusters[ids] & 1 > 0
         is_inside[1:] |= self._clusters[ids[:-1]] & 2 > 0
         return np.where(is_inside, 0, 1 + is_start).astype(np.uint8)
 
-    def _tokens(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    def _tokens(self, ranges: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of tokens of the store, and a bool mask of those that begin a word."""
-        ids = self._store.ids(start, stop)
-        return ids, (
-            self._store.word_starts(start, stop) if self._store.has_word_starts else ~self._continuation[ids]
-        )
+        ids = np.concatenate([self._store.ids(*span) for span in ranges])
+        if self._store.has_word_starts:
+            return ids, np.concatenate([self._store.word_starts(*span) for span in ranges])
+        return ids, ~self._continuation[ids]
 
     def _add(self, start: int, stop: int) -> Segment:
         segment = Segment(self.size, stop - start)
@@ -168,22 +167,21 @@ class _Pool:
             while self._contents[other] == self._contents[document]:
                 at = (at + 1) % len(self._split)
                 other = int(self._split[at])
-            first, last = int(self._store.documents[other, 0]), int(self._store.documents[other + 1, 0])
+            first, last = self._store.documents[other : other + 2, 0].tolist()
             place = sentence_draw * (last - first)
             first += int(place)
             # Every sentence has at least one token, so ``needed`` sentences are enough.
-            ends = self._store.sentence_ends(first, min(last, first + max(needed, 1)))
-            stop = min(int(np.searchsorted(ends, ends[0] + max(needed, 1))), len(ends) - 1)
+            ends = self._store.sentence_ends(first, min(last, first + max(needed, 1))).tolist()
+            stop = min(bisect_left(ends, ends[0] + max(needed, 1)), len(ends) - 1)
             # Of a sentence longer than a row, only a part is read, from a random token on.
-            start = int(ends[0]) + int(place % 1 * max(0, int(ends[1] - ends[0]) - self._most))
-            return self._add(start, min(int(ends[stop]), start + 2 * self._most))
+            start = ends[0] + int(place % 1 * max(0, ends[1] - ends[0] - self._most))
+            return self._add(start, min(ends[stop], start + 2 * self._most))
 
         return draw
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the token ids int[P] of the pool, and bool[P], which marks the first token of every word."""
-        ids, starts = zip(*(self._tokens(*span) for span in self._ranges), strict=True)
-        return np.concatenate(ids), np.concatenate(starts)
+        return self._tokens(self._ranges)
 
 
 def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last: int) -> int:

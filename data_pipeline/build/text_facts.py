@@ -7,7 +7,7 @@ shards of before lack them.
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from operator import ne
 from typing import Any
 
 import numpy as np
@@ -41,10 +41,9 @@ def chunk_facts(texts: Sequence[str], ids: np.ndarray, tokenizer: Tokenizer) -> 
     return {"sizes": sizes, "merged": points, "merged_counts": counts.astype(np.int64)}
 
 
-@lru_cache(maxsize=1 << 16)
-def plain(char: str) -> str:
-    """Return ``char`` as the tokenizer leaves it when it strips accents: in parts, without combining marks."""
-    return "".join(c for c in unicodedata.normalize("NFD", char) if unicodedata.category(c) != "Mn")
+def plain(text: str) -> str:
+    """Return ``text`` as the tokenizer leaves it when it strips accents: in parts, without combining marks."""
+    return "".join(c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn")
 
 
 def text_facts(
@@ -106,13 +105,15 @@ def warnings_of(
     is_wordpiece = isinstance(tokenizer, WordPieceTokenizer)
     unknown = text.get("unknown", 0) / max(total, 1)
     of_words = is_wordpiece and not tokenizer.continuation.any()
-    unused, keep = _unused(tokenizer) if is_wordpiece and data.vocab else 0.0, ""
+    unused, keep = 0.0, ""
+    if is_wordpiece and data.vocab:
+        unused = _unused(tokenizer, lower_case=tokenizer.lower_case, strip_accents=tokenizer.strip_accents)
     if unused > MOST_UNUSED_PIECES:
-        has_case = tokenizer.lower_case and _share(tokenizer, str.lower) > unused / 2
+        has_case = tokenizer.lower_case and _unused(tokenizer, lower_case=True) > unused / 2
         keep = "--data.lower_case false" if has_case else "--data.strip_accents false"
     if unknown > (MOST_UNKNOWN_WORDS if of_words else MOST_UNKNOWN):
         remedy = f"use {keep}" if keep else "use a vocabulary of this text, or a larger one"
-        if is_wordpiece and not tokenizer.lower_case and _share(tokenizer, str.lower) < MOST_UNUSED_PIECES:
+        if is_wordpiece and not tokenizer.lower_case and _unused(tokenizer, lower_case=True) < MOST_UNUSED_PIECES:
             remedy = "the vocabulary has no capital letters: --data.lower_case true"
         yield f"WARNING: {unknown:.1%} of the tokens are [UNK]; {remedy}"
     if keep:
@@ -146,17 +147,9 @@ def _pieces(tokenizer: Tokenizer) -> list[str]:
     return [piece.removeprefix("##") for piece in tokenizer.pieces(range(tokenizer.vocab_size)) if piece[:1] != "["]
 
 
-def _share(tokenizer: Tokenizer, change: Any) -> float:
-    """Return the share of the pieces that ``change`` changes."""
+def _unused(tokenizer: Tokenizer, *, lower_case: bool, strip_accents: bool = False) -> float:
+    """Return the share of the pieces that have capital letters or accents."""
     pieces = _pieces(tokenizer)
-    return sum(change(piece) != piece for piece in pieces) / max(len(pieces), 1)
-
-
-def _unused(tokenizer: WordPieceTokenizer) -> float:
-    """Return the share of the pieces with characters that the case and the accents of the tokenizer remove."""
-
-    def normalized(piece: str) -> str:
-        piece = piece.lower() if tokenizer.lower_case else piece
-        return plain(piece) if tokenizer.strip_accents else piece
-
-    return _share(tokenizer, normalized)
+    changed = list(map(str.lower, pieces)) if lower_case else pieces
+    changed = [one if one.isascii() else plain(one) for one in changed] if strip_accents else changed
+    return sum(map(ne, pieces, changed)) / max(len(pieces), 1)

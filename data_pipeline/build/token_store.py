@@ -77,7 +77,8 @@ class TokenStore:
                 raise self._damaged(f"{path.name} {state}")
         # Random access needs local copies: in an object store, each of a million reads would cost money and time.
         local = {name: local_copy(folder / f"{name}.bin") for name in sizes}
-        self.documents = np.memmap(local["documents"], "<u8", "r").reshape(-1, 2)
+        # A plain array, because access to single elements of a memmap is slow.
+        self.documents = np.asarray(np.memmap(local["documents"], "<u8", "r")).reshape(-1, 2)
         self._contents, self._classes = local["contents"], local.get("classes", "")
         self._files = {name: os.open(path, os.O_RDONLY) for name, path in local.items()}
         self.has_word_starts = "word_starts" in sizes

@@ -42,8 +42,7 @@ def _pack_ints(values: np.ndarray) -> tuple[bytes, np.ndarray]:
     top = int(unsigned.max(initial=0))
     if top < 128:
         return unsigned.astype(np.uint8).tobytes(), np.full(rows, columns)
-    if top < 1 << 32:
-        unsigned = unsigned.astype(np.uint32)
+    unsigned = unsigned.astype(np.min_scalar_type(top))
     width = -(-top.bit_length() // 7)
     groups = np.empty((rows, columns, width), np.uint8)
     keep = np.empty((rows, columns, width), bool)

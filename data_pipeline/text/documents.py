@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice, pairwise
+from operator import itemgetter
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -134,7 +135,7 @@ def read_documents(
         blocks = chain(head, blocks)
     else:
         lines = split_lines(text_blocks(source.path, source.encoding), TEXT_LINE_END, reading.long_lines.append)
-        stream = (stripped(text) for _, text in lines)
+        stream = map(stripped, map(itemgetter(1), lines))
         head = _limited(stream, _BLANK_SAMPLE)
         sample = _spread([head, *_far_lines(source)])
         separates = _blank_lines_separate_documents(source, head)
@@ -203,14 +204,18 @@ def _far_lines(source: Source) -> Iterator[list[str]]:
     with path.open("rb") as file:
         for place in range(1, _SAMPLE_PLACES):
             file.seek(size * place // _SAMPLE_PLACES)
-            yield list(map(stripped, text_lines(file.read(_PLACE_BYTES).decode("utf-8", "ignore"))[1:-1]))
+            yield list(map(stripped, file.read(_PLACE_BYTES).decode("utf-8", "ignore").splitlines()[1:-1]))
 
 
 def _spread(groups: Iterable[Sequence[str]]) -> list[str]:
     """Return nonblank lines, equally many of each group, at equal distances."""
-    held = [[line for line in group if line and not _SEPARATORS.fullmatch(line)] for group in groups]
+    held = [[line for line in group if line and not _is_separator(line)] for group in groups]
     most = max(1, _SAMPLE_LINES // len(held))
     return [line for lines in held for line in lines[:: max(1, len(lines) // most)]]
+
+
+def _is_separator(line: str) -> bool:
+    return line[:1] == "<" and _SEPARATORS.fullmatch(line) is not None
 
 
 def _are_sentences(lines: Sequence[str]) -> bool:
@@ -223,7 +228,7 @@ def _are_sentences(lines: Sequence[str]) -> bool:
 
 
 def _blank_lines_separate_documents(source: Source, sample: Sequence[str]) -> bool:
-    if any(map(_SEPARATORS.fullmatch, sample)):
+    if any(map(_is_separator, sample)):
         return False
     if source.blank_lines == "auto":
         return any(a and b for a, b in pairwise(sample)) and "" in sample
@@ -234,13 +239,13 @@ def _blocks(lines: Iterable[str], *, one_document: bool) -> Iterator[Document]:
     """Yield each block of lines between blank lines, or, with ``one_document``, between separators."""
     block, size = Document(), 0
     for line in lines:
-        is_end = not line and not one_document
-        if line[:1] == "<" and _SEPARATORS.fullmatch(line):
-            is_end = True
-        elif line:
+        if not line or _is_separator(line):
+            is_end = line != "" or not one_document
+        else:
             block.append(line)
             size += len(line) - 1000
-        if block and (is_end or len(block) >= _MAX_SENTENCES or size >= _MAX_CHARACTERS):
+            is_end = len(block) >= _MAX_SENTENCES or size >= _MAX_CHARACTERS
+        if block and is_end:
             yield block
             block, size = Document(), 0
     if block:

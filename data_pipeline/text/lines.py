@@ -46,14 +46,16 @@ def stripped(line: str) -> str:
     """Return ``line`` without white space at its ends and without the byte order mark of a file joined to another;
     "" if all of its characters are invisible."""
     line = line.strip()
-    if not _STARTS_INVISIBLE.match(line):
+    if line.isascii() or not _STARTS_INVISIBLE.match(line):
         return line
     return "" if _BLANK.fullmatch(line) else line.lstrip("\ufeff").lstrip()
 
 
 def text_lines(text: str) -> list[str]:
     """Split the text of one document at the line ends of all systems, U+2028 and U+2029."""
-    return TEXT_LINE_END.split(text)
+    if "\r" in text or "\u2028" in text or "\u2029" in text:
+        text = TEXT_LINE_END.sub("\n", text)
+    return text.split("\n")
 
 
 def binary_kind(head: bytes, encoding: str) -> str:

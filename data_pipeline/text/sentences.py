@@ -1,6 +1,7 @@
 """A small rule-based sentence splitter for all scripts."""
 
 import re
+from functools import lru_cache
 from itertools import pairwise
 
 # Marks that end a sentence if white space and the start of another sentence follow. Patterns begin with a set and
@@ -48,8 +49,7 @@ _PHRASES = [
     for letters in (_THAI, rf"{_THAI}\u1000-\u1049\u1780-\u17d3")
 ]
 _LAST_WORD = re.compile(r"[^\W_]+(?:\.[^\W_]+)*$")
-# Capitals of all scripts in use. Georgian letters count as lower case in Unicode, but Georgian has no capitals.
-_CAPITAL = re.compile("[" + "".join(char for char in map(chr, range(0xAB30)) if char.isupper()) + "]")
+# Georgian letters count as lower case in Unicode, but Georgian has no capitals.
 _GEORGIAN = re.compile("[\u10d0-\u10ff]")
 _LEAST_CAPITALS = 0.002  # of the letters of cased text, in which a capital begins a sentence of 50 to 200 letters
 
@@ -66,9 +66,15 @@ _ABBREVIATIONS = frozenset(
 )
 
 
+@lru_cache
+def _capital() -> re.Pattern[str]:
+    """Return a pattern of the capitals of all scripts in use."""
+    return re.compile("[" + "".join(filter(str.isupper, map(chr, range(0xAB30)))) + "]")
+
+
 def is_lower_case(text: str, least: int = 1) -> bool:
     """Return True if ``text`` has at least ``least`` letters with case and practically no capitals among them."""
-    capitals = len(_CAPITAL.findall(text))
+    capitals = len(_capital().findall(text))
     if capitals > _LEAST_CAPITALS * len(text):
         return False
     letters = sum(map(str.islower, text))

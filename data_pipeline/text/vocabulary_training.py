@@ -16,6 +16,7 @@ MIN_VOCAB_SIZE = 16
 _MAX_CHUNKS = 1 << 20
 _MAX_WORDS = 1 << 21
 _MAX_WORD_CHARACTERS = 1 << 25
+_BATCH = 1 << 15  # characters of texts whose chunks are counted together
 _USUAL_CHUNK = 16  # characters; only texts with longer chunks on average reach _MAX_WORD_CHARACTERS first
 _MAX_CHARACTERS = 25_000_000
 # A character gets a piece only if its share of the text is at least this.
@@ -66,7 +67,7 @@ def count_words(
     """
     words: Counter[str] = Counter()
     seen: Counter[str] = Counter()
-    excess, has_long = 0, False
+    held, size, excess, has_long = list[str](), 0, 0, False
     for text in texts:
         parts = chunks(text, split_cjk)
         if len(text) > MAX_CHARS_PER_WORD and max(map(len, parts), default=0) > MAX_CHARS_PER_WORD:
@@ -74,11 +75,17 @@ def count_words(
             for part in (part for part in parts if len(part) > MAX_CHARS_PER_WORD):
                 seen.update(filter(_is_short, split_words(part, lower_case, strip_accents)))
             parts = list(filter(_is_short, parts))
-        seen.update(parts)
-        excess += max(0, len(text) - _USUAL_CHUNK * len(parts))
+        held += parts
+        size += len(text)
+        if size < _BATCH:
+            continue
+        seen.update(held)
+        excess += max(0, size - _USUAL_CHUNK * len(held))
+        held, size = [], 0
         if len(seen) > _MAX_CHUNKS or excess > _MAX_WORD_CHARACTERS:
             _add_words(words, seen, lower_case, strip_accents)
             excess = 0
+    seen.update(held)
     _add_words(words, seen, lower_case, strip_accents)
     if has_long and not words:
         raise ValueError(
@@ -94,8 +101,9 @@ def _is_short(word: str) -> bool:
 
 def _add_words(words: Counter[str], seen: Counter[str], lower_case: bool, strip_accents: bool | None) -> None:
     for chunk, count in seen.items():
-        for word in filter(_is_short, split_words(chunk, lower_case, strip_accents)):
-            words[word] += count
+        for word in split_words(chunk, lower_case, strip_accents):
+            if len(word) <= MAX_CHARS_PER_WORD:
+                words[word] += count
     seen.clear()
     rarest = 1
     while len(words) > _MAX_WORDS or sum(map(len, words)) > _MAX_WORD_CHARACTERS:

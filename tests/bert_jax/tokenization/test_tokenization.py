@@ -195,7 +195,7 @@ def test_a_continuation_alone_is_decoded_without_its_sign() -> None:
 
 
 def test_batches_equal_single_texts_when_the_cache_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bert_jax.tokenization.wordpiece._CACHE_BYTES", 600)  # three words
+    monkeypatch.setattr("bert_jax.tokenization.wordpiece._CACHE_ENTRIES", 3)
     tokenizer = WordPieceTokenizer([*SPECIAL_PIECES, *"abcdefg", *("##" + c for c in "abcdefg")], lower_case=True)
     texts = ["ab cd ef ga", "", "ab, cd", "gg ff ee dd cc bb aa"] * 3
     expected = [reference_ids(text, tokenizer._ids, True) for text in texts]
@@ -207,15 +207,14 @@ def test_batches_equal_single_texts_when_the_cache_overflows(monkeypatch: pytest
     assert max(len(tokenizer._chunk_ids), len(tokenizer._word_ids)) <= 3
 
 
-def test_caches_hold_few_bytes_of_long_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_hold_no_long_words() -> None:
     tokenizer = WordPieceTokenizer([*SPECIAL_PIECES, "a", "##a"], lower_case=True)
-    tokenizer.encode_batch(["a" * 201, "ä" * 5000, "a" * 200])
+    tokenizer.encode_batch(["a" * 201, "ä" * 5000, "a" * 33, "a" * 32])
     caches = (tokenizer._chunk_ids, tokenizer._word_ids)
-    assert [sorted(map(len, cache)) for cache in caches] == [[200], [200]]
-    monkeypatch.setattr("bert_jax.tokenization.wordpiece._CACHE_BYTES", 100_000)
+    assert [sorted(map(len, cache)) for cache in caches] == [[32], [32]]
     rows = tokenizer.encode_batch([f"{'a' * 150}{number:03d}" for number in range(1000)])
     assert rows == [[tokenizer.unk_id]] * 1000
-    assert sum(map(len, tokenizer._chunk_ids)) < 100_000
+    assert [len(cache) for cache in caches] == [1, 1]
 
 
 def test_vocabulary_lines_end_at_newlines_only(tmp_path: Path) -> None:
