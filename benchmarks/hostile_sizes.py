@@ -5,8 +5,9 @@
 Makes one small model of each family of Hugging Face folders and of each other format, replaces each number in its
 JSON files by 2^31-1, 2^63-1, -1, 0 and 1e308, and reads the folder in this process, whose address space is limited
 to 4 GB. A model that was read with a huge size then runs on 8 tokens, unless --read_only. Prints a table: family,
-keys, refused, read, slowest; then the values that were read. Exit code 3 if a case ends otherwise (a traceback,
-memory, more than one line) or takes longer than --seconds of the processors.
+keys, refused, read, the slowest of each; then the values that were read. Exit code 3 if a case ends otherwise (a
+traceback, memory, more than one line), or if a refusal takes longer than --seconds of the processors. To read a
+model takes as long as JAX needs to trace it.
 """
 
 import argparse
@@ -211,21 +212,23 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         for one in run(options.only, Path(place), not options.read_only):
             outcomes[one.family].append(one)
-            bad = one.end not in ("read", "refused")
-            if bad or one.seconds > options.seconds:
+            if one.end not in ("read", "refused") or (one.end == "refused" and one.seconds > options.seconds):
                 print(
                     f"{one.family} {one.key} = {one.value}: {one.end}, {one.seconds:.2f} s",
                     file=sys.stderr,
                     flush=True,
                 )
-    print("| family | keys | refused | read | other | slowest, s of the processors |\n|---|---|---|---|---|---|")
+    print("| family | keys | refused | slowest, s | read | slowest, s | other |\n|---|---|---|---|---|---|---|")
     failed = 0
     for family, own in outcomes.items():
         count = collections.Counter(one.end if one.end in ("read", "refused") else "other" for one in own)
-        slowest = max(one.seconds for one in own)
-        failed += count["other"] + sum(one.seconds > options.seconds for one in own)
+        slowest = {
+            end: max((one.seconds for one in own if one.end == end), default=0) for end in ("refused", "read")
+        }
+        failed += count["other"] + sum(one.end == "refused" and one.seconds > options.seconds for one in own)
         keys = len({one.key for one in own})
-        print(f"| {family} | {keys} | {count['refused']} | {count['read']} | {count['other']} | {slowest:.3f} |")
+        ends = " | ".join(f"{count[end]} | {seconds:.3f}" for end, seconds in slowest.items())
+        print(f"| {family} | {keys} | {ends} | {count['other']} |")
     print("\nread:")
     for family, own in outcomes.items():
         by_key = collections.defaultdict(list)
