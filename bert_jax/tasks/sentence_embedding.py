@@ -74,6 +74,7 @@ class SentenceTask(Task):
             singles = [one for one in records if one.text_pair is None and one.label is not None]
             counts = Counter(one.label for one in singles)
             used = [one for one in singles if 1 < counts[one.label] < len(singles)]
+            used = used if len({one.label for one in used}) > 1 else []
             changes: dict[int, Any] = {id(one): {"label": None} for one in singles}
             groups = texts_of_classes(used, config.data.split_seed) if used else []
             for one, texts in zip(used, groups, strict=True):

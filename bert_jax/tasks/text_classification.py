@@ -351,7 +351,8 @@ class MultiLabelTask(ClassificationTask):
 
 
 # Values of lists that have one for each label.
-_INDICATORS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
+_INDICATORS = {text: value for value in (False, True) for text in (f"{value:d}", f"{value:d}.", f"{value:d}.0")}
+_INDICATORS |= {"false": False, "true": True}
 
 
 def _are_indicators(lists: Sequence[tuple[str, ...]]) -> bool:

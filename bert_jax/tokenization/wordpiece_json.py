@@ -20,12 +20,16 @@ def wordpiece_of(state: Mapping[str, Any], name: str) -> WordPieceTokenizer:
     message that begins with ``name``, for rules that BERT does not have.
     """
     model, rules, splits = (_part(state, part) for part in ("model", "normalizer", "pre_tokenizer"))
-    added = [token for token in state.get("added_tokens") or [] if isinstance(token, dict)]
+    added = state.get("added_tokens") or []
+    kinds = {"id": int, "content": str}
+    if not isinstance(added, list) or not all(
+        isinstance(token, dict) and all(isinstance(token.get(key), kind) for key, kind in kinds.items())
+        for token in added
+    ):
+        raise ValueError(f"{name}: added_tokens is damaged: each needs a number, id, and a string, content")
     pieces = pieces_by_id(model.get("vocab"), name)
     known = set(pieces)
-    beyond = sorted(
-        (token.get("id", 0), token.get("content")) for token in added if token.get("content") not in known
-    )
+    beyond = sorted((token["id"], token["content"]) for token in added if token["content"] not in known)
     faults = {
         "its rules are not BertNormalizer and BertPreTokenizer": (rules.get("type"), splits.get("type"))
         != ("BertNormalizer", "BertPreTokenizer"),

@@ -108,7 +108,7 @@ def warnings_of(
     unused, keep = 0.0, ""
     if is_wordpiece and data.vocab:
         unused = _unused(tokenizer, lower_case=tokenizer.lower_case, strip_accents=tokenizer.strip_accents)
-    if unused > MOST_UNUSED_PIECES:
+    if unused > MOST_UNUSED_PIECES and data.vocab.endswith(".txt"):
         has_case = tokenizer.lower_case and _unused(tokenizer, lower_case=True) > unused / 2
         keep = "--data.lower_case false" if has_case else "--data.strip_accents false"
     if unknown > (MOST_UNKNOWN_WORDS if of_words else MOST_UNKNOWN):

@@ -32,6 +32,11 @@ def load_vocabulary(data: DataConfig, path: Location, vocab_size: int) -> Tokeni
     """Load the tokenizer from ``path``. Raises ``ValueError`` if it has more than ``vocab_size`` pieces."""
     if isinstance(path, ObjectPath) and not path.is_file():
         raise ValueError(f"{path}: no such vocabulary file; set data.vocab to an existing file")
+    if data.strip_accents != "auto" and path.suffix != ".txt":
+        raise ValueError(
+            f"data.strip_accents: {data.strip_accents} is not allowed with {path.name}, which has its own rules; "
+            "allowed: auto, or a vocab.txt in data.vocab"
+        )
     tokenizer = load_tokenizer(local_copy(path), **data.rules)
     if tokenizer.vocab_size > vocab_size:
         raise ValueError(

@@ -104,6 +104,8 @@ def _finished(
         raise ValueError(f"{path}: the report is damaged; name another folder, or delete this one") from None
     corpus = file_settings("data.corpus", files, target, recorded)
     wanted = json.loads(json.dumps(settings_of(options, corpus)))
+    usual = {"data.encoding": "auto"}
+    recorded, wanted = usual | recorded, usual | wanted
     if changed := [name for name in wanted if recorded.get(name) != wanted[name]]:
         raise ValueError(
             f"{target}: contains text cleaned with other settings ({', '.join(changed)}); name another folder, or "

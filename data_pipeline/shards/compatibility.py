@@ -70,6 +70,7 @@ def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any], owner: s
 
     OWNER is the value of ``owner``, which names the origin of ``recorded``, such as "shards".
     """
+    recorded, wanted = ({"data.encoding": "auto"} | dict(each) for each in (recorded, wanted))
 
     def short(value: Any, other: Any) -> str:
         if isinstance(value, list) and value:  # [name, size] or [name, hash] of files

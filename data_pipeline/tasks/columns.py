@@ -257,14 +257,24 @@ def _list_in(text: str, role: str, source: str) -> list[str] | None:
     text = text.strip()
     if f"{text[:1]}{text[-1:]}" not in ("[]", "()", "{}"):
         return None
+    # Tokens of a sentence in brackets have blanks between them.
+    if role == "words" and (text[0] != "[" or text[1:2].isspace()):
+        return None
     if not _LIST.fullmatch(text):
-        if role.startswith("label") and re.search("['\"]", text):
-            raise ValueError(f"{source}: {role} is {text[:60]}; allowed in a list: strings and numbers")
+        if role.startswith("label") and re.search(r"['\"]|\b(nan|None|null)\b", text):
+            raise ValueError(_not_a_list(text, role, source))
         return None
     items = re.findall(_ITEM, text)
     if (role == "words" or text[0] != "[") and items and not any(one[0] in "'\"" for one in items):
         return None
-    return [characters(ast.literal_eval(one)) if one[0] in "'\"" else one.lower() for one in items]
+    try:
+        return [characters(ast.literal_eval(one)) if one[0] in "'\"" else one.lower() for one in items]
+    except (SyntaxError, ValueError):
+        raise ValueError(_not_a_list(text, role, source)) from None
+
+
+def _not_a_list(text: str, role: str, source: str) -> str:
+    return f"{source}: {role} is {' '.join(text[:60].split())}; allowed in a list: strings and numbers"
 
 
 def _split(value: Any, role: str, source: str, separator: str | None) -> tuple[str, ...] | None:

@@ -146,16 +146,18 @@ def _records(
 def _delimiter(
     path: Location, rows_of: Callable[[str], list[Row]], default: str, columns: Columns, data: TaskDataConfig
 ) -> str:
-    """Return ``default`` if the first row has the columns with it, else the first of the others with which it has
-    them. If there is none, raise ``ValueError`` about the columns with the one that gives the most fields, unless
-    this is ``default``, which the caller reads."""
+    """Return the first delimiter with which the first row has the columns and, in a file without a header that is
+    not a TSV, all rows have as many fields; ``default`` is tried first. If there is none, raise ``ValueError``
+    about the columns with the one that gives the most fields, unless it is ``default``, which the caller reads."""
     firsts = {}
     for delimiter in dict.fromkeys((default, *_DELIMITERS)):
         with contextlib.suppress(ValueError, IndexError):
             firsts[delimiter] = first = rows_of(delimiter)[0]
             places, header = _places(first, columns, data, path)
             # Without a header, a comma of the text must not be taken for the delimiter.
-            even = header is not None or len({len(fields) for _, fields in rows_of(delimiter)}) == 1
+            known = header is not None or delimiter == default == "\t"
+            divides = delimiter == default or len(first[1]) > 1
+            even = known or (divides and _is_even(rows_of(delimiter)))
             if even and max(column for _, column in places) < len(first[1]):
                 if delimiter != default:
                     _log.warning("%s: the fields are separated by %r", path, delimiter)
@@ -169,19 +171,23 @@ def _delimiter(
     return default
 
 
+def _is_even(rows: Iterable[Row]) -> bool:
+    return len({len(fields) for _, fields in rows}) == 1
+
+
 def _places(
     first: Row, columns: Columns, data: TaskDataConfig, path: Location
 ) -> tuple[list[Place], list[str] | None]:
     """Return the columns of the roles, and the names of the columns if ``first`` is a header."""
     header = _header(first, columns, data, path)
     if header is None:
-        return [(role, int(column) - 1) for role, column in columns.roles], None
+        return [(role, int(column[:19]) - 1) for role, column in columns.roles], None
     return columns.find(header, f"{path}:{first[0]}", numbers=True), header
 
 
 def _header(first: Row, columns: Columns, data: TaskDataConfig, path: Location) -> list[str] | None:
     """Return the names of the columns, or None for a file without a header."""
-    if columns.by_number and any(int(column) == 0 for _, column in columns.roles):
+    if columns.by_number and any(int(column[:19]) == 0 for _, column in columns.roles):
         raise ValueError("data.columns: column 0 is not allowed; allowed: numbers from 1")
     has_header = not columns.by_number if data.header == "auto" else data.header == "true"
     if has_header:

@@ -12,8 +12,11 @@ from bert_jax.io.storage import Location, is_url, location
 from data_pipeline.text.compressed import COMPRESSIONS, read_blocks
 from data_pipeline.text.lines import Line, Undecodable, text_blocks
 
-# NUL, many bytes above 127 in a row, or a character of UTF-8; symbols in a word, such as Polish letters of cp1250.
-_NOT_WESTERN_BYTES = re.compile(rb"\0|[\x80-\xff]{4}|[\xc2-\xdf][\x80-\xbf]")
+# NUL, many bytes above 127 in a row, a character of UTF-8, or marks of Shift-JIS that Western text hardly has;
+# symbols in a word, such as Polish letters of cp1250.
+_NOT_WESTERN_BYTES = re.compile(
+    rb"\0|[\x80-\xff]{4}|[\xc2-\xdf][\x80-\xbf]|\xe2[\x80-\x84][\x80-\xbf]|[\x82\x83\x88\x89\x98]"
+)
 _NOT_WESTERN = re.compile(
     "[A-Za-z][\xa1-\xa9\xab-\xb3\xb6\xb8\xb9\xbb-\xbf]+[A-Za-z]|[a-z\xdf-\xff][\xa3\xa5\xaf\xbf]|"
     "[\xa5\xb3\xb9][a-z\xdf-\xff]|[\xb3\xb9\xbf]{2}"
@@ -22,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 # NAME[/CONFIG][:VERSION]:SPLIT of a prepared dataset, and FILE.json:PART+PART.
 _DATASET = re.compile(r"(?:tfds:)?(?P<place>[^:\[\]]+(?::\d+\.\d+\.\d+)?)(?::(?P<part>.+))?", re.ASCII)
-_JSON_PART = re.compile(r"(?P<place>.+\.json(?:\.gz|\.zst)?):(?P<part>[^/:]+)")
+_JSON_PART = re.compile(r"(?P<place>.+\.json(?:\.gz|\.bz2|\.xz|\.zst)?):(?P<part>[^/:]+)")
 
 
 def is_dataset(name: str, file_format: str) -> bool:
@@ -44,7 +47,7 @@ def locate(folder: str, name: str) -> str:
 def plain_name(name: str) -> PurePosixPath:
     """Return a file name without its compression suffix."""
     path = PurePosixPath(name)
-    return path.with_suffix("") if path.suffix in COMPRESSIONS else path
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
 
 
 def find(name: str) -> Location:

@@ -169,7 +169,11 @@ def _in_folder(entry: str, json_field: str, encoding: str, outputs: Iterable[str
     ]
     texts = {}
     for one, file in files.items():
-        if not written.keys().isdisjoint((one, *one.parents)) or not file.is_file():
+        if not written.keys().isdisjoint((one, *one.parents)):
+            continue
+        if not file.is_file():
+            if isinstance(file, Path) and file.is_symlink():
+                left_out.append(LeftOut(f"{name}/{one.as_posix()}", "is a link that is not followed"))
             continue
         reason = _reason_against(file, json_field, encoding) if _is_text_name(one) else ""
         if reason is None:

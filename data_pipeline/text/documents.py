@@ -1,5 +1,6 @@
 """Documents of a corpus: plain text and JSON (uncompressed or compressed), and records of datasets."""
 
+import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,10 +14,11 @@ from typing import Any
 from bert_jax.io.storage import Location
 from data_pipeline.text.compressed import COMPRESSIONS
 from data_pipeline.text.lines import (
+    CUT,
     LINE_END,
-    SEPARATOR,
     TEXT_LINE_END,
     Undecodable,
+    newlines,
     split_lines,
     stripped,
     text_blocks,
@@ -38,8 +40,9 @@ _MAX_SENTENCES = 1_000_000  # of a document; a longer one is split, so that any 
 # A document of lines of more than 1,000 characters on average is split when it has this many characters more.
 _MAX_CHARACTERS = 1 << 23
 # Lines that separate documents: of GPT-2's corpora, and the tags of wikiextractor.
-_SEPARATORS = re.compile(rf"{re.escape(SEPARATOR)}|<doc(?: [^<>]*)?>|</doc>")
+_SEPARATORS = re.compile(r"<\|endoftext\|>|<doc(?: [^<>]*)?>|</doc>")
 _BETWEEN_RECORDS = re.compile(r"[\s,\[\]]*")
+_LONGEST_TOKEN = 16  # characters, more than those of any word, number sign or escape of JSON
 
 
 class Document(list[str]):
@@ -202,6 +205,8 @@ def _far_lines(source: Source) -> Iterator[list[str]]:
     if size < _LARGE_FILE:
         return
     with path.open("rb") as file:
+        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"\0\0"):  # UTF-16 or UTF-32
+            return
         for place in range(1, _SAMPLE_PLACES):
             file.seek(size * place // _SAMPLE_PLACES)
             yield list(map(stripped, file.read(_PLACE_BYTES).decode("utf-8", "ignore").splitlines()[1:-1]))
@@ -209,7 +214,7 @@ def _far_lines(source: Source) -> Iterator[list[str]]:
 
 def _spread(groups: Iterable[Sequence[str]]) -> list[str]:
     """Return nonblank lines, equally many of each group, at equal distances."""
-    held = [[line for line in group if line and not _is_separator(line)] for group in groups]
+    held = [[line for line in group if line and line != CUT and not _is_separator(line)] for group in groups]
     most = max(1, _SAMPLE_LINES // len(held))
     return [line for lines in held for line in lines[:: max(1, len(lines) // most)]]
 
@@ -239,7 +244,7 @@ def _blocks(lines: Iterable[str], *, one_document: bool) -> Iterator[Document]:
     """Yield each block of lines between blank lines, or, with ``one_document``, between separators."""
     block, size = Document(), 0
     for line in lines:
-        if not line or _is_separator(line):
+        if not line or line == CUT or _is_separator(line):
             is_end = line != "" or not one_document
         else:
             block.append(line)
@@ -260,64 +265,58 @@ def _is_json(source: Source) -> bool:
     suffix = plain_suffix(source.path)
     if suffix in JSON_SUFFIXES or suffix in TEXT_SUFFIXES:
         return suffix in JSON_SUFFIXES
-    line = next((block for block in text_blocks(source.path, source.encoding) if block.strip()), "").lstrip()
     try:
-        return line.startswith("{") and isinstance(json.loads(line.partition("\n")[0]), dict)
-    except (ValueError, RecursionError):
+        return isinstance(next((value for _, value in json_records(source)), None), dict)
+    except Undecodable:
+        raise
+    except ValueError:
         return False
 
 
 def json_records(source: Source) -> Iterator[tuple[str, Any]]:
-    """Yield (file and line, value) for every JSON value of a file: values on lines of their own, the elements of an
-    array, or objects of several lines.
+    """Yield (file and line, value) for every JSON value of a file: values one after the other, on one or several
+    lines each, or the elements of an array.
 
-    Raises ``ValueError``, with the file and the line, for other content and for a value of more than
-    ``LONGEST_RECORD`` characters.
+    Raises ``ValueError``, with the file and the line, for other content, for a value of more than
+    ``LONGEST_RECORD`` characters, and for an array without an end.
     """
-    path = source.path
-    blocks = text_blocks(path, source.encoding)
-    first = next((block for block in blocks if block.strip()), "")
-    start = first.lstrip()[:2]
-    blocks = chain([first], blocks)
-    if start[:1] == "[" or start in ("{\n", "{\r"):
-        yield from _json_values(blocks, path)
-        return
-
-    def refuse(number: int) -> None:
-        raise ValueError(
-            f"{path}:{number}: a JSON value of more than {LONGEST_RECORD:,} characters; write one document per line"
-        )
-
-    for number, line in split_lines(blocks, LINE_END, refuse, LONGEST_RECORD):
-        if not line.strip():
-            continue
-        try:
-            yield f"{path}:{number}", json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}:{number}: not valid JSON: {error}") from None
-
-
-def _json_values(blocks: Iterable[str], path: Location) -> Iterator[tuple[str, Any]]:
-    """Yield (file and line, value) for JSON values one after the other, or in an array."""
-    decode, text, number, wanted = json.JSONDecoder().raw_decode, "", 1, 1
-    for block in chain(blocks, [""]):
-        text += block
+    path, decode = source.path, json.JSONDecoder().raw_decode
+    text, number, wanted, count, opened, closed = "", 1, 1, 0, False, False
+    for block in chain(newlines(text_blocks(path, source.encoding), LINE_END), [None]):
+        text += block or ""
         at = 0
-        while (block == "" or len(text) >= wanted) and (start := _end_of_gap(text, at)) < len(text):
+        while block is None or len(text) - at >= wanted:
+            start = _end_of_gap(text, at)
+            place = text.find("[", at, start)
+            if place >= 0 and count:
+                line = number + text.count("\n", at, place)
+                raise ValueError(f"{path}:{line}: not valid JSON: a list among records; write one record per line")
+            opened = opened or place >= 0
+            closed = closed or text.find("]", at, start) >= 0
             number += text.count("\n", at, start)
             at = start
+            if at == len(text):
+                break
             try:
-                value, end = decode(text, start)
-            except (ValueError, RecursionError) as error:
-                if block and len(text) - at <= LONGEST_RECORD:
-                    wanted = 2 * (len(text) - at)  # a value that ends in a later block
+                value, end = decode(text, at)
+                fault = f"more than {LONGEST_RECORD:,} characters" if end - at > LONGEST_RECORD else ""
+            except json.JSONDecodeError as error:
+                size, fault = len(text) - at, error.msg
+                is_cut = fault.startswith("Unterminated") or error.pos > len(text) - _LONGEST_TOKEN
+                if block is not None and is_cut and size <= LONGEST_RECORD:
+                    wanted = 2 * size  # a value that ends in a later block
                     break
-                reason = str(error) if not block else f"no end within {LONGEST_RECORD:,} characters"
-                raise ValueError(f"{path}:{number}: not valid JSON: {reason}") from None
+                fault = f"more than {LONGEST_RECORD:,} characters" if is_cut and size > LONGEST_RECORD else fault
+            except (ValueError, RecursionError) as error:
+                fault = str(error).partition(";")[0]
+            if fault:
+                raise ValueError(f"{path}:{number}: not valid JSON: {fault}; write one record per line")
             yield f"{path}:{number}", value
-            number += text.count("\n", start, end)
-            at, wanted = end, 1
+            number += text.count("\n", at, end)
+            at, wanted, count, closed = end, 1, count + 1, False
         text = text[at:]
+    if opened and not closed:
+        raise ValueError(f"{path}:{number}: the JSON array has no end; restore the file")
 
 
 def _end_of_gap(text: str, at: int) -> int:

@@ -9,9 +9,9 @@ from bert_jax.io.storage import Location
 from data_pipeline.text.compressed import DamagedFile, read_blocks
 from data_pipeline.text.graphemes import continues_cluster, joins_next
 
-# A longer line of text is cut into pieces at white space, each followed by a line SEPARATOR; characters.
+# A longer line of text is cut into pieces at white space, each followed by a line CUT; characters.
 LONGEST_LINE = 1 << 20
-SEPARATOR = "<|endoftext|>"  # a line that separates documents
+CUT = "\ufdd0"  # not a character: no text contains it
 
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -75,14 +75,14 @@ def text_blocks(path: Location, encoding: str = "auto") -> Iterator[str]:
     ``encoding`` is the name of a codec, or auto: UTF-16 and UTF-32 with a byte order mark, all others UTF-8. Raises
     ``ValueError`` if the file is damaged or binary, and :class:`Undecodable`.
     """
-    decoder, number, name = None, 1, ""
+    decoder, number, name, is_first = None, 1, "", True
     try:
         for block in chain(read_blocks(path), [b""]):
             if decoder is None:
                 if kind := binary_kind(block[:4096], encoding):
                     raise ValueError(f"{path}: the file is {kind}")
                 found = (codec for mark, codec in _BYTE_ORDER_MARKS if block.startswith(mark))
-                name = next(found, "utf-8-sig") if encoding == "auto" else encoding
+                name = next(found, "utf-8") if encoding == "auto" else encoding
                 decoder = codecs.getincrementaldecoder(name)()
             try:
                 text = decoder.decode(block, not block)
@@ -90,22 +90,15 @@ def text_blocks(path: Location, encoding: str = "auto") -> Iterator[str]:
                 good = error.object[: error.start].decode(error.encoding, "ignore")
                 yield good
                 number += good.count("\n")
-                codec = name.removesuffix("-sig").upper()
-                raise Undecodable(f"{path}:{number}: not valid {codec}; convert the file to UTF-8") from None
+                raise Undecodable(f"{path}:{number}: not valid {name.upper()}; convert the file to UTF-8") from None
             number += text.count("\n")
+            if is_first and text:
+                text, is_first = text.removeprefix("\ufeff"), False
             yield text
     except DamagedFile as error:
         raise ValueError(
             f"{path}: the compressed file is damaged after line {number - 1}: {error}; restore it"
         ) from None
-
-
-def numbered_lines(path: Location, encoding: str = "auto") -> Iterator[Line]:
-    """Yield (number from 1, line) for every line of a file, of any length; only a newline ends a line.
-
-    Raises ``ValueError`` as :func:`text_blocks` does.
-    """
-    return split_lines(text_blocks(path, encoding))
 
 
 def split_lines(
@@ -120,7 +113,7 @@ def split_lines(
     characters is cut, and ``on_long`` is first called with its number.
     """
     number, tail, size, is_cut = 1, [""], 0, False
-    for block in _newlines(blocks, ends) if ends else blocks:
+    for block in newlines(blocks, ends) if ends else blocks:
         first, *lines = block.split("\n")
         tail.append(first)
         size += len(first)
@@ -130,13 +123,13 @@ def split_lines(
             text, is_cut = "".join(tail), True
             border = _border(text, longest)
             yield number, text[:border]
-            yield number, SEPARATOR
+            yield number, CUT
             tail, size = [text[border:]], size - border
         if not lines:
             continue
         yield number, "".join(tail)
         if is_cut:
-            yield number, SEPARATOR
+            yield number, CUT
         tail, is_cut = [lines.pop()], False
         yield from enumerate(lines, number + 1)
         number, size = number + 1 + len(lines), len(tail[0])
@@ -144,7 +137,7 @@ def split_lines(
         yield number, "".join(tail)
 
 
-def _newlines(blocks: Iterable[str], ends: re.Pattern[str]) -> Iterator[str]:
+def newlines(blocks: Iterable[str], ends: re.Pattern[str]) -> Iterator[str]:
     """Yield ``blocks`` with a newline for each of ``ends``."""
     held = ""
     for block in chain(blocks, [None]):

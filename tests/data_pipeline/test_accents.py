@@ -99,3 +99,5 @@ def test_shards_of_a_tokenizer_json(tmp_path: Path, lower_case: bool) -> None:
         assert tokenizer.encode(text) == trained.encode(text, add_special_tokens=False).ids
     manifest = read_manifest(tmp_path / "shards" / "train")
     assert manifest is not None and manifest["tokenizer"] == tokenizer.fingerprint
+    with pytest.raises(ValueError, match=r"data\.strip_accents: false is not allowed with tokenizer\.json"):
+        build(tmp_path, vocab=str(tmp_path / "tokenizer.json"), strip_accents="false")

@@ -130,7 +130,7 @@ def test_json_lines(tmp_path: Path) -> None:
         ('{"text": "unfinished', ":2: not valid JSON"),
         ('{"body": "x"}', ":2: no text in field 'text'"),
         ('{"text": 5}', ":2: no text in field 'text'"),
-        ("[1, 2]", ":2: no text in field 'text'"),
+        ("[1, 2]", ":2: not valid JSON: a list among records"),
         pytest.param("[" * 100_000, ":2: not valid JSON", id="deep"),
         pytest.param('{"text": ' + "1" * 5000 + "}", ":2: not valid JSON", id="digits"),
     ],
@@ -373,6 +373,78 @@ def test_outputs_of_this_library_are_not_text(tmp_path: Path) -> None:
     # A folder of shards around the corpus hides nothing.
     around = DataConfig(corpus=(str(folder / "text"),), shards=str(folder))
     assert len(listing_of(around).sources) == 1
+
+
+def test_a_long_line_leaves_the_borders_of_documents(tmp_path: Path) -> None:
+    documents = [[f"First {i}.", f"Second {i}."] for i in range(20)]
+    text = "\n\n".join("\n".join(one) for one in documents)
+    found = read(
+        write(tmp_path / "a.txt", f"{text}\n\n{'ACGT ' * 300_000}\n\nLast one.\nLast two.\n"), line="sentence"
+    )
+    assert found[:20] == documents
+    assert found[-1] == ["Last one.", "Last two."]
+    assert len(found) > 22
+
+
+@pytest.mark.parametrize("codec", ["utf-8", "utf-16", "utf-32"])
+def test_far_lines_are_not_read_in_another_encoding(tmp_path: Path, codec: str) -> None:
+    block = "".join(f"One {i}. Two. Three.\n" if i % 3 else f"Alone {i}.\n" for i in range(40_000))
+    path = tmp_path / "a.txt"
+    path.write_bytes((block * 2).encode(codec))
+    reading = Reading(path.name)
+    sources = list_sources([str(path)])
+    next(read_documents(sources[0], line="auto", json_field="text", reading=reading))
+    assert reading.line == "paragraph"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"text": "A b.",\n "x": 1}\n{"text": "C d."}\n', [["A b."], ["C d."]]),
+        ('{"text": "A b."}{"text": "C d."}', [["A b."], ["C d."]]),
+        ("[" + " " * 500_000 + '{"text": "A b."}\n]', [["A b."]]),
+        ("[" + '{"text": "A b."}, ' * 3 + '{"text": "C d."}', "1: the JSON array has no end"),
+        ("\n" * 300_000 + '{"text": "A b."}\n{"text": 5}\n', "300002: no text"),
+        ('[{"text": \'single\'}, {"text": "A b."}]', "1: not valid JSON: Expecting value"),
+        ('{"text": "A b."}\r{"text": bad}\r', "2: not valid JSON: Expecting value"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.json", "wiki_00"])
+def test_forms_of_json(tmp_path: Path, name: str, text: str, expected: str | list[list[str]]) -> None:
+    path = tmp_path / name
+    path.write_bytes(text.encode())
+    if isinstance(expected, list):
+        assert read(path) == expected
+    elif name == "a.json":
+        with pytest.raises(ValueError, match=rf"a\.json:{expected}"):
+            read(path)
+
+
+def test_long_records_in_files_without_a_suffix(tmp_path: Path) -> None:
+    words = " ".join(f"word{i * 7919 % 10007}" for i in range(30_000))
+    content = json.dumps({"text": f"{words}."}) + "\n" + json.dumps({"text": "Two."}) + "\n"
+    (tmp_path / "wiki_01.xz").write_bytes(lzma.compress(content.encode()))
+    (tmp_path / "wiki_02").write_text(content)
+    assert [one[-1] for one in read(tmp_path / "wiki_01.xz")] == [f"{words}.", "Two."]
+    assert read(tmp_path / "wiki_01.xz") == read(tmp_path / "wiki_02")
+
+
+def test_links_that_are_not_followed_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "texts/a.txt", "One line.\n")
+    write(tmp_path / "other/b.txt", "Another.\n")
+    (tmp_path / "texts/folder").symlink_to(tmp_path / "other")
+    (tmp_path / "texts/broken.txt").symlink_to(tmp_path / "nowhere.txt")
+    listing = list_corpus([str(tmp_path / "texts")])
+    assert [one.name for one in listing.sources] == ["texts/a.txt"]
+    assert [one.name for one in listing.left_out] == ["texts/broken.txt", "texts/folder"]
+    assert "texts/folder is a link that is not followed" in listing.summary()
+
+
+@pytest.mark.parametrize("codec", ["utf-8", "utf-16-le"])
+def test_a_byte_order_mark_in_a_named_encoding(tmp_path: Path, codec: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes('\ufeff{"text": "One."}\n'.encode(codec))
+    (source,) = list_corpus([str(tmp_path / "a.jsonl")], encoding=codec).sources
+    assert list(read_documents(source, line="auto", json_field="text")) == [["One."]]
 
 
 def test_a_line_of_any_length_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

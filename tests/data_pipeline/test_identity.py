@@ -54,6 +54,16 @@ def test_an_edited_file_of_the_same_size(place: Path, vocab: str, keep_time: boo
         build(place, **changes)
 
 
+@pytest.mark.parametrize("vocab", ["given", "trained"])
+def test_an_encoding_that_is_no_longer_named(place: Path, vocab: str) -> None:
+    changes = {"vocab": ""} if vocab == "trained" else {}
+    build(place, encoding="latin-1", token_store=str(place / "store"), **changes)
+    with pytest.raises(ValueError, match=r"data\.encoding: \w+ latin-1, config auto"):
+        build(place, **changes)
+    with pytest.raises(ValueError, match=r"data\.encoding: store latin-1, config auto"):
+        build(place, token_store=str(place / "store"), shards=str(place / "others"), **changes)
+
+
 def test_the_token_store_too(place: Path) -> None:
     build(place, token_store=str(place / "store"))
     edit(place / "text" / "0.txt")

@@ -113,6 +113,8 @@ def test_swapped_columns(count):
     lines = resolved(train[1:], dev=train[:1], dev_fraction=0.1)[2]
     assert f"WARNING: {count} classes in {count} training records" in lines[1]
     assert len(resolved(made(*"ab", *[f"{i % 20}" for i in range(count * 20)]))[2]) < 4
+    few = resolved(made(*[f"c{i % (count * 2 // 3)}" for i in range(count)]))[2]  # few records of many classes
+    assert not any("data.columns" in line for line in few)
 
 
 @pytest.mark.parametrize("labels", [("label", "0", "1"), ("Kategorie", "1", "2"), ("sentiment", "good", "bad")])

@@ -153,6 +153,15 @@ def test_classes_that_make_no_pairs(labels):
         examples("negatives", records)
 
 
+@pytest.mark.parametrize("labels", ["aaab", "aaabc"])
+def test_other_splits_with_one_class_of_several_texts(labels):
+    records = [dataclasses.replace(one, label=label) for one, label in zip(labelled(5, 2), labels, strict=False)]
+    splits = {"train": labelled(8, 2), "dev": records}
+    _, found, lines = SentenceTask.prepare(task_of("triplet", pairs_from_classes=True).config, splits, ["dev"])
+    assert all(one.text_pair is None and one.label is None for one in found["dev"])
+    assert lines[-1].startswith(f"dev: 0 of {len(labels)} texts are scored")
+
+
 @pytest.mark.parametrize(("loss", "count"), [("negatives", 8), ("triplet", 21)])
 def test_labelled_texts_of_other_splits_are_scored_as_triplets(loss, count):
     config = task_of(loss, pairs_from_classes=True).config

@@ -78,6 +78,9 @@ def test_older_files_and_added_special_tokens(tmp_path: Path) -> None:
             lambda state: state["model"]["vocab"].update({"qq\nzz": len(state["model"]["vocab"])}),
             "a line break",
         ),
+        (lambda state: state.update(added_tokens=5), "added_tokens is damaged"),
+        (lambda state: state["added_tokens"].append({"id": "q", "content": "<s>"}), "added_tokens is damaged"),
+        (lambda state: state["added_tokens"].append({"id": 99, "content": ["x"]}), "added_tokens is damaged"),
     ],
 )
 def test_rules_that_bert_does_not_have(tmp_path: Path, change: object, message: str) -> None:

@@ -229,3 +229,41 @@ def test_a_missing_file_without_data_dir_names_the_option(tmp_path, monkeypatch)
         with pytest.raises(ValueError, match=r"train\.tsv: no such file") as caught:
             read_splits(TaskDataConfig(train=("train.tsv",), **options), "classification")
         assert ("data.dir" in str(caught.value)) == named
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "expected"),
+    [
+        ("a, b\tx\nc d\ty\textra\n", ("text=1", "label=2"), [("a, b", "x"), ("c d", "y")]),
+        (
+            "1\tgood | really\n0\tbad | yes\textra\n",
+            ("label=1", "text=2"),
+            [("good | really", "1"), ("bad | yes", "0")],
+        ),
+    ],
+)
+def test_uneven_rows_of_a_tsv_are_cut_at_tabs(tmp_path, content, columns, expected):
+    records = read(write(tmp_path / "a.tsv", content), *columns)
+    assert [(one.text, one.label) for one in records] == expected
+
+
+@pytest.mark.parametrize("text", ["it’s good – really\n", "テスト\n"])
+def test_text_with_one_bad_byte_is_not_read_as_western(tmp_path, text):
+    codec = "utf-8" if "good" in text else "shift-jis"
+    path = write(tmp_path / "a.csv", b"text,label\n" + text.strip().encode(codec) + b",a\ncaf\xe9,b\n")
+    with pytest.raises(ValueError, match=r"a\.csv:\d: not valid UTF-8; set data\.encoding"):
+        read(path)
+
+
+@pytest.mark.parametrize("cell", ["['C:\\Users']", "['a', None]", "[nan, 1]"])
+def test_lists_of_labels_that_are_not_lists(tmp_path, cell):
+    with pytest.raises(ValueError, match=r"a\.csv:2: labels is .*; allowed in a list: strings and numbers"):
+        read(write(tmp_path / "a.csv", f'text,labels\nhello,"{cell}"\n'), kind="multi_label")
+
+
+@pytest.mark.parametrize("words", ['( " yes " )', "[ ' a ' ]", '{ "a" "b" }'])
+def test_words_in_brackets_are_words(tmp_path, words):
+    (record,) = read(
+        write(tmp_path / "a.tsv", f"words\ttags\n{words}\t{' '.join('O' * len(words.split()))}\n"), kind="tagging"
+    )
+    assert record.words == tuple(words.split())
