@@ -62,7 +62,8 @@ def embed(
     skipped = 0 if sentence.include_prompt else prompt_length(loaded, text)
 
     of_run = loaded.spec.task is not None and loaded.spec.task.kind == "sentence"
-    task = task_of(loaded, "sentence") if of_run else None  # truncates texts as in the run
+    # Truncates texts as in the run, but at the length that the model states now.
+    task = task_of(loaded, "sentence", max_length=loaded.spec.max_length) if of_run else None
 
     def featurize(part: list[str]) -> list[ModelInput]:
         given = [text + one for one in part]
@@ -141,7 +142,8 @@ def _pooled(loaded: Engine, sentence: SentenceConfig, width: int) -> Callable[..
         seen_CxBxS = batch["sequence_ids"] == slots_C[:, None, None]
         seen_CxBxS &= batch["position_ids"] >= skipped
         if loaded.spec.model.encoder == "none":  # a word or special token that has no vector in the file has zeros
-            seen_CxBxS &= (x_BxSxH != 0).any(-1)
+            known_CxBxS = seen_CxBxS & (x_BxSxH != 0).any(-1)
+            seen_CxBxS = jnp.where(known_CxBxS.any(-1, keepdims=True), known_CxBxS, seen_CxBxS)
         own = {"params": params.get("sentence_head", {})}
         vectors_CxBxE = jax.vmap(lambda seen_BxS: head.apply(own, x_BxSxH, seen_BxS))(seen_CxBxS)
         if width < vectors_CxBxE.shape[-1]:

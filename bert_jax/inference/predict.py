@@ -174,14 +174,14 @@ def task_head(loaded: Engine, task: str | None = None) -> str:
     return task or present[0]
 
 
-def task_of(loaded: Engine, head: str, records: Sequence[Record] = ()) -> Task:
-    """Return the task of a head (``sentence``: of vectors of texts), with the settings of the model.
+def task_of(loaded: Engine, head: str, records: Sequence[Record] = (), **changes: Any) -> Task:
+    """Return the task of a head (``sentence``: of vectors of texts) with the settings of the model and ``changes``.
 
     ``records``: examples that the task is to score or to learn from; the number of choices is theirs. Raises
     ``ValueError`` if they have different numbers.
     """
     kind = _PROBLEMS[loaded.spec.heads.problem] if head == "sequence" else _KINDS[head]
-    settings = loaded.spec.settings_of(kind)
+    settings = dataclasses.replace(loaded.spec.settings_of(kind), **changes)
     if kind == "choice" and records:
         settings = dataclasses.replace(settings, labels=choice_labels(records))
     return TASKS[kind](settings, loaded.need_tokenizer(), records)

@@ -58,20 +58,23 @@ def _placed(
         return
     from_stdin = source in (None, "-")
     name = "standard input" if from_stdin else source
-    is_json = json_lines or str(source).endswith((".jsonl", ".jsonl.gz"))
+    suffix = Path(str(source).lower().removesuffix(".gz")).suffix
+    is_json = json_lines or suffix in (".jsonl", ".ndjson")
     if from_stdin and sys.stdin is None:
         raise ValueError("standard input: closed; pass texts on the command line or --input FILE")
     with contextlib.ExitStack() as stack:
         stream = sys.stdin.buffer if from_stdin else stack.enter_context(opened(Path(str(source))))
         is_empty, block = True, 0
         lines = numbered_lines(stream, str(name))
-        if of_tasks and (suffix := Path(str(source).removesuffix(".gz")).suffix) in _CONLL:
+        if of_tasks and suffix in _CONLL:
             yield from _sentences(lines, str(name), is_conllu=suffix == ".conllu")
             return
         for number, line in lines:
             if line.strip():
                 is_empty = False
                 where = f"{name}:{number}"
+                if "\0" in line:
+                    raise ValueError(f"{where}: a NUL character; the file is not text, or not in UTF-8")
                 value = json_object(line, where, _PAIR) if is_json else line
                 yield where, {"document": block, **value} if of_tasks and is_json else value
             elif not is_empty:
@@ -106,7 +109,7 @@ def refuse_blank(texts: Sequence[str]) -> None:
 def refuse_table(name: str, others: Sequence[str] = ()) -> None:
     """Raise ``ValueError`` if ``name`` is a table (.csv, .tsv) or a file with one of the suffixes ``others``, where
     texts or JSON lines are read."""
-    suffix = Path(name.removesuffix(".gz")).suffix
+    suffix = Path(name.lower().removesuffix(".gz")).suffix
     if suffix in (".csv", ".tsv", *others):
         what = "a table" if suffix in (".csv", ".tsv") else f"{suffix[1:]} is not read here"
         raise ValueError(

@@ -174,8 +174,11 @@ def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[Mode
     if weights.spec.heads.both_orders and format != "npz":
         reader = ": bert_jax adds them, other libraries do not" if format in (*HF_FORMATS, "tf1") else ""
         notes.append(f"{format} cannot state that the logits of both orders of a pair are to be added{reader}")
-        heads = dataclasses.replace(weights.spec.heads, both_orders=False)
-        weights = dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, heads=heads))
+        spec = weights.spec
+        kind = "classification" if spec.heads.problem == "single_label" else spec.heads.problem
+        heads = dataclasses.replace(spec.heads, both_orders=False)
+        spec = dataclasses.replace(spec, heads=heads, task=spec.task or spec.settings_of(kind))
+        weights = dataclasses.replace(weights, spec=spec)
     dropped = [row for row in rows if verdict(row, format) == "encoder only" and row != "several heads"]
     if dropped:
         kept = [name for name in _parts(weights.spec) if name not in dropped]
@@ -241,7 +244,12 @@ def keep_width(weights: ModelBundle, width: int, format: str) -> ModelBundle:
     modules.insert(place, SentenceModule(kind="dense", features=width, bias=False))
     narrow = dataclasses.replace(sentence, modules=tuple(modules))
     params = {**weights.params, f"sentence_head/dense_{number}/kernel": np.eye(whole, width, dtype=np.float32)}
-    return dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, sentence=narrow), params=params)
+    task = weights.spec.task
+    if task is not None:  # longer parts of vectors are gone
+        task = dataclasses.replace(task, matryoshka=tuple(size for size in task.matryoshka if size <= width))
+    return dataclasses.replace(
+        weights, spec=dataclasses.replace(weights.spec, sentence=narrow, task=task), params=params
+    )
 
 
 def only_heads(heads: HeadsConfig, kept: Collection[str]) -> HeadsConfig:

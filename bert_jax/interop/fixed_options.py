@@ -35,8 +35,9 @@ _GENERATOR, _FIRST_STEP = "execution.prng", "training.first_step"
 # run keeps their values, also those that were the defaults of an older version.
 _OF_FINETUNING = {"optimizer.learning_rate": (), "training.num_epochs": (LENGTH,)}
 _OF_PRETRAINING = {
-    **dict.fromkeys((LENGTH, *OF_LENGTH), LENGTHS),
-    "optimizer.warmup_steps": (*LENGTHS, "optimizer.warmup_tokens"),
+    LENGTH: LENGTHS,
+    **dict.fromkeys(OF_LENGTH, ()),
+    "optimizer.warmup_steps": ("optimizer.warmup_tokens",),
 }
 
 # Key of an option -> its typed value, and the origin of the value for messages.

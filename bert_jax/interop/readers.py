@@ -119,7 +119,7 @@ def _reader(path: Path) -> Reader:
 
 def _model_inside(path: Path) -> str:
     """Return a line about the models in subfolders of ``path``, where other libraries put them; empty: none."""
-    steps = [place for place in path.glob("checkpoint-*") if place.name.removeprefix("checkpoint-").isdigit()]
+    steps = [place for place in path.glob("checkpoint-*") if place.name.removeprefix("checkpoint-").isdecimal()]
     if steps:
         last = max(steps, key=lambda place: int(place.name.removeprefix("checkpoint-")))
         return f"a folder of {len(steps)} checkpoints of a Trainer; name one of them, such as {last}"

@@ -24,15 +24,20 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def numbered_lines(stream: Iterable[bytes], name: str | Path) -> Iterator[tuple[int, str]]:
-    """Yield the number, from 1, and the text of each line, without its end and without a byte order mark.
+    """Yield the number, from 1, and the text of each line, without its end and without a byte order mark. Carriage
+    returns end lines, too.
 
     Raises ``ValueError`` for a line that is not UTF-8; the message begins with ``name`` and the number.
     """
-    for number, raw in enumerate(stream, start=1):
+    number = 0
+    for raw in stream:
         try:
-            yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            text = raw.decode("utf-8" if number else "utf-8-sig").rstrip("\r\n")
         except UnicodeDecodeError:
-            raise ValueError(f"{name}:{number}: not valid UTF-8; convert the file to UTF-8") from None
+            raise ValueError(f"{name}:{number + 1}: not valid UTF-8; convert the file to UTF-8") from None
+        for line in text.split("\r"):
+            number += 1
+            yield number, line
 
 
 class Each(Iterator[Any]):

@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import logging
 import os
 import signal
 import sys
@@ -45,6 +46,7 @@ def run_command(command: Callable[[], int | None]) -> int:
     collection is raised, because tracing creates millions of long-lived objects and every collection visits them.
     """
     gc.set_threshold(100_000, 20, 50)
+    logging.basicConfig(format="%(message)s")
     try:
         if signal.getsignal(signal.SIGINT) is early.stop:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # temporary files are removed from here on

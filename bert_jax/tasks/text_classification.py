@@ -193,8 +193,9 @@ def with_labels(config: FinetuneConfig, splits: Splits, least: int, field: str =
     labels = config.data.labels or class_order(field_values(_of_training_files(config, splits), field))
     if len(labels) < least:
         raise ValueError(
-            f"data.labels: labels in the training files: {', '.join(labels) or 'none'}; {least} or more are "
-            "required; check data.columns, or list all labels in data.labels"
+            f"data.labels: {'' if config.data.labels else 'labels in the training files: '}"
+            f"{', '.join(labels) or 'none'}; {least} or more are required; check data.columns, or list all labels "
+            "in data.labels"
         )
     return dataclasses.replace(config, data=dataclasses.replace(config.data, labels=labels))
 
@@ -206,7 +207,8 @@ def _of_training_files(config: FinetuneConfig, splits: Mapping[str, Sequence[Rec
 def notes_on_classes(config: FinetuneConfig, splits: Splits, field: str) -> list[str]:
     """Return the lines about the classes in ``field`` (label or labels) of the training records."""
     names, train = config.data.labels, splits["train"]
-    lines = class_lines(names, Counter(field_values(train, field)), "classes" if field == "label" else "labels")
+    counts = Counter(one for record in train for one in {*field_values([record], field)})
+    lines = class_lines(names, counts, "classes" if field == "label" else "labels")
     if field == "label" and not config.input.few_shot:
         lines += record_lines(names, _of_training_files(config, splits))
     other = "labels" if field == "label" else "label"
@@ -454,7 +456,8 @@ def number_of(record: Record) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise ValueError(
-            f"{record.source}: label {record.label!r} is not allowed; give a finite number, or remove the line"
+            f"{record.source}: label {record.label!r} is not allowed; give a finite number, with a "
+            "decimal point, or remove the line"
         )
     return number
 

@@ -32,11 +32,13 @@ def _question(value: Any, passage: str, group: str, path: str, place: str) -> Re
     if not isinstance(value, dict) or not isinstance(value.get("id"), str | int):
         raise ValueError(f"{place}: a question has no id; every question must have one")
     source = f"{path}: id {value['id']}"
+    if (impossible := value.get("is_impossible", False)) not in (True, False) or not isinstance(impossible, bool):
+        raise ValueError(f"{source}: is_impossible is {impossible!r}; allowed: true, false")
     answers = None if value.get("answers") is None else answers_of(value["answers"], source)
     text = characters(_get(value, "question", str, source))
     return Record(
         id=str(value["id"]), source=source, text=text, text_pair=passage,
-        answers=() if value.get("is_impossible") is True else answers, group=group,
+        answers=() if impossible else answers, group=group,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -134,6 +134,9 @@ def _records(
         raise ValueError(f"{path}: the file is empty; it needs at least one record")
     places, header = _places(first, columns, data, path)
     width = len(header) if header else 1 + max(column for _, column in places)
+    if header:
+        read = {column for _, column in places}
+        _name_unread(path, [name for i, name in enumerate(header) if name and i not in read])
     rows = rows if header else chain([first], rows)
     for number, (line, fields) in enumerate(rows):
         if len(fields) < width or (header and any(fields[width:])):
@@ -141,6 +144,11 @@ def _records(
         source = f"{path}:{line}"
         values = ((role, present(fields[column], role, columns, source)) for role, column in places)
         yield make_record(values, source=source, number=number, separator=data.label_separator)
+
+
+def _name_unread(path: Location, names: Collection[str]) -> None:
+    if names:
+        _log.warning("%s: columns that are not read: %s", path, listed(names))
 
 
 def _delimiter(
@@ -218,14 +226,17 @@ def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
     """Yield a record for the JSON object on each line; numbers are kept as they are written."""
     path = find_file(name)
     places: dict[tuple[str, ...], list[Place]] = {}
+    unread: dict[str, None] = {}
     lines = ((line, text) for line, text in read_lines(path, data.encoding) if text.strip())
     for number, (line, text) in enumerate(lines):
         source = f"{path}:{line}"
         try:
-            entry = json.loads(text, parse_int=str, parse_float=str, parse_constant=_constant)
+            entry = json.loads(
+                text, parse_int=str, parse_float=str, parse_constant=_constant, object_pairs_hook=_unique
+            )
         except json.JSONDecodeError as error:
             raise ValueError(f"{source}: not valid JSON: {error.msg} (column {error.colno})") from None
-        except RecursionError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{source}: not valid JSON: {error}") from None
         if not isinstance(entry, dict):
             raise ValueError(
@@ -234,9 +245,20 @@ def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
         keys = tuple(entry)
         if keys not in places:
             places[keys] = columns.find(keys, source)
+            read = {column for _, column in places[keys]}
+            unread |= dict.fromkeys(key for i, key in enumerate(keys) if i not in read)
         values = list(entry.values())
         fields = [(role, present(values[column], role, columns, source)) for role, column in places[keys]]
         yield make_record(fields, source=source, number=number, separator=data.label_separator)
+    _name_unread(path, unread)
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    entry = dict(pairs)
+    if len(entry) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(one for one in names if names.count(one) > 1)!r} is repeated")
+    return entry
 
 
 def _constant(name: str) -> str | None:

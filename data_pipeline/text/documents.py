@@ -329,6 +329,9 @@ def _text_of(record: Any, place: str, field: str, labels: Labels) -> tuple[str, 
     """Return the text of a record, and the number of its class."""
     text = record.get(field) if isinstance(record, dict) else None
     if not isinstance(text, str):
-        raise ValueError(f"{place}: no text in field {field!r}; set data.json_field to a text field")
+        held = f" ({json.dumps(record[field])[:40]})" if isinstance(record, dict) and field in record else ""
+        raise ValueError(
+            f"{place}: no text in field {field!r}{held}; set data.json_field to a text field, or remove the record"
+        )
     # JSON may contain lone surrogates, which cannot be encoded in UTF-8.
     return text.encode("utf-8", "replace").decode(), labels.number(record, place)

@@ -28,7 +28,12 @@ class Model:
         self.output = "logits" if self.classes else "sentence_embedding"
         if self.output not in [one.name for one in self.session.get_outputs()]:
             raise ValueError(f"{folder}: has no output {self.output}; served: a model of classes or of vectors")
+        self.activation = model["heads"].get("activation")
+        if self.activation not in ("", None, "sigmoid", "tanh"):
+            raise ValueError(f"{folder}: the function of the score is {self.activation}; served: sigmoid, tanh")
         settings = json.loads((folder / "tokenizer_config.json").read_text())
+        # False: both texts of a pair have the type 0.
+        self.pair_types = "token_type_ids" in settings.get("model_input_names", ["token_type_ids"])
         self.tokenizer = Tokenizer.from_file(str((folder / "tokenizer.json").resolve(strict=True)))
         # How the fine-tuning of the model converted texts; other models read as much as they can.
         self.task = model.get("task") or {"max_length": settings["model_max_length"]}
@@ -47,6 +52,7 @@ class Model:
             most = f"more than {self.task['max_length']} tokens"
             raise ValueError(f"text {cut.index(True)}: {most}; this program does not read them as {how}")
         feed = {name: np.array([getattr(row, field) for row in read], np.int64) for name, field in FIELDS.items()}
+        feed["token_type_ids"] *= self.pair_types
         return self.session.run([self.output], feed)[0].astype(np.float64), cut
 
     def answers(self, texts: list) -> list[dict]:
@@ -57,7 +63,9 @@ class Model:
                 raise ValueError("the model reads pairs: give lists of two texts")
             rows = rows + self.outputs([text[::-1] for text in texts])[0]
         softmax = np.exp(rows - np.logaddexp.reduce(rows, axis=1, keepdims=True))
-        scores = {"regression": rows, "multi_label": 1 / (1 + np.exp(-rows))}.get(self.problem, softmax).tolist()
+        sigmoid = 1 / (1 + np.exp(-rows))
+        values = {"sigmoid": sigmoid, "tanh": np.tanh(rows)}.get(self.activation, rows)
+        scores = {"regression": values, "multi_label": sigmoid}.get(self.problem, softmax).tolist()
         answers = [{"embedding": row} for row in rows.tolist()]
         if self.output == "logits":
             answers = [{"scores": dict(zip(self.classes, row, strict=True))} for row in scores]
@@ -98,6 +106,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(400, {"error": str(error)})
 
     def do_GET(self) -> None:
+        self.close_connection |= "Content-Length" in self.headers  # a body, which is not read
         if self.path.partition("?")[0] != "/health":
             return self.send_error(501, f"Unsupported method ({self.command!r})")
         return self.send(200, {"status": "ok"})

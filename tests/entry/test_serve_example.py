@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import runpy
 import socket
 import subprocess
 import sys
@@ -222,3 +223,17 @@ def test_a_sentence_model_has_the_files_that_text_embeddings_inference_reads(tmp
     assert names > {"config.json", "tokenizer.json", "model.safetensors", "modules.json", "1_Pooling/config.json"}
     pooling = json.loads((tmp_path / "out" / "1_Pooling" / "config.json").read_text())
     assert pooling["pooling_mode_mean_tokens"] is True
+
+
+@pytest.mark.parametrize("activation", ["", "sigmoid", "tanh"])
+def test_scores_of_pairs_are_those_of_the_model(tmp_path, activation):
+    """The function of a cross-encoder's score, and pairs both of whose texts have the type 0."""
+    heads = HeadsConfig(pooler=True, sequence_labels=("score",), problem="regression", activation=activation)
+    tokenizer = TokenizerConfig(pair_types=False)
+    weights = random_weights(ModelSpec(model=MODEL, heads=heads, tokenizer=tokenizer))
+    weights = dataclasses.replace(weights, tokenizer_content=VOCABULARY)
+    write_onnx(tmp_path, weights)
+    texts = [("w1 w2", "w3"), ("w4", "w5 w6")]
+    expected = [one["value"] for one in prepare(weights).predict(texts)]
+    found = runpy.run_path(str(SCRIPT))["Model"](tmp_path).answers(list(map(list, texts)))
+    np.testing.assert_allclose([one["scores"]["score"] for one in found], expected, atol=1e-5)

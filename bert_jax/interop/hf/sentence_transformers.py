@@ -129,7 +129,8 @@ def _cross_encoder(path: Path, modules: list[tuple[str, Path]], options: ReadOpt
     if not activation and heads.problem == "regression":
         activation = "sigmoid"  # the default of CrossEncoder for one label
     if prompts := settings.get("prompts"):
-        notes = (*notes, f"{file}: the prompts of a cross-encoder are not used: {listed(list(prompts))}")
+        names = listed(list(map(str, prompts))) if isinstance(prompts, dict) else str(prompts)[:40]
+        notes = (*notes, f"{file}: the prompts of a cross-encoder are not used: {names}")
     heads = dataclasses.replace(heads, activation=activation)
     notes = tuple(dict.fromkeys((*notes, *activation_notes(heads))))
     return dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, heads=heads), notes=notes)

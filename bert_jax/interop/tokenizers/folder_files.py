@@ -154,7 +154,7 @@ class _Files:
         model, added = self.content("tokenizer.model"), self.added_beside(settings)
         by_json = TokenizerConfig(file="tokenizer.json", lower_case=False)
         if model is not None and not self.is_other_model(model, state):
-            found = _foreign([*added, *added_tokens(state or {}, "tokenizer.json")], SPECIAL_PIECES)
+            found = _foreign(added, SPECIAL_PIECES)
             if not found:
                 return TokenizerConfig(file="tokenizer.model"), model
             return by_json, self.with_tokens(sentencepiece_json(model), found)
@@ -274,7 +274,7 @@ class _Files:
             raise ValueError(f"{name}: a BPE with subword prefix, word suffix or byte fallback is not supported")
         prefix, merges = levels[0].get("add_prefix_space") is True, merge_pairs(model.get("merges"), name)
         pieces = pieces_by_id(model.get("vocab"), name)
-        return self.roberta_content(pieces, merges, prefix, [*added, *added_tokens(state, name)], name)
+        return self.roberta_content(pieces, merges, prefix, added, name)
 
     def roberta_content(
         self, pieces: list[str], merges: Sequence[tuple[str, str]], prefix: bool, added: Added, name: str
@@ -305,7 +305,7 @@ class _Files:
 
     def added_beside(self, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return content, id (None: not stated) and, if the folder states them, the flags of every added token in
-        the files beside ``tokenizer.json``: ``added_tokens.json``, and ``added_tokens_decoder`` and lists of
+        ``tokenizer.json``, which has priority, ``added_tokens.json``, and ``added_tokens_decoder`` and lists of
         special tokens in ``settings`` and special_tokens_map.json."""
         listed = self.json("added_tokens.json") or {}
         added = {piece: {"content": piece, "id": number} for piece, number in listed.items()}
@@ -316,10 +316,13 @@ class _Files:
         for file in (settings, self.json("special_tokens_map.json") or {}):
             for key in ("additional_special_tokens", "extra_special_tokens"):
                 tokens = file.get(key)
-                for token in tokens.values() if isinstance(tokens, dict) else tokens or ():
+                tokens = list(tokens.values()) if isinstance(tokens, dict) else tokens
+                for token in tokens if isinstance(tokens, list) else ():
                     flags = token if isinstance(token, dict) else {"content": token}
                     if isinstance(piece := flags.get("content"), str):
                         added[piece] = {"id": None, **flags, **added.get(piece, {}), "special": True}
+        for token in added_tokens(self.state or {}, str(self.folder / "tokenizer.json")):
+            added[token["content"]] = {**added.get(token["content"], {}), **token}
         return list(added.values())
 
     def with_special(self, pieces: list[str], added: Added, special: Sequence[str]) -> list[str]:
@@ -348,7 +351,6 @@ class _Files:
             if model.get("unk_token", "[UNK]") != "[UNK]" or model.get("continuing_subword_prefix", "##") != "##":
                 raise ValueError(f"{json_name}: unk_token must be [UNK], and continuing_subword_prefix must be ##")
             limit = model.get("max_input_chars_per_word", 100)
-            added = [*added, *added_tokens(state, json_name)]
             listed = pieces_by_id(model.get("vocab"), json_name)
             if pieces is None:
                 pieces = listed
@@ -459,12 +461,8 @@ def _is_ours(rules: Mapping[str, Any], stated: Mapping[str, Any]) -> bool:
 
 
 def _foreign(added: Added, special: Sequence[str]) -> Added:
-    """Return the tokens of ``added`` that are not ``special``, each once, as its first entry describes it."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for token in added:
-        if token["content"] not in special:
-            found.setdefault(token["content"], token)
-    return [*found.values()]
+    """Return the tokens of ``added`` that are not ``special``."""
+    return [token for token in added if token["content"] not in special]
 
 
 def _some(names: Sequence[str]) -> str:

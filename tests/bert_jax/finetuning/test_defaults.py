@@ -100,5 +100,9 @@ def test_a_resumed_pretraining_keeps_its_length(tmp_path):
         "training.num_steps": "1000000", "training.global_batch_size": "256", "training.eval_interval": "0",
         "optimizer.warmup_steps": "10000",
     }  # fmt: skip
+    others = {key: value for key, value in found.items() if key != "training.num_steps"}
+    others["training.checkpoint_interval"] = "1000"
     for length in ("training__num_steps", "training__num_tokens"):
-        assert kept(folder, execution__prng="hash", **{length: 5}) == {}
+        assert kept(folder, execution__prng="hash", **{length: 5}) == others
+    del others["optimizer.warmup_steps"]
+    assert kept(folder, execution__prng="hash", training__num_steps=5, optimizer__warmup_tokens=7) == others

@@ -155,6 +155,27 @@ def test_added_tokens_are_found_in_a_text_as_autotokenizer_finds_them(tmp_path: 
         assert read(out)[1] == content
 
 
+def test_tokenizer_json_states_the_ids_and_flags_of_tokens_that_other_files_list(tmp_path: Path) -> None:
+    special = {"tokenizer_class": "BertTokenizer", "additional_special_tokens": ["<b>", "<a>"]}
+    made, n = state(LOWER, 100), len(LOWER)
+    pieces, merges = byte_pieces()
+    bpe, k = json.loads(byte_bpe_content(pieces, merges)), len(pieces)
+    for one, first in ((made, n), (bpe, k)):
+        one["added_tokens"] += [added("<a>", first, lstrip=True), added("<b>", first + 1, rstrip=True)]
+    for name, one, first in (("wordpiece", made, n), ("bpe", bpe, k)):
+        settings = special if name == "wordpiece" else {**special, "tokenizer_class": "RobertaTokenizer"}
+        config, content, _ = read(fill(tmp_path / name, tokenizer_json=one, tokenizer_config_json=settings))
+        tokenizer = build_tokenizer(config, content, name)
+        assert tokenizer.encode("  <a><b>  ") == [first, first + 1]
+
+
+@pytest.mark.parametrize("listed", [5, True, "w1"])
+def test_special_tokens_that_are_no_list(tmp_path: Path, listed: Any) -> None:
+    settings = {"additional_special_tokens": listed, "do_lower_case": True}
+    folder = fill(tmp_path, vocab_txt=LOWER, tokenizer_config_json=settings)
+    assert read(folder)[0] == TokenizerConfig(file="vocab.txt", lower_case=True)
+
+
 def test_added_tokens_of_a_byte_level_bpe(tmp_path: Path) -> None:
     pieces, merges = byte_pieces()
     made, n = json.loads(byte_bpe_content(pieces, merges)), len(pieces)

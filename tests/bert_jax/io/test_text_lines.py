@@ -1,10 +1,11 @@
 """Lines of text files, also compressed: ``bert_jax/io/text_lines.py`` and the commands that read texts."""
 
 import gzip
+import json
 
 import pytest
 
-from bert_jax.inference.text_files import read_texts
+from bert_jax.inference.text_files import read_texts, refuse_table
 from bert_jax.io.text_lines import Each, numbered_lines, opened
 
 TEXT = "\ufeffone\r\n\nzwei äöü\nthree".encode()
@@ -20,6 +21,24 @@ def test_plain_and_compressed_files_have_the_same_lines(tmp_path, suffix):
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(gzip.compress(b'{"text": "a"}\n') if suffix else b'{"text": "a"}\n')
     assert list(read_texts((), str(path), False)) == [{"text": "a"}]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.JSONL", "a.ndjson"])
+def test_carriage_returns_end_lines(tmp_path, name):
+    texts = ["one", "two", "three"]
+    lines = texts if name == "a.txt" else [json.dumps({"text": text}) for text in texts]
+    (tmp_path / name).write_bytes("\r".join([*lines[:2], "", lines[2]]).encode() + b"\r")
+    found = list(read_texts((), str(tmp_path / name), False))
+    assert found == (texts if name == "a.txt" else [{"text": text} for text in texts])
+
+
+def test_files_that_are_not_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\ntw\0o\n")
+    with pytest.raises(ValueError, match=r"a\.txt:2: a NUL character"):
+        list(read_texts((), str(tmp_path / "a.txt"), False))
+    for name in ("a.CSV", "b.tsv.gz"):
+        with pytest.raises(ValueError, match="a table; allowed: texts"):
+            refuse_table(name)
 
 
 def test_damaged_files_are_named(tmp_path):

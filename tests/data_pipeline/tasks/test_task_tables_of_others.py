@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 
 import pytest
 from task_files import read, write
@@ -267,3 +268,29 @@ def test_words_in_brackets_are_words(tmp_path, words):
         write(tmp_path / "a.tsv", f"words\ttags\n{words}\t{' '.join('O' * len(words.split()))}\n"), kind="tagging"
     )
     assert record.words == tuple(words.split())
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_columns_that_are_not_read_are_named(tmp_path, caplog, name):
+    rows = [{"text": "a", "label": "x", "sentence2": "b"}, {"text": "c", "label": "y", "weight": 2}]
+    content = "".join(f"{json.dumps(row)}\n" for row in rows)
+    content = "text,label,sentence2,weight\na,x,b,1\n" if name == "a.csv" else content
+    read(write(tmp_path / name, content))
+    assert [one.getMessage().rpartition("/")[2] for one in caplog.records] == [
+        f"{name}: columns that are not read: sentence2, weight"
+    ]
+
+
+def test_a_key_that_is_repeated(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"text": "a", "label": "x", "label": "y"}\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl:1: not valid JSON: the key 'label' is repeated"):
+        read(path)
+
+
+@pytest.mark.parametrize("value", ["true", 1, None])
+def test_other_values_of_is_impossible(tmp_path, value):
+    question = {"id": "7", "question": "q", "answers": [], "is_impossible": value}
+    content = {"data": [{"paragraphs": [{"context": "c", "qas": [question]}]}]}
+    path = write(tmp_path / "a.json", json.dumps(content))
+    with pytest.raises(ValueError, match=r"id 7: is_impossible is .*; allowed: true, false"):
+        read(path, kind="qa")
