@@ -262,7 +262,6 @@ class TaskSettings:
         wrong = [name for name, value in least.items() if getattr(self, name) < value]
         wrong += [] if 0 < self.head_share < 1 else ["head_share"]
         wrong += [] if math.isfinite(self.null_threshold) else ["null_threshold"]
-        wrong += ["matryoshka"] if min(self.matryoshka, default=1) < 1 else []
         wrong += ["label_names"] if len(self.label_names) not in (0, len(self.labels)) else []
         if wrong:
             raise ValueError(f"{wrong[0]}: {getattr(self, wrong[0])} is not allowed in the settings of a task")

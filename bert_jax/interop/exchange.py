@@ -14,9 +14,14 @@ from bert_jax.config import ExecutionConfig, ModelConfig, ModelSpec
 StoredDtype = Literal["float32", "float16", "bfloat16", "int8"]
 
 
-# A path: absolute, of a drive or a store, relative to a known folder, or parts without white space.
-_PATH = re.compile(r"(?s)[/~\\]|\.{1,2}[/\\]|[A-Za-z]:[/\\]|[a-z0-9+]+://|\S*[/\\]\S*\Z")
+# A path: absolute, of a drive, a store or a dataset, relative to a known folder, or parts without white space, or
+# with a suffix.
+_PATH = re.compile(
+    r"(?s)[/~\\]|\.{1,2}[/\\]|[A-Za-z]:[/\\]|[a-z0-9+]+://|(hf|tfds):[/~.]|\S*[/\\]\S*\Z|"
+    r".*\S[/\\].*\.\w{1,6}\Z"
+)
 _DATASETS = ("hf", "tfds")
+_NO_PATHS = ("labels", "label_names", "tags", "columns", "classes")  # names of the user
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +66,7 @@ def without_folders(value: Any) -> Any:
     """Return a JSON value whose paths, in strings at any depth, are shortened to their last part: files that others
     get must not tell the folders of this machine. Names of datasets (hf:, tfds:) are kept."""
     if isinstance(value, Mapping):
-        return {key: without_folders(one) for key, one in value.items()}
+        return {key: one if key in _NO_PATHS else without_folders(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [without_folders(one) for one in value]
     if not isinstance(value, str) or not _PATH.match(value):

@@ -115,26 +115,28 @@ def model_parts(config: Mapping[str, Any], name: str, *, allow_unknown: bool = F
         head: default if config.get(key) is None else number(config, key, name)
         for head, (key, default) in family.dropouts.items()
     }
+    labels = _labels(config, name)
     return HfConfig(
         family=family,
         model=model,
         architecture=architecture,
-        labels=_labels(config, name),
+        labels=labels,
         problem=None if problem is None else _PROBLEMS[problem],
-        activation=cross_encoder_activation(config, name),
+        activation=cross_encoder_activation(config, name, len(labels or ())),
         dropouts=dropouts,
         dtype=_dtype(config),
         notes=tuple(notes),
     )
 
 
-def cross_encoder_activation(config: Mapping[str, Any], name: str) -> Literal["", Activation]:
-    """Return the activation of a cross-encoder of sentence-transformers; empty if ``config`` states none. Raises
-    ``ValueError`` for one that this library does not know."""
+def cross_encoder_activation(config: Mapping[str, Any], name: str, labels: int) -> Literal["", Activation]:
+    """Return the activation of a cross-encoder of sentence-transformers with so many ``labels``: by default a
+    sigmoid for one label; empty if ``config`` is of another model. Raises ``ValueError`` for one that this library
+    does not know."""
     stated, old = config.get("sentence_transformers"), config.get("sbert_ce_default_activation_function")
     path = stated.get("activation_fn", old) if isinstance(stated, dict) else old
     if path is None:
-        return ""
+        return "sigmoid" if isinstance(stated, dict) and labels == 1 else ""
     module, _, last = str(path).rpartition(".")
     found = {theirs.rpartition(".")[2]: ours for theirs, ours in TORCH_ACTIVATIONS.items()}.get(last)
     if not module.startswith("torch.nn") or found is None:  # torch.nn.Sigmoid is a name of the same class

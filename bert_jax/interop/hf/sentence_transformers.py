@@ -125,7 +125,7 @@ def _cross_encoder(path: Path, modules: list[tuple[str, Path]], options: ReadOpt
     heads, notes = weights.spec.heads, weights.notes
     if not heads.sequence_labels:
         raise ValueError(f"{path}: the CrossEncoder has no classifier; allowed: a class ForSequenceClassification")
-    activation = cross_encoder_activation({"sentence_transformers": settings}, str(file)) or heads.activation
+    activation = cross_encoder_activation({"sentence_transformers": settings}, str(file), 0) or heads.activation
     if not activation and heads.problem == "regression":
         activation = "sigmoid"  # the default of CrossEncoder for one label
     if prompts := settings.get("prompts"):

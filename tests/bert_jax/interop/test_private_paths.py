@@ -119,8 +119,11 @@ def test_a_card_of_fine_tuning_and_an_imported_model(tmp_path):
         ("tfds:glue/sst2", "tfds:glue/sst2"),
         ("classes are a / b or c", "classes are a / b or c"),
         ("gelu", "gelu"),
+        ("secret clinic/Mr Smith/train.tsv", "train.tsv"),
+        ("tfds:/home/me/x y", "tfds:x y"),
     ],
 )
 def test_paths_are_shortened_to_their_last_part(value, shown):
+    assert without_folders({"labels": [value, "N/A"]}) == {"labels": [value, "N/A"]}
     assert without_folders({"a": [value], "b/c": 1.5}) == {"a": [shown], "b/c": 1.5}
     assert json.dumps(without_folders({"a": (value, None, True)})) == json.dumps({"a": [shown, None, True]})

@@ -14,6 +14,7 @@ from hf_folders import make_folder
 from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
 from bert_jax.inference import loaded
 from bert_jax.interop.exchange import ReadOptions, parameter_shapes
+from bert_jax.interop.hf.config_json import cross_encoder_activation
 from bert_jax.interop.hf.sentence_transformers import read_sentence_transformers, write_sentence_transformers
 from bert_jax.interop.hf.write import write_hf
 from bert_jax.interop.readers import read_weights
@@ -486,6 +487,13 @@ def test_activations_of_older_folders(tmp_path):
         assert read_weights(folder).spec.heads.activation == "tanh"
     change(folder / "config.json", sentence_transformers={"activation_fn": "my.Module"})
     refused(folder, "my.Module", "Sigmoid")
+
+
+@pytest.mark.parametrize(("labels", "activation"), [(1, "sigmoid"), (3, "")])
+def test_a_cross_encoder_without_a_function_has_a_sigmoid_for_one_label(labels, activation):
+    config = {"sentence_transformers": {"version": "4.1.0"}}
+    assert cross_encoder_activation(config, "config.json", labels) == activation
+    assert cross_encoder_activation({}, "config.json", labels) == ""
 
 
 def test_the_predicted_value_passes_through_the_activation(tmp_path):

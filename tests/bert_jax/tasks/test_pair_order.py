@@ -6,11 +6,14 @@ import json
 import jax
 import numpy as np
 import pytest
+from builders import drawn, tiny_model, words
 from finetune_cases import configured, run, saved_model
 
 import bert_jax
+from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.interop.export import export_model
+from bert_jax.interop.saved_model import write_saved
 from bert_jax.records import Record
 from bert_jax.training.state import initial_params
 
@@ -60,6 +63,16 @@ def test_predictions_do_not_depend_on_the_order(tmp_path):
     said = []
     export_model(tmp_path / "w" / "best", tmp_path / "hf", "hf", report=said.append)
     assert any("cannot state that the logits of both orders" in line for line in said)
+
+
+def test_models_without_settings_of_a_task_keep_their_order_in_an_export(tmp_path):
+    heads = HeadsConfig(pooler=True, sequence_labels=("a", "b"), both_orders=True)
+    spec = ModelSpec(model=tiny_model(40), heads=heads, tokenizer=TokenizerConfig())
+    weights = drawn(spec, 0.1, words(35))
+    write_saved(tmp_path / "source", weights)
+    export_model(tmp_path / "source", tmp_path / "hf", "hf", verify=False, report=lambda line: None)
+    before, after = (bert_jax.load(tmp_path / name).predict([("w1 w2", "w3")])[0] for name in ("source", "hf"))
+    assert after["probabilities"] == pytest.approx(before["probabilities"], abs=1e-6)
 
 
 def test_what_both_orders_do_not_allow(tmp_path):
