@@ -70,8 +70,9 @@ def require_memory(config: RunConfig, length: int, processes: int) -> None:
 def _parameters(model: ModelConfig) -> int:
     """Return about the number of parameters of a transformer of these sizes."""
     width = model.hidden_size
-    layers = model.num_layers * 4 * width + 2 * sum(model.units_by_layer)
-    return width * layers + model.vocab_size * width
+    layers = width * (model.num_layers * 4 * width + 2 * sum(model.units_by_layer))
+    layers //= model.num_layers if model.shared_layers else 1
+    return layers + model.vocab_size * model.embedding_width
 
 
 def _free_memory() -> int:

@@ -27,6 +27,14 @@ def calls(monkeypatch):
     return found
 
 
+def test_parameters_of_shared_layers_are_counted_once():
+    """ALBERT xlarge has about 60 million parameters (Lan et al. 2019, table 1)."""
+    sizes = {"vocab_size": 30_000, "hidden_size": 2048, "num_attention_heads": 16, "intermediate_size": 8192}
+    model = ModelConfig(**sizes, num_layers=24, embedding_size=128, shared_layers=True)
+    assert 5.0e7 < allocator._parameters(model) < 6.0e7
+    assert allocator._parameters(ModelConfig(**sizes, num_layers=24)) > 1.2e9
+
+
 def test_freed_memory_of_small_models_is_kept(calls):
     assert allocator.keep_freed_memory(SMALL, 4096, 64)
     # M_MMAP_MAX, M_TRIM_THRESHOLD and M_ARENA_MAX of malloc.h
