@@ -7,18 +7,24 @@ from bert_jax.config.task import TaskDataConfig
 from bert_jax.io.errors import did_you_mean
 from bert_jax.records import Record
 from data_pipeline.tasks.columns import Columns, answers_of
+from data_pipeline.tasks.tables import read_jsonl
 from data_pipeline.tasks.task_files import characters, find_file, listed, read_json, split_address
 
 T = TypeVar("T")
 
 
 def read_squad(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield a record per question of a SQuAD v1.1 or v2.0 file; ``group`` is the article title or FILE:NUMBER.
+    """Yield a record per question of a SQuAD v1.1 or v2.0 file; ``group`` is the article title or FILE:NUMBER. An
+    array of records is read as by ``read_jsonl``.
 
     The task, not this reader, checks the offsets of answers against the passage.
     """
     path = find_file(name)
-    for a, article in enumerate(_get(read_json(path, data.encoding), "data", list, f"{path}")):
+    content = read_json(path, data.encoding)
+    if isinstance(content, list):
+        yield from read_jsonl(name, columns, data)
+        return
+    for a, article in enumerate(_get(content, "data", list, f"{path}")):
         where = f"{path}: article {a}"
         group = article.get("title") if isinstance(article, dict) else None
         for p, paragraph in enumerate(_get(article, "paragraphs", list, where)):
@@ -55,14 +61,19 @@ def _get(value: Any, key: str, kind: type[T], where: str) -> T:
 def read_clinc(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
     """Yield a record per pair [text, intent] of ``FILE.json:PART`` or ``FILE.json:PART+PART``.
 
-    The file contains an object with a list of pairs for each part. Raises ``ValueError`` for other content.
+    The file contains an object with a list of pairs for each part; an array of records is read as by
+    ``read_jsonl``. Raises ``ValueError`` for other content.
     """
     place, parts = split_address(name, dataset=False)
     path = find_file(place)
     content = read_json(path, data.encoding)
+    if isinstance(content, list) and not parts:
+        yield from read_jsonl(name, columns, data)
+        return
     if not isinstance(content, dict):
         raise ValueError(
-            f'{path}: not a JSON object with a list for each part; expected: {{"train": [[text, intent], ...]}}'
+            f"{path}: not a JSON object with a list for each part, nor an array of records; expected: "
+            '{"train": [[text, intent], ...]}'
         )
     if not parts:
         raise ValueError(f"{path}: the part is missing; write {path.name}:PART; existing parts: {listed(content)}")

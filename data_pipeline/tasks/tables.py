@@ -223,21 +223,12 @@ def _misfit(
 
 
 def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield a record for the JSON object on each line; numbers are kept as they are written."""
+    """Yield a record for the JSON object on each line, or for each object of the array that the file contains;
+    numbers are kept as they are written."""
     path = find_file(name)
     places: dict[tuple[str, ...], list[Place]] = {}
     unread: dict[str, None] = {}
-    lines = ((line, text) for line, text in read_lines(path, data.encoding) if text.strip())
-    for number, (line, text) in enumerate(lines):
-        source = f"{path}:{line}"
-        try:
-            entry = json.loads(
-                text, parse_int=str, parse_float=str, parse_constant=_constant, object_pairs_hook=_unique
-            )
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{source}: not valid JSON: {error.msg} (column {error.colno})") from None
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{source}: not valid JSON: {error}") from None
+    for number, (source, entry) in enumerate(_entries(path, data.encoding)):
         if not isinstance(entry, dict):
             raise ValueError(
                 f'{source}: not a JSON object; expected: lines such as {{"text": "...", "label": "..."}}'
@@ -251,6 +242,24 @@ def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
         fields = [(role, present(values[column], role, columns, source)) for role, column in places[keys]]
         yield make_record(fields, source=source, number=number, separator=data.label_separator)
     _name_unread(path, unread)
+
+
+def _entries(path: Location, encoding: str) -> Iterator[tuple[str, Any]]:
+    """Yield the place and the value of each line or, if the first line begins an array, of each of its values."""
+    lines = ((line, text) for line, text in read_lines(path, encoding) if text.strip())
+    for number, (line, text) in enumerate(lines):
+        source, is_array = f"{path}:{line}", number == 0 and text.lstrip().startswith("[")
+        try:
+            value = json.loads(
+                "\n".join([text, *(rest for _, rest in lines)]) if is_array else text,
+                parse_int=str, parse_float=str, parse_constant=_constant, object_pairs_hook=_unique,
+            )  # fmt: skip
+        except json.JSONDecodeError as error:
+            place = f"{path}:{line + error.lineno - 1}"
+            raise ValueError(f"{place}: not valid JSON: {error.msg} (column {error.colno})") from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{source}: not valid JSON: {error}") from None
+        yield from ((f"{path}: record {i}", one) for i, one in enumerate(value)) if is_array else [(source, value)]
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def test_questions_without_answers_are_unlabelled(tmp_path):
         (squad(("t", [question("7", answers="He")])), "{path}: id 7: invalid answers"),
         ('{"data": [{"paragraphs": [{"qas": []}]}]}', "{path}: article 0, paragraph 0: no string 'context'"),
         ('{"data": [{"title": "t"}]}', "{path}: article 0: no list 'paragraphs'; with data.format squad"),
-        ('[{"context_text": "x"}]', "{path}: no list 'data'; with data.format squad"),
+        ('[{"context_text": "x"}]', "{path}: record 0: no column 'text', which qa needs"),
         ('{"data": []}', "{path}: no records"),
         ('{"data": [\n{"title": "t",}\n]}', "{path}:2: not valid JSON: "),
         pytest.param('{"data": ' + "[" * 100_000, "{path}: not valid JSON: ", id="deep"),

@@ -338,7 +338,7 @@ def test_jsonl_of_half_a_character(tmp_path):
     [
         ('{"text": "A", "label": 1}\n{"text": "B", \n', (), "{path}:2: not valid JSON: "),
         pytest.param('{"text": ' + "[" * 100_000 + "\n", (), "{path}:1: not valid JSON: ", id="deep"),
-        ('["A"]\n', (), "{path}:1: not a JSON object; expected: lines such as "),
+        ('["A"]\n', (), "{path}: record 0: not a JSON object; expected: lines such as "),
         (
             '{"txt": "A", "label": 1}\n',
             (),

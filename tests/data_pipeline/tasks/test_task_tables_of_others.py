@@ -294,3 +294,17 @@ def test_other_values_of_is_impossible(tmp_path, value):
     path = write(tmp_path / "a.json", json.dumps(content))
     with pytest.raises(ValueError, match=r"id 7: is_impossible is .*; allowed: true, false"):
         read(path, kind="qa")
+
+
+@pytest.mark.parametrize("kind", ["classification", "qa"])
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_an_array_of_records(tmp_path, name, kind, indent):
+    rows = [{"text": f"q{i}", "text_pair": "c", "label": "x", "answers": []} for i in range(3)]
+    records = read(write(tmp_path / name, json.dumps(rows, indent=indent)), kind=kind)
+    assert [(one.text, one.text_pair) for one in records] == [(f"q{i}", "c") for i in range(3)]
+    assert records[1].source.endswith(f"{name}: record 1")
+    with pytest.raises(ValueError, match=rf"{name}:\d+: not valid JSON"):
+        read(write(tmp_path / name, json.dumps(rows, indent=indent)[:-1]), kind=kind)
+    with pytest.raises(ValueError, match=r"record 1: not a JSON object; expected: lines such as"):
+        read(write(tmp_path / name, json.dumps([rows[0], 5], indent=indent)), kind=kind)
