@@ -69,10 +69,12 @@ def _json_line(size: int) -> Iterator[bytes]:
 
 
 def _json_array(size: int) -> Iterator[bytes]:
-    record = json.dumps({"text": "Stone walks. River sleeps. " * 40}).encode()
     yield b"["
-    for number in range(size // len(record)):
-        yield b"," * (number > 0) + record
+    made = 0
+    while made < size:
+        record = json.dumps({"text": f"Stone {made} walks. River sleeps. " * 40}).encode()
+        yield b"," * (made > 0) + record
+        made += len(record)
     yield b"]"
 
 
