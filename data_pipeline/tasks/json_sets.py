@@ -38,7 +38,7 @@ def _question(value: Any, passage: str, group: str, path: str, place: str) -> Re
     if not isinstance(value, dict) or not isinstance(value.get("id"), str | int):
         raise ValueError(f"{place}: a question has no id; every question must have one")
     source = f"{path}: id {value['id']}"
-    if (impossible := value.get("is_impossible", False)) not in (True, False) or not isinstance(impossible, bool):
+    if not isinstance(impossible := value.get("is_impossible") or False, bool):
         raise ValueError(f"{source}: is_impossible is {impossible!r}; allowed: true, false")
     answers = None if value.get("answers") is None else answers_of(value["answers"], source)
     text = characters(_get(value, "question", str, source))
