@@ -17,9 +17,8 @@ def predict_command(arguments: argparse.Namespace) -> None:
     tags, an answer, or a choice. An input in JSON is an object with text and, for pairs, text_pair (for span heads:
     question and passage), with text and choices, or with the words of a text to be tagged."""
     from bert_jax.inference.predict import predict
-    from bert_jax.inference.text_files import refuse_table, write_json_lines
+    from bert_jax.inference.text_files import write_json_lines
 
-    refuse_table(arguments.input or "", () if arguments.json_lines else (".json",))
     inputs, options = streaming(arguments, of_tasks=True)
     options |= {"task": arguments.task, "exit_entropy": arguments.exit_entropy}
     loaded, last, documents = load_model(arguments), object(), 0

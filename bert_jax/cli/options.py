@@ -181,7 +181,7 @@ def streaming(arguments: argparse.Namespace, *, of_tasks: bool = False) -> tuple
 
     options = run_options(arguments)
     refuse_blank(arguments.texts)
-    refuse_table(arguments.input or "")
+    refuse_table(arguments.input or "", () if arguments.json_lines else (".json",))
     return read_texts(arguments.texts, arguments.input, arguments.json_lines, of_tasks=of_tasks), options
 
 

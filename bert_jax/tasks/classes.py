@@ -65,7 +65,7 @@ def record_lines(names: Sequence[str], records: Sequence[Record]) -> list[str]:
         for one in records
         if one.label in single and one.source.endswith(":1") and _is_header(one, names)
     ]
-    if 10 * len(counts) >= 9 * len(records) >= 27:
+    if len(records) > 2 and len(counts) >= 0.9 * len(records):
         advice = "check data.columns: label may have the column of texts or ids"
         lines.append(f"WARNING: {len(counts):,} classes in {len(records):,} training records; {advice}")
     elif single and not lines:

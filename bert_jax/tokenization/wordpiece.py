@@ -117,14 +117,15 @@ def is_punctuation(char: str) -> bool:
 
 
 def _strip_accents(text: str) -> str:
-    return _short_without_accents(text) if len(text) <= _LONGEST_KEY else _without_accents(text)
+    return _short_without_accents(text) if len(text) <= _LONGEST_KEY else without_accents(text)
 
 
-def _without_accents(text: str) -> str:
+def without_accents(text: str) -> str:
+    """Return ``text`` in parts (NFD), without combining marks."""
     return "".join(c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn")
 
 
-_short_without_accents = lru_cache(maxsize=1 << 16)(_without_accents)
+_short_without_accents = lru_cache(maxsize=1 << 16)(without_accents)
 
 
 def is_cjk(char: str) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.tokenization import Tokenizer, WordPieceTokenizer
+from bert_jax.tokenization.wordpiece import without_accents
 from data_pipeline.text.documents import Reading
 
 # Bounds of the warnings: shares of unknown tokens (of all tokens; more for a vocabulary of whole words), of tokens
@@ -36,14 +37,9 @@ def chunk_facts(texts: Sequence[str], ids: np.ndarray, tokenizer: Tokenizer) -> 
         text = "".join(text for text in texts if not text.isascii())
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
         every = np.bincount(codes[codes > 127])
-        changed = [point for point in np.flatnonzero(every).tolist() if plain(chr(point)) != chr(point)]
+        changed = [point for point in np.flatnonzero(every).tolist() if without_accents(chr(point)) != chr(point)]
         points, counts = np.array(changed, np.uint32), every[changed]
     return {"sizes": sizes, "merged": points, "merged_counts": counts.astype(np.int64)}
-
-
-def plain(text: str) -> str:
-    """Return ``text`` as the tokenizer leaves it when it strips accents: in parts, without combining marks."""
-    return "".join(c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn")
 
 
 def text_facts(
@@ -139,8 +135,8 @@ def shown_merge(char: str) -> str:
     """Return a character and what is left of it without accents."""
     mark = "\u25cc" if unicodedata.category(char) == "Mn" else ""
     if "\uac00" <= char <= "\ud7a3":
-        return f"{char} in {len(plain(char))} parts"
-    return f"{mark}{char} to {plain(char)}" if plain(char) else f"{mark}{char}"
+        return f"{char} in {len(without_accents(char))} parts"
+    return f"{mark}{char} to {without_accents(char)}" if without_accents(char) else f"{mark}{char}"
 
 
 def _pieces(tokenizer: Tokenizer) -> list[str]:
@@ -151,5 +147,5 @@ def _unused(tokenizer: Tokenizer, *, lower_case: bool, strip_accents: bool = Fal
     """Return the share of the pieces that have capital letters or accents."""
     pieces = _pieces(tokenizer)
     changed = list(map(str.lower, pieces)) if lower_case else pieces
-    changed = [one if one.isascii() else plain(one) for one in changed] if strip_accents else changed
+    changed = [one if one.isascii() else without_accents(one) for one in changed] if strip_accents else changed
     return sum(map(ne, pieces, changed)) / max(len(pieces), 1)

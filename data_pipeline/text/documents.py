@@ -16,7 +16,6 @@ from data_pipeline.text.compressed import COMPRESSIONS
 from data_pipeline.text.lines import (
     CUT,
     LINE_END,
-    TEXT_LINE_END,
     Undecodable,
     newlines,
     split_lines,
@@ -137,7 +136,7 @@ def read_documents(
         sample = _spread([list(chain.from_iterable(head))])
         blocks = chain(head, blocks)
     else:
-        lines = split_lines(text_blocks(source.path, source.encoding), TEXT_LINE_END, reading.long_lines.append)
+        lines = split_lines(text_blocks(source.path, source.encoding), reading.long_lines.append)
         stream = map(stripped, map(itemgetter(1), lines))
         head = _limited(stream, _BLANK_SAMPLE)
         sample = _spread([head, *_far_lines(source)])

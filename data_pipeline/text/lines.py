@@ -101,27 +101,22 @@ def text_blocks(path: Location, encoding: str = "auto") -> Iterator[str]:
         ) from None
 
 
-def split_lines(
-    blocks: Iterable[str],
-    ends: re.Pattern[str] | None = None,
-    on_long: Callable[[int], None] | None = None,
-    longest: int = LONGEST_LINE,
-) -> Iterator[Line]:
+def split_lines(blocks: Iterable[str], on_long: Callable[[int], None]) -> Iterator[Line]:
     """Yield (number from 1, line) of the text in ``blocks``.
 
-    ``ends`` finds the ends of lines; None: only a newline. With ``on_long``, a line of more than ``longest``
-    characters is cut, and ``on_long`` is first called with its number.
+    A line that is longer than ``LONGEST_LINE`` is cut where a block ends, and ``on_long`` is first called with its
+    number.
     """
     number, tail, size, is_cut = 1, [""], 0, False
-    for block in newlines(blocks, ends) if ends else blocks:
+    for block in newlines(blocks, TEXT_LINE_END):
         first, *lines = block.split("\n")
         tail.append(first)
         size += len(first)
-        while on_long and size > longest:
+        while size > LONGEST_LINE:
             if not is_cut:
                 on_long(number)
             text, is_cut = "".join(tail), True
-            border = _border(text, longest)
+            border = _border(text, LONGEST_LINE)
             yield number, text[:border]
             yield number, CUT
             tail, size = [text[border:]], size - border

@@ -448,7 +448,7 @@ def test_a_byte_order_mark_in_a_named_encoding(tmp_path: Path, codec: str) -> No
 
 
 def test_a_line_of_any_length_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines_module.split_lines, "__defaults__", (None, None, 1000))
+    monkeypatch.setattr(lines_module, "LONGEST_LINE", 1000)
     monkeypatch.setattr("data_pipeline.text.compressed._BLOCK", 700)
     words = [f"word{number}" for number in range(1000)]
     letters = "a\u0301" * 3000

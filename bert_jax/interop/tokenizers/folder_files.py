@@ -151,7 +151,7 @@ class _Files:
     def read(self, settings: Mapping[str, Any]) -> tuple[TokenizerConfig | None, bytes | None]:
         state = self.state
         self.check_code(settings)
-        model, added = self.content("tokenizer.model"), self.added_beside(settings)
+        model, added = self.content("tokenizer.model"), self.stated_tokens(settings)
         by_json = TokenizerConfig(file="tokenizer.json", lower_case=False)
         if model is not None and not self.is_other_model(model, state):
             found = _foreign(added, SPECIAL_PIECES)
@@ -303,7 +303,7 @@ class _Files:
         prefix = settings.get("add_prefix_space") is True
         return self.roberta_content(pieces_by_id(table, name), self.merges(), prefix, added, name)
 
-    def added_beside(self, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def stated_tokens(self, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return content, id (None: not stated) and, if the folder states them, the flags of every added token in
         ``tokenizer.json``, which has priority, ``added_tokens.json``, and ``added_tokens_decoder`` and lists of
         special tokens in ``settings`` and special_tokens_map.json."""
