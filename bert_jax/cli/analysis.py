@@ -166,12 +166,11 @@ def mine_command(arguments: argparse.Namespace) -> None:
     and negative, which fine-tuning reads (sentence.loss negatives or triplet)."""
     from bert_jax.analysis.collection import read_collection
     from bert_jax.analysis.retrieval import Mining, with_negatives
-    from bert_jax.inference.text_files import read_texts, refuse_table, write_json_lines
+    from bert_jax.inference.text_files import read_texts, write_json_lines
 
     if not -2 <= arguments.margin < 2:
         allowed = "-2 or more and below 2, a difference of two cosines"
         raise ValueError(f"--margin: {arguments.margin} is not allowed; allowed: {allowed}")
-    refuse_table(str(arguments.pairs))
     for name in ("count", "candidates"):
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name}: {getattr(arguments, name)} is not allowed; allowed: 1 or more")
@@ -195,9 +194,8 @@ def augment_command(arguments: argparse.Namespace) -> None:
     expects in their place, as JSON lines with text and text_pair. Fine-tuning reads them as data.unlabelled, and a
     teacher labels them."""
     from bert_jax.compression.augment import Replacement, augment
-    from bert_jax.inference.text_files import read_texts, refuse_table, write_json_lines
+    from bert_jax.inference.text_files import read_texts, write_json_lines
 
-    refuse_table(arguments.input)
     options = Replacement(arguments.copies, arguments.share, arguments.candidates, arguments.seed)
     texts = (
         (value,) if isinstance(value, str) else _texts(value, f"{arguments.input}: entry {number}")

@@ -177,11 +177,10 @@ def load_model(arguments: argparse.Namespace) -> Any:
 def streaming(arguments: argparse.Namespace, *, of_tasks: bool = False) -> tuple[Any, dict[str, Any]]:
     """Return the input texts of a command, and the options of :func:`run_options`. ``of_tasks``: see
     :func:`bert_jax.inference.text_files.read_texts`."""
-    from bert_jax.inference.text_files import read_texts, refuse_blank, refuse_table
+    from bert_jax.inference.text_files import read_texts, refuse_blank
 
     options = run_options(arguments)
     refuse_blank(arguments.texts)
-    refuse_table(arguments.input or "", () if arguments.json_lines else (".json",))
     return read_texts(arguments.texts, arguments.input, arguments.json_lines, of_tasks=of_tasks), options
 
 

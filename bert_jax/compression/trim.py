@@ -11,7 +11,7 @@ import numpy as np
 from bert_jax.compression.vocabulary import Subset, subset
 from bert_jax.inference.forward import forward
 from bert_jax.inference.loaded import load, prepare
-from bert_jax.inference.text_files import read_texts, refuse_table
+from bert_jax.inference.text_files import read_texts
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
@@ -65,7 +65,6 @@ def trim_model(
 
 def _texts(corpus: Sequence[str]) -> Iterator[str]:
     for name in corpus:
-        refuse_table(name)
         for number, value in enumerate(read_texts((), name, False), 1):
             found = [value] if isinstance(value, str) else list(_texts_of(value))
             if not found:

@@ -32,8 +32,16 @@ def read_texts(texts: Sequence[str], source: str | None, json_lines: bool, *, of
     ``of_tasks``: an object without ``document`` gets the number of the blank lines before it, and a CoNLL file
     (.conll, .conllu, .bio, .iob, .iob2) gives objects with ``words`` and ``document``, as in fine-tuning. Raises
     ``ValueError`` for a line that cannot be read (the message contains the file name and the line number), and for
-    texts both on the command line and in a file.
+    texts both on the command line and in a file; at once for a table (.csv, .tsv) and, without ``json_lines``, for
+    a .json file.
     """
+    suffix = Path(str(source or "").lower().removesuffix(".gz")).suffix
+    if not texts and suffix in (".csv", ".tsv", *([] if json_lines else [".json"])):
+        what = f"{suffix[1:]} is not read here" if suffix == ".json" else "a table"
+        raise ValueError(
+            f"{source}: {what}; allowed: texts, one per line, or JSON lines; bert-data records prints those of a "
+            "file of fine-tuning"
+        )
     return Texts(_placed(texts, source, json_lines, of_tasks))
 
 
@@ -104,18 +112,6 @@ def refuse_blank(texts: Sequence[str]) -> None:
     """Raise ``ValueError`` if one of ``texts``, those on the command line, is blank."""
     if not all(text.strip() for text in texts):
         raise ValueError("a text on the command line is blank; give it words, or omit it")
-
-
-def refuse_table(name: str, others: Sequence[str] = ()) -> None:
-    """Raise ``ValueError`` if ``name`` is a table (.csv, .tsv) or a file with one of the suffixes ``others``, where
-    texts or JSON lines are read."""
-    suffix = Path(name.lower().removesuffix(".gz")).suffix
-    if suffix in (".csv", ".tsv", *others):
-        what = "a table" if suffix in (".csv", ".tsv") else f"{suffix[1:]} is not read here"
-        raise ValueError(
-            f"{name}: {what}; allowed: texts, one per line, or JSON lines; bert-data records prints those of a "
-            "file of fine-tuning"
-        )
 
 
 def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> None:

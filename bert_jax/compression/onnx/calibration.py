@@ -11,7 +11,7 @@ import numpy as np
 from bert_jax.compression.onnx.session import open_session, padded
 from bert_jax.inference.engine import Text
 from bert_jax.inference.loaded import prepare
-from bert_jax.inference.text_files import read_texts, refuse_table
+from bert_jax.inference.text_files import read_texts
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.programs import write_calibration
 
@@ -28,8 +28,6 @@ def calibrated(weights: ModelBundle, files: Sequence[str], report: Callable[[str
     text_pair. Raises ``ValueError`` for a file without texts, a table, a model without a tokenizer, and if
     onnxruntime is not installed.
     """
-    for name in files:
-        refuse_table(name)
     share = -(-TEXTS // len(files))
     texts = [text for name in files for text in itertools.islice(_texts(name), share)]
     ranges: dict[str, tuple[float, float]] = {}

@@ -16,7 +16,7 @@ from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, TaskSettings
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.spec import spec_to_json
 from bert_jax.inference import predict as module
-from bert_jax.inference.text_files import read_texts, refuse_table
+from bert_jax.inference.text_files import read_texts
 from bert_jax.inference.zero_shot import zero_shot
 from bert_jax.interop.export import export_model
 from bert_jax.interop.readers import read_weights
@@ -203,8 +203,9 @@ def test_conll_files_are_inputs(tmp_path, name, text, expected):
 def test_files_of_fine_tuning_that_predict_does_not_read(tmp_path):
     for name in ("dev.csv", "dev.tsv.gz", "dev.json"):
         with pytest.raises(ValueError, match=rf"{name}: .*bert-data records"):
-            refuse_table(name, (".json",))
-    refuse_table("dev.jsonl", (".json",))
+            read_texts((), name, False)
+    for name, json_lines in (("dev.jsonl", False), ("dev.json", True)):
+        read_texts((), name, json_lines)  # opened when the first one is read
     (tmp_path / "a.conllu").write_text("w1\n")
     with pytest.raises(ValueError, match=r"a\.conllu:1: no word"):
         list(read_texts((), str(tmp_path / "a.conllu"), False, of_tasks=True))

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from bert_jax.inference.text_files import read_texts, refuse_table
+from bert_jax.inference.text_files import read_texts
 from bert_jax.io.text_lines import Each, numbered_lines, opened
 
 TEXT = "\ufeffone\r\n\nzwei äöü\nthree".encode()
@@ -38,7 +38,7 @@ def test_files_that_are_not_text(tmp_path):
         list(read_texts((), str(tmp_path / "a.txt"), False))
     for name in ("a.CSV", "b.tsv.gz"):
         with pytest.raises(ValueError, match="a table; allowed: texts"):
-            refuse_table(name)
+            read_texts((), name, False)
 
 
 def test_damaged_files_are_named(tmp_path):
