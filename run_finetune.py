@@ -168,18 +168,23 @@ def train(options: FinetuneRunOptions, arguments: list[str], started: float = ST
 
     from bert_jax.compression.teachers.find import find_task_teachers
     from bert_jax.finetuning.finetune import finetune
+    from bert_jax.interop.exchange import ReadOptions
     from bert_jax.process import hosts
     from data_pipeline.tasks import read_splits, read_unlabelled, split_names
 
     jax.devices()  # raises for a platform of JAX_PLATFORMS that cannot be used
     require_memory(config, config.task.max_length, hosts.count())
     splits = read_splits(config.data, config.task.kind)
-    teachers, record = find_task_teachers(options.teacher, location(options.folder("finetune")))
+    reading = ReadOptions(allow_mismatch=options.allow_mismatch)
+    teachers, record = find_task_teachers(options.teacher, location(options.folder("finetune")), reading)
 
     def report(line: str) -> None:
         if hosts.is_lead():
             print(line, flush=True)
 
+    for teacher in teachers:
+        for note in teacher.notes:
+            report(f"--teacher {teacher.name}: {note}")
     launch = Launch(
         workdir=location(options.folder("finetune")),
         stop=STOP,

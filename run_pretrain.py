@@ -58,11 +58,14 @@ def main() -> None:
 def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfig, Start, Teacher | None]":
     """Return the resolved config, and the start and the teacher of the run, which determine some of its options."""
     from bert_jax.compression.teachers.find import find_teacher
+    from bert_jax.interop.exchange import ReadOptions
     from bert_jax.interop.initialization import plan_start
 
     workdir = location(options.folder("pretrain"))
     start = plan_start(PretrainConfig, options, workdir, arguments)
-    teacher = find_teacher(options.teacher, workdir, options.teacher_outputs)
+    teacher = find_teacher(
+        options.teacher, workdir, ReadOptions(allow_mismatch=options.allow_mismatch), options.teacher_outputs
+    )
     config = load_config(PretrainConfig, arguments, extra=RunOptions, extra_settings=start.settings)
     check_name(config.objective)
     if teacher is not None:
@@ -113,6 +116,9 @@ def train(options: RunOptions, arguments: list[str]) -> None:
     def report(line: str) -> None:
         print(line, flush=True)
 
+    if teacher is not None and hosts.is_lead():
+        for note in teacher.notes:
+            report(f"--teacher {teacher.name}: {note}")
     if teacher is not None and issubclass(objective, TaughtObjective):
         objective(config, None).teach(teacher.spec)  # raises for a model that cannot teach this run
     jax.devices()  # raises for a platform of JAX_PLATFORMS that cannot be used

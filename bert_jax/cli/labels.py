@@ -17,7 +17,7 @@ def predict_command(arguments: argparse.Namespace) -> None:
     tags, an answer, or a choice. An input in JSON is an object with text and, for pairs, text_pair (for span heads:
     question and passage), with text and choices, or with the words of a text to be tagged."""
     from bert_jax.inference.predict import predict
-    from bert_jax.inference.text_files import write_json_lines
+    from bert_jax.inference.text_files import with_ids, write_json_lines
 
     inputs, options = streaming(arguments, of_tasks=True)
     options |= {"task": arguments.task, "exit_entropy": arguments.exit_entropy}
@@ -33,7 +33,8 @@ def predict_command(arguments: argparse.Namespace) -> None:
         return value
 
     has_context = settings is not None and settings.document_context
-    write_json_lines(predict(loaded, Each(inputs, counted) if has_context else inputs, **options), arguments.output)
+    inputs = Each(inputs, counted) if has_context else inputs
+    write_json_lines(with_ids(inputs, lambda noted: predict(loaded, noted, **options)), arguments.output)
     if documents:
         say(f"documents of the words: {documents:,} (a blank line, or another document or group, begins one)")
 
@@ -42,7 +43,7 @@ def zero_shot_command(arguments: argparse.Namespace) -> None:
     """Choose among labels that the model was not trained on; write JSON lines with the fields of predict. A natural
     language inference model reads a hypothesis for every label; a masked-LM model scores words at the mask of a
     prompt."""
-    from bert_jax.inference.text_files import write_json_lines
+    from bert_jax.inference.text_files import with_ids, write_json_lines
     from bert_jax.inference.zero_shot import right_answer, scores, zero_shot
 
     if not arguments.texts and arguments.input is None and sys.stdin is not None and sys.stdin.isatty():
@@ -55,20 +56,21 @@ def zero_shot_command(arguments: argparse.Namespace) -> None:
             raise ValueError(f"{str(value)[:80]}: zero-shot accepts one text, without text_pair")
         return text_of(value), right_answer(value, [*labels], multi_label)
 
-    texts, answers = itertools.tee(Each(inputs, parsed))
-    results = zero_shot(
-        load_model(arguments), (text for text, _ in texts), labels, template=arguments.template,
-        multi_label=multi_label, entailment=arguments.entailment, **options,
-    )  # fmt: skip
+    loaded = load_model(arguments)
     answered = []
 
-    def rows() -> Iterator[dict[str, Any]]:
+    def rows(inputs: Iterator[Any]) -> Iterator[dict[str, Any]]:
+        texts, answers = itertools.tee(Each(inputs, parsed))
+        results = zero_shot(
+            loaded, (text for text, _ in texts), labels, template=arguments.template,
+            multi_label=multi_label, entailment=arguments.entailment, **options,
+        )  # fmt: skip
         for row, (_, answer) in zip(results, answers, strict=True):
             if answer is not None:
                 answered.append((answer, row))
             yield row
 
-    write_json_lines(rows(), arguments.output)
+    write_json_lines(with_ids(inputs, rows), arguments.output)
     tell = say if arguments.output is None else print
     if answered:
         tell(f"{len(answered):,} labeled texts")

@@ -181,7 +181,8 @@ def streaming(arguments: argparse.Namespace, *, of_tasks: bool = False) -> tuple
 
     options = run_options(arguments)
     refuse_blank(arguments.texts)
-    return read_texts(arguments.texts, arguments.input, arguments.json_lines, of_tasks=of_tasks), options
+    inputs = read_texts(arguments.texts, arguments.input, arguments.json_lines, of_tasks=of_tasks, report=say)
+    return inputs, options
 
 
 def run_options(arguments: argparse.Namespace) -> dict[str, Any]:

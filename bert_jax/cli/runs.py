@@ -5,7 +5,7 @@ import json
 import os
 from pathlib import Path
 
-from bert_jax.cli.options import READABLE, Command, names_of, option
+from bert_jax.cli.options import READABLE, Command, names_of, option, read_options, reading
 
 
 def compare_command(arguments: argparse.Namespace) -> None:
@@ -58,6 +58,7 @@ def benchmark_command(arguments: argparse.Namespace) -> None:
     from bert_jax.experiments.latency import FORMS, Load, benchmark, installed_forms, table
     from bert_jax.inference.text_files import write_json_lines
 
+    report, options = (lambda line: print(line, flush=True)), read_options(arguments)
     for name, (usual, quick) in _SIZES.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, quick if arguments.quick else usual)
@@ -74,7 +75,7 @@ def benchmark_command(arguments: argparse.Namespace) -> None:
         print(f"not installed here: {', '.join(f'{form} ({FORMS[form][1]})' for form in missing)}")
     lines = []
     try:
-        for line in benchmark(Path(arguments.model), forms, load, lambda line: print(line, flush=True)):
+        for line in benchmark(Path(arguments.model), forms, load, report, options):
             lines.append(line)
     finally:  # after a signal, the rows so far are kept
         memory = {line["form"]: line["peak_memory_mb"] for line in lines}
@@ -122,7 +123,7 @@ COMMANDS = (
         option("--seconds", type=float, help="of each size (default: 3)"),
         option("--repeats", type=int, metavar="N", help="runs of each size at least (default: 20)"),
         option("--cpus", type=int, default=0, metavar="N", help="processors to use (default: all)"),
-        option("--output", type=Path, metavar="FILE", help="write JSON lines too"),
+        option("--output", type=Path, metavar="FILE", help="write JSON lines too"), reading(),
     )),
     Command("submission", "the files for GLUE's leaderboard", submission_command, (
         option("workdirs", nargs="+", metavar="WORKDIR", help="workdir of run_finetune.py with a GLUE recipe"),

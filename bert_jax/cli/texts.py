@@ -2,7 +2,8 @@
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def embed_command(arguments: argparse.Namespace) -> None:
     """Compute one vector per text or, with --per_token or --per_word, one vector per token or word and selected
     layer."""
     from bert_jax.inference.embed import LAST_FOUR, embed, extract_features
-    from bert_jax.inference.text_files import write_json_lines, write_vectors
+    from bert_jax.inference.text_files import with_ids, write_json_lines, write_vectors
     from bert_jax.inference.words import word_lines
 
     parts = [name for name in ("per_token", "per_word") if getattr(arguments, name)]
@@ -48,7 +49,6 @@ def embed_command(arguments: argparse.Namespace) -> None:
         _write_index(arguments, parts)
         return
     inputs, options = streaming(arguments)
-    texts = Each(inputs, text_of)
     to_array = arguments.output is not None and arguments.output.suffix in (".npy", ".npz")
     if parts:
         if to_array:
@@ -59,19 +59,26 @@ def embed_command(arguments: argparse.Namespace) -> None:
         layers = whole_numbers("--layers", arguments.layers) if arguments.layers else None
         loaded = load_model(arguments)
         if arguments.per_word:
-            lines = word_lines(loaded, texts, layers=layers or (-1,), pooling=arguments.per_word, **options)
-            write_json_lines(lines, arguments.output)
+            run = partial(word_lines, layers=layers or (-1,), pooling=arguments.per_word)
+        else:
+            run = partial(extract_features, layers=layers or LAST_FOUR[: loaded.config.num_layers])
+    else:
+        chosen, loaded = {name: getattr(arguments, name) for name in _POOLED}, load_model(arguments)
+        if to_array:
+            vectors = embed(loaded, Each(inputs, text_of), **chosen, **options)
+            count, width = write_vectors(vectors, arguments.output)
+            say(f"{arguments.output}: float32[{count}, {width}]")
             return
-        layers = layers or LAST_FOUR[: loaded.config.num_layers]
-        write_json_lines(extract_features(loaded, texts, layers=layers, **options), arguments.output)
-        return
-    chosen = {name: getattr(arguments, name) for name in _POOLED}
-    vectors = embed(load_model(arguments), texts, **chosen, **options)
-    if to_array:
-        count, width = write_vectors(vectors, arguments.output)
-        say(f"{arguments.output}: float32[{count}, {width}]")
-        return
-    write_json_lines(({"embedding": [round(float(x), 7) for x in vector]} for vector in vectors), arguments.output)
+        run = partial(_vector_lines, **chosen)
+    rows = with_ids(inputs, lambda noted: run(loaded, Each(noted, text_of), **options))
+    write_json_lines(rows, arguments.output)
+
+
+def _vector_lines(loaded: Any, texts: Iterable[str], **options: Any) -> Iterator[dict[str, Any]]:
+    from bert_jax.inference.embed import embed
+
+    for vector in embed(loaded, texts, **options):
+        yield {"embedding": [round(float(x), 7) for x in vector]}
 
 
 def _write_index(arguments: argparse.Namespace, parts: Sequence[str]) -> None:
@@ -91,15 +98,19 @@ def _write_index(arguments: argparse.Namespace, parts: Sequence[str]) -> None:
 def fill_mask_command(arguments: argparse.Namespace) -> None:
     """Print the most probable pieces for each [MASK] of a text, with their probabilities."""
     from bert_jax.inference.fill import fill_mask
-    from bert_jax.inference.text_files import write_json_lines
+    from bert_jax.inference.text_files import with_ids, write_json_lines
 
     inputs, options = streaming(arguments)
-    filled = fill_mask(load_model(arguments), Each(inputs, text_of), top=arguments.top, **options)
+    fill = partial(fill_mask, load_model(arguments), top=arguments.top, **options)
+
+    def rows(noted: Iterator[Any]) -> Iterator[dict[str, Any]]:
+        for text in fill(Each(noted, text_of)):
+            yield {"text": text.text, "masks": [{"predictions": mask.predictions} for mask in text.masks]}
+
     if arguments.json:
-        masks = ((text.text, [{"predictions": mask.predictions} for mask in text.masks]) for text in filled)
-        write_json_lines(({"text": text, "masks": best} for text, best in masks), None)
+        write_json_lines(with_ids(inputs, rows), None)
         return
-    for text in filled:
+    for text in fill(Each(inputs, text_of)):
         print(text.text)
         for number, mask in enumerate(text.masks, 1):
             label = f"  [MASK] {number}" if len(text.masks) > 1 else "  [MASK]"
@@ -113,7 +124,7 @@ def score_command(arguments: argparse.Namespace) -> None:
     from a copy of the text in which it is masked. With a causal one it is the log-likelihood. With --pairs, print
     how often the acceptable sentence of a minimal pair has the higher score."""
     from bert_jax.inference.score import score
-    from bert_jax.inference.text_files import write_json_lines
+    from bert_jax.inference.text_files import with_ids, write_json_lines
 
     if arguments.pairs is not None:
         _score_pairs(arguments)
@@ -125,15 +136,15 @@ def score_command(arguments: argparse.Namespace) -> None:
     loaded = load_model(arguments)
     total, tokens = 0.0, 0
 
-    def rows() -> Iterator[dict[str, Any]]:
+    def rows(noted: Iterator[Any]) -> Iterator[dict[str, Any]]:
         nonlocal total, tokens
-        for one in score(loaded, Each(inputs, text_of), method=arguments.method, **options):
+        for one in score(loaded, Each(noted, text_of), method=arguments.method, **options):
             row: dict[str, Any] = {"text": one.text, "score": one.score, "tokens": len(one.pieces)}
             total, tokens = total + one.score, tokens + len(one.pieces)
             details = {"pieces": one.pieces, "log_probabilities": one.log_probabilities}
             yield row | (details if arguments.per_token else {})
 
-    write_json_lines(rows(), arguments.output)
+    write_json_lines(with_ids(inputs, rows), arguments.output)
     # Over all tokens of all texts (Salazar et al. 2020, section 2.3); the bound avoids an overflow.
     perplexity = math.exp(min(-total / tokens, 700.0))
     name = "perplexity" if loaded.config.is_causal else "pseudo-perplexity"
@@ -175,18 +186,22 @@ def generate_command(arguments: argparse.Namespace) -> None:
     continuation), tokens (their number) and ended (true: the end token followed). Without --temperature, each token
     is the most probable one."""
     from bert_jax.inference.generate import Sampling, generate
-    from bert_jax.inference.text_files import read_texts, write_json_lines
+    from bert_jax.inference.text_files import read_texts, with_ids, write_json_lines
 
     sampling = Sampling(**{name: getattr(arguments, name) for name in ("temperature", "top_k", "top_p", "seed")})
     if sampling.temperature == 0 and (sampling.top_k or sampling.top_p < 1):
         raise ValueError("--top_k, --top_p: not allowed without --temperature; set it, for example to 1")
-    inputs = read_texts(arguments.prompt or (), arguments.input, arguments.json_lines)
-    found = generate(
-        load_model(arguments), Each(inputs, text_of), max_new_tokens=arguments.max_new_tokens, sampling=sampling,
-        batch_size=arguments.batch_size,
-    )  # fmt: skip
-    rows = ({"prompt": row.prompt, "text": row.text, "tokens": len(row.ids), "ended": row.ended} for row in found)
-    write_json_lines(rows, arguments.output)
+    inputs = read_texts(arguments.prompt or (), arguments.input, arguments.json_lines, report=say)
+    loaded = load_model(arguments)
+
+    def rows(noted: Iterator[Any]) -> Iterator[dict[str, Any]]:
+        for row in generate(
+            loaded, Each(noted, text_of), max_new_tokens=arguments.max_new_tokens, sampling=sampling,
+            batch_size=arguments.batch_size,
+        ):  # fmt: skip
+            yield {"prompt": row.prompt, "text": row.text, "tokens": len(row.ids), "ended": row.ended}
+
+    write_json_lines(with_ids(inputs, rows), arguments.output)
 
 
 def forward_command(arguments: argparse.Namespace) -> None:

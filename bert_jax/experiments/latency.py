@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.interop.exchange import ModelBundle
+from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.export import export_model
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
@@ -44,7 +44,7 @@ def installed_forms() -> tuple[str, ...]:
 
 
 def benchmark(
-    source: Path, forms: Sequence[str], load: Load, report: Callable[[str], None]
+    source: Path, forms: Sequence[str], load: Load, report: Callable[[str], None], options: ReadOptions
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each form and size: ``form``, ``batch``, ``length``, ``median_ms``, ``p99_ms`` (of the time
     of a batch, from arrays of ids to arrays of outputs), ``texts_per_second`` (from the median), ``megabytes`` on
@@ -59,7 +59,9 @@ def benchmark(
             raise ValueError(f"--forms: {form!r} is not allowed; allowed: {', '.join(FORMS)}")
         if form not in installed_forms():
             raise ValueError(f"--forms: {form}: requires the package {FORMS[form][1]}; install it, or omit {form}")
-    weights = read_weights(source)
+    weights = read_weights(source, options)
+    for note in weights.notes:
+        report(note)
     longest = weights.spec.task_length
     lengths = [length for length in load.lengths if length <= longest]
     if not lengths:
@@ -74,7 +76,9 @@ def benchmark(
             try:
                 if format:
                     dtype = "int8" if form.endswith("int8") else "float32"
-                    export_model(source, folder, format, dtype=dtype, verify=False, report=lambda line: None)
+                    export_model(
+                        source, folder, format, options=options, dtype=dtype, verify=False, report=lambda line: None
+                    )
                 else:
                     write_saved(folder, weights)
             except ValueError as error:

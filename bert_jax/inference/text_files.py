@@ -5,7 +5,8 @@ import contextlib
 import shutil
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from bert_jax.io.conll import conll_sentences
 from bert_jax.io.files import json_line, whole_file
-from bert_jax.io.text_lines import numbered_lines, opened
+from bert_jax.io.text_lines import Each, numbered_lines, opened
 from bert_jax.io.untrusted_folder import json_object
 
 # Size of the header of an npy file, which is written last, because it contains the number of rows.
@@ -23,14 +24,23 @@ _CONLL = (".conll", ".conllu", ".bio", ".iob", ".iob2")
 _PAIR = '; write {"text": "..."}, with "text_pair" for a pair'
 
 
-def read_texts(texts: Sequence[str], source: str | None, json_lines: bool, *, of_tasks: bool = False) -> "Texts":
+def read_texts(
+    texts: Sequence[str],
+    source: str | None,
+    json_lines: bool,
+    *,
+    of_tasks: bool = False,
+    report: Callable[[str], None] | None = None,
+) -> "Texts":
     """Return an iterator over ``texts``, the texts on the command line. If there are none, over the texts in the
     file ``source`` ("-" or None: standard input).
 
     A file has one text per line, and blank lines are skipped; a file whose name ends in .gz is unpacked. With
     ``json_lines`` or the suffix .jsonl, a file has one JSON object per line, which is yielded unchanged.
     ``of_tasks``: an object without ``document`` gets the number of the blank lines before it, and a CoNLL file
-    (.conll, .conllu, .bio, .iob, .iob2) gives objects with ``words`` and ``document``, as in fine-tuning. Raises
+    (.conll, .conllu, .bio, .iob, .iob2) gives objects with ``words`` and ``document``, as in fine-tuning.
+    ``report`` is called at the end with a line about blank lines between texts, after which the rows of the results
+    are not those of the lines. Raises
     ``ValueError`` for a line that cannot be read (the message contains the file name and the line number), and for
     texts both on the command line and in a file; at once for a table (.csv, .tsv) and, without ``json_lines``, for
     a .json file.
@@ -42,7 +52,7 @@ def read_texts(texts: Sequence[str], source: str | None, json_lines: bool, *, of
             f"{source}: {what}; allowed: texts, one per line, or JSON lines; bert-data records prints those of a "
             "file of fine-tuning"
         )
-    return Texts(_placed(texts, source, json_lines, of_tasks))
+    return Texts(_placed(texts, source, json_lines, of_tasks, report))
 
 
 class Texts(Iterator[Any]):
@@ -57,7 +67,7 @@ class Texts(Iterator[Any]):
 
 
 def _placed(
-    texts: Sequence[str], source: str | None, json_lines: bool, of_tasks: bool
+    texts: Sequence[str], source: str | None, json_lines: bool, of_tasks: bool, report: Callable[[str], None] | None
 ) -> Iterator[tuple[str, Any]]:
     if texts:
         if source is not None:
@@ -72,24 +82,27 @@ def _placed(
         raise ValueError("standard input: closed; pass texts on the command line or --input FILE")
     with contextlib.ExitStack() as stack:
         stream = sys.stdin.buffer if from_stdin else stack.enter_context(opened(Path(str(source))))
-        is_empty, block = True, 0
+        is_empty, block, blank, skipped = True, 0, 0, 0
         lines = numbered_lines(stream, str(name))
         if of_tasks and suffix in _CONLL:
             yield from _sentences(lines, str(name), is_conllu=suffix == ".conllu")
             return
         for number, line in lines:
             if line.strip():
-                is_empty = False
+                is_empty, blank, skipped = False, 0, skipped + blank
                 where = f"{name}:{number}"
                 if "\0" in line:
                     raise ValueError(f"{where}: a NUL character; the file is not text, or not in UTF-8")
                 value = json_object(line, where, _PAIR) if is_json else line
                 yield where, {"document": block, **value} if of_tasks and is_json else value
-            elif not is_empty:
-                block += 1
+            else:
+                blank += 1
+                block += not is_empty
         if is_empty:
             other = "pass texts, --input FILE, or one per line on stdin" if from_stdin else "write one per line"
             raise ValueError(f"{name}: no text given; {other}")
+        if skipped and report is not None:
+            report(f"{name}: blank lines skipped: {skipped:,}; the results are those of the other lines, in order")
 
 
 def _sentences(lines: Iterator[tuple[int, str]], name: str, *, is_conllu: bool) -> Iterator[tuple[str, Any]]:
@@ -112,6 +125,22 @@ def refuse_blank(texts: Sequence[str]) -> None:
     """Raise ``ValueError`` if one of ``texts``, those on the command line, is blank."""
     if not all(text.strip() for text in texts):
         raise ValueError("a text on the command line is blank; give it words, or omit it")
+
+
+def with_ids(
+    inputs: Iterable[Any], run: Callable[[Iterator[Any]], Iterable[Mapping[str, Any]]]
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of ``run(inputs)``, one for each input, in order. The row of an object with ``id`` begins with
+    this id."""
+    ids = deque[Any]()
+
+    def noted(value: Any) -> Any:
+        ids.append(value.get("id") if isinstance(value, Mapping) else None)
+        return value
+
+    for row in run(Each(inputs, noted)):
+        number = ids.popleft()
+        yield dict(row) if number is None else {"id": number, **row}
 
 
 def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> None:

@@ -55,6 +55,8 @@ class Teacher:
     record: str
     # Folder of its stored outputs; empty: it runs in the training step.
     outputs: str = ""
+    # Lines about how it was read.
+    notes: tuple[str, ...] = ()
 
     def write_record(self, folder: Path) -> None:
         """Write ``record`` to a file in the workdir ``folder``."""

@@ -75,15 +75,14 @@ class Columns:
     def find(self, names: Sequence[str], where: str, *, numbers: bool = False) -> list[Place]:
         """Return (role, index of its column) for each role, given the names of all columns.
 
-        If ``numbers`` is true, a column may also be a number from 1. A missing label column is ignored in a test
-        file. Messages begin with ``where``. Raises ``ValueError``, which lists the existing columns, if any other
+        If ``numbers`` is true, a column may also be a number from 1. A role that a labeled record must have and the
+        config does not set is the column of its name. A missing label column is ignored in a test file. Messages begin with ``where``. Raises ``ValueError``, which lists the existing columns, if any other
         column is missing.
         """
         if not self.roles:
             return self._find_by_role(names, where)
-        self.require_inputs()
         places = []
-        for role, column in self.roles:
+        for role, column in (*self.roles, *self._unset(names)):
             matches = [i for i, name in enumerate(names) if name == column]
             if not matches and numbers and column.isdecimal() and 0 < int(column[:19]) <= len(names):
                 matches = [int(column) - 1]
@@ -99,7 +98,15 @@ class Columns:
                     f"{did_you_mean(column, names)}{self._advice()}"
                 )
             places.append((role, matches[0]))
+        self.require_inputs(role for role, _ in places)
         return places
+
+    def _unset(self, names: Sequence[str]) -> list[tuple[str, str]]:
+        """Return (role, name) of the roles that a labeled record must have, no option sets, and have a column of
+        their name that no other role has."""
+        roles, columns = zip(*self.roles, strict=True)
+        needed = self.inputs + _TARGETS[self.kind]
+        return [(role, role) for role in needed if role in names and role not in (*roles, *columns)]
 
     def _find_by_role(self, names: Sequence[str], where: str) -> list[Place]:
         places = [(_ALIASES.get(name, name), i) for i, name in enumerate(names)]
@@ -123,11 +130,11 @@ class Columns:
         split = self.split
         return "" if self.needs_labels else f"; if {split} files have other columns, set {split}:ROLE=COLUMN"
 
-    def require_inputs(self) -> None:
-        """Raise ``ValueError`` if ``data.columns`` is set but lacks a role that every record must have."""
-        roles = [role for role, _ in self.roles]
+    def require_inputs(self, roles: Iterable[str]) -> None:
+        """Raise ``ValueError`` if ``roles``, those that have columns, lack one that every record must have."""
+        present = {*roles}
         for role in self.inputs:
-            if roles and role not in roles:
+            if role not in present:
                 raise ValueError(
                     f"data.columns: no {role}=COLUMN for {self.split} files, which {self.kind} needs; add it to: "
                     f"{', '.join(f'{role}={column}' for role, column in self.roles)}"

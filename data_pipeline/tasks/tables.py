@@ -47,7 +47,6 @@ def read_csv(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Reco
 
 
 def _read_table(name: str, columns: Columns, data: TaskDataConfig, default: str) -> Iterator[Record]:
-    columns.require_inputs()
     path = find_file(name)
     lines = read_raw_lines(path, data.encoding)
     stated = _STATED.fullmatch(lines[0]) if lines else None
@@ -189,6 +188,7 @@ def _places(
     """Return the columns of the roles, and the names of the columns if ``first`` is a header."""
     header = _header(first, columns, data, path)
     if header is None:
+        columns.require_inputs(role for role, _ in columns.roles)
         return [(role, int(column[:19]) - 1) for role, column in columns.roles], None
     return columns.find(header, f"{path}:{first[0]}", numbers=True), header
 

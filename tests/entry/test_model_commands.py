@@ -157,6 +157,25 @@ def test_predict_pairs_from_json_lines(folder, call, tmp_path):
     assert code == 0 and [json.loads(line) for line in out.splitlines()] == given
 
 
+def test_rows_begin_with_the_ids_of_the_inputs(folder, call, tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"id": "a", "text": "w1"}\n\n{"text": "w2"}\n{"text": "w3", "id": 7}\n')
+    for words in (["predict", "--model", folder / "classifier"], ["embed", "--model", folder / "sentence"]):
+        code, out, _ = call(*words, "--input", tmp_path / "in.jsonl")
+        rows = [json.loads(line) for line in out.splitlines()]
+        assert code == 0 and [row.get("id") for row in rows] == ["a", None, 7] and next(iter(rows[0])) == "id"
+        plain = call(*words, stdin="w1\nw2\nw3\n")
+        assert [{k: v for k, v in row.items() if k != "id"} for row in rows] == [
+            *map(json.loads, plain[1].splitlines())
+        ]
+        assert "blank" not in plain[2]
+
+
+def test_blank_lines_between_texts_are_counted(folder, call):
+    _, out, err = call("predict", "--model", folder / "classifier", stdin="\nw1\n\n \nw2\n\n")
+    assert len(out.splitlines()) == 2
+    assert "standard input: blank lines skipped: 3; the results are those of the other lines, in order\n" in err
+
+
 def test_weights_go_out_and_in_again(folder, call, tmp_path):
     npz, saved, ids = tmp_path / "npz", tmp_path / "saved", tmp_path / "ids.npz"
     np.savez(

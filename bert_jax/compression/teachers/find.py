@@ -15,12 +15,14 @@ from bert_jax.training.checkpoint.parameters import arrays_digest
 from bert_jax.training.launch import TEACHER_RECORD, Teacher
 
 
-def find_teacher(names: Sequence[str], workdir: Location, outputs: str = "") -> Teacher | None:
+def find_teacher(
+    names: Sequence[str], workdir: Location, options: ReadOptions, outputs: str = ""
+) -> Teacher | None:
     """Return the teacher of a pretraining run: the model that ``names`` names or, if it is empty, the one with
     which the run in ``workdir`` began; None if there is neither.
 
     ``outputs`` (default: those of the run in ``workdir``) is a folder of stored outputs. If it is complete, the
-    model is not read, and need not be named.
+    model is not read, and need not be named. ``options``: how the model is read.
 
     Raises ``ValueError`` if there are several names, if the model cannot be read, if the run began with another
     one, or if ``outputs`` is neither complete nor of a named model.
@@ -35,11 +37,11 @@ def find_teacher(names: Sequence[str], workdir: Location, outputs: str = "") -> 
         if recorded and recorded["digest"] != digest:
             began = f"the run in {workdir} began with {recorded['teacher']}, another teacher"
             raise ValueError(f"--teacher_outputs {outputs}: {began}; omit it, or change --workdir")
-        if names and _read(names[0])[1]["digest"] != digest:
+        if names and _read(names[0], options)[1]["digest"] != digest:
             other = f"of another model than {names[0]}"
             raise ValueError(f"--teacher_outputs {outputs}: {other}; give another folder, or omit --teacher")
         return stored
-    found = _find(names, workdir)
+    found = _find(names, workdir, options)
     if not found:
         if outputs:
             raise ValueError(f"--teacher_outputs {outputs}: not complete; name the model with --teacher")
@@ -50,21 +52,26 @@ def find_teacher(names: Sequence[str], workdir: Location, outputs: str = "") -> 
     fingerprint = None
     if config is not None and content is not None:
         fingerprint = build_tokenizer(config, content, name).fingerprint
-    return Teacher(name, weights.spec, weights.params, fingerprint, json.dumps(record, indent=1), outputs)
+    text = json.dumps(record, indent=1)
+    return Teacher(name, weights.spec, weights.params, fingerprint, text, outputs, weights.notes)
 
 
-def find_task_teachers(names: Sequence[str], workdir: Location) -> tuple[tuple[LoadedModel, ...], str]:
+def find_task_teachers(
+    names: Sequence[str], workdir: Location, options: ReadOptions
+) -> tuple[tuple[LoadedModel, ...], str]:
     """Return the teachers of a fine-tuning run, as :func:`find_teacher` finds them, and the text of the file that
     records them; empty without teachers. Raises ``ValueError`` as :func:`find_teacher` does."""
-    found = _find(names, workdir)
+    found = _find(names, workdir, options)
     record = json.dumps([record for _, _, record in found], indent=1) if found else ""
     return tuple(prepare(weights, name=name) for name, weights, _ in found), record
 
 
-def _find(names: Sequence[str], workdir: Location) -> list[tuple[str, ModelBundle, dict[str, str]]]:
+def _find(
+    names: Sequence[str], workdir: Location, options: ReadOptions
+) -> list[tuple[str, ModelBundle, dict[str, str]]]:
     """Return name, weights and record of each teacher."""
     recorded = _recorded(workdir)
-    found = [(name, *_read(name)) for name in names or [one["teacher"] for one in recorded]]
+    found = [(name, *_read(name, options)) for name in names or [one["teacher"] for one in recorded]]
     digests = [record["digest"] for _, _, record in found]
     if recorded and digests != [one["digest"] for one in recorded]:
         given, before = " ".join(names), " ".join(one["teacher"] for one in recorded)
@@ -83,9 +90,9 @@ def _recorded(workdir: Location) -> list[dict[str, str]]:
     return recorded if isinstance(recorded, list) else [recorded]
 
 
-def _read(name: str) -> tuple[ModelBundle, dict[str, str]]:
+def _read(name: str, options: ReadOptions) -> tuple[ModelBundle, dict[str, str]]:
     """Return weights and record of a model."""
-    weights = read_weights(Path(name), ReadOptions())
+    weights = read_weights(Path(name), options)
     digest = arrays_digest(weights.params, weights.spec.model.vocab_size)
     return weights, {"teacher": str(Path(name).absolute()), "digest": digest}
 

@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+from hf_folders import make_folder
 from inference_models import make_weights
 
 from bert_jax.cli.main import main
@@ -43,6 +44,18 @@ def test_every_form_is_timed(model, tmp_path, capsys, forms):
     assert printed[0] == "lengths left out: 512; texts of the model have at most 70 tokens"
     assert printed[1] == f"about 1 min: {len(forms)} forms of 4 sizes"
     assert len(printed) == len(forms) + 3 + 2 * len(lines) and "p99 ms" in printed[-len(lines) - 1]
+
+
+def test_a_folder_whose_files_contradict_each_other(tmp_path, capsys):
+    folder = str(make_folder(tmp_path / "hf", config={"vocab_size": 7}))
+    words = [
+        "benchmark-inference",
+        folder,
+        *["--batches", "1", "--lengths", "8", "--seconds", "0.01", "--repeats", "1", "--forms", "jax"],
+    ]
+    assert main(words) == 2 and "set --allow_mismatch" in capsys.readouterr().err
+    assert main([*words, "--allow_mismatch"]) == 0
+    assert any("vocab_size is 7" in line for line in capsys.readouterr().out.splitlines())
 
 
 def test_a_form_that_cannot_hold_the_model_is_left_out(model, capsys, monkeypatch):

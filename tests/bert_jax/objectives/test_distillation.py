@@ -9,11 +9,13 @@ import jax
 import numpy as np
 import pytest
 from builders import content, drawn, tiny_model, words
+from hf_folders import make_folder
 from support import random_batch, relative_difference, tiny_config, train_synthetic, whole_and_resumed
 
 from bert_jax.compression.teachers.find import check_vocabulary, find_teacher
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.inference.loaded import prepare
+from bert_jax.interop.exchange import ReadOptions
 from bert_jax.interop.export import export_model
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
@@ -285,21 +287,29 @@ def save(folder, vocab_size=40, seed=0, pieces=None):
 def test_a_run_keeps_its_teacher(tmp_path):
     workdir = tmp_path / "run"
     workdir.mkdir()
-    assert find_teacher([], workdir) is None
-    found = find_teacher([str(save(tmp_path / "a"))], workdir)
+    assert find_teacher([], workdir, ReadOptions()) is None
+    found = find_teacher([str(save(tmp_path / "a"))], workdir, ReadOptions())
     assert found.spec.model.num_layers == LAYERS
     (workdir / TEACHER_RECORD).write_text(found.record)
-    assert find_teacher([], workdir).name == str(tmp_path / "a")
+    assert find_teacher([], workdir, ReadOptions()).name == str(tmp_path / "a")
     (tmp_path / "a").rename(tmp_path / "b")
-    assert find_teacher([str(tmp_path / "b")], workdir).fingerprint == found.fingerprint
+    assert find_teacher([str(tmp_path / "b")], workdir, ReadOptions()).fingerprint == found.fingerprint
     save(tmp_path / "c", seed=1)
     began = re.escape(f"the run in {workdir} began with {tmp_path / 'a'}, another model")
     with pytest.raises(ValueError, match=f"^--teacher .*/c: {began}; give that one, or another --workdir$"):
-        find_teacher([str(tmp_path / "c")], workdir)
+        find_teacher([str(tmp_path / "c")], workdir, ReadOptions())
     check_vocabulary(found, WordPieceTokenizer(words(35), lower_case=True), tmp_path / "vocab.txt")
     other = WordPieceTokenizer([*words(34), "other"], lower_case=True)
     with pytest.raises(ValueError, match=r"^--teacher .*: the model has another vocabulary than .*vocab.txt; set"):
         check_vocabulary(found, other, tmp_path / "vocab.txt")
+
+
+def test_a_teacher_whose_files_contradict_each_other(tmp_path):
+    folder, workdir = make_folder(tmp_path / "hf", config={"vocab_size": 7}), tmp_path / "run"
+    with pytest.raises(ValueError, match=r"set --allow_mismatch"):
+        find_teacher([str(folder)], workdir, ReadOptions())
+    found = find_teacher([str(folder)], workdir, ReadOptions(allow_mismatch=True))
+    assert any("vocab_size is 7" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, TokenizerCon
 from bert_jax.config.task import TaskDataConfig
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.finetuning.task_objective import TaskObjective
-from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.parallel import batch_sharding, make_mesh
 from bert_jax.process import exits
@@ -101,7 +101,7 @@ def teacher_folder(folder, kind, *, model=MODEL, pieces=PIECES, seed=1, **heads)
 
 
 def teaching_of(folder, *teachers, unlabelled=()):
-    return Teaching(*find_task_teachers([str(one) for one in teachers], folder), unlabelled)
+    return Teaching(*find_task_teachers([str(one) for one in teachers], folder, ReadOptions()), unlabelled)
 
 
 def job_of(folder, kind, teaching, options="", splits=None, source=None):
@@ -287,14 +287,16 @@ def test_a_run_learns_from_its_teacher_and_continues_with_it(source, tmp_path):
     assert results(tmp_path / "whole")["dev"]["metrics"]["accuracy"]["value"] > 0.9
     with pytest.raises(exits.Stop):
         run(source, tmp_path / "cut", options, splits=splits, teaching=teaching, stop=StopAt(20))
-    again = Teaching(*find_task_teachers([], tmp_path / "cut"), more)
+    again = Teaching(*find_task_teachers([], tmp_path / "cut", ReadOptions()), more)
     assert [one.name for one in again.teachers] == [str((tmp_path / "teacher").absolute())]
     run(source, tmp_path / "cut", options, splits=splits, teaching=again)
     assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
     with pytest.raises(
         ValueError, match=r"^--teacher .*: the run in .*cut began with .*teacher, another model; give"
     ):
-        find_task_teachers([str(teacher_folder(tmp_path / "other", "classification"))], tmp_path / "cut")
+        find_task_teachers(
+            [str(teacher_folder(tmp_path / "other", "classification"))], tmp_path / "cut", ReadOptions()
+        )
 
 
 def test_the_last_digits_of_a_teacher_do_not_stop_a_run_but_another_teacher_does(tmp_path):
@@ -363,7 +365,7 @@ def test_options_without_their_meaning_are_told(tmp_path):
         with pytest.raises(ValueError, match=message):
             job_of(tmp_path, kind, teaching, options, splits)
     with pytest.raises(ValueError, match=r"^--teacher: 2 models are not allowed in pretraining; allowed: one$"):
-        find_teacher(["a", "b"], tmp_path)
+        find_teacher(["a", "b"], tmp_path, ReadOptions())
 
 
 def test_labels_of_unlabelled_files_are_not_read(tmp_path):

@@ -108,6 +108,16 @@ def test_columns_of_one_split(tmp_path):
     assert read(path, *columns, split="test") == [Record(id="5", source=f"{path}:2", text="B")]
 
 
+def test_a_role_that_is_not_set_has_the_column_of_its_name(tmp_path):
+    path = write(tmp_path / "x.tsv", "label\treview\tid\n1\tA\tk\n")
+    assert read(path, "text=review") == [Record(id="0", source=f"{path}:2", text="A", label="1")]  # id: not needed
+    path = write(tmp_path / "y.tsv", "text\tlabel\tstars\nA\t1\t5\n")
+    assert read(path, "label=stars") == [Record(id="0", source=f"{path}:2", text="A", label="5")]
+    assert "no text=COLUMN for train files" in refusal(path, "label=text")  # the column has another role
+    path = write(tmp_path / "z.jsonl", '{"words": ["a"], "pos": ["N"]}\n')
+    assert read(path, "tags=pos", kind="tagging")[0].words == ("a",)
+
+
 def test_a_test_file_may_lack_its_labels_and_a_dev_file_may_not(tmp_path):
     path = write(tmp_path / "x.tsv", "a\tb\nA\tB\n")
     assert read(path, *PAIR, split="test")[0].label is None
