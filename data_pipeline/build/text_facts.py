@@ -56,7 +56,7 @@ def text_facts(
     return {
         "files": files,
         "lines": {kind: sum(one.line == kind for one in readings) for kind in ("sentence", "paragraph")},
-        "long_lines": [f"{one.name}:{number}" for one in readings for number in one.long_lines][:_SHOWN],
+        "long_lines": [place for one in readings for place in one.cut_lines][:_SHOWN],
         "characters": int(sizes[0]),
         "unknown": int(sizes[1]),
         "merged": merged.total(),
@@ -75,7 +75,12 @@ def text_lines(text: Mapping[str, Any]) -> Iterator[str]:
         how = "a line is " + " and ".join(f"a {kind} in {count:,}" for kind, count in kinds) + " of them"
     yield f"text: {text['files']}" + (f"; {how}" if how else "")
     if text["long_lines"]:
-        yield f"lines that are too long, cut into several documents: {', '.join(text['long_lines'])}"
+        yield cut_lines_note(text["long_lines"])
+
+
+def cut_lines_note(places: Sequence[str]) -> str:
+    """Return the line that names the first of the lines that were cut."""
+    return f"lines that are too long, cut into several documents: {', '.join(places[:_SHOWN])}"
 
 
 def row_line(counts: Mapping[str, int], passes: int, text: Mapping[str, Any], total: int) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from bert_jax.io.files import remove_tree
 from bert_jax.io.storage import Location, ObjectPath, location
 from data_pipeline.build.identity import HASHES_NAME, file_settings
+from data_pipeline.build.text_facts import cut_lines_note
 from data_pipeline.build.workers import Workers, exclusive, processor_count, remove_scratch
 from data_pipeline.clean.options import CleanOptions, settings_of
 from data_pipeline.clean.output import finish
@@ -26,6 +27,7 @@ from data_pipeline.clean.scanning import cut_source, find_exact, scan_chunk
 from data_pipeline.clean.stages import STAGES
 from data_pipeline.clean.workspace import Plan, save_plan
 from data_pipeline.text.corpus import CLEANED_NAME, list_corpus
+from data_pipeline.text.documents import Reading
 
 Report = Callable[[str], None]
 
@@ -137,10 +139,11 @@ def _run(plan: Plan, workers: Workers, report: Report) -> None:
         if room.is_dir():
             remove_scratch(room)
     names: list[str] = []
+    readings: list[Reading] = []
 
     def jobs() -> Iterator[tuple[Any, ...]]:
         for index in range(len(plan.sources)):
-            for name, first, documents in cut_source(plan, index):
+            for name, first, documents in cut_source(plan, index, readings):
                 names.append(name)
                 yield folder, name, first, documents
 
@@ -149,6 +152,8 @@ def _run(plan: Plan, workers: Workers, report: Report) -> None:
         if (characters + done) >> 26 > characters >> 26:
             report(f"scanned {(characters + done) / 1e6:,.0f} million characters")
         characters += done
+    if places := [place for one in readings for place in one.cut_lines]:
+        report(cut_lines_note(places))
     find_exact(folder, names)
     for stage in STAGES:
         for _ in workers.run(stage.job, ((folder, item) for item in stage.items(folder))):

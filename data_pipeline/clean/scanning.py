@@ -28,18 +28,22 @@ from data_pipeline.clean.workspace import (
     source_of,
     write_whole,
 )
+from data_pipeline.text.documents import Reading
 
 _KEY_BYTES = 12  # of a line in a .keys file
 _RANGE_KEYS = 1 << 20  # lines that one counting job sorts
 FIRST_NAME = "first.bin"  # int64[D]: for every scanned document, the first document with the same content
 
 
-def cut_source(plan: Plan, index: int) -> Iterator[tuple[str, int, list[list[str]]]]:
-    """Yield (name of the chunk, index of its first document in the source, documents) for a source."""
+def cut_source(
+    plan: Plan, index: int, readings: list[Reading] | None = None
+) -> Iterator[tuple[str, int, list[list[str]]]]:
+    """Yield (name of the chunk, index of its first document in the source, documents) for a source. How it is read
+    is appended to ``readings``."""
     # Lines stay as they are: whether they are sentences is decided when shards are built.
     data = DataConfig(line="sentence", json_field=plan.options.data.json_field)
     first = 0
-    for piece, documents in enumerate(cut_documents([plan.sources[index]], data, corpus=plan.sources)):
+    for piece, documents in enumerate(cut_documents([plan.sources[index]], data, readings, plan.sources)):
         yield chunk_name(index, piece), first, documents
         first += len(documents)
 

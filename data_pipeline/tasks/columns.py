@@ -76,8 +76,8 @@ class Columns:
         """Return (role, index of its column) for each role, given the names of all columns.
 
         If ``numbers`` is true, a column may also be a number from 1. A role that a labeled record must have and the
-        config does not set is the column of its name. A missing label column is ignored in a test file. Messages begin with ``where``. Raises ``ValueError``, which lists the existing columns, if any other
-        column is missing.
+        config does not set has the column of its name. A missing label column is ignored in a test file. Messages
+        begin with ``where``. Raises ``ValueError``, which lists the existing columns, if another column is missing.
         """
         if not self.roles:
             return self._find_by_role(names, where)

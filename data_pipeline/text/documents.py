@@ -97,6 +97,11 @@ class Reading:
     # Numbers of the lines that were cut into pieces of at most LONGEST_LINE characters, each a document of its own.
     long_lines: list[int] = field(default_factory=list)
 
+    @property
+    def cut_lines(self) -> list[str]:
+        """File and number of each of ``long_lines``."""
+        return [f"{self.name}:{number}" for number in self.long_lines]
+
 
 def plain_suffix(path: Location | PurePath) -> str:
     """Return the suffix of a file in lower case, without that of its compression."""

@@ -66,7 +66,10 @@ def binary_kind(head: bytes, encoding: str) -> str:
     wide = encoding != "auto" or any(head.startswith(mark) for mark, _ in _BYTE_ORDER_MARKS)
     if wide or head.count(0) * 100 <= len(head):
         return ""
-    return "not text: it contains NUL bytes (UTF-16 without a byte order mark requires data.encoding utf-16-le)"
+    order = "be" if head[::2].count(0) > head[1::2].count(0) else "le"  # the first byte of a Latin letter is 0
+    return (
+        f"not text: it contains NUL bytes (UTF-16 without a byte order mark requires data.encoding utf-16-{order})"
+    )
 
 
 def text_blocks(path: Location, encoding: str = "auto") -> Iterator[str]:

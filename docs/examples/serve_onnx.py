@@ -39,6 +39,10 @@ class Model:
         self.task = model.get("task") or {"max_length": settings["model_max_length"]}
         if self.classes and len(self.task.get("labels", ())) == len(self.classes):
             self.classes = self.task["labels"]  # as in the files of the run
+        sentence = model.get("sentence") or {}
+        self.prompt = dict(sentence.get("prompts", ())).get(sentence.get("default_prompt"), "")
+        if self.prompt and not sentence["include_prompt"]:
+            raise ValueError(f"{folder}: the vectors leave out the prompt before each text, which is not served")
         sides = {"head": "right", "tail": "left"}
         side = sides.get(self.task.get("truncation"), settings.get("truncation_side", "right"))
         self.tokenizer.enable_truncation(self.task["max_length"], direction=side)
@@ -56,7 +60,7 @@ class Model:
         return self.session.run([self.output], feed)[0].astype(np.float64), cut
 
     def answers(self, texts: list) -> list[dict]:
-        texts = [tuple(text) if isinstance(text, list) else text for text in texts]
+        texts = [tuple(text) if isinstance(text, list) else self.prompt + text for text in texts]
         rows, cut = self.outputs(texts)
         if self.task.get("pair_order") == "both":  # the logits of both orders are added
             if not all(isinstance(text, tuple) for text in texts):

@@ -43,6 +43,12 @@ def run(place: Path, output: object, *more: str) -> int:
     return main(["clean", *words])
 
 
+def test_lines_that_are_cut_are_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "text" / "1.txt").write_text("ok ok\n" + "w1 w2 " * 400_000 + "\n")
+    assert run(place, place / "out") == 0
+    assert "lines that are too long, cut into several documents: text/1.txt:2\n" in capsys.readouterr().out
+
+
 def expected(place: Path) -> dict[str, bytes]:
     """The files of one process."""
     assert run(place, place / "one") == 0

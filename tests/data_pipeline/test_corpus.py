@@ -327,6 +327,14 @@ def test_binary_content_is_no_text(tmp_path: Path, content: bytes) -> None:
         read(tmp_path / "c.txt.bz2")
 
 
+@pytest.mark.parametrize("order", ["le", "be"])
+def test_the_order_of_utf_16_without_a_mark_is_named(tmp_path: Path, order: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(("A text. " * 9).encode(f"utf-16-{order}"))
+    with pytest.raises(ValueError, match=rf"requires data.encoding utf-16-{order}\)$"):
+        list_sources([str(path)])
+
+
 def test_a_listing_names_what_is_left_out(tmp_path: Path) -> None:
     folder = tmp_path / "text"
     for name in ("BOOK.TXT", "notes.text", "sub/wiki_07", "x.docx", "y.docx", "image.png", ".hidden.txt"):

@@ -32,6 +32,10 @@ SPECS = {
     "vectors": ModelSpec(
         model=MODEL, heads=HeadsConfig(), sentence=SentenceConfig(), tokenizer=TokenizerConfig()
     ),
+    "prompted vectors": ModelSpec(
+        model=MODEL, heads=HeadsConfig(), tokenizer=TokenizerConfig(),
+        sentence=SentenceConfig(prompts=(("query", "w7 : "),), default_prompt="query"),
+    ),
     # Hugging Face's config.json has no word for this network, so the folder has none.
     "pruned": ModelSpec(
         model=dataclasses.replace(MODEL, layer_units=(8, 12), pooling="mean"), heads=LABELS,
@@ -57,7 +61,7 @@ def server(request, tmp_path):
 
 def answers_of(model, kind):
     def answers(texts):
-        if kind == "vectors":
+        if "vectors" in kind:
             return np.asarray(model.embed(texts))
         found = model.predict([tuple(text) if isinstance(text, list) else text for text in texts])
         return np.array([[one["probabilities"][name] for name in LABELS.sequence_labels] for one in found])
