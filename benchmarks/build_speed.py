@@ -11,6 +11,7 @@ size (Pss in /proc/PID/smaps_rollup); Linux only.
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import resource
 import subprocess
@@ -60,6 +61,11 @@ def digest(folder: Path) -> str:
     return total.hexdigest()
 
 
+def _program() -> str:
+    """Return the module of ``bert-data`` in the checkout that is measured, which may be an older one."""
+    return "bert_jax.commands.data" if importlib.util.find_spec("bert_jax.commands") else "data_pipeline.cli"
+
+
 def measure(corpus: Path, arguments: argparse.Namespace, runner: str = "processes") -> dict[str, Any]:
     """Build ``corpus`` once and return its figures: sizes in MB (10^6 bytes), time in seconds."""
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +75,7 @@ def measure(corpus: Path, arguments: argparse.Namespace, runner: str = "processe
             "runner": runner,
         }  # fmt: skip
         flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        command = [sys.executable, "-m", "data_pipeline.cli", "shards", *flags]
+        command = [sys.executable, "-m", _program(), "shards", *flags]
         start, cpu = time.monotonic(), cpu_of_children()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         peak = 0

@@ -71,7 +71,7 @@ class Case:
 
 def command(folder: Path, *words: str) -> Ran:
     """Run a command of the checkout in ``folder``, below a limit of memory and time."""
-    programs = {"bert-jax": "bert_jax.cli.main", "bert-data": "data_pipeline.cli"}
+    programs = {"bert-jax": "bert_jax.commands.main", "bert-data": "bert_jax.commands.data"}
     start = (
         [sys.executable, "-c", f"import sys; from {programs[words[0]]} import main; sys.exit(main())"]
         if words[0] in programs

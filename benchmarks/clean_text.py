@@ -132,7 +132,7 @@ def run_clean(corpus: list[Path], output: Path, *options: str) -> tuple[float, f
     words = ["--corpus", *map(str, corpus), "--output", str(output), *options]
     start, cpu = time.monotonic(), cpu_of_children()
     process = subprocess.Popen(
-        [sys.executable, "-m", "data_pipeline.cli", "clean", *words], stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "bert_jax.commands.data", "clean", *words], stdout=subprocess.DEVNULL
     )
     peak = 0
     while process.poll() is None:

@@ -97,7 +97,7 @@ def head_answers(weight: float, seed: int, work: Path) -> list[str]:
     """Return the classes that the class head of the run with classes gives to the reviews of dev.tsv."""
     output = work / f"head-{weight:g}-{seed}.jsonl"
     run(
-        ["-m", "bert_jax.cli.main", "predict", "--model", str(folder_of(work, seed, weight)), "--input",
+        ["-m", "bert_jax.commands.main", "predict", "--model", str(folder_of(work, seed, weight)), "--input",
          str(work / "dev.jsonl"), "--output", str(output)]
     )  # fmt: skip
     lines = output.read_text(encoding="utf-8").splitlines()

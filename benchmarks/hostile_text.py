@@ -125,7 +125,8 @@ def run(folder: Path, name: str, size: int) -> dict[str, object]:
     file, content, has_words, code = CASES[name]
     _write(folder / file, content(size))
     words = [
-        sys.executable, "-m", "data_pipeline.cli", "shards", "--corpus", str(folder / file), "--vocab_size", "300",
+        sys.executable, "-m", "bert_jax.commands.data", "shards", "--corpus", str(folder / file),
+        "--vocab_size", "300",
         "--shards", str(folder / "shards"), "--seq_length", "128", "--dupe_factor", "1", "--num_shards", "2",
         "--workers", "2", "--eval_fraction", "0",
     ]  # fmt: skip

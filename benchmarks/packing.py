@@ -49,7 +49,7 @@ def settings(corpus: str, vocab: str, folder: Path, length: int, packing: str, *
 
 def build(arguments: list[str]) -> tuple[float, int]:
     """Build shards in a process of their own; return its seconds and the largest memory of a process, in bytes."""
-    began, command = time.perf_counter(), [sys.executable, "-m", "data_pipeline.cli", "shards", *arguments]
+    began, command = time.perf_counter(), [sys.executable, "-m", "bert_jax.commands.data", "shards", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     if status:

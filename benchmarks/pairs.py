@@ -104,7 +104,7 @@ class Measurements:
         vocabulary = self._folder / "vocab.txt"
         if not vocabulary.exists():
             words = ["--corpus", self._arguments.corpus.resolve(), "--output", vocabulary, "--vocab_size", 8192]
-            output_of(self._arguments.base, "-m", "data_pipeline.cli", "vocab", *words)
+            output_of(REPOSITORY, "-m", "bert_jax.commands.data", "vocab", *words)
         words = ["--corpus", self._arguments.corpus.resolve(), "--vocab", vocabulary, "--runs", 1]
         return lambda: json.loads(output_of(checkout, "benchmarks/build_speed.py", *words))["cpu_seconds"]
 

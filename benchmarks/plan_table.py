@@ -75,7 +75,7 @@ def plan(model: str, length: int, topology: str, scan: bool) -> dict[str, Any]:
         words = f"{COMMON} {MODELS[model]} {options} --training.global_batch_size {batch} --topology {topology}"
         words += f" --training.accumulation_steps {microbatches} --json --execution.scan_layers {str(scan).lower()}"
         done = subprocess.run(
-            [sys.executable, "-m", "bert_jax.cli.main", "plan", *words.split()],
+            [sys.executable, "-m", "bert_jax.commands.main", "plan", *words.split()],
             capture_output=True,
             text=True,
             check=False,

@@ -220,7 +220,7 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
 def results(name: str, workdir: Path, forms: Sequence[str] = FORMS) -> Iterator[tuple[str, float, str]]:
     """Yield (form, largest difference, its place) for each form of the model of a run."""
     import bert_jax
-    from bert_jax.cli.main import main as command
+    from bert_jax.commands.main import main as command
     from bert_jax.interop.export import export_model
 
     folder = workdir.parent

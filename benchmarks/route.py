@@ -183,7 +183,7 @@ def routes_of_ids(folder: Path) -> dict[str, list[str]]:
     options = ["--config", str(folder / "config.yaml")]
     # Apart, because building shards handles ids too.
     subprocess.run(
-        [sys.executable, "-m", "data_pipeline.cli", "shards", *options], check=True, stdout=subprocess.PIPE
+        [sys.executable, "-m", "bert_jax.commands.data", "shards", *options], check=True, stdout=subprocess.PIPE
     )
     route = Route()
     follow_into_tensorflow(route)

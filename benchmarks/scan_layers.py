@@ -26,7 +26,7 @@ ROWS = 64
 
 def plan(topology: str, layers: int, is_loop: bool) -> dict[str, Any]:
     """Return the figures of one form; times are seconds of a step."""
-    command = [sys.executable, "-m", "bert_jax.cli.main", "plan", "--json", *OPTIONS.split()]
+    command = [sys.executable, "-m", "bert_jax.commands.main", "plan", "--json", *OPTIONS.split()]
     chips = 1
     for size in topology.partition(":")[2].split("x"):
         chips *= int(size)

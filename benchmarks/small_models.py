@@ -92,7 +92,7 @@ def run(name: str, line: str, places: dict[str, Path], folder: Path) -> None:
     is_run = program == "run_finetune.py"
     if not is_run:
         shutil.rmtree(folder / name, ignore_errors=True)
-    start = [str(REPOSITORY / program)] if is_run else ["-m", "bert_jax.cli.main"]
+    start = [str(REPOSITORY / program)] if is_run else ["-m", "bert_jax.commands.main"]
     report(f"run {name}")
     done.parent.mkdir(parents=True, exist_ok=True)
     log = folder / f"{name}.log"

@@ -14,7 +14,7 @@ import yaml
 REPOSITORY = Path(__file__).resolve().parents[1]
 WORDS = ["the", "cat", "dog", "friend", "sees", "likes", "hears", "bird", "house", "music", "river", "old", "red"]
 PRETRAIN, FINETUNE = ([str(REPOSITORY / name)] for name in ("run_pretrain.py", "run_finetune.py"))
-JAX, DATA = ["-m", "bert_jax.cli.main"], ["-m", "data_pipeline.cli"]
+JAX, DATA = ["-m", "bert_jax.commands.main"], ["-m", "bert_jax.commands.data"]
 # File names that differ between equal runs, and files that hold times.
 _OTHERS = ("events.out.", ".lock", "train.log", "report.html", "config.yaml", "compilation_cache")
 

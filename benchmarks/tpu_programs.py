@@ -61,7 +61,7 @@ KEPT = (
 
 def plan(name: str) -> dict[str, Any]:
     """Return the figures of a program; with ``error`` if it does not compile."""
-    command = [sys.executable, "-m", "bert_jax.cli.main", "plan", "--json", *PROGRAMS[name].options.split()]
+    command = [sys.executable, "-m", "bert_jax.commands.main", "plan", "--json", *PROGRAMS[name].options.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         return {"program": name, "fits": False, "error": (done.stderr.strip().splitlines() or ["?"])[-1]}

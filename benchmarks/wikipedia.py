@@ -149,7 +149,15 @@ def measure(path: Path, times: int, workers: int) -> dict[str, Any]:
         with bz2.open(dump, "wb", compresslevel=9) as file:
             for block in repeated(path, times):
                 size += file.write(block)
-        command = [sys.executable, "-m", "data_pipeline.cli", "wikipedia", str(dump), "--output", f"{folder}/text"]
+        command = [
+            sys.executable,
+            "-m",
+            "bert_jax.commands.data",
+            "wikipedia",
+            str(dump),
+            "--output",
+            f"{folder}/text",
+        ]
         start = time.monotonic()
         process = subprocess.Popen([*command, "--workers", str(workers)], stdout=subprocess.DEVNULL)
         peak = 0

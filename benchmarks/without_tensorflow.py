@@ -134,7 +134,7 @@ def measure(without: str, with_: str, folder: Path, *, short: bool) -> dict[str,
         raise ValueError(f"--without, --with: jax and numpy {facts[0][1:]}, {facts[1][1:]}; use equal versions")
     built = [folder / "built_without" / "shards", folder / "built_with" / "shards"]
     for python, shards in zip((without, with_), built, strict=True):
-        wait(start(python, "-m", "data_pipeline.cli", "shards", "--config", RECIPE, "--shards", shards))
+        wait(start(python, "-m", "bert_jax.commands.data", "shards", "--config", RECIPE, "--shards", shards))
     same_build = contents(built[0]) == contents(built[1])
 
     archive, options = folder / "shards.tar.gz", SHORT if short else ()

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import importlib.metadata
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -66,6 +67,15 @@ def diagrams_are_empty() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bert_jax.training.logging.report.draw_curves", lambda *_: (b"", "<svg></svg>"))
         yield
+
+
+@pytest.fixture(scope="module")
+def handlers() -> Iterator[None]:
+    """The handlers of signals, which a command replaces, are those of before after the tests of a file."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

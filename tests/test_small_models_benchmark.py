@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from benchmark_modules import load_benchmark
 
-from bert_jax.cli.main import COMMANDS
+from bert_jax.commands.main import COMMANDS
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_finished_step_is_kept_and_a_failed_one_reported(small, tmp_path):
     small.run("out", line, places, tmp_path)
     assert not (tmp_path / "out").exists()
     (words,) = small.ran
-    assert words[:3] == ["-m", "bert_jax.cli.main", "trim"]
+    assert words[:3] == ["-m", "bert_jax.commands.main", "trim"]
     assert words[3:] == [
         "--from", f"{tmp_path}/a DIR", "--to", f"{tmp_path}/out", "--corpus", f"{tmp_path}/texts/train.txt"
     ]  # fmt: skip

@@ -25,7 +25,9 @@ from bert_jax.config.schema import PRESETS
 C = TypeVar("C")
 HELP = {"--help", "-h"}
 NULL = "tag:yaml.org,2002:null"
-_RECIPES = Path(__file__).parents[2] / "configs"  # of a checkout
+# The recipes of a checkout, else the copies that a wheel holds.
+_CHECKOUT, _WHEEL = Path(__file__).parents[2] / "configs", Path(__file__).parents[1] / "configs"
+RECIPES = _WHEEL if _WHEEL.is_dir() else _CHECKOUT
 _MOST_DIGITS = 30  # int() raises an error without a place for more than 4,300
 
 
@@ -76,7 +78,14 @@ def load_config(
 def read_settings(argv: Sequence[str]) -> list[Setting]:
     """Return the settings of the ``--config`` files and then of the flags."""
     files, flags = split_arguments(argv)
-    return [setting for file in files for setting in read_yaml(Path(file))] + flags
+    return [setting for file in files for setting in read_yaml(find_recipe(file))] + flags
+
+
+def find_recipe(name: str) -> Path:
+    """Return the file that ``--config NAME`` names: the path ``name``, else the recipe of this name, such as
+    quickstart, finetune/sst2 or configs/quickstart.yaml, which come with the library."""
+    known = RECIPES / f"{name.removeprefix('configs/').removesuffix('.yaml')}.yaml"
+    return known if known.is_file() and not Path(name).exists() else Path(name)
 
 
 def parse_settings(
@@ -181,7 +190,7 @@ def read_yaml(path: Path) -> list[Setting]:
 
 
 def _near_recipe(path: Path) -> str:
-    places = (path.parent.glob("*.yaml"), *(at.rglob("*.yaml") for at in (Path("configs"), _RECIPES)))
+    places = (path.parent.glob("*.yaml"), *(at.rglob("*.yaml") for at in (Path("configs"), RECIPES)))
     recipes = [recipe for place in places for recipe in sorted(place)]
     same = [str(recipe) for recipe in recipes if recipe.stem == path.stem]
     close = difflib.get_close_matches(path.stem, [recipe.stem for recipe in recipes], n=1)

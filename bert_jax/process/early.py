@@ -5,10 +5,15 @@ import importlib.util
 import os
 import signal
 import sys
+import time
 from types import FrameType
 
+# Start of the command, a value of time.perf_counter.
+STARTED = time.perf_counter()
+
 COMMANDS = (
-    "run_pretrain.py", "run_finetune.py", "bert-jax", "bert-data", "bert_jax/cli/main.py", "data_pipeline/cli.py"
+    "run_pretrain.py", "run_finetune.py", "bert-jax", "bert-data", "bert_jax/commands/main.py",
+    "bert_jax/commands/data.py",
 )  # fmt: skip
 _README = "activate its environment (source .venv/bin/activate), or run the first command of README.md"
 

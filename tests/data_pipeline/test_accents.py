@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.commands.data import main
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.tokenization import Tokenizer, load_tokenizer
 from data_pipeline.build.ensure import ensure_data
-from data_pipeline.cli import main
 from data_pipeline.shards.shard_files import read_index, read_manifest, read_records
 from data_pipeline.shards.tfexample import decode_example
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from text_corpora import tree, write_corpus, write_vocab
 
+from bert_jax.commands.data import main
 from bert_jax.io.files import remove_tree
 from bert_jax.io.storage import ObjectPath
 from data_pipeline.build import beam as beam_module
 from data_pipeline.build import shard_jobs, token_store
-from data_pipeline.cli import main
 
 pytest.importorskip("apache_beam", reason="needs the extra beam")
 
@@ -72,7 +72,7 @@ def test_two_worker_processes(place: Path) -> None:
     corpus = ["--corpus", str(place / "text"), "--vocab", str(place / "vocab.txt"), *OPTIONS]
     processes = ["--runner", "beam", "--", "--direct_running_mode=multi_processing"]
     for name, more in (("pool", []), ("beam", processes)):
-        words = [sys.executable, "-m", "data_pipeline.cli", "shards", *corpus, "--output", name, *more]
+        words = [sys.executable, "-m", "bert_jax.commands.data", "shards", *corpus, "--output", name, *more]
         environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
         subprocess.run(words, cwd=place, env=environment, check=True, capture_output=True)
     assert tree(place / "beam") == tree(place / "pool")
@@ -180,7 +180,7 @@ def test_beam_is_not_installed(place: Path, monkeypatch, capsys: pytest.CaptureF
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 42)])
 def test_a_signal_ends_it_and_the_next_build_goes_on(place: Path, number: signal.Signals, code: int) -> None:
     write_corpus(place / "text" / "b.txt", 300, 60)
-    words = [sys.executable, "-m", "data_pipeline.cli", *shards(place, place / "beam", "--dupe_factor", "8")]
+    words = [sys.executable, "-m", "bert_jax.commands.data", *shards(place, place / "beam", "--dupe_factor", "8")]
     words += ["--runner", "beam"]
     process = subprocess.Popen(
         words, cwd=REPOSITORY, start_new_session=True, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE

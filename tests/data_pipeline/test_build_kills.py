@@ -19,7 +19,7 @@ KILLS = int(os.environ.get("BERT_JAX_KILLS", "3"))
 def command(folder: Path) -> list[str]:
     options = "--seq_length 32 --max_predictions 5 --dupe_factor 6 --num_shards 8 --eval_fraction 0.1 --workers 2"
     return [
-        sys.executable, "-m", "data_pipeline.cli", "shards", "--corpus", str(folder.parent / "corpus.txt"),
+        sys.executable, "-m", "bert_jax.commands.data", "shards", "--corpus", str(folder.parent / "corpus.txt"),
         "--output", str(folder), "--vocab_size", "500", *options.split(),
     ]  # fmt: skip
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bert_jax.commands.data import main
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.interop.ancestors.word2vec import read_word2vec
 from bert_jax.interop.exchange import ReadOptions
 from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer, build_tokenizer, load_tokenizer
 from data_pipeline.build.ensure import ensure_data
 from data_pipeline.build.token_store import TokenStore
-from data_pipeline.cli import main
 
 TEXT = "我们在北京学习人工智能。\n他喜欢吃苹果和香蕉。\n\n中国的首都是北京, iPhone 也在北京。\n苹果公司在美国。\n\n"
 PIECES = [*SPECIAL_PIECES, "中国", "中国人", "我", "人", "爱", "hello", "##民", "一二三四"]

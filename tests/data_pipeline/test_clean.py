@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from bert_jax.commands.data import main
 from data_pipeline.clean.tally import Tally, merge
-from data_pipeline.cli import main
 from data_pipeline.text.corpus import list_sources
 from data_pipeline.text.documents import read_documents
 

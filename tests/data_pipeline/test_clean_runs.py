@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from text_corpora import tree
 
+from bert_jax.commands.data import main
 from bert_jax.io.files import remove_tree
 from bert_jax.io.storage import ObjectPath
 from data_pipeline.build import token_store
 from data_pipeline.clean import duplicates, scanning, stages
-from data_pipeline.cli import main
 
 WORDS = [f"w{number}" for number in range(300)]
 OPTIONS = ["--encoding", "off", "--boilerplate", "4", "--near_duplicates", "0.6"]

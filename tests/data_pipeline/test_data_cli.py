@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from text_corpora import tree, write_corpus, write_vocab
 
+from bert_jax.commands.data import main
 from bert_jax.tokenization import SPECIAL_PIECES
-from data_pipeline.cli import main
 from data_pipeline.shards.shard_files import read_index, read_manifest, read_records, write_records
 
 SMALL = [
@@ -250,7 +250,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_to_a_reader_that_leaves() -> None:
     """As in ``bert-data shards --help | head``: nothing is said about it."""
-    command = f"{sys.executable} -m data_pipeline.cli shards --help | head -n 1"
+    command = f"{sys.executable} -m bert_jax.commands.data shards --help | head -n 1"
     run = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], cwd=Path(__file__).parents[2], capture_output=True, text=True,
         check=False,
@@ -318,7 +318,7 @@ def test_disk_full(place: Path) -> None:
     write_corpus(place / "corpus.txt", documents=200)
     argv = [*shards(place), "--workers", "2"]
     limited = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({1 << 16}, {1 << 16}))\n"
-    limited += "from data_pipeline.cli import main; sys.exit(main(sys.argv[1:]))"
+    limited += "from bert_jax.commands.data import main; sys.exit(main(sys.argv[1:]))"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     run = subprocess.run(
         [sys.executable, "-c", limited, *argv], env=environment, capture_output=True, text=True, check=False

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from text_corpora import write_corpus, write_vocab
 
+from bert_jax.commands.data import main
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.tokenization import load_tokenizer
 from data_pipeline.build.ensure import ensure_data
 from data_pipeline.build.token_store import TokenStore
-from data_pipeline.cli import main
 from data_pipeline.read.pretrain_input import eval_batches
 from data_pipeline.shards import shard_files as shards
 

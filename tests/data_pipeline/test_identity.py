@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from text_corpora import write_corpus, write_vocab
 
+from bert_jax.commands.data import main
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.io.storage import ObjectPath
 from data_pipeline.build import identity
 from data_pipeline.build.ensure import ensure_data
 from data_pipeline.build.identity import HASHES_NAME, file_settings
-from data_pipeline.cli import main
 from data_pipeline.shards.shard_files import read_manifest, write_manifest
 
 

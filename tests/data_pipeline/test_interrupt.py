@@ -84,7 +84,7 @@ def test_a_vocabulary_in_training(tmp_path: Path, number: signal.Signals, code: 
     draws = random.Random(1)
     words = ["".join(draws.choices(letters, k=60)) for _ in range(60_000)]
     (tmp_path / "corpus.txt").write_text("\n\n".join(f"{word} {word} ." for word in words))
-    command = ["-m", "data_pipeline.cli", "vocab", "--corpus", str(tmp_path / "corpus.txt")]
+    command = ["-m", "bert_jax.commands.data", "vocab", "--corpus", str(tmp_path / "corpus.txt")]
     command += ["--vocab_size", "30000", "--output", str(tmp_path / "vocab.txt")]
     assert stopped(command, number, "training a wordpiece vocabulary", 2.5) == (code, LINE)
     assert not (tmp_path / "vocab.txt").exists()
@@ -96,7 +96,7 @@ def test_shards_stopped_and_built_on_are_those_of_a_whole_build(tmp_path: Path) 
 
     def command(folder: Path) -> list[str]:
         corpus = ["--corpus", str(tmp_path / "corpus.txt"), "--output", str(folder)]
-        return ["-m", "data_pipeline.cli", "shards", *corpus, "--vocab_size", "500", *options.split()]
+        return ["-m", "bert_jax.commands.data", "shards", *corpus, "--vocab_size", "500", *options.split()]
 
     folder = tmp_path / "stopped"
     # First among the chunks of the store, then among the parts.

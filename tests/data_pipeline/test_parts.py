@@ -10,10 +10,10 @@ import pytest
 from input_shards import make_shards
 from text_corpora import write_corpus, write_vocab
 
+from bert_jax.commands.data import main
 from bert_jax.config import DataConfig, ModelConfig, PretrainConfig, TrainingConfig
 from bert_jax.tokenization import load_tokenizer
 from data_pipeline.build.ensure import ensure_data, require_shards
-from data_pipeline.cli import main
 from data_pipeline.read.pretrain_input import ShardSource
 from data_pipeline.shards.parts import held_out_parts, shard_parts
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from text_corpora import tree, write_corpus, write_vocab
 
-from data_pipeline.cli import main
+from bert_jax.commands.data import main
 from data_pipeline.shards.shard_files import read_manifest
 from data_pipeline.text import datasets as prepared
 from data_pipeline.text.corpus import list_sources

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from text_corpora import write_corpus, write_vocab
 
+from bert_jax.commands.data import main
 from bert_jax.config.loader import load_config
 from bert_jax.config.pretrain import PretrainConfig
 from data_pipeline.build.ensure import require_shards
-from data_pipeline.cli import main
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from input_shards import assert_equal, config, make_shards, record_numbers, stream, take
 
+from bert_jax.commands.data import main
 from bert_jax.io import storage
 from bert_jax.io.files import local_copy, remove_tree
 from bert_jax.io.storage import ObjectPath, StorageError, location
 from bert_jax.process.exits import run_command
-from data_pipeline.cli import main
 from data_pipeline.read import pretrain_input as reading
 from data_pipeline.shards.shard_files import INDEX_NAME, index_folder, read_index
 

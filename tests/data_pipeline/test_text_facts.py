@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from text_corpora import tree, write_corpus, write_vocab
 
+from bert_jax.commands.data import main
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.tokenization import SPECIAL_PIECES
 from data_pipeline.build.ensure import ensure_data
-from data_pipeline.cli import main
 from data_pipeline.shards.shard_files import (
     read_index,
     read_manifest,

@@ -11,9 +11,9 @@ import pytest
 import zstandard
 from text_corpora import tree, write_vocab
 
+from bert_jax.commands.data import main
 from data_pipeline.build import wikipedia
 from data_pipeline.build.wikipedia import extract_wikipedia
-from data_pipeline.cli import main
 from data_pipeline.text.corpus import list_sources
 from data_pipeline.text.documents import Source, read_documents
 from data_pipeline.text.wikipedia import dump as dump_module

@@ -1,23 +1,13 @@
-"""The run scripts inside the test's process: much faster than a process of their own."""
+"""The commands that train inside the test's process: much faster than a process of their own."""
 
-import importlib
-import signal
 import sys
 
 import jax
 import pytest
 
+from bert_jax.commands import finetune
+from bert_jax.commands import pretrain as pretraining
 from bert_jax.parallel import make_mesh
-from bert_jax.process.exits import run_command
-
-
-def imported(name):
-    """A run script as a module; its signal handlers are taken back."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    module = importlib.import_module(name)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    return module
 
 
 @pytest.fixture
@@ -27,15 +17,15 @@ def one_device(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def program():
-    """``run_pretrain`` as a module."""
-    return imported("run_pretrain")
+def program(handlers):
+    """``bert_jax.commands.pretrain``."""
+    return pretraining
 
 
 @pytest.fixture(scope="module")
-def finetuning():
-    """``run_finetune`` as a module."""
-    return imported("run_finetune")
+def finetuning(handlers):
+    """``bert_jax.commands.finetune``."""
+    return finetune
 
 
 @pytest.fixture
@@ -45,7 +35,7 @@ def pretrain(program, one_device, monkeypatch, capsys):
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["run_pretrain.py", *map(str, words)])
         capsys.readouterr()
-        code = run_command(program.main)
+        code = program.main()
         return code, *capsys.readouterr()
 
     return call

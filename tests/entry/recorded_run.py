@@ -8,8 +8,7 @@ import sys
 import zlib
 from pathlib import Path
 
-import run_pretrain
-from bert_jax.process.exits import run_command
+from bert_jax.commands.pretrain import main
 from data_pipeline.read.pretrain_input import ShardSource
 
 
@@ -37,4 +36,4 @@ if __name__ == "__main__":
     folder.mkdir(exist_ok=True)
     plain = ShardSource.train
     ShardSource.train = lambda self, rows: Recorded(plain(self, rows), rows, folder)
-    sys.exit(run_command(run_pretrain.main))
+    sys.exit(main())

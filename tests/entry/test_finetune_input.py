@@ -24,7 +24,6 @@ from finetune_cases import lines, results, saved_model
 from bert_jax.finetuning import finetune
 from bert_jax.finetuning.evaluation import blank_scores
 from bert_jax.parallel import make_mesh
-from bert_jax.process.exits import run_command
 
 pytestmark = pytest.mark.entry
 CACHE = os.environ["JAX_COMPILATION_CACHE_DIR"]
@@ -46,7 +45,7 @@ def call(model, finetuning, capsys, monkeypatch, tmp_path):
         given = ["--init_from", model, "--workdir", tmp_path / "w", "--data.dir", tmp_path, "--task.max_length", 64]
         monkeypatch.setattr(sys, "argv", ["run_finetune.py", *map(str, given), *words.split()])
         capsys.readouterr()
-        code = run_command(finetuning.main)
+        code = finetuning.main()
         return code, *capsys.readouterr()
 
     return run

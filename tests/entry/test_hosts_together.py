@@ -212,8 +212,8 @@ def test_one_process_needs_nobody(tmp_path):
 def test_a_machine_without_accelerator_starts_quietly(bare):
     """libtpu may be there for planning; JAX must not try to start it."""
     program = (
-        "import json, sys, run_pretrain, bert_jax.cli.main\nassert 'jax' not in sys.modules\n"
-        "run_pretrain.keep_to_cpu_without_accelerator()\n"
+        "import json, sys, run_pretrain, run_finetune, bert_jax.commands.main\nassert 'jax' not in sys.modules\n"
+        "bert_jax.commands.main.keep_to_cpu_without_accelerator()\n"
         "import jax\nprint(json.dumps([jax.default_backend(), jax.process_count()]))"
     )
     bare.delenv("JAX_PLATFORMS")

@@ -6,8 +6,8 @@ import command
 import pytest
 from support import untimed
 
+from bert_jax.commands.data import main
 from bert_jax.training.logging.metrics_file import read_metrics
-from data_pipeline.cli import main
 
 pytestmark = pytest.mark.entry
 

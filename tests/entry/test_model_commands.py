@@ -15,7 +15,7 @@ import pytest
 from inference_models import make_weights
 
 import bert_jax
-from bert_jax.cli import main as cli
+from bert_jax.commands import main as cli
 from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
 from bert_jax.inference.generate import generate
 from bert_jax.interop import export, import_model

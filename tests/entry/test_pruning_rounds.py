@@ -10,7 +10,6 @@ from finetune_cases import SPLITS, saved_model
 
 from bert_jax.compression import gradual
 from bert_jax.interop.readers import read_weights
-from bert_jax.process.exits import run_command
 
 pytestmark = pytest.mark.entry
 
@@ -32,7 +31,7 @@ def tune(finetuning, monkeypatch, capsys, tmp_path):
         argv = ["run_finetune.py", "--workdir", str(tmp_path / workdir), *fixed.split(), *words.split()]
         monkeypatch.setattr(sys, "argv", argv)
         capsys.readouterr()
-        code = run_command(finetuning.main)
+        code = finetuning.main()
         return code, "".join(capsys.readouterr())
 
     return call

@@ -7,7 +7,7 @@ import pytest
 from inference_models import make_weights, random_texts
 
 import bert_jax
-from bert_jax.cli import main as cli
+from bert_jax.commands import main as cli
 from bert_jax.config import SentenceConfig
 from bert_jax.interop.saved_model import write_saved
 

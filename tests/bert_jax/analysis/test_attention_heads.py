@@ -8,7 +8,7 @@ from inference_models import make_model, make_weights
 from treebank import drawn_sentences, write_treebank
 
 from bert_jax.analysis.attention_heads import ALL, Attended, attended, best_heads
-from bert_jax.cli import main as cli
+from bert_jax.commands import main as cli
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.io.conll import ParsedSentence, read_treebank
 

@@ -13,7 +13,7 @@ from treebank import drawn_sentences, write_senses, write_treebank
 from bert_jax.analysis import linear_probe, probing
 from bert_jax.analysis.probe_tasks import chosen_words, read_examples, spread, tagged_words
 from bert_jax.analysis.probing import Probe, layer_vectors, probe_layers, row_line
-from bert_jax.cli import main as cli
+from bert_jax.commands import main as cli
 from bert_jax.config import HeadsConfig
 from bert_jax.inference.words import sentence_word_vectors
 from bert_jax.interop.saved_model import write_saved

@@ -10,7 +10,7 @@ from bert_jax.analysis import retrieval
 from bert_jax.analysis.collection import Collection
 from bert_jax.analysis.neighbors import Hits
 from bert_jax.analysis.retrieval import Mining, relevance_label, reranked, with_negatives
-from bert_jax.cli.main import main
+from bert_jax.commands.main import main
 from bert_jax.config import HeadsConfig, SentenceConfig
 from bert_jax.config.task import TaskDataConfig
 from bert_jax.interop.saved_model import write_saved

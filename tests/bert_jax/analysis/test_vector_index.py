@@ -9,7 +9,7 @@ from inference_models import make_weights, random_texts
 from bert_jax.analysis import vector_index
 from bert_jax.analysis.neighbors import nearest
 from bert_jax.analysis.vector_index import VectorIndex, write_index
-from bert_jax.cli.main import main
+from bert_jax.commands.main import main
 from bert_jax.config import SentenceConfig
 from bert_jax.interop.saved_model import write_saved
 

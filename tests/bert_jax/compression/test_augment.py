@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from builders import drawn, tiny_model
 
-from bert_jax.cli.main import main
+from bert_jax.commands.main import main
 from bert_jax.compression.augment import Replacement, augment
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.inference.loaded import prepare

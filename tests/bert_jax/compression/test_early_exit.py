@@ -8,7 +8,7 @@ from builders import drawn, tiny_model, words
 from finetune_cases import SPLITS, configured, lines, run, saved_model
 from scipy.special import entr, softmax
 
-from bert_jax.cli.main import main
+from bert_jax.commands.main import main
 from bert_jax.compression.early_exit import exit_curve
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig

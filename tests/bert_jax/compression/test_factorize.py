@@ -8,7 +8,7 @@ import pytest
 from builders import drawn, tiny_model, words
 
 from bert_jax.analysis.word_neighbors import embedding_table
-from bert_jax.cli.main import main
+from bert_jax.commands.main import main
 from bert_jax.compression.factorize import factorized
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.architecture import ModelConfig

@@ -9,7 +9,7 @@ import pytest
 from exported import SPECS, random_weights
 from inference_models import make_weights, random_texts
 
-from bert_jax.cli.main import main
+from bert_jax.commands.main import main
 from bert_jax.compression.examples import read_examples
 from bert_jax.compression.onnx import quality
 from bert_jax.compression.onnx.calibration import calibrated

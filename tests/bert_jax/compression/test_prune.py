@@ -9,7 +9,7 @@ from builders import drawn, tiny_model, words
 from scipy.special import log_softmax
 
 from bert_jax.analysis.attention_heads import attended
-from bert_jax.cli.main import main
+from bert_jax.commands.main import main
 from bert_jax.compression import prune
 from bert_jax.compression.examples import read_examples
 from bert_jax.compression.importance import gradient_importance, magnitude_importance, movement_importance

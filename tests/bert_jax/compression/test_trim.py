@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from builders import drawn, tiny_model, words
 
-from bert_jax.cli.main import main
+from bert_jax.commands.main import main
 from bert_jax.compression import trim
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.inference.loaded import load, prepare

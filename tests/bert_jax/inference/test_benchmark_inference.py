@@ -8,7 +8,7 @@ import pytest
 from hf_folders import make_folder
 from inference_models import make_weights
 
-from bert_jax.cli.main import main
+from bert_jax.commands.main import main
 from bert_jax.config import HeadsConfig
 from bert_jax.experiments import latency
 from bert_jax.interop.saved_model import write_saved

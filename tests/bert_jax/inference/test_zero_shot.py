@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from inference_models import make_model, make_weights, plain, random_texts
 
-from bert_jax.cli import main as cli
+from bert_jax.commands import main as cli
 from bert_jax.config import HeadsConfig
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.tokenization import ByteBPETokenizer

@@ -8,7 +8,7 @@ from builders import drawn, tiny_model, words
 from hf_folders import load, make_folder, save
 from torch_files import save_zip, state_of
 
-from bert_jax.cli.main import main
+from bert_jax.commands.main import main
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
 from bert_jax.interop.ancestors.allennlp import write_allennlp
 from bert_jax.interop.exchange import ModelBundle

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from config_words import refusal
 
-from bert_jax.cli import main as bert_jax
+from bert_jax.commands import main as bert_jax
 from bert_jax.io.errors import near_path
 from data_pipeline import cli as bert_data
 

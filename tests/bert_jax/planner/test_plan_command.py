@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.cli import main as cli
+from bert_jax.commands import main as cli
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.planner.plan import Asked, make_plan
 from bert_jax.planner.topology import parse_topology

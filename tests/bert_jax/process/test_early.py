@@ -36,7 +36,7 @@ def run(*words, **options):
 
 
 @pytest.mark.parametrize(
-    "program", ["run_pretrain.py", "run_finetune.py", "bert_jax/cli/main.py", "data_pipeline/cli.py"]
+    "program", ["run_pretrain.py", "run_finetune.py", "bert_jax/commands/main.py", "bert_jax/commands/data.py"]
 )
 @pytest.mark.parametrize(
     ("number", "code", "line"),
@@ -52,7 +52,7 @@ def test_a_signal_during_the_imports(program, number, code, line):
 
 
 @pytest.mark.parametrize(
-    "program", [["run_pretrain.py"], ["run_finetune.py"], ["-m", "bert_jax.cli.main", "embed"]]
+    "program", [["run_pretrain.py"], ["run_finetune.py"], ["-m", "bert_jax.commands.main", "embed"]]
 )
 def test_a_python_without_the_packages(program):
     done = run("-S", *program)

@@ -6,7 +6,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from bert_jax.cli import main as cli
+from bert_jax.commands import main as cli
 from bert_jax.config import dump_yaml, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.experiments.compare import compare, table

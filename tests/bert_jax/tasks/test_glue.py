@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.cli import main as cli
+from bert_jax.commands import main as cli
 from bert_jax.config import dump_yaml, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.experiments.submission import FILES, write_submission

@@ -1,15 +1,14 @@
 """Sweeps: every run once, the same table whatever happened on the way, several processes, no mixing."""
 
 import contextlib
-import importlib
 import json
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 from finetune_cases import configured, run, saved_model
 
+from bert_jax.commands import finetune
 from bert_jax.config.loader import Setting, take_options
 from bert_jax.config.sweep import FinetuneRunOptions, plan_cells
 from bert_jax.experiments.sweep import run_sweep
@@ -218,29 +217,20 @@ def test_real_runs_give_the_same_table_to_the_byte(tmp_path):
     assert (tmp_path / "a" / "runs" / "seed=5" / "best").is_dir()
 
 
-@pytest.fixture
-def run_finetune():
-    """The program as a module; it handles signals from its import on."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield importlib.import_module("run_finetune")
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-def test_the_command_hands_every_run_its_arguments(tmp_path, monkeypatch, run_finetune):
+def test_the_command_hands_every_run_its_arguments(tmp_path, monkeypatch, handlers):
     source, calls = saved_model(tmp_path / "model"), []
     fake = Trainer()
 
-    def train(options, arguments, started):
+    def train(options, arguments, stop, started):
         assert not options.is_sweep and options.init_from == "model"
         calls.append(arguments)
         fake(Path(options.workdir), arguments)
 
-    monkeypatch.setattr(run_finetune, "train", train)
+    monkeypatch.setattr(finetune, "train", train)
     monkeypatch.chdir(tmp_path)
     line = f"--init_from model --data.dev dev.tsv --task.max_length 32 --workdir {tmp_path / 'w'} {GRID}"
     monkeypatch.setattr("sys.argv", ["run_finetune.py", *line.split(), "--training.seed", "4"])
-    assert run_finetune.main() == exits.OK
+    assert finetune.main() == exits.OK
     assert fake.made == NAMES
     assert calls[7][:6] == ["--data.dev", "dev.tsv", "--task.max_length", "32", "--training.seed", "4"]
     assert calls[7][-6:-2] == ["--optimizer.learning_rate", "0.002", "--training.global_batch_size", "16"]

@@ -8,7 +8,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.options import OUTPUT, Command, load_model, model, option, say, score_lines, streaming, text_of
+from bert_jax.commands.options import (
+    OUTPUT,
+    Command,
+    load_model,
+    model,
+    option,
+    say,
+    score_lines,
+    streaming,
+    text_of,
+)
 from bert_jax.io.text_lines import Each
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.options import (
+from bert_jax.commands.options import (
     OUTPUT,
     READABLE,
     Command,

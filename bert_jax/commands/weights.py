@@ -4,7 +4,7 @@ import argparse
 import functools
 from pathlib import Path
 
-from bert_jax.cli.options import READABLE, Command, names_of, option, read_options, reading
+from bert_jax.commands.options import READABLE, Command, names_of, option, read_options, reading
 
 _FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz", "word2vec", "allennlp")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.options import Command, load_model, model, option, run_options, say, text_of, whole_numbers
+from bert_jax.commands.options import Command, load_model, model, option, run_options, say, text_of, whole_numbers
 from bert_jax.io.text_lines import Each
 
 _OUTPUT = option("--output", type=Path, metavar="FILE", help="write JSON lines instead of readable text")

@@ -1,5 +1,5 @@
-"""The ``bert-data`` command: extract text of Wikipedia dumps, clean text, build vocabularies and shards, inspect
-shards, print task files as JSON lines."""
+"""``bert-jax data`` and ``bert-data``: extract text of Wikipedia dumps, clean text, build vocabularies and shards,
+inspect shards, print task files as JSON lines."""
 
 from bert_jax.process import early
 
@@ -68,16 +68,17 @@ class RecordOptions:
     data: TaskDataConfig = dataclasses.field(default_factory=TaskDataConfig)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return the exit code: 0 for success, 2 for a user error, which is reported in one line."""
+def main(argv: Sequence[str] | None = None, program: str = "bert-data") -> int:
+    """Run the command; return the exit code: 0 for success, 2 for a user error, which is reported in one line.
+    ``program`` is the name of the command in its help."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
-        print(USAGE, end="")
+        print(USAGE.replace("bert-data", program), end="")
         return 0 if words else 2
-    return run_command(lambda: _run(words[0], words[1:]))
+    return run_command(lambda: _run(words[0], words[1:], program))
 
 
-def _run(command: str, words: list[str]) -> None:
+def _run(command: str, words: list[str], program: str) -> None:
     commands: dict[str, Callable[[list[str]], None]] = {
         "vocab": _vocab, "shards": _shards, "clean": _clean, "wikipedia": _wikipedia, "index": _index,
         "inspect": _inspect, "records": _records,
@@ -87,13 +88,13 @@ def _run(command: str, words: list[str]) -> None:
         raise ValueError(f"{command}: unknown command; allowed: {', '.join(commands)}{hint}")
     if not {"-h", "--help"} & set(words):
         return commands[command](words)
-    print(USAGE)
+    print(USAGE.replace("bert-data", program))
     from data_pipeline.clean.options import CleanOptions
 
     options = {"vocab": DataOptions, "shards": DataOptions, "clean": CleanOptions, "records": RecordOptions}
     if command in options:
         with contextlib.suppress(SystemExit):
-            load_config(options[command], ["--help"], prog=f"bert-data {command}")
+            load_config(options[command], ["--help"], prog=f"{program} {command}")
     sys.stdout.flush()  # run_command ignores the error of a closed pipe (`| head`) only if it is raised here
 
 

@@ -5,7 +5,7 @@ import json
 import os
 from pathlib import Path
 
-from bert_jax.cli.options import READABLE, Command, names_of, option, read_options, reading
+from bert_jax.commands.options import READABLE, Command, names_of, option, read_options, reading
 
 
 def compare_command(arguments: argparse.Namespace) -> None:

@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.options import OUTPUT, Command, load_model, model, option, pooling, run_options, say, score_lines
+from bert_jax.commands.options import (
+    OUTPUT,
+    Command,
+    load_model,
+    model,
+    option,
+    pooling,
+    run_options,
+    say,
+    score_lines,
+)
 
 _TEXTS = "one text per line (blank lines are skipped), .jsonl with id and text, or .npy vectors of bert-jax embed"
 

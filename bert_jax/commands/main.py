@@ -5,10 +5,11 @@ from bert_jax.process import early
 early.start()
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 
-from bert_jax.cli import analysis, labels, runs, texts, weights, words
+from bert_jax.commands import analysis, labels, runs, texts, weights, words
 from bert_jax.io.errors import unknown_command
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.exits import run_command
@@ -22,16 +23,33 @@ COMMANDS = (
     *words.COMMANDS,
     *runs.COMMANDS,
 )
+# Commands that parse their own arguments: the options of a recipe, or further commands.
+PROGRAMS = {
+    "pretrain": ("bert_jax.commands.pretrain", "pretrain an encoder from text (run_pretrain.py)"),
+    "finetune": ("bert_jax.commands.finetune", "fine-tune an encoder on a task (run_finetune.py)"),
+    "data": ("bert_jax.commands.data", "clean text, build vocabularies and shards, inspect them (bert-data)"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``bert-jax`` and return the exit code (2: a user error, reported in one line; 3: a failed check)."""
-    parser = argparse.ArgumentParser(prog="bert-jax", description="Use, convert, compare and plan models.")
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in PROGRAMS:
+        module = importlib.import_module(PROGRAMS[words[0]][0])
+        return int(module.main(words[1:], f"bert-jax {words[0]}"))
+    parser = argparse.ArgumentParser(
+        prog="bert-jax", description="Pretrain, fine-tune, use, convert, compare and plan models."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (_, what) in PROGRAMS.items():
+        commands.add_parser(name, help=what)
     for command in COMMANDS:
         command.add(commands)
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words and not words[0].startswith("-") and words[0] not in (names := [one.name for one in COMMANDS]):
+    if (
+        words
+        and not words[0].startswith("-")
+        and words[0] not in (names := [*PROGRAMS, *(one.name for one in COMMANDS)])
+    ):
         parser.error(f"{words[0]}: unknown command; allowed: {', '.join(names)}{unknown_command(words[0], names)}")
     arguments, rest = parser.parse_known_args(words)
     if arguments.command == "plan":

@@ -1,0 +1,192 @@
+"""``bert-jax finetune`` and ``run_finetune.py``: read task files, fine-tune, export."""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bert_jax.config import dump_yaml, load_config
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.loader import read_settings, take_options
+from bert_jax.config.sweep import UNPRUNED, Cell, FinetuneRunOptions, plan_cells
+from bert_jax.io.storage import location
+from bert_jax.process import early, exits
+from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
+from bert_jax.process.allocator import keep_freed_memory, require_memory
+from bert_jax.process.exits import run_command
+from bert_jax.process.signals import StopRequest
+from bert_jax.training.launch import Launch, Teaching
+
+if TYPE_CHECKING:
+    from bert_jax.interop.initialization import Start
+
+
+def main(argv: Sequence[str] | None = None, program: str = "run_finetune.py") -> int:
+    """Fine-tune as the arguments ``argv`` (default: those of the process) state; return the exit code.
+
+    Installs handlers for SIGINT and SIGTERM, which end the run at its next step. ``program`` is the name of the
+    command in its help.
+    """
+    stop = StopRequest.install()  # before the heavy imports, so that no signal during them is lost
+    return run_command(lambda: _run(sys.argv[1:] if argv is None else argv, program, stop))
+
+
+def _run(argv: Sequence[str], program: str, stop: StopRequest) -> int:
+    options, arguments = take_options(FinetuneRunOptions, argv)
+    if {"--help", "-h"} & set(arguments):  # exits here, before JAX is imported
+        load_config(FinetuneConfig, arguments, prog=program, extra=FinetuneRunOptions)
+    if options.print_config:
+        print(dump_yaml(shown(options, arguments)), end="")
+        return exits.OK
+
+    keep_to_cpu_without_accelerator()
+    from bert_jax.process import hosts
+
+    hosts.start(options)
+    if hosts.count() > 1:
+        stop.share()
+    with hosts.ends_together(options.host_timeout):
+        if options.is_pruned:
+            prune(options, arguments, stop)
+            return exits.OK
+        if options.is_sweep:
+            return sweep(options, arguments, stop)
+        train(options, arguments, stop, early.STARTED)
+    return exits.OK
+
+
+def shown(options: FinetuneRunOptions, arguments: list[str]) -> FinetuneConfig:
+    """Return the config to print, before any records are read. It contains the sizes of the initial or restored
+    model, if one exists. For a sweep, it contains the options that all runs share."""
+    from bert_jax.training.checkpoint.restore import saved_steps
+
+    if not (options.init_from or saved_steps(location(options.folder("finetune")))):
+        return load_config(FinetuneConfig, arguments, extra=FinetuneRunOptions)
+    if options.is_sweep:
+        return plan(options, arguments)[0]
+    return configure(options, arguments)[0]
+
+
+def plan(options: FinetuneRunOptions, arguments: list[str]) -> tuple[FinetuneConfig, list[Cell]]:
+    """Return the config that all runs of a sweep share, and the runs."""
+    start = configure(options, arguments)[1]
+    return plan_cells(options, [*read_settings(arguments), *start.settings])
+
+
+def sweep(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest) -> int:
+    """Execute every run of ``--sweep`` and ``--seeds``; return the exit code."""
+    base, cells = plan(options, arguments)
+
+    from bert_jax.experiments.sweep import run_sweep
+    from bert_jax.interop.initialization import whole_name
+
+    def one(folder: Path, more: list[str]) -> None:
+        own = dataclasses.replace(options, workdir=str(folder), sweep=(), seeds=1)
+        train(own, [*arguments, *more], stop, time.perf_counter())
+
+    return run_sweep(
+        base,
+        cells,
+        Path(options.folder("finetune")),
+        one,
+        init_from=whole_name(options.init_from),
+        stop=stop,
+        host_timeout=options.host_timeout,
+    )
+
+
+def prune(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest) -> None:
+    """Train and prune in rounds (``--prune_heads``, ``--prune_units``)."""
+    from bert_jax.compression.gradual import ROUNDS, Rounds, train_in_rounds
+    from bert_jax.process import hosts
+    from data_pipeline.tasks import read_splits, with_label_names
+
+    if options.is_sweep:
+        raise ValueError("--prune_heads, --prune_units: not allowed with --sweep and --seeds; omit these")
+    if hosts.count() > 1:
+        raise ValueError("--prune_heads, --prune_units: not allowed with several processes; start one")
+    if not options.init_from:
+        raise ValueError("--init_from: missing; --prune_heads and --prune_units require the model to prune")
+    if options.prune_importance == "movement" and (options.init_layers or options.to_long):
+        changed = "which change the model before its training; use another importance"
+        raise ValueError(f"--prune_importance: movement is not allowed with --init_layers and --to_long, {changed}")
+    workdir = Path(options.folder("finetune"))
+    first = dataclasses.replace(options, workdir=str(workdir / ROUNDS / "1"))
+    config, _ = configure(first, arguments)
+    if options.prune_importance == "gradient" and config.task.kind in ("sentence", "joint"):
+        raise ValueError(
+            f"--prune_importance: gradient is not allowed with task.kind {config.task.kind}, whose loss is not of "
+            "one head; use --prune_importance magnitude or movement"
+        )
+    records = [with_label_names(one, config.data) for one in read_splits(config.data, config.task.kind)["train"]]
+    if options.prune_importance == "gradient" and not records:
+        raise ValueError(
+            "--prune_importance: gradient is not allowed without data.train, whose labels it reads; use magnitude, "
+            "movement or random"
+        )
+    rounds = Rounds(
+        heads=options.prune_heads,
+        units=options.prune_units,
+        count=options.prune_rounds,
+        importance=options.prune_importance,
+        records=records,
+        seed=config.training.seed,
+    )
+
+    def one(folder: Path, source: str) -> None:
+        own = dataclasses.replace(options, workdir=str(folder), init_from=source, **UNPRUNED)
+        if source != options.init_from:
+            own = dataclasses.replace(own, init_layers=(), to_long=0, gpt_inputs=False)
+        train(own, arguments, stop, time.perf_counter())
+
+    train_in_rounds(rounds, config.model, workdir, options.init_from, one, stop=stop)
+
+
+def configure(options: FinetuneRunOptions, arguments: list[str]) -> "tuple[FinetuneConfig, Start]":
+    """Return the resolved config, and the :class:`Start` that determines its model section."""
+    from bert_jax.interop.initialization import plan_start
+
+    start = plan_start(FinetuneConfig, options, location(options.folder("finetune")), arguments)
+    config = load_config(FinetuneConfig, arguments, extra=FinetuneRunOptions, extra_settings=start.settings)
+    return config, start
+
+
+def train(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest, started: float) -> None:
+    """Read the records, then fine-tune. ``started``: start time of the run, a value of ``time.perf_counter``."""
+    config, start = configure(options, arguments)
+    if options.keep_memory:
+        rows = config.training.global_batch_size // config.training.accumulation_steps
+        keep_freed_memory(config.model, rows * config.task.max_length, config.task.max_length)
+
+    import jax
+
+    from bert_jax.compression.teachers.find import find_task_teachers
+    from bert_jax.finetuning.finetune import finetune
+    from bert_jax.interop.exchange import ReadOptions
+    from bert_jax.process import hosts
+    from data_pipeline.tasks import read_splits, read_unlabelled, split_names
+
+    jax.devices()  # raises for a platform of JAX_PLATFORMS that cannot be used
+    require_memory(config, config.task.max_length, hosts.count())
+    splits = read_splits(config.data, config.task.kind)
+    reading = ReadOptions(allow_mismatch=options.allow_mismatch)
+    teachers, record = find_task_teachers(options.teacher, location(options.folder("finetune")), reading)
+
+    def report(line: str) -> None:
+        if hosts.is_lead():
+            print(line, flush=True)
+
+    for teacher in teachers:
+        for note in teacher.notes:
+            report(f"--teacher {teacher.name}: {note}")
+    launch = Launch(
+        workdir=location(options.folder("finetune")),
+        stop=stop,
+        teaching=Teaching(teachers, record, read_unlabelled(config.data, config.task.kind), report),
+        allow_numeric_change=options.allow_numeric_change,
+        host_timeout=options.host_timeout,
+        started=started,
+    )
+    finetune(config, launch, splits=splits, tests=split_names(config.data)[1], start=start)
