@@ -31,9 +31,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.contrib.planner.topology import parse_topology, prepare_environment, tpu_devices
 from bert_jax.model.attention import block_scores, dot_product_attention, random_blocks
 from bert_jax.model.local_attention import block_attention, local_attention, replace_global
-from bert_jax.planner.topology import parse_topology, prepare_environment, tpu_devices
 
 HEADS, SIZE, WINDOW = 12, 64, 64
 # Global tokens of a row, with windows.

@@ -30,7 +30,7 @@ from small_runs import Lines, Options, cells, forget, paired, report
 from small_tasks import RATE_SEED, SmallTask, score, study_options, texts
 from taught_tasks import write_sentiment
 
-from bert_jax.compression.early_exit import ExitPoint, exit_curve, measured
+from bert_jax.contrib.compression.early_exit import ExitPoint, exit_curve, measured
 from bert_jax.inference.loaded import load
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 

@@ -27,7 +27,7 @@ from typing import Any
 from small_runs import REPOSITORY, Lines, Options, Rows, Text, best_rate, cells, forget, pretrain, report
 from small_tasks import SmallTask, score, texts, write_intents
 
-from bert_jax.analysis.minimal_pairs import read_pairs, score_pairs
+from bert_jax.contrib.analysis.minimal_pairs import read_pairs, score_pairs
 from bert_jax.inference.loaded import load
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 

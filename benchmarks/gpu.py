@@ -148,8 +148,8 @@ def main() -> int:
 def find_board(predict: str | None, toy: bool) -> tuple[str, str | None]:
     """Return the name of the board, and its name in the table of chips (None: there is no plan for it)."""
     if predict:
-        from bert_jax.planner.gpu_devices import can_compile
-        from bert_jax.planner.topology import parse_topology
+        from bert_jax.contrib.planner.gpu_devices import can_compile
+        from bert_jax.contrib.planner.topology import parse_topology
 
         topology = parse_topology(predict)
         if topology.is_tpu or topology.num_devices != 1 or not can_compile():

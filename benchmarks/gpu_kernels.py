@@ -112,10 +112,10 @@ def compile_case(board: str, case: dict[str, Any]) -> None:
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+    from bert_jax.contrib.planner.topology import parse_topology, topology_devices
     from bert_jax.model.kernels import gpu_attention, gpu_norm
     from bert_jax.model.kernels.add_norm import add_norm
     from bert_jax.model.kernels.tiles import Form
-    from bert_jax.planner.topology import parse_topology, topology_devices
 
     mesh = Mesh(np.array(topology_devices(parse_topology(f"{board}:1"))), ("data",))
     whole = NamedSharding(mesh, PartitionSpec())

@@ -98,9 +98,9 @@ def main() -> int:
 def worker(name: str) -> dict[str, Any]:
     """Compile the step of the case ``name`` and return its figures."""
     from bert_jax.config import PretrainConfig, load_config
-    from bert_jax.planner.compiled import compile_step
-    from bert_jax.planner.plan import Asked, plan_compiled
-    from bert_jax.planner.topology import parse_topology
+    from bert_jax.contrib.planner.compiled import compile_step
+    from bert_jax.contrib.planner.plan import Asked, plan_compiled
+    from bert_jax.contrib.planner.topology import parse_topology
 
     case = CASES[name]
     config, topology = load_config(PretrainConfig, case.options.split()), parse_topology(case.topology)
@@ -119,8 +119,8 @@ def worker(name: str) -> dict[str, Any]:
 def of_collectives(step: Any, topology: Any, plan: Any) -> dict[str, Any]:
     """Return the bytes and the seconds of the collectives of a compiled step."""
     from bert_jax.config import PretrainConfig
-    from bert_jax.planner import cycles, hlo
-    from bert_jax.planner.arithmetic import parameter_count
+    from bert_jax.contrib.planner import cycles, hlo
+    from bert_jax.contrib.planner.arithmetic import parameter_count
 
     module, seen, summed, seconds = hlo.parse(step.hlo), set(), defaultdict(int), 0.0
     for computation in module.computations.values():

@@ -5,9 +5,9 @@
 Compiles BERT-base with 64 x 512 and 256 x 128 tokens and BERT-large with 32 x 512 (bfloat16, layers written out, no
 recomputation, dropout 0.1 everywhere) in a process each, 30 to 60 s on two cores, and prints a JSON line per
 program: bytes of temporaries, bytes that the scheduled kernels read and write (what a kernel of this project reads
-again is counted again), the least time by ``bert_jax.planner``. ``--base`` compiles the same programs of another
-checkout, by default their figures are the lines of that checkout in JSONL. Exit code 3 if either is more than half
-of the base's. Needs the extra ``gpu``; no GPU is used.
+again is counted again), the least time by ``bert_jax.contrib.planner``. ``--base`` compiles the same programs of
+another checkout, by default their figures are the lines of that checkout in JSONL. Exit code 3 if either is
+more than half of the base's. Needs the extra ``gpu``; no GPU is used.
 """
 
 import argparse
@@ -65,9 +65,9 @@ def main() -> int:
 
 def measure(shape: str, checkout: Path) -> dict[str, Any]:
     """Return the figures of the program ``shape`` of ``checkout``, compiled in a process of its own."""
-    from bert_jax.planner.cycles import step_cost
-    from bert_jax.planner.gpu_devices import target_config
-    from bert_jax.planner.topology import parse_topology
+    from bert_jax.contrib.planner.cycles import step_cost
+    from bert_jax.contrib.planner.gpu_devices import target_config
+    from bert_jax.contrib.planner.topology import parse_topology
 
     chip = parse_topology("h100:1").chip
     with tempfile.TemporaryDirectory() as folder:

@@ -352,9 +352,9 @@ def step_line(case: dict[str, Any], toy: bool) -> Line:
 
 def plan_line(case: dict[str, Any], board: str) -> Line:
     """Plan the step of ``case`` for ``board``, a name in the table of chips."""
+    from bert_jax.contrib.planner.plan import Asked, make_plan
+    from bert_jax.contrib.planner.topology import Topology
     from bert_jax.parallel.hardware import GPUS
-    from bert_jax.planner.plan import Asked, make_plan
-    from bert_jax.planner.topology import Topology
 
     chip = next(chip for _, chip in GPUS if chip.name == board)
     plan = make_plan(config_of(case, False), Topology(f"{board}:1", chip, (1,), (False,)), Asked())

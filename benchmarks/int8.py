@@ -38,9 +38,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from bert_jax.compression.onnx.calibration import TEXTS, calibrated
-from bert_jax.compression.onnx.quality import program_scores
-from bert_jax.compression.onnx.session import padded
+from bert_jax.contrib.compression.onnx.calibration import TEXTS, calibrated
+from bert_jax.contrib.compression.onnx.quality import program_scores
+from bert_jax.contrib.compression.onnx.session import padded
 from bert_jax.inference.loaded import prepare
 from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.export_table import fit

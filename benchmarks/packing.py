@@ -281,10 +281,10 @@ def step_seconds(config: Any, shapes: Sequence[Any], rows: int) -> list[float]:
 
 def tpu_seconds(config: Any, shapes: Sequence[Any], rows: int) -> list[float]:
     """Return the estimated seconds of a step of ``rows`` rows per chip of each of ``shapes`` on v5e:2x2."""
+    from bert_jax.contrib.planner.cycles import step_cost
+    from bert_jax.contrib.planner.topology import parse_topology, prepare_environment, tpu_devices
     from bert_jax.objectives.masked_lm import MaskedLm
     from bert_jax.parallel import make_mesh
-    from bert_jax.planner.cycles import step_cost
-    from bert_jax.planner.topology import parse_topology, prepare_environment, tpu_devices
     from bert_jax.training.programs import make_programs, pretraining_batch
 
     prepare_environment()

@@ -90,7 +90,7 @@ def plan(model: str, length: int, topology: str, scan: bool) -> dict[str, Any]:
 
 def devices(topology: str) -> int:
     """Return the number of JAX devices of a slice."""
-    from bert_jax.planner.topology import parse_topology
+    from bert_jax.contrib.planner.topology import parse_topology
 
     return parse_topology(topology).num_devices
 

@@ -39,13 +39,13 @@ import numpy as np
 from flax import traverse_util
 from small_runs import REPOSITORY, command, report
 
-from bert_jax.compression.examples import read_examples
-from bert_jax.compression.importance import gradient_importance, magnitude_importance, random_importance
-from bert_jax.compression.parts import Parts, cut, kept, masked, whole_masks
-from bert_jax.compression.prune import encoder_flops
-from bert_jax.compression.trim import trim_model
-from bert_jax.experiments.latency_worker import NAMES as INPUTS
-from bert_jax.experiments.latency_worker import with_jax, with_onnx
+from bert_jax.contrib.compression.examples import read_examples
+from bert_jax.contrib.compression.importance import gradient_importance, magnitude_importance, random_importance
+from bert_jax.contrib.compression.parts import Parts, cut, kept, masked, whole_masks
+from bert_jax.contrib.compression.prune import encoder_flops
+from bert_jax.contrib.compression.trim import trim_model
+from bert_jax.contrib.experiments.latency_worker import NAMES as INPUTS
+from bert_jax.contrib.experiments.latency_worker import with_jax, with_onnx
 from bert_jax.hashing import permutation
 from bert_jax.inference.loaded import LoadedModel, load, prepare
 from bert_jax.interop.exchange import ModelBundle, ReadOptions

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 from small_runs import cells, command
 
-from bert_jax.analysis.collection import Collection
-from bert_jax.analysis.neighbors import Hits, nearest
-from bert_jax.analysis.retrieval import reranked
+from bert_jax.contrib.analysis.collection import Collection
+from bert_jax.contrib.analysis.neighbors import Hits, nearest
+from bert_jax.contrib.analysis.retrieval import reranked
 from bert_jax.hashing import permutation
 from bert_jax.inference.loaded import LoadedModel, load
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 import bert_jax
-from bert_jax.analysis.anisotropy import anisotropy, counted_embeddings, fit_whitening, frequency_bands
+from bert_jax.contrib.analysis.anisotropy import anisotropy, counted_embeddings, fit_whitening, frequency_bands
 from bert_jax.metrics.correlation import regression_scores
 from bert_jax.metrics.score import value
 

@@ -32,8 +32,8 @@ from early_exit import TASK
 from small_runs import REPOSITORY, cells, report
 from small_tasks import texts
 
-from bert_jax.compression.onnx.quality import program_scores
-from bert_jax.experiments.latency_worker import NAMES, with_onnx
+from bert_jax.contrib.compression.onnx.quality import program_scores
+from bert_jax.contrib.experiments.latency_worker import NAMES, with_onnx
 from bert_jax.interop.exchange import ReadOptions
 from bert_jax.interop.export_table import fit
 from bert_jax.interop.readers import read_weights

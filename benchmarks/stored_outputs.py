@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from small_runs import REPOSITORY, Options, cells, pretrain, report, words_of
 
-from bert_jax.compression.teachers.outputs import PROGRESS, RECORD
+from bert_jax.contrib.compression.teachers.outputs import PROGRESS, RECORD
 from bert_jax.interop.readers import read_weights
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from data_pipeline.text.corpus import list_sources

@@ -13,12 +13,12 @@ from small_runs import REPOSITORY, Options, words_of
 from small_tasks import RATE_TEXTS, SmallTask, write_intents, write_slots, write_table
 from text_baselines import regression
 
-from bert_jax.analysis.linear_probe import Classifier
-from bert_jax.analysis.minimal_pairs import accuracies, read_pairs, score_pairs
-from bert_jax.analysis.probe_tasks import ProbeTask, read_examples
-from bert_jax.analysis.probing import probe_layers
 from bert_jax.config import load_config
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.contrib.analysis.linear_probe import Classifier
+from bert_jax.contrib.analysis.minimal_pairs import accuracies, read_pairs, score_pairs
+from bert_jax.contrib.analysis.probe_tasks import ProbeTask, read_examples
+from bert_jax.contrib.analysis.probing import probe_layers
 from bert_jax.hashing import permutation
 from bert_jax.inference.loaded import load
 from bert_jax.metrics.correlation import regression_scores

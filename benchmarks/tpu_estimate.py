@@ -75,8 +75,8 @@ def run(python: str, who: str, prng: str, arguments: argparse.Namespace) -> dict
 
 def cost_of(text: str, topology: str) -> dict[str, float]:
     """Return the cost of the compiled program on one chip of the slice."""
-    from bert_jax.planner.cycles import step_cost
-    from bert_jax.planner.topology import parse_topology
+    from bert_jax.contrib.planner.cycles import step_cost
+    from bert_jax.contrib.planner.topology import parse_topology
 
     place = parse_topology(topology)
     found = dataclasses.asdict(step_cost(text, place.chip, {"data": place.num_devices}, place.shape))
@@ -90,7 +90,7 @@ def without_kernels(topology: str, rows: int, prng: str, layers: int) -> str:
 
 def ours(topology: str, rows: int, prng: str, layers: int, kernels: str = "auto") -> str:
     """The project's own step, as the training loop compiles it."""
-    from bert_jax.planner.topology import parse_topology, prepare_environment, tpu_devices
+    from bert_jax.contrib.planner.topology import parse_topology, prepare_environment, tpu_devices
 
     prepare_environment()
     from bert_jax.config import PretrainConfig, load_config
@@ -118,7 +118,7 @@ def ours(topology: str, rows: int, prng: str, layers: int, kernels: str = "auto"
 
 def flax(topology: str, rows: int, prng: str, layers: int) -> str:
     """transformers' Flax BERT, data parallel as in its published example, with ``optax.adamw`` and clipping."""
-    from bert_jax.planner.topology import parse_topology, prepare_environment, tpu_devices
+    from bert_jax.contrib.planner.topology import parse_topology, prepare_environment, tpu_devices
 
     prepare_environment()
     import jax

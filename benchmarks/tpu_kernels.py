@@ -6,8 +6,8 @@ Compiles the attention kernels (rows of 128 to 8,192 tokens, with and without dr
 128, rotary positions) and the kernels of dropout, residual and LayerNorm for one chip of a v5e, a process each of
 about 4 s, and has libtpu write the final instructions of each kernel. An instruction (a bundle) takes a cycle, as
 often as the loops around it run. Prints a JSON line per kernel: these cycles, those of
-``bert_jax.planner.kernels.pallas_seconds`` without the transfer of its bytes, and the ratio. Exit code 3 if a ratio
-is not within 0.85 and 1.2. Needs the extra ``tpu``; no TPU is used.
+``bert_jax.contrib.planner.kernels.pallas_seconds`` without the transfer of its bytes, and the ratio. Exit code 3 if
+a ratio is not within 0.85 and 1.2. Needs the extra ``tpu``; no TPU is used.
 """
 
 import argparse
@@ -109,15 +109,15 @@ def scheduled_cycles(text: str, trips: list[int]) -> int:
 def compile_case(case: dict[str, Any]) -> None:
     """Compile the kernels of ``case``. Print, for each, the numbers of iterations of its loops, the cycles that it
     states, and those of the transfer of its bytes."""
-    from bert_jax.planner.topology import parse_topology, prepare_environment, tpu_devices
+    from bert_jax.contrib.planner.topology import parse_topology, prepare_environment, tpu_devices
 
     prepare_environment()
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+    from bert_jax.contrib.planner import hlo
+    from bert_jax.contrib.planner.kernels import pallas_seconds, stated_numbers
     from bert_jax.parallel.hardware import TPUS
-    from bert_jax.planner import hlo
-    from bert_jax.planner.kernels import pallas_seconds, stated_numbers
 
     mesh = Mesh(tpu_devices(parse_topology("v5e:2x2"))[:1], ("data",))
     placed = NamedSharding(mesh, PartitionSpec())

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.compression.trim import trim_model
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
+from bert_jax.contrib.compression.trim import trim_model
 from bert_jax.inference.loaded import load
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.saved_model import write_saved

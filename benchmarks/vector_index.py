@@ -26,9 +26,9 @@ from unittest import mock
 
 import numpy as np
 
-from bert_jax.analysis import vector_index
-from bert_jax.analysis.neighbors import Hits, nearest
-from bert_jax.analysis.vector_index import VectorIndex, write_index
+from bert_jax.contrib.analysis import vector_index
+from bert_jax.contrib.analysis.neighbors import Hits, nearest
+from bert_jax.contrib.analysis.vector_index import VectorIndex, write_index
 from bert_jax.inference.loaded import load
 from bert_jax.inference.text_files import read_texts
 
@@ -37,7 +37,7 @@ _MEMORY = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from bert_jax.analysis.vector_index import VectorIndex
+from bert_jax.contrib.analysis.vector_index import VectorIndex
 
 def used(kind):
     lines = Path("/proc/self/status").read_text().splitlines()

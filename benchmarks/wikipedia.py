@@ -36,9 +36,9 @@ from typing import Any
 
 from build_speed import process_tree, proportional_bytes
 
+from data_pipeline.contrib.wikipedia.dump import Dump, Page
+from data_pipeline.contrib.wikipedia.paragraphs import article_paragraphs
 from data_pipeline.text.compressed import read_blocks
-from data_pipeline.text.wikipedia.dump import Dump, Page
-from data_pipeline.text.wikipedia.paragraphs import article_paragraphs
 
 REFERENCE = Path("docs/results/wikipedia_reference.json")
 LEFT_OVER = re.compile(r"\[\[|\]\]|\{\{|\}\}|\{\||\|\}|'''|</?[A-Za-z][^<>]*>")

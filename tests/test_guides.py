@@ -10,7 +10,7 @@ import yaml
 
 from bert_jax.config import PretrainConfig, RunOptions, load_config
 from bert_jax.config.loader import Setting, take_options
-from bert_jax.planner.topology import parse_topology
+from bert_jax.contrib.planner.topology import parse_topology
 from bert_jax.process import exits
 from bert_jax.process.discovery import configured
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from bert_jax import registry
 from bert_jax.config import DataConfig, FinetuneConfig, PretrainConfig, TaskDataConfig, load_config
 from bert_jax.io.errors import unknown_command
 from bert_jax.io.storage import Location, location
@@ -30,12 +31,7 @@ commands:
              bert-data shards --config configs/quickstart.yaml --workers 4
            with Apache Beam, on this machine, or on a cluster that the Beam options after -- select
              bert-data shards --config RECIPE --runner beam [-- --runner=DataflowRunner --project=P ...]
-  clean    drop duplicates, repeated lines, broken encoding, other languages, too short documents; text and report
-             bert-data clean --corpus TEXT... --output FOLDER --near_duplicates 0.7 --languages en
-           --runner beam and options after --: as for shards
-  wikipedia  write the paragraphs of the articles in MediaWiki XML dumps as text for --corpus
-             bert-data wikipedia enwiki-latest-pages-articles.xml.bz2 --output wiki/ --workers 2
-  index    write the index of TFRecords that another program wrote
+{rooms}  index    write the index of TFRecords that another program wrote
              bert-data index DIR
   inspect  report on a folder of shards; --vocab FILE: its vocabulary, --records N: read at most N (20000)
              bert-data inspect DIR --examples 3
@@ -45,10 +41,9 @@ commands:
 
 shards --tfds NAME is short for --corpus tfds:NAME: text prepared by TensorFlow Datasets (--tfds_data_dir FOLDER).
 vocab and shards accept --config FILE (a recipe of run_pretrain.py) and every --data.OPTION; "data." may be omitted.
-clean has its own options; "data." and "clean." may be omitted.
 --vocab_size sets model.vocab_size, --kind sets data.tokenizer, and shards --output sets data.shards.
 records accepts the options of run_finetune.py; "data." may be omitted, and --kind sets task.kind.
-bert-data shards --help, clean --help and records --help list all options.
+bert-data COMMAND --help lists the options of a command.
 """
 _SHORT = {"vocab_size": "model.vocab_size", "kind": "data.tokenizer"}
 C = TypeVar("C")
@@ -68,37 +63,51 @@ class RecordOptions:
     data: TaskDataConfig = dataclasses.field(default_factory=TaskDataConfig)
 
 
+@dataclass(frozen=True)
+class DataCommand:
+    """A command of ``bert-data``: ``run`` is called with its arguments, ``usage`` is its part of the help, and
+    ``options`` is the class of the options that its help lists."""
+
+    run: Callable[[list[str]], None]
+    usage: str = ""
+    options: type | None = None
+
+
 def main(argv: Sequence[str] | None = None, program: str = "bert-data") -> int:
     """Run the command; return the exit code: 0 for success, 2 for a user error, which is reported in one line.
     ``program`` is the name of the command in its help."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
-        print(USAGE.replace("bert-data", program), end="")
+        print(_usage(program), end="")
         return 0 if words else 2
     return run_command(lambda: _run(words[0], words[1:], program))
 
 
-def _run(command: str, words: list[str], program: str) -> None:
-    commands: dict[str, Callable[[list[str]], None]] = {
-        "vocab": _vocab, "shards": _shards, "clean": _clean, "wikipedia": _wikipedia, "index": _index,
-        "inspect": _inspect, "records": _records,
-    }  # fmt: skip
-    if command not in commands:
-        hint = unknown_command(command, commands)
-        raise ValueError(f"{command}: unknown command; allowed: {', '.join(commands)}{hint}")
-    if not {"-h", "--help"} & set(words):
-        return commands[command](words)
-    print(USAGE.replace("bert-data", program))
-    from data_pipeline.clean.options import CleanOptions
+def _usage(program: str) -> str:
+    rooms = "".join(registry.load("data_commands", name).usage for name in registry.names("data_commands"))
+    return USAGE.replace("{rooms}", rooms).replace("bert-data", program)
 
-    options = {"vocab": DataOptions, "shards": DataOptions, "clean": CleanOptions, "records": RecordOptions}
-    if command in options:
+
+def _run(name: str, words: list[str], program: str) -> None:
+    own = {
+        "vocab": DataCommand(_vocab, options=DataOptions), "shards": DataCommand(_shards, options=DataOptions),
+        "index": DataCommand(_index), "inspect": DataCommand(_inspect),
+        "records": DataCommand(_records, options=RecordOptions),
+    }  # fmt: skip
+    names = [*own, *registry.names("data_commands")]
+    if name not in names:
+        raise ValueError(f"{name}: unknown command; allowed: {', '.join(names)}{unknown_command(name, names)}")
+    command: DataCommand = own.get(name) or registry.load("data_commands", name)
+    if not {"-h", "--help"} & set(words):
+        return command.run(words)
+    print(_usage(program))
+    if command.options is not None:
         with contextlib.suppress(SystemExit):
-            load_config(options[command], ["--help"], prog=f"{program} {command}")
+            load_config(command.options, ["--help"], prog=f"{program} {name}")
     sys.stdout.flush()  # run_command ignores the error of a closed pipe (`| head`) only if it is raised here
 
 
-def _config(config_type: type[C], words: Sequence[str], data_type: type, short: Mapping[str, str]) -> C:
+def parsed(config_type: type[C], words: Sequence[str], data_type: type, short: Mapping[str, str]) -> C:
     """Parse the arguments ``words`` into a config; option names without a section refer to ``data``."""
     fields = {field.name: f"data.{field.name}" for field in dataclasses.fields(data_type)} | dict(short)
     full = []
@@ -113,7 +122,7 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"command line: {message}")
 
 
-def _take(words: Sequence[str], **flags: dict[str, Any]) -> tuple[Any, list[str]]:
+def take(words: Sequence[str], **flags: dict[str, Any]) -> tuple[Any, list[str]]:
     """Parse the options ``flags``, which are not config fields; return their values and the remaining arguments."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     for name, settings in flags.items():
@@ -121,11 +130,11 @@ def _take(words: Sequence[str], **flags: dict[str, Any]) -> tuple[Any, list[str]
     return parser.parse_known_args(words)
 
 
-def _take_runner(words: Sequence[str], **flags: dict[str, Any]) -> tuple[Any, list[str], list[str] | None]:
-    """Parse the options ``flags`` and ``--runner`` as :func:`_take` does; also return the options of Beam after
+def take_runner(words: Sequence[str], **flags: dict[str, Any]) -> tuple[Any, list[str], list[str] | None]:
+    """Parse the options ``flags`` and ``--runner`` as :func:`take` does; also return the options of Beam after
     ``--``, or None without ``--runner beam``."""
     at = words.index("--") if "--" in words else len(words)
-    own, rest = _take(words[:at], runner={"choices": ["processes", "beam"]}, **flags)
+    own, rest = take(words[:at], runner={"choices": ["processes", "beam"]}, **flags)
     beam_options = list(words[at + 1 :])
     if own.runner == "beam":
         return own, rest, beam_options
@@ -134,7 +143,8 @@ def _take_runner(words: Sequence[str], **flags: dict[str, Any]) -> tuple[Any, li
     return own, rest, None
 
 
-def _report(line: str) -> None:
+def report(line: str) -> None:
+    """Print a line of progress at once."""
     print(line, flush=True)
 
 
@@ -142,57 +152,25 @@ def _vocab(words: list[str]) -> None:
     from data_pipeline.build.ensure import STOPPED
     from data_pipeline.build.vocabulary import ensure_vocabulary
 
-    own, words = _take(words, output={"type": Path})
-    config = _config(PretrainConfig, words, DataConfig, _SHORT)
+    own, words = take(words, output={"type": Path})
+    config = parsed(PretrainConfig, words, DataConfig, _SHORT)
     size = config.model.vocab_size
     with StopRequest().at_once(STOPPED):
-        path = ensure_vocabulary(config.data, vocab_size=size, report=_report, output=own.output)
-    _report(f"vocabulary: {path}")
+        path = ensure_vocabulary(config.data, vocab_size=size, report=report, output=own.output)
+    report(f"vocabulary: {path}")
 
 
 def _shards(words: list[str]) -> None:
     from data_pipeline.build.ensure import STOPPED, ensure_data
 
-    own, words, beam_options = _take_runner(words, tfds={}, output={})
+    own, words, beam_options = take_runner(words, tfds={}, output={})
     words += ["--data.corpus", f"tfds:{own.tfds}"] if own.tfds is not None else []
     words += ["--data.shards", own.output] if own.output is not None else []
-    config = _config(PretrainConfig, words, DataConfig, _SHORT)
+    config = parsed(PretrainConfig, words, DataConfig, _SHORT)
     size, data = config.model.vocab_size, dataclasses.replace(config.data, mixture=())  # builds one folder
     with StopRequest().at_once(STOPPED):
-        vocab = ensure_data(data, vocab_size=size, report=_report, beam_options=beam_options)
-    _report(f"shards in {data.shards}, vocabulary {vocab}")
-
-
-def _clean(words: list[str]) -> None:
-    from data_pipeline.build.ensure import STOPPED
-    from data_pipeline.clean.options import CleanConfig, CleanDataConfig, CleanOptions
-    from data_pipeline.clean.run import clean
-
-    own, words, beam_options = _take_runner(words, output={"type": location})
-    if own.output is None:
-        raise ValueError("bert-data clean: --output is not set; set it to a new folder for the cleaned text")
-    rules = {field.name: f"clean.{field.name}" for field in dataclasses.fields(CleanConfig)}
-    config = _config(CleanOptions, words, CleanDataConfig, rules)
-    with StopRequest().at_once(STOPPED):
-        clean(config, own.output, _report, beam_options)
-    _report(f"text and report in {own.output}")
-
-
-def _wikipedia(words: list[str]) -> None:
-    from data_pipeline.build.wikipedia import STOPPED, extract_wikipedia
-
-    own, dumps = _take(words, output={"type": location}, workers={"type": _count, "default": 0})
-    if unknown := [word for word in dumps if word.startswith("--")]:
-        raise ValueError(f"bert-data wikipedia: {unknown[0]}: unknown option; allowed: --output, --workers")
-    if own.output is None:
-        raise ValueError("bert-data wikipedia: no --output; name the folder for the text: --output FOLDER")
-    with StopRequest().at_once(STOPPED):
-        counts = extract_wikipedia(
-            [location(word) for word in dumps], own.output, workers=own.workers, report=_report
-        )
-    for name, count in sorted(counts.items()):
-        _report(f"{name}: {count:,}")
-    _report(f"text in {own.output}; read it with --corpus {own.output}")
+        vocab = ensure_data(data, vocab_size=size, report=report, beam_options=beam_options)
+    report(f"shards in {data.shards}, vocabulary {vocab}")
 
 
 def _folder(words: Sequence[str], command: str) -> Location:
@@ -206,15 +184,15 @@ def _index(words: list[str]) -> None:
 
     folder = _folder(words, "index")
     index = index_folder(folder)
-    _report(f"{folder}: indexed {index.records:,} records in {len(index.entries)} shard(s)")
+    report(f"{folder}: indexed {index.records:,} records in {len(index.entries)} shard(s)")
 
 
 def _inspect(words: list[str]) -> None:
     from data_pipeline.build.inspection import inspect
 
-    examples, records = ({"type": _count, "default": default} for default in (3, 20_000))
+    examples, records = ({"type": whole_number, "default": default} for default in (3, 20_000))
     case = {"choices": ["true", "false"]}
-    own, words = _take(words, examples=examples, records=records, vocab={"type": location}, lower_case=case)
+    own, words = take(words, examples=examples, records=records, vocab={"type": location}, lower_case=case)
     inspect(
         _folder(words, "inspect"),
         examples=own.examples,
@@ -229,12 +207,13 @@ def _records(words: list[str]) -> None:
 
     if not words or words[0].startswith("--"):
         raise ValueError("bert-data records: no file before the options; run: bert-data records FILE [OPTIONS]")
-    config = _config(FinetuneConfig, words[1:], TaskDataConfig, {"kind": "task.kind"})
+    config = parsed(FinetuneConfig, words[1:], TaskDataConfig, {"kind": "task.kind"})
     for record in read_named(words[0], config.data, config.task.kind, "dev"):
-        _report(json.dumps(as_json(with_label_names(record, config.data)), ensure_ascii=False))
+        report(json.dumps(as_json(with_label_names(record, config.data)), ensure_ascii=False))
 
 
-def _count(text: str) -> int:
+def whole_number(text: str) -> int:
+    """Parse a whole number of an option, from 0."""
     if not text.isdecimal() or len(text) > 18:
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed: a whole number of 0 or more")
     return int(text)

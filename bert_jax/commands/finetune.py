@@ -17,7 +17,8 @@ from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.allocator import keep_freed_memory, require_memory
 from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest
-from bert_jax.training.launch import Launch, Teaching
+from bert_jax.registry import load
+from bert_jax.training.launch import TEACHER_RECORD, Launch, Teaching
 
 if TYPE_CHECKING:
     from bert_jax.interop.initialization import Start
@@ -79,14 +80,13 @@ def sweep(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest) 
     """Execute every run of ``--sweep`` and ``--seeds``; return the exit code."""
     base, cells = plan(options, arguments)
 
-    from bert_jax.experiments.sweep import run_sweep
     from bert_jax.interop.initialization import whole_name
 
     def one(folder: Path, more: list[str]) -> None:
         own = dataclasses.replace(options, workdir=str(folder), sweep=(), seeds=1)
         train(own, [*arguments, *more], stop, time.perf_counter())
 
-    return run_sweep(
+    code: int = load("extensions", "finetune --sweep")(
         base,
         cells,
         Path(options.folder("finetune")),
@@ -95,14 +95,15 @@ def sweep(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest) 
         stop=stop,
         host_timeout=options.host_timeout,
     )
+    return code
 
 
 def prune(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest) -> None:
     """Train and prune in rounds (``--prune_heads``, ``--prune_units``)."""
-    from bert_jax.compression.gradual import ROUNDS, Rounds, train_in_rounds
     from bert_jax.process import hosts
     from data_pipeline.tasks import read_splits, with_label_names
 
+    gradual = load("extensions", "finetune --prune_heads")
     if options.is_sweep:
         raise ValueError("--prune_heads, --prune_units: not allowed with --sweep and --seeds; omit these")
     if hosts.count() > 1:
@@ -113,7 +114,7 @@ def prune(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest) 
         changed = "which change the model before its training; use another importance"
         raise ValueError(f"--prune_importance: movement is not allowed with --init_layers and --to_long, {changed}")
     workdir = Path(options.folder("finetune"))
-    first = dataclasses.replace(options, workdir=str(workdir / ROUNDS / "1"))
+    first = dataclasses.replace(options, workdir=str(workdir / gradual.ROUNDS / "1"))
     config, _ = configure(first, arguments)
     if options.prune_importance == "gradient" and config.task.kind in ("sentence", "joint"):
         raise ValueError(
@@ -126,7 +127,7 @@ def prune(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest) 
             "--prune_importance: gradient is not allowed without data.train, whose labels it reads; use magnitude, "
             "movement or random"
         )
-    rounds = Rounds(
+    rounds = gradual.Rounds(
         heads=options.prune_heads,
         units=options.prune_units,
         count=options.prune_rounds,
@@ -141,7 +142,7 @@ def prune(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest) 
             own = dataclasses.replace(own, init_layers=(), to_long=0, gpt_inputs=False)
         train(own, arguments, stop, time.perf_counter())
 
-    train_in_rounds(rounds, config.model, workdir, options.init_from, one, stop=stop)
+    gradual.train_in_rounds(rounds, config.model, workdir, options.init_from, one, stop=stop)
 
 
 def configure(options: FinetuneRunOptions, arguments: list[str]) -> "tuple[FinetuneConfig, Start]":
@@ -162,7 +163,6 @@ def train(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest, 
 
     import jax
 
-    from bert_jax.compression.teachers.find import find_task_teachers
     from bert_jax.finetuning.finetune import finetune
     from bert_jax.interop.exchange import ReadOptions
     from bert_jax.process import hosts
@@ -171,8 +171,11 @@ def train(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest, 
     jax.devices()  # raises for a platform of JAX_PLATFORMS that cannot be used
     require_memory(config, config.task.max_length, hosts.count())
     splits = read_splits(config.data, config.task.kind)
-    reading = ReadOptions(allow_mismatch=options.allow_mismatch)
-    teachers, record = find_task_teachers(options.teacher, location(options.folder("finetune")), reading)
+    workdir, teachers, record = location(options.folder("finetune")), (), ""
+    if options.teacher or (workdir / TEACHER_RECORD).is_file():
+        reading = ReadOptions(allow_mismatch=options.allow_mismatch)
+        find = load("extensions", "--teacher").find_task_teachers
+        teachers, record = find(options.teacher, workdir, reading)
 
     def report(line: str) -> None:
         if hosts.is_lead():
@@ -182,7 +185,7 @@ def train(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest, 
         for note in teacher.notes:
             report(f"--teacher {teacher.name}: {note}")
     launch = Launch(
-        workdir=location(options.folder("finetune")),
+        workdir=workdir,
         stop=stop,
         teaching=Teaching(teachers, record, read_unlabelled(config.data, config.task.kind), report),
         allow_numeric_change=options.allow_numeric_change,

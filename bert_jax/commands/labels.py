@@ -1,11 +1,9 @@
 """Subcommands of ``bert-jax`` about task heads: predictions, labels without training, and early exit."""
 
 import argparse
-import dataclasses
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from bert_jax.commands.options import (
@@ -102,20 +100,6 @@ def _label_words(words_of_labels: Sequence[str]) -> dict[str, list[str]]:
     return labels
 
 
-def early_exit_command(arguments: argparse.Namespace) -> None:
-    """Print what early exit costs and gives on labeled examples: for each entropy, the mean number of layers, the
-    metrics of the task, and the seconds, beside those of all layers. The model must have heads on lower layers
-    (fine-tuning with loss.layers and loss.layer_heads own)."""
-    from bert_jax.compression.early_exit import exit_curve, exit_lines
-    from bert_jax.inference.text_files import write_json_lines
-
-    loaded = load_model(arguments)
-    curve = exit_curve(loaded, arguments.examples, arguments.entropies)
-    print("\n".join(exit_lines(curve, loaded.config.num_layers)))
-    if arguments.output is not None:
-        write_json_lines(map(dataclasses.asdict, curve), arguments.output)
-
-
 COMMANDS = (
     Command("predict", "labels, tags, answers or choices", predict_command, (
         model("texts; write pairs, questions and choices as JSON lines"),
@@ -148,16 +132,4 @@ COMMANDS = (
         ),
         OUTPUT,
     ), {"epilog": 'Example: bert-jax zero-shot "What a goal!" --model NLI_MODEL --labels sport politics'}),
-    Command("early-exit", "speed and quality of predictions that stop at lower layers", early_exit_command, (
-        model(),
-        option(
-            "--examples", required=True, nargs="+", metavar="FILE",
-            help="labeled examples as bert-data records prints them (.jsonl)",
-        ),
-        option(
-            "--entropies", nargs="+", type=float, metavar="NATS",
-            help="values of --exit_entropy (default: 0.05, 0.1, 0.2, 0.4 and 0.8 of the greatest entropy)",
-        ),
-        option("--output", type=Path, metavar="FILE", help="also write JSON lines"),
-    )),
 )  # fmt: skip

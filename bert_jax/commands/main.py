@@ -9,7 +9,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from bert_jax.commands import analysis, labels, runs, texts, weights, words
+from bert_jax import registry
+from bert_jax.commands import labels, texts, weights
+from bert_jax.commands.options import Command
 from bert_jax.io.errors import unknown_command
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.exits import run_command
@@ -19,9 +21,6 @@ COMMANDS = (
     *weights.COMMANDS,
     *texts.COMMANDS,
     *labels.COMMANDS,
-    *analysis.COMMANDS,
-    *words.COMMANDS,
-    *runs.COMMANDS,
 )
 # Commands that parse their own arguments: the options of a recipe, or further commands.
 PROGRAMS = {
@@ -37,35 +36,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words and words[0] in PROGRAMS:
         module = importlib.import_module(PROGRAMS[words[0]][0])
         return int(module.main(words[1:], f"bert-jax {words[0]}"))
+    return run_command(lambda: _run(words))
+
+
+def _run(words: list[str]) -> None:
+    arguments = _parsed(words)
+    keep_to_cpu_without_accelerator()
+    writes = arguments.is_whole and any(getattr(arguments, name, None) for name in ("target", "output"))
+    message = "stopped; incomplete output was removed; run the same command again" if writes else STOPPED
+    with StopRequest().at_once(message):
+        arguments.run(arguments)
+
+
+def _parsed(words: list[str]) -> argparse.Namespace:
+    """Parse the arguments of a subcommand, whose module alone is imported; those of all for help."""
     parser = argparse.ArgumentParser(
-        prog="bert-jax", description="Pretrain, fine-tune, use, convert, compare and plan models."
+        prog="bert-jax", description="Pretrain, fine-tune, use and convert encoders of text."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (_, what) in PROGRAMS.items():
         commands.add_parser(name, help=what)
-    for command in COMMANDS:
-        command.add(commands)
-    if (
-        words
-        and not words[0].startswith("-")
-        and words[0] not in (names := [*PROGRAMS, *(one.name for one in COMMANDS)])
-    ):
+    own = {one.name: one for one in COMMANDS}
+    names = [*PROGRAMS, *own, *registry.names("commands")]
+    known = bool(words) and words[0] in names
+    for name in [words[0]] if known else names[len(PROGRAMS) :]:
+        (own.get(name) or _of_a_room(name)).add(commands)
+    if words and not words[0].startswith("-") and not known:
         parser.error(f"{words[0]}: unknown command; allowed: {', '.join(names)}{unknown_command(words[0], names)}")
     arguments, rest = parser.parse_known_args(words)
-    if arguments.command == "plan":
+    if arguments.takes_recipe:
         arguments.recipe = rest
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return arguments
 
-    def run() -> None:
-        keep_to_cpu_without_accelerator()
-        keeps = arguments.command in ("plan", "benchmark-inference")  # write what is complete, or nothing
-        writes = not keeps and any(getattr(arguments, name, None) for name in ("target", "output"))
-        message = "stopped; incomplete output was removed; run the same command again" if writes else STOPPED
-        with StopRequest().at_once(message):
-            arguments.run(arguments)
 
-    return run_command(run)
+def _of_a_room(name: str) -> Command:
+    """Return a command outside the trunk. Raises ``ValueError`` if its package has none of this name."""
+    for one in registry.load("commands", name):
+        if one.name == name:
+            command: Command = one
+            return command
+    raise ValueError(f"{name}: {registry.names('commands')[name]} holds no command of this name")
 
 
 if __name__ == "__main__":

@@ -24,11 +24,15 @@ class Command:
     options: Sequence[Options]
     # Further arguments of add_parser.
     parser: Mapping[str, Any] = field(default_factory=dict)
+    # False: a stopped command keeps the complete rows of its output.
+    is_whole: bool = True
+    # True: arguments that are no options of the command are those of a recipe.
+    takes_recipe: bool = False
 
     def add(self, commands: Any) -> None:
         """Add the parser of this subcommand to the subparsers ``commands``."""
         parser = commands.add_parser(self.name, help=self.help, description=self.run.__doc__, **self.parser)
-        parser.set_defaults(run=self.run)
+        parser.set_defaults(run=self.run, is_whole=self.is_whole, takes_recipe=self.takes_recipe)
         for add in self.options:
             add(parser)
 

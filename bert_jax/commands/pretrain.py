@@ -15,7 +15,8 @@ from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.allocator import keep_freed_memory, require_memory
 from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest
-from bert_jax.training.launch import Launch
+from bert_jax.registry import load
+from bert_jax.training.launch import TEACHER_RECORD, Launch
 
 if TYPE_CHECKING:
     from bert_jax.interop.initialization import Start
@@ -54,15 +55,16 @@ def _run(argv: Sequence[str], program: str, stop: StopRequest) -> None:
 
 def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfig, Start, Teacher | None]":
     """Return the resolved config, and the start and the teacher of the run, which determine some of its options."""
-    from bert_jax.compression.teachers.find import find_teacher
     from bert_jax.interop.exchange import ReadOptions
     from bert_jax.interop.initialization import plan_start
 
     workdir = location(options.folder("pretrain"))
     start = plan_start(PretrainConfig, options, workdir, arguments)
-    teacher = find_teacher(
-        options.teacher, workdir, ReadOptions(allow_mismatch=options.allow_mismatch), options.teacher_outputs
-    )
+    teacher = None
+    if options.teacher or options.teacher_outputs or (workdir / TEACHER_RECORD).is_file():
+        reading = ReadOptions(allow_mismatch=options.allow_mismatch)
+        find_teacher = load("extensions", "--teacher").find_teacher
+        teacher = find_teacher(options.teacher, workdir, reading, options.teacher_outputs)
     config = load_config(PretrainConfig, arguments, extra=RunOptions, extra_settings=start.settings)
     check_name(config.objective)
     if teacher is not None:
@@ -96,7 +98,6 @@ def train(options: RunOptions, arguments: list[str], stop: StopRequest) -> None:
 
     import jax
 
-    from bert_jax.compression.teachers.outputs import prepared_outputs
     from bert_jax.interop.initialization import initial_model, pretraining_spec
     from bert_jax.objectives.objective import TaughtObjective
     from bert_jax.process import hosts
@@ -134,7 +135,9 @@ def train(options: RunOptions, arguments: list[str], stop: StopRequest) -> None:
         source.require_predictions()
     if teacher is not None and teacher.outputs:
         with stop.at_once("stopped; the same command continues with the outputs of the teacher"):
-            outputs = prepared_outputs(config, objective, teacher, source, _report)
+            outputs = load("extensions", "--teacher_outputs").prepared_outputs(
+                config, objective, teacher, source, _report
+            )
         source = ShardSource(config, tokenizer, outputs)
     run(PretrainJob(config, objective, tokenizer, vocabulary, source, teacher, outputs), launch)
 
@@ -148,7 +151,6 @@ def _prepared(
     Raises ``ValueError``, before anything is built, if a checkpoint, an earlier phase or the teacher has another
     vocabulary.
     """
-    from bert_jax.compression.teachers.find import check_vocabulary
     from bert_jax.interop.initialization import check_padding
     from bert_jax.process import hosts
     from bert_jax.tokenization import load_tokenizer
@@ -167,7 +169,7 @@ def _prepared(
         earlier = location(options.continue_from) if options.continue_from else None
         check_checkpoint(workdir, earlier, config, known)
         if teacher is not None and not config.data.mixture:
-            check_vocabulary(teacher, known, vocabulary_path(config.data))
+            load("extensions", "--teacher").check_vocabulary(teacher, known, vocabulary_path(config.data))
         if hosts.count() == 1:
             vocabulary = ensure_data(config.data, vocab_size=config.model.vocab_size, report=_report)
         else:
@@ -178,7 +180,7 @@ def _prepared(
     if not (options.init_from or options.continue_from or saved_steps(workdir)):
         check_padding(config.model.position_offset, tokenizer, vocabulary)
     if teacher is not None:
-        check_vocabulary(teacher, tokenizer, vocabulary)
+        load("extensions", "--teacher").check_vocabulary(teacher, tokenizer, vocabulary)
     return vocabulary, tokenizer
 
 

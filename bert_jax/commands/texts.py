@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,15 @@ from bert_jax.commands.options import (
     option,
     pooling,
     reading,
-    run_options,
     say,
-    score_lines,
     streaming,
     text_of,
     whole_numbers,
 )
 from bert_jax.io.text_lines import Each
+from bert_jax.registry import load
 
-_POOLED = ("pooling", "normalize", "width", "prompt", "prompt_name")
+POOLED = ("pooling", "normalize", "width", "prompt", "prompt_name")
 
 
 def embed_command(arguments: argparse.Namespace) -> None:
@@ -38,7 +37,7 @@ def embed_command(arguments: argparse.Namespace) -> None:
     parts = [name for name in ("per_token", "per_word") if getattr(arguments, name)]
     if len(parts) == 2:
         raise ValueError("--per_token, --per_word: not allowed together; give one of them")
-    clash = [name for name in _POOLED if getattr(arguments, name) is not None] if parts else []
+    clash = [name for name in POOLED if getattr(arguments, name) is not None] if parts else []
     if clash or (arguments.layers and not parts):
         needs = "--layers: requires --per_token or --per_word"
         what = f"--{clash[0]}: not allowed with --{parts[0]}" if clash else needs
@@ -46,7 +45,7 @@ def embed_command(arguments: argparse.Namespace) -> None:
             f"{what}; the output is one vector per text or, with these, one per token or word and layer"
         )
     if arguments.precision != "float32":
-        _write_index(arguments, parts)
+        load("extensions", "embed --precision")(arguments, parts)
         return
     inputs, options = streaming(arguments)
     to_array = arguments.output is not None and arguments.output.suffix in (".npy", ".npz")
@@ -63,7 +62,7 @@ def embed_command(arguments: argparse.Namespace) -> None:
         else:
             run = partial(extract_features, layers=layers or LAST_FOUR[: loaded.config.num_layers])
     else:
-        chosen, loaded = {name: getattr(arguments, name) for name in _POOLED}, load_model(arguments)
+        chosen, loaded = {name: getattr(arguments, name) for name in POOLED}, load_model(arguments)
         if to_array:
             vectors = embed(loaded, Each(inputs, text_of), **chosen, **options)
             count, width = write_vectors(vectors, arguments.output)
@@ -79,20 +78,6 @@ def _vector_lines(loaded: Any, texts: Iterable[str], **options: Any) -> Iterator
 
     for vector in embed(loaded, texts, **options):
         yield {"embedding": [round(float(x), 7) for x in vector]}
-
-
-def _write_index(arguments: argparse.Namespace, parts: Sequence[str]) -> None:
-    from bert_jax.analysis.vector_index import index_texts
-
-    name, target = f"--precision {arguments.precision}", arguments.output
-    if parts:
-        raise ValueError(f"{name}: not allowed with --{parts[0]}; an index has one vector per text")
-    if target is None or target.suffix in (".npy", ".npz", ".jsonl"):
-        raise ValueError(f"{name}: an index is a folder; give --output with the name of a new folder")
-    inputs, options = streaming(arguments)
-    options |= {name: getattr(arguments, name) for name in _POOLED}
-    entries = Each(inputs, lambda value: (value, text_of(value)))
-    say(index_texts(target, load_model(arguments), entries, arguments.precision, **options))
 
 
 def fill_mask_command(arguments: argparse.Namespace) -> None:
@@ -127,7 +112,7 @@ def score_command(arguments: argparse.Namespace) -> None:
     from bert_jax.inference.text_files import with_ids, write_json_lines
 
     if arguments.pairs is not None:
-        _score_pairs(arguments)
+        load("extensions", "score --pairs")(arguments)
         return
     clash = [name for name in ("limit", "pair_scores") if getattr(arguments, name) is not None]
     if clash:
@@ -149,36 +134,6 @@ def score_command(arguments: argparse.Namespace) -> None:
     perplexity = math.exp(min(-total / tokens, 700.0))
     name = "perplexity" if loaded.config.is_causal else "pseudo-perplexity"
     say(f"{name} {perplexity:.4g} over {tokens:,} tokens")
-
-
-def _score_pairs(arguments: argparse.Namespace) -> None:
-    from bert_jax.analysis.minimal_pairs import accuracies, read_pairs, score_pairs
-    from bert_jax.inference.text_files import write_json_lines
-
-    if arguments.texts or arguments.input is not None or arguments.per_token:
-        other = "texts" if arguments.texts else "--input" if arguments.input is not None else "--per_token"
-        raise ValueError(f"{other}: not allowed with --pairs; the pairs are the input")
-    pairs, options = read_pairs(arguments.pairs, arguments.limit), run_options(arguments)
-    scored = [*score_pairs(load_model(arguments), pairs, method=arguments.method, **options)]
-    if arguments.pair_scores is not None:
-        rows = (
-            {**one.pair, "score_good": one.good, "score_bad": one.bad, "correct": one.correct} for one in scored
-        )
-        write_json_lines(rows, arguments.pair_scores)
-    groups = accuracies(scored)
-    for group in groups:
-        if group.level != "paradigm":
-            (line,) = score_lines({f"{group.level} {group.name}": group.accuracy})
-            print(f"{line} {group.pairs:,} pairs")
-    unequal = sum(one.tokens[0] != one.tokens[1] for one in scored)
-    print(f"{groups[0].ties:,} ties, counted as wrong; {unequal:,} pairs differ in their number of tokens")
-    if arguments.output is not None:
-        table = (
-            {"level": one.level, "name": one.name, "pairs": one.pairs, "ties": one.ties}
-            | dict(zip(("accuracy", "low", "high"), one.accuracy, strict=True))
-            for one in groups
-        )
-        write_json_lines(table, arguments.output)
 
 
 def generate_command(arguments: argparse.Namespace) -> None:

@@ -42,7 +42,7 @@ class InitialModel:
 
 @dataclass(frozen=True)
 class Teacher:
-    """A model whose outputs a pretraining run learns to reproduce. Created by ``bert_jax.compression.teachers``."""
+    """A model whose outputs a pretraining run learns to reproduce. Created by ``contrib/compression/teachers``."""
 
     # Path, as it was given.
     name: str

@@ -4,7 +4,7 @@ A build creates the vocabulary, the token store and, for each split, the parts, 
 complete file or folder gets its final name by one rename. A build works in ``SHARDS/.build-*``; ``train/`` and
 ``eval/`` appear only when they are complete, with index and manifest. A build that was killed and is run again
 keeps every finished chunk, part and shard, and writes the same bytes as an uninterrupted build. The jobs run in a
-pool of processes or under Apache Beam (``data_pipeline.build.beam``).
+pool of processes or under Apache Beam (``data_pipeline/contrib/beam``).
 """
 
 import shlex
@@ -16,6 +16,7 @@ from bert_jax.config.loader import load_config, to_dict
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
 from bert_jax.io.files import local_copy, remove_tree
 from bert_jax.io.storage import Location, location
+from bert_jax.registry import load
 from data_pipeline.build.existing import check_external, check_mixture, is_external
 from data_pipeline.build.shard_split import build_split, check_splits, missing_splits, plan_splits, prepare_split
 from data_pipeline.build.token_store import build_store, existing_store, load_jieba, store_folder
@@ -60,9 +61,8 @@ def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Seq
     if is_external(shards):
         return check_external(data, shards, vocab_size)
     if beam_options is not None:
-        from data_pipeline.build.beam import check_options
-
-        check_options(data.workers, beam_options)  # checked now, because training a vocabulary may take hours
+        beam = load("extensions", "--runner beam")
+        beam.check_options(data.workers, beam_options)  # checked now, because training a vocabulary may take hours
     vocab, tokenizer = existing_vocabulary(data, vocab_size)
     missing = missing_splits(data)
     if tokenizer is None or missing:
@@ -93,9 +93,7 @@ def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Seq
                     for split in plan_splits(data, store, missing):
                         build_split(prepare_split(data, tokenizer, store, *split), tokenizer, workers, report)
                 else:
-                    from data_pipeline.build.beam import build_with_beam
-
-                    build_with_beam(data, vocab, tokenizer, listing, missing, beam_options, report)
+                    beam.build_with_beam(data, vocab, tokenizer, listing, missing, beam_options, report)
     check_splits(data, tokenizer, None if missing_splits(data) else sources_if_there(data))
     return vocab
 

@@ -48,7 +48,7 @@ OutputsOf = Callable[[np.ndarray], dict[str, np.ndarray]]
 
 
 class StoredOutputs(Protocol):
-    """Stored outputs of a teacher (``bert_jax.compression.teachers.outputs``)."""
+    """Stored outputs of a teacher (``bert_jax.contrib.compression.teachers.outputs``)."""
 
     def rows(self, numbers: np.ndarray, *, held_out: bool) -> dict[str, np.ndarray]:
         """Return the arrays [B, ...] of the records ``numbers`` int64[B]."""

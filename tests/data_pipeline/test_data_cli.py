@@ -261,7 +261,7 @@ def test_help_to_a_reader_that_leaves() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["shard"], "unknown command; allowed: vocab, shards, clean, wikipedia, index, inspect, records"),
+        (["shard"], "unknown command; allowed: vocab, shards, index, inspect, records, clean, wikipedia"),
         (["shards", "--worker", "3"], "worker"),
         (["shards", "--data.sec_length", "3"], "did you mean 'data.seq_length'"),
         (["shards", "--workers", "two"], "whole number"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from finetune_cases import SPLITS, saved_model
 
-from bert_jax.compression import gradual
+from bert_jax.contrib.compression import gradual
 from bert_jax.interop.readers import read_weights
 
 pytestmark = pytest.mark.entry

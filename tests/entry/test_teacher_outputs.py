@@ -15,8 +15,8 @@ import yaml
 from builders import content, drawn, tiny_model
 from support import untimed
 
-from bert_jax.compression.teachers import outputs as module
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
+from bert_jax.contrib.compression.teachers import outputs as module
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.parallel import make_mesh

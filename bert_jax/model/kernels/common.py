@@ -127,8 +127,8 @@ def shard_mapped(
 def stated_cost(
     operations: float, num_bytes: float, vector_operations: float = 0.0, steps: float = 0.0, overlap: float = 0.0
 ) -> dict[str, str]:
-    """Return the metadata of a kernel that ``bert_jax.planner`` reads from the compiled program, which has no other
-    trace of them.
+    """Return the metadata of a kernel that the planner reads from the compiled program, which has no other trace of
+    them.
 
     Args:
         operations: multiplications and additions of the matrix units, in lanes of zeros too.

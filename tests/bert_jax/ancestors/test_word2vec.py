@@ -173,8 +173,8 @@ def test_counts_that_are_too_many_are_a_mistake(monkeypatch):
 
 @pytest.mark.parametrize("name", ["skip_gram", "cbow", "glove"])
 def test_a_plan_is_refused_in_one_line(name):
-    from bert_jax.planner.compiled import compile_step
-    from bert_jax.planner.topology import parse_topology
+    from bert_jax.contrib.planner.compiled import compile_step
+    from bert_jax.contrib.planner.topology import parse_topology
 
     with pytest.raises(ValueError, match=rf"^objective.name: '{name}' cannot be planned"):
         compile_step(tiny_config(OPTIONS, f"--objective.name {name}"), parse_topology("v5e:2x2"))

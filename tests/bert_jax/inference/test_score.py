@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from inference_models import PIECES, make_model, make_weights, plain, random_texts
 
-from bert_jax.analysis.minimal_pairs import LEVELS, accuracies, read_pairs, score_pairs
 from bert_jax.config import HeadsConfig, TokenizerConfig
+from bert_jax.contrib.analysis.minimal_pairs import LEVELS, accuracies, read_pairs, score_pairs
 from bert_jax.inference.generate import generate
 from bert_jax.inference.loaded import prepare
 from bert_jax.inference.score import METHODS, _Open, copies, score

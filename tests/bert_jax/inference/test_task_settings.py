@@ -11,10 +11,10 @@ from builders import drawn, tiny_model, words
 from inference_models import make_model
 
 import bert_jax
-from bert_jax.analysis.retrieval import relevance_label
 from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, TaskSettings, TokenizerConfig, spec_from_json
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.spec import spec_to_json
+from bert_jax.contrib.analysis.retrieval import relevance_label
 from bert_jax.inference import predict as module
 from bert_jax.inference.text_files import read_texts
 from bert_jax.inference.zero_shot import zero_shot

@@ -7,10 +7,10 @@ import pytest
 from scipy.special import erf
 
 from bert_jax.config import ExecutionConfig, ModelConfig, PretrainConfig
+from bert_jax.contrib.planner.arithmetic import parameter_count
 from bert_jax.model import BertForPretraining, BertModel, to_canonical
 from bert_jax.model.canonical import canonical_shapes
 from bert_jax.model.kernels import tpu_attention, tpu_norm
-from bert_jax.planner.arithmetic import parameter_count
 from bert_jax.training.state import initial_params
 
 MODEL = ModelConfig(

@@ -12,8 +12,8 @@ from builders import content, drawn, tiny_model, words
 from hf_folders import make_folder
 from support import random_batch, relative_difference, tiny_config, train_synthetic, whole_and_resumed
 
-from bert_jax.compression.teachers.find import check_vocabulary, find_teacher
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
+from bert_jax.contrib.compression.teachers.find import check_vocabulary, find_teacher
 from bert_jax.inference.loaded import prepare
 from bert_jax.interop.exchange import ReadOptions
 from bert_jax.interop.export import export_model

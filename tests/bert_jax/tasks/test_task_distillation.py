@@ -12,9 +12,9 @@ from finetune_cases import MODEL, PIECES, SPLITS, configured, lines, records, re
 from scipy.special import log_softmax, softmax
 
 import bert_jax
-from bert_jax.compression.teachers.find import find_task_teachers, find_teacher
 from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, TokenizerConfig
 from bert_jax.config.task import TaskDataConfig
+from bert_jax.contrib.compression.teachers.find import find_task_teachers, find_teacher
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.finetuning.task_objective import TaskObjective
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes

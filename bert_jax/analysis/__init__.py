@@ -1,1 +1,0 @@
-"""Analyses of text vectors: search, clustering, anisotropy."""

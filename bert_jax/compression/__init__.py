@@ -1,1 +1,0 @@
-"""Smaller models: vocabularies with the pieces that a text uses, and teachers."""

@@ -1,0 +1,389 @@
+"""Commands that compare vectors of texts: search, mine, cluster, anisotropy."""
+
+import argparse
+import collections
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.commands.options import (
+    OUTPUT,
+    Command,
+    load_model,
+    model,
+    option,
+    pooling,
+    run_options,
+    say,
+    score_lines,
+    streaming,
+    text_of,
+)
+from bert_jax.commands.texts import POOLED
+from bert_jax.io.text_lines import Each
+
+_TEXTS = "one text per line (blank lines are skipped), .jsonl with id and text, or .npy vectors of bert-jax embed"
+_PROMPT = option("--prompt", metavar="TEXT", help="text to insert before every text")
+
+
+def search_command(arguments: argparse.Namespace) -> None:
+    """Find the texts of a corpus, or of an index of bert-jax embed, that are nearest to each query; every query is
+    compared with every text. Writes JSON lines with query, text and hits (id, score, text). The best hits come
+    first; hits with equal scores are in the order of the corpus."""
+    from bert_jax.contrib.analysis.collection import read_collection
+    from bert_jax.contrib.analysis.neighbors import hit_lines, read_relevant, relevance
+    from bert_jax.contrib.analysis.vector_index import VectorIndex
+    from bert_jax.inference.text_files import write_json_lines
+
+    given = bool(arguments.queries) or arguments.query_file is not None
+    _check_search(arguments, given)
+    index = None if arguments.index is None else VectorIndex(arguments.index)
+    corpus = read_collection(arguments.corpus) if index is None else index.entries
+    queries = read_collection(arguments.query_file, arguments.queries) if given else corpus
+    relevant = read_relevant(arguments.relevant, queries, corpus) if arguments.relevant is not None else None
+    leaves_own_out = not given and not arguments.keep_self
+    own_relevant = [query for query, ids in (relevant or {}).items() if leaves_own_out and query in ids]
+    if own_relevant:
+        query = f"the query {own_relevant[0]!r} is relevant to itself, but is not among its hits"
+        raise ValueError(f"{arguments.relevant}: {query}; correct the file, or set --keep_self")
+    rerank = _reranker(arguments, queries, corpus) if arguments.rerank else None
+    if index is not None:
+        found = _index_hits(arguments, index, queries)
+    else:
+        found = _corpus_hits(arguments, corpus, queries, leaves_own_out)
+    found = found if rerank is None else rerank(found)
+    if relevant is None:
+        write_json_lines(hit_lines(found, queries, corpus), arguments.output)
+        return
+    judged: dict[Any, Any] = {}
+
+    def kept() -> Iterator[Any]:
+        for query, hits in zip(queries.ids, found, strict=True):
+            if query in relevant:
+                judged[query] = hits
+            yield hits
+
+    if arguments.output is not None:
+        write_json_lines(hit_lines(kept(), queries, corpus), arguments.output)
+    else:
+        collections.deque(kept(), 0)
+    wanted = [relevant[query] for query in judged]
+    scores = relevance(list(judged.values()), corpus.ids, wanted, arguments.top)
+    others = len(queries) - len(judged)
+    skipped = f" ({others:,} queries without relevant ids are not counted)" if others else ""
+    print(f"{len(judged):,} queries, {arguments.top} hits each{skipped}", *score_lines(scores), sep="\n")
+
+
+def _check_search(arguments: argparse.Namespace, has_queries: bool) -> None:
+    if arguments.queries and arguments.query_file is not None:
+        raise ValueError("queries on the command line and --queries: give only one of them")
+    if arguments.top < 1:
+        raise ValueError(f"--top: {arguments.top} is not allowed; allowed: 1 or more")
+    if arguments.dimensions is not None and not arguments.whiten:
+        raise ValueError("--dimensions: requires --whiten; add --whiten")
+    _check_reranking(arguments)
+    if (arguments.corpus is None) == (arguments.index is None):
+        raise ValueError("--corpus and --index: give exactly one of them")
+    if arguments.index is not None:
+        changed = [name for name in ("corpus_prompt", "whiten", "keep_self") if getattr(arguments, name)]
+        changed += ["similarity dot"] if arguments.similarity != "cosine" else []
+        if changed:
+            raise ValueError(f"--{changed[0]}: not allowed with --index, whose vectors are fixed; omit it")
+        if not has_queries:
+            raise ValueError("--index: no queries; write them on the command line, or set --queries FILE")
+    elif arguments.query_prompt is not None and not has_queries:
+        raise ValueError(
+            "--query_prompt: not allowed without queries (the corpus is its own queries); use --corpus_prompt"
+        )
+
+
+def _wanted(arguments: argparse.Namespace) -> int:
+    return arguments.candidates if arguments.rerank else arguments.top
+
+
+def _corpus_hits(arguments: argparse.Namespace, corpus: Any, queries: Any, leaves_own_out: bool) -> Iterator[Any]:
+    from numpy import arange
+
+    from bert_jax.contrib.analysis.neighbors import nearest
+
+    vectors, query_vectors = _vectors(arguments, corpus, queries)
+    own = arange(len(corpus)) if leaves_own_out else None
+    return nearest(query_vectors, vectors, _wanted(arguments), similarity=arguments.similarity, own=own)
+
+
+def _index_hits(arguments: argparse.Namespace, index: Any, queries: Any) -> Iterator[Any]:
+    from bert_jax.contrib.analysis.collection import embedded
+
+    loaded, options = _model(arguments, queries)
+    if loaded is not None:
+        index.check_model(loaded, **options)
+    vectors = embedded(queries, loaded, prompt=arguments.query_prompt, **options)
+    return index.search(vectors, _wanted(arguments))
+
+
+def _check_reranking(arguments: argparse.Namespace) -> None:
+    for name in ("candidates", "rerank_label"):
+        if getattr(arguments, name) is not None and not arguments.rerank:
+            raise ValueError(f"--{name}: requires --rerank; add --rerank with a model of pairs")
+    if arguments.candidates is None:
+        arguments.candidates = max(50, arguments.top)
+    if arguments.candidates < arguments.top:
+        raise ValueError(f"--candidates: {arguments.candidates} is not allowed; allowed: {arguments.top} or more")
+
+
+def _reranker(arguments: argparse.Namespace, queries: Any, corpus: Any) -> Callable[[Any], Iterator[Any]]:
+    """Return a function that orders hits by the model of --rerank, which is checked here, before the search."""
+    from bert_jax.contrib.analysis.retrieval import relevance_label, require_texts, reranked
+    from bert_jax.inference.loaded import load
+    from bert_jax.interop.exchange import ReadOptions
+
+    require_texts(queries, corpus)
+    cross_encoder = load(arguments.rerank, options=ReadOptions(allow_mismatch=arguments.allow_mismatch))
+    label, options = relevance_label(cross_encoder, arguments.rerank_label), run_options(arguments)
+    return lambda found: reranked(found, queries, corpus, cross_encoder, label, arguments.top, **options)
+
+
+def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[Any, Any]:
+    """Return the vectors of ``corpus`` and of ``queries``, whitened if --whiten is set."""
+    from bert_jax.contrib.analysis.anisotropy import anisotropy, fit_whitening
+    from bert_jax.contrib.analysis.collection import embedded
+
+    loaded, options = _model(arguments, corpus, queries)
+    vectors = embedded(corpus, loaded, prompt=arguments.corpus_prompt, **options)
+    own = queries is corpus
+    query_vectors = vectors if own else embedded(queries, loaded, prompt=arguments.query_prompt, **options)
+    if not arguments.whiten:
+        return vectors, query_vectors
+    if query_vectors.shape[1] != vectors.shape[1]:
+        raise ValueError(
+            f"--whiten: the queries have width {query_vectors.shape[1]}, but the corpus has width "
+            f"{vectors.shape[1]}; use vectors of the same model"
+        )
+    whitening = fit_whitening(vectors, arguments.dimensions)
+    before, vectors = vectors, whitening.apply(vectors)
+    if len(before) > 1:
+        cosines = f"mean cosine of all pairs {anisotropy(before):.3f}, whitened {anisotropy(vectors):.3f}"
+        say(f"{arguments.corpus}: {cosines}, {vectors.shape[1]} of {before.shape[1]} dimensions")
+    return vectors, vectors if own else whitening.apply(query_vectors)
+
+
+def _model(arguments: argparse.Namespace, *collections: Any) -> tuple[Any, dict[str, Any]]:
+    """Return (model, options of ``embed``). The model is None unless a collection has texts and --model is set."""
+    has_texts = any(collection.texts is not None for collection in collections)
+    chosen = {name: getattr(arguments, name) for name in ("pooling", "normalize", "width")}
+    options = {**chosen, **run_options(arguments)}
+    return load_model(arguments) if has_texts and arguments.model is not None else None, options
+
+
+def mine_command(arguments: argparse.Namespace) -> None:
+    """Add hard negatives to pairs of texts: for each pair the texts that are nearest to its first text, but no
+    known answer to it, and less similar than its own answer by the margin. Writes JSON lines with text, text_pair
+    and negative, which fine-tuning reads (sentence.loss negatives or triplet)."""
+    from bert_jax.contrib.analysis.collection import read_collection
+    from bert_jax.contrib.analysis.retrieval import Mining, with_negatives
+    from bert_jax.inference.text_files import read_texts, write_json_lines
+
+    if not -2 <= arguments.margin < 2:
+        allowed = "-2 or more and below 2, a difference of two cosines"
+        raise ValueError(f"--margin: {arguments.margin} is not allowed; allowed: {allowed}")
+    for name in ("count", "candidates"):
+        if getattr(arguments, name) < 1:
+            raise ValueError(f"--{name}: {getattr(arguments, name)} is not allowed; allowed: 1 or more")
+    values = enumerate(read_texts((), arguments.pairs, True), 1)
+    pairs = [_pair(value, f"{arguments.pairs}: entry {number}") for number, value in values]
+    corpus = None if arguments.corpus is None else read_collection(arguments.corpus)
+    chosen = {name: getattr(arguments, name) for name in ("pooling", "normalize", "width")}
+    prompts = {name: getattr(arguments, name) for name in ("query_prompt", "corpus_prompt")}
+    mining = Mining(arguments.count, arguments.margin, arguments.candidates)
+    if arguments.model is None:
+        raise ValueError("--model: missing; name the model whose vectors are compared")
+    options = {**prompts, **chosen, **run_options(arguments)}
+    lines = list(with_negatives(pairs, corpus, load_model(arguments), mining, **options))
+    write_json_lines(lines, arguments.output)
+    total, without = sum(len(line["negative"]) for line in lines), sum(not line["negative"] for line in lines)
+    say(f"{len(lines):,} pairs, {total / len(lines):.2f} negatives each; {without:,} pairs have none")
+
+
+def _pair(value: Any, where: str) -> tuple[str, str]:
+    texts = value.get("text"), value.get("text_pair")
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError(f'{where}: not a pair; write {{"text": "...", "text_pair": "..."}}')
+    return texts
+
+
+def cluster_command(arguments: argparse.Namespace) -> None:
+    """Group texts with similar vectors. Writes JSON lines with id, text and cluster, and prints the size and the
+    most central text of every cluster (to standard error if the JSON lines go to standard output)."""
+    from bert_jax.contrib.analysis.clusters import agglomerative, cluster_lines, kmeans, read_labels, summary_lines
+    from bert_jax.contrib.analysis.collection import embedded, read_collection
+    from bert_jax.inference.text_files import write_json_lines
+    from bert_jax.metrics.clustering import clustering_scores
+
+    of_kmeans = {"distance": arguments.distance, "seed": arguments.seed, "restarts": arguments.restarts}
+    of_kmeans = {name: value for name, value in of_kmeans.items() if value is not None}
+    is_kmeans = arguments.method == "kmeans"
+    if (arguments.clusters is None) == (arguments.threshold is None):
+        raise ValueError("--clusters and --threshold: give exactly one of them")
+    if is_kmeans and arguments.threshold is not None:
+        raise ValueError("--threshold: not allowed with kmeans; use --clusters, or --method agglomerative")
+    if not is_kmeans and of_kmeans:
+        raise ValueError(f"--{next(iter(of_kmeans))}: not allowed with --method agglomerative; omit it")
+    if arguments.seed is not None and arguments.seed < 0:
+        raise ValueError(f"--seed: {arguments.seed} is not allowed; allowed: 0 or more")
+    collection = read_collection(arguments.input)
+    labels = read_labels(arguments.label_file, collection) if arguments.label_file is not None else None
+    loaded, options = _model(arguments, collection)
+    vectors = embedded(collection, loaded, prompt=arguments.prompt, **options)
+    if is_kmeans:
+        found = kmeans(vectors, arguments.clusters, **of_kmeans)
+    else:
+        found = agglomerative(vectors, clusters=arguments.clusters, threshold=arguments.threshold)
+    write_json_lines(cluster_lines(found, collection), arguments.output)
+    tell = say if arguments.output is None else print
+    for line in summary_lines(found, collection):
+        tell(line)
+    if labels is not None:
+        scores = clustering_scores(labels, found.labels.tolist())
+        tell("  ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+
+
+def anisotropy_command(arguments: argparse.Namespace) -> None:
+    """Print the mean cosine of all pairs of texts (0: isotropic). For texts, not vectors, also print the mean
+    cosine of the rows of the embedding table, grouped by the frequency of their pieces in the texts (Li et al.
+    2020). search --whiten removes the common direction."""
+    from bert_jax.contrib.analysis.anisotropy import anisotropy, counted_embeddings, frequency_bands
+    from bert_jax.contrib.analysis.collection import embedded, read_collection
+
+    collection = read_collection(arguments.input)
+    loaded, options = _model(arguments, collection)
+    vectors = embedded(collection, loaded, prompt=arguments.prompt, **options)
+    print(f"{len(vectors):,} texts: mean cosine of all pairs {anisotropy(vectors):.4f}")
+    if collection.texts is None:
+        return
+    for band in frequency_bands(*counted_embeddings(loaded, collection.texts)):
+        ranks = f"pieces {band.first:,} to {band.last:,} by frequency"
+        print(f"{ranks}: mean cosine of all pairs {band.anisotropy:.4f}, mean length {band.mean_length:.3f}")
+
+
+def write_index(arguments: argparse.Namespace, parts: Sequence[str]) -> None:
+    """Write the vectors of ``embed --precision`` as an index. ``parts``: options that ask for vectors of tokens."""
+    from bert_jax.contrib.analysis.vector_index import index_texts
+
+    name, target = f"--precision {arguments.precision}", arguments.output
+    if parts:
+        raise ValueError(f"{name}: not allowed with --{parts[0]}; an index has one vector per text")
+    if target is None or target.suffix in (".npy", ".npz", ".jsonl"):
+        raise ValueError(f"{name}: an index is a folder; give --output with the name of a new folder")
+    inputs, options = streaming(arguments)
+    options |= {name: getattr(arguments, name) for name in POOLED}
+    entries = Each(inputs, lambda value: (value, text_of(value)))
+    say(index_texts(target, load_model(arguments), entries, arguments.precision, **options))
+
+
+def score_pairs(arguments: argparse.Namespace) -> None:
+    """Print how often the acceptable sentence of a minimal pair scores higher (``score --pairs``)."""
+    from bert_jax.contrib.analysis import minimal_pairs
+    from bert_jax.inference.text_files import write_json_lines
+
+    if arguments.texts or arguments.input is not None or arguments.per_token:
+        other = "texts" if arguments.texts else "--input" if arguments.input is not None else "--per_token"
+        raise ValueError(f"{other}: not allowed with --pairs; the pairs are the input")
+    pairs, options = minimal_pairs.read_pairs(arguments.pairs, arguments.limit), run_options(arguments)
+    scored = [*minimal_pairs.score_pairs(load_model(arguments), pairs, method=arguments.method, **options)]
+    if arguments.pair_scores is not None:
+        rows = (
+            {**one.pair, "score_good": one.good, "score_bad": one.bad, "correct": one.correct} for one in scored
+        )
+        write_json_lines(rows, arguments.pair_scores)
+    groups = minimal_pairs.accuracies(scored)
+    for group in groups:
+        if group.level != "paradigm":
+            (line,) = score_lines({f"{group.level} {group.name}": group.accuracy})
+            print(f"{line} {group.pairs:,} pairs")
+    unequal = sum(one.tokens[0] != one.tokens[1] for one in scored)
+    print(f"{groups[0].ties:,} ties, counted as wrong; {unequal:,} pairs differ in their number of tokens")
+    if arguments.output is not None:
+        table = (
+            {"level": one.level, "name": one.name, "pairs": one.pairs, "ties": one.ties}
+            | dict(zip(("accuracy", "low", "high"), one.accuracy, strict=True))
+            for one in groups
+        )
+        write_json_lines(table, arguments.output)
+
+
+COMMANDS = (
+    Command("search", "the texts of a corpus nearest to each query", search_command, (
+        model(required=False),
+        option("--corpus", metavar="FILE", help=_TEXTS),
+        option(
+            "--index", type=Path, metavar="DIR",
+            help="instead of --corpus: a folder that bert-jax embed --precision wrote; with binary, signs in "
+            "memory select 100 texts, and their int8 vectors on disk order them",
+        ),
+        option("queries", nargs="*", metavar="QUERY", help="query texts (default: the texts of the corpus)"),
+        option("--queries", dest="query_file", metavar="FILE", help="file of queries, in a format of --corpus"),
+        option("--top", type=int, default=10, metavar="K", help="number of hits per query (default: 10)"),
+        option("--similarity", choices=("cosine", "dot"), default="cosine", help="default: cosine"),
+        option("--keep_self", action="store_true", help="without queries: let each text be a hit of itself"),
+        option(
+            "--relevant", type=Path, metavar="FILE",
+            help='JSON lines {"query": id, "relevant": [ids]}: print MRR, precision, recall and NDCG, not the hits',
+        ),
+        OUTPUT,
+        pooling,
+        option("--corpus_prompt", metavar="TEXT", help="text to insert before every text of the corpus"),
+        option("--query_prompt", metavar="TEXT", help="text to insert before every query"),
+        option(
+            "--rerank", metavar="DIR_OR_PREFIX",
+            help="order the best hits by this model, which reads query and text together (a fine-tuned pair task)",
+        ),
+        option("--candidates", type=int, metavar="N", help="with --rerank: hits that it reads (default: 50)"),
+        option(
+            "--rerank_label", metavar="CLASS",
+            help="with --rerank: the class of relevant texts (default: the second of two)",
+        ),
+        option("--whiten", action="store_true", help="whiten vectors, fitted on the corpus (Su et al. 2021)"),
+        option("--dimensions", type=int, metavar="N", help="with --whiten: keep the N strongest directions"),
+    )),
+    Command("mine", "hard negatives for pairs of texts, on which retrieval is trained", mine_command, (
+        model(required=False, with_labels=False),
+        option("--pairs", required=True, metavar="FILE", help="JSON lines with text and text_pair, its answer"),
+        option("--corpus", metavar="FILE", help=f"{_TEXTS.split(', or')[0]} (default: the answers of all pairs)"),
+        option("--count", type=int, default=5, metavar="N", help="most negatives of a pair (default: 5)"),
+        option(
+            "--margin", type=float, default=0.0, metavar="X",
+            help="a negative is less similar than the right answer by this cosine (default: 0)",
+        ),
+        option("--candidates", type=int, default=50, metavar="N", help="nearest texts that are read (default: 50)"),
+        OUTPUT,
+        pooling,
+        option("--corpus_prompt", metavar="TEXT", help="text to insert before every answer and text of the corpus"),
+        option("--query_prompt", metavar="TEXT", help="text to insert before every first text"),
+    )),
+    Command("cluster", "groups of similar texts", cluster_command, (
+        model(required=False, with_labels=False),
+        option("--input", required=True, metavar="FILE", help=_TEXTS),
+        option("--clusters", type=int, metavar="K", help="number of clusters"),
+        option(
+            "--threshold", type=float, metavar="X",
+            help="with --method agglomerative, instead of --clusters: cosine distance at which merging stops",
+        ),
+        option("--method", choices=("kmeans", "agglomerative"), default="kmeans", help="default: kmeans"),
+        option("--distance", choices=("cosine", "euclidean"), help="distance of kmeans (default: cosine)"),
+        option("--seed", type=int, metavar="N", help="seed of kmeans (default: 0)"),
+        option("--restarts", type=int, metavar="N", help="runs of kmeans; the best is used (default: 10)"),
+        option(
+            "--labels", dest="label_file", metavar="FILE",
+            help="correct labels, one per line or .jsonl with id and label: print purity, adjusted Rand index, NMI",
+        ),
+        OUTPUT,
+        pooling,
+        _PROMPT,
+    )),
+    Command("anisotropy", "how strongly the vectors of texts share one direction", anisotropy_command, (
+        model(required=False, with_labels=False),
+        option("--input", required=True, metavar="FILE", help=_TEXTS),
+        pooling,
+        _PROMPT,
+    )),
+)  # fmt: skip

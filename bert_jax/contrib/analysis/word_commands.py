@@ -1,0 +1,208 @@
+"""Commands about words: nearest words, and probes of the layers."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bert_jax.commands.options import Command, load_model, model, option, run_options, say, text_of, whole_numbers
+from bert_jax.io.text_lines import Each
+
+_OUTPUT = option("--output", type=Path, metavar="FILE", help="write JSON lines instead of readable text")
+
+
+def neighbors_command(arguments: argparse.Namespace) -> None:
+    """Print the words nearest to each WORD by cosine. Without --in, words are compared by the table of input
+    embeddings, in which a word has one vector. With --in, the contextual vector of the WORD in a text is compared
+    with every word of the texts in --corpus or, without it, with the words of the vocabulary, each run through the
+    model alone, which says less about a word of several meanings."""
+    from bert_jax.contrib.analysis import word_neighbors
+    from bert_jax.inference.text_files import write_json_lines
+
+    _check_neighbors(arguments)
+    loaded = load_model(arguments)
+    rows: list[tuple[dict[str, Any], str, list[Any]]] = []
+    if arguments.text is None:
+        queries = word_neighbors.terms_of(arguments.words)
+        names = arguments.words if len(queries) == len(arguments.words) else [" ".join(arguments.words)]
+        found = word_neighbors.static_neighbors(loaded, queries, arguments.top)
+        for name, own in zip(names, found, strict=True):
+            rows.append((word_neighbors.neighbor_line(name, own), f"{name} (input embeddings)", own))
+    else:
+        rows = _contextual(arguments, loaded)
+    if arguments.output is not None:
+        write_json_lines((line for line, _, _ in rows), arguments.output)
+        return
+    for _, title, own in rows:
+        print(title)
+        for one in own:
+            print(word_neighbors.printed(one))
+
+
+def _check_neighbors(arguments: argparse.Namespace) -> None:
+    for name in ("corpus", "layer", "occurrence", "candidates"):
+        if arguments.text is None and getattr(arguments, name) is not None:
+            raise ValueError(f"--{name}: requires --in; add --in with a text that contains the word")
+    if arguments.text is not None and {"+", "-"} & set(arguments.words):
+        raise ValueError("--in: not allowed with + and -; omit --in")
+    if arguments.candidates is not None and arguments.corpus is not None:
+        raise ValueError("--candidates: not allowed with --corpus, whose words are the candidates; omit it")
+    for name in ("top", "candidates"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name}: {value} is not allowed; allowed: 1 or more")
+
+
+def _contextual(arguments: argparse.Namespace, loaded: Any) -> list[tuple[dict[str, Any], str, list[Any]]]:
+    from bert_jax.contrib.analysis import word_neighbors
+    from bert_jax.inference.text_files import read_texts
+    from bert_jax.inference.words import checked_layers, hidden_layers
+
+    layer = word_neighbors.default_layer(loaded) if arguments.layer is None else arguments.layer
+    (layer,) = checked_layers(loaded, (layer,))
+    options = run_options(arguments)
+    queries = word_neighbors.find_occurrences(
+        loaded, arguments.words, arguments.text, layer, 1 if arguments.occurrence is None else arguments.occurrence
+    )
+    if arguments.corpus is not None:
+        texts = Each(read_texts((), arguments.corpus, False), text_of)
+        found = word_neighbors.corpus_neighbors(
+            loaded, queries, arguments.text, texts, layer, arguments.top, **options
+        )
+    else:
+        candidates = 5000 if arguments.candidates is None else arguments.candidates
+        found = list(
+            word_neighbors.vocabulary_neighbors(
+                loaded, queries, layer, arguments.top, candidates=candidates, **options
+            )
+        )
+    rows = []
+    for query, own in zip(queries, found, strict=True):
+        begin, end = query.span
+        line = word_neighbors.neighbor_line(query.word, own, text=arguments.text, start=begin, end=end, layer=layer)
+        shown = f"{arguments.text[:begin]}[{arguments.text[begin:end]}]{arguments.text[end:]}"
+        rows.append((line, f"{query.word} in {shown!r} (layer {layer} of {hidden_layers(loaded) - 1})", own))
+    return rows
+
+
+def probe_command(arguments: argparse.Namespace) -> None:
+    """Predict a property of words from the vectors of each layer with a linear classifier, and print its accuracy
+    on test data with 95% intervals. pos: part of speech. deprel: relation of a word to its head, from the vectors
+    of both. For these two, also the accuracy on a control task (a random label per word; Hewitt and Liang 2019) and
+    the selectivity, the difference. sense: sense of a word, by one classifier per word. length: number of words of
+    a sentence, in six bins, from the mean of its words. heads: for each relation, the attention head that most
+    often finds the syntactic head of a word, beside the best fixed offset (Clark et al. 2019)."""
+    from bert_jax.inference.text_files import write_json_lines
+
+    for name in ("limit", "seed"):
+        if getattr(arguments, name) < 0:
+            raise ValueError(f"--{name}: {getattr(arguments, name)} is not allowed; allowed: 0 or more")
+    if arguments.task == "sense":
+        arguments.test = arguments.test or arguments.train
+    elif arguments.test is None:
+        raise ValueError(f"--test: required with --task {arguments.task}; give a CoNLL-U file")
+    for name in ("classifier", "layers"):
+        if arguments.task == "heads" and getattr(arguments, name) is not None:
+            raise ValueError(f"--{name}: not allowed with --task heads, which reads no vectors; omit it")
+    rows = _heads(arguments) if arguments.task == "heads" else _probed(arguments)
+    if arguments.output is not None:
+        write_json_lines((line for line, _ in rows), arguments.output)
+        return
+    for _, shown in rows:
+        print(shown, flush=True)
+
+
+def _probed(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], str]]:
+    from bert_jax.contrib.analysis.probe_tasks import read_examples
+    from bert_jax.contrib.analysis.probing import Probe, printed, row_line
+    from bert_jax.inference.words import checked_layers
+
+    layers = None if arguments.layers is None else whole_numbers("--layers", arguments.layers)
+    options = run_options(arguments)
+    parts = read_examples(arguments.task, arguments.train, arguments.test, arguments.limit)
+    probe = Probe(*parts, classifier=arguments.classifier or "linear", seed=arguments.seed)
+    loaded = load_model(arguments)
+    # Before the first result is printed.
+    loaded.need_tokenizer()
+    checked_layers(loaded, (0,) if layers is None else layers)
+    counts = " and ".join(f"{len(own):,}" for own in parts)
+    say(f"{arguments.task}: {counts} examples of training and test, {len(probe.labels.names)} classes")
+    for row in probe.baselines():
+        yield row_line(arguments.task, row), printed(row)
+    for row in probe.layers(loaded, layers, **options):
+        yield row_line(arguments.task, row), printed(row)
+
+
+def _heads(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], str]]:
+    from bert_jax.contrib.analysis.attention_heads import attended, best_heads, printed, relation_line
+    from bert_jax.io.conll import read_treebank
+
+    options = run_options(arguments)
+    files = [list(read_treebank(path)) for path in (arguments.train, arguments.test)]
+    loaded = load_model(arguments)
+    parts = [attended(loaded, own, arguments.limit, **options) for own in files]
+    for name, own in zip(("training", "test"), parts, strict=True):
+        skipped = f", {own.skipped:,} of them too long and omitted" if own.skipped else ""
+        say(f"{name}: {own.sentences:,} sentences{skipped}, {len(own.relations):,} words with a head")
+    for one in best_heads(*parts, seed=arguments.seed):
+        yield relation_line(one), printed(one)
+
+
+COMMANDS = (
+    Command("neighbors", "the words nearest to a word, alone or in a text", neighbors_command, (
+        option("words", nargs="+", metavar="WORD", help="words, or words with + and - between them (analogies)"),
+        model(required=True, with_labels=False),
+        option("--in", dest="text", metavar="TEXT", help="text that contains the words: use their vectors there"),
+        option(
+            "--occurrence", type=int, metavar="N", help="with --in: the N-th occurrence of the word (default: 1)"
+        ),
+        option(
+            "--layer", type=int, metavar="I",
+            help="with --in: 0 for the embeddings, 1 for the first layer, -1 for the last (default: the layer at "
+            "three quarters of the depth; it is printed)",
+        ),
+        option(
+            "--corpus", metavar="FILE",
+            help="with --in: texts, one per line or .jsonl; each occurrence of each word is a candidate",
+        ),
+        option(
+            "--candidates", type=int, metavar="N",
+            help="with --in, without --corpus: number of vocabulary words, those with the lowest ids (default: "
+            "5000)",
+        ),
+        option("--batch_tokens", type=int, metavar="N", help="number of tokens per batch"),
+        option("--top", type=int, default=10, metavar="K", help="number of neighbors (default: 10)"),
+        _OUTPUT,
+    ), {"epilog": 'Example: bert-jax neighbors bank --in "he sat on the bank of the river" --model DIR'}),
+    Command("probe", "properties of words that a linear classifier reads from each layer", probe_command, (
+        model(required=True, with_labels=False),
+        option(
+            "--task", required=True, choices=("pos", "deprel", "sense", "length", "heads"),
+            help="property: part of speech, relation of a word to its head, sense, sentence length; or attention "
+            "heads",
+        ),
+        option(
+            "--train", required=True, type=Path, metavar="FILE",
+            help="CoNLL-U file, also .gz; sense: folder in the layout of CoarseWSD-20",
+        ),
+        option("--test", type=Path, metavar="FILE", help="the same for test (sense: by default the same folder)"),
+        option(
+            "--limit", type=int, default=2000, metavar="N",
+            help="sentences of each file, at equal distances (sense: of each word); 0: all (default: 2000)",
+        ),
+        option(
+            "--layers", metavar="0,-1",
+            help="0 for the embeddings, 1 for the first layer, -1 for the last (default: all)",
+        ),
+        option(
+            "--classifier", choices=("linear", "centroid"),
+            help="logistic regression whose weight decay is chosen on a tenth of the training sentences, or the "
+            "nearest class mean by cosine (default: linear)",
+        ),
+        option(
+            "--seed", type=int, default=0, metavar="N", help="seed of control labels and intervals (default: 0)"
+        ),
+        option("--batch_tokens", type=int, metavar="N", help="number of tokens per batch"),
+        _OUTPUT,
+    ), {"epilog": "Example: bert-jax probe --task pos --train train.conllu --test test.conllu --model DIR"}),
+)  # fmt: skip

@@ -1,0 +1,11 @@
+"""Smaller models: trimmed vocabularies, pruned and factorized networks, early exit, int8, teachers."""
+
+COMMANDS = dict.fromkeys(
+    ("trim", "factorize", "prune", "early-exit", "augment"), "bert_jax.contrib.compression.commands:COMMANDS"
+)
+EXTENSIONS = {
+    "export --calibration": "bert_jax.contrib.compression.commands:export_functions",
+    "finetune --prune_heads": "bert_jax.contrib.compression.gradual",
+    "--teacher": "bert_jax.contrib.compression.teachers.find",
+    "--teacher_outputs": "bert_jax.contrib.compression.teachers.outputs",
+}

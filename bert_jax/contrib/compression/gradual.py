@@ -1,0 +1,146 @@
+"""Gradual pruning: rounds of fine-tuning and removal of attention heads and feed-forward units.
+
+WORKDIR/rounds/K is the workdir of the training of round K, from 1, and WORKDIR/rounds/K/pruned the smaller model,
+with which the next round starts; the last training is that of WORKDIR itself. A round whose smaller model exists is
+not repeated, so the same command continues a killed one.
+"""
+
+import gc
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from bert_jax.config import ModelConfig
+from bert_jax.contrib.compression.parts import kept, whole_masks
+from bert_jax.contrib.compression.prune import Importance, Pruning, check_prunable, prune_model
+from bert_jax.interop.exchange import ReadOptions
+from bert_jax.interop.fixed_options import whole_name
+from bert_jax.interop.readers import read_weights
+from bert_jax.io.files import write_whole
+from bert_jax.process import exits
+from bert_jax.process.signals import StopRequest
+from bert_jax.records import Record
+
+ROUNDS, SMALLER, RECORD = "rounds", "pruned", "rounds.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """Number of rounds, and the shares that remain after the last one."""
+
+    # Shares of the heads and of the units that are kept.
+    heads: float
+    units: float
+    # Number of rounds.
+    count: int
+    importance: Importance
+    # Training records, for the importance gradient.
+    records: Sequence[Record]
+    seed: int
+
+    def check(self, model: ModelConfig, name: str) -> None:
+        """Raise ``ValueError`` if ``model``, the architecture of the model ``name``, cannot be pruned so."""
+        for part, scores in zip(("heads", "units"), whole_masks(model), strict=True):
+            kept(scores, getattr(self, part), even=False, option=f"--prune_{part}")
+        check_prunable(model, Pruning(heads=self.heads, units=self.units, importance="magnitude"), name)
+
+    def counts(self, model: ModelConfig) -> list[tuple[int, int]]:
+        """Return the numbers of heads and of units of ``model`` that are left after each round that removes any."""
+        before = sum(model.heads_by_layer), sum(model.units_by_layer)
+        found = [before]
+        for number in range(1, self.count + 1):
+            shares = (share_after(share, number, self.count) for share in (self.heads, self.units))
+            after = tuple(round(share * whole) for share, whole in zip(shares, before, strict=True))
+            if after != found[-1]:
+                found.append((after[0], after[1]))
+        return found[1:]
+
+
+def share_after(share: float, number: int, count: int) -> float:
+    """Return the share that is left after round ``number``, from 1, of ``count`` rounds, the last of which leaves
+    ``share``: most are removed in the first rounds (Zhu and Gupta 2017, arXiv:1710.01878, equation 1)."""
+    return share + (1 - share) * (1 - number / count) ** 3
+
+
+def train_in_rounds(
+    rounds: Rounds,
+    model: ModelConfig,
+    workdir: Path,
+    source: str,
+    train: Callable[[Path, str], None],
+    *,
+    stop: StopRequest,
+    report: Callable[[str], None] = print,
+) -> None:
+    """Train and prune in rounds, then train once more in ``workdir``.
+
+    ``train`` trains in a workdir from a model; ``source`` is the first model, and ``model`` the architecture of its
+    training. A round that would remove nothing is left out. ``report`` is called with each line of the log.
+
+    Raises ``ValueError`` if a model cannot be pruned so, or if ``workdir`` has rounds with other options, and
+    ``exits.Stop`` after a signal.
+    """
+    rounds.check(model, source)
+    _same_rounds(workdir / ROUNDS / RECORD, rounds, source)
+    counts = rounds.counts(model)
+    for number, after in enumerate(counts, start=1):
+        folder = workdir / ROUNDS / str(number)
+        smaller = folder / SMALLER
+        if not smaller.exists():
+            report(f"--- round {number} of {len(counts)}: {folder}")
+            train(folder, source)
+            _stop_between(stop)
+            pruning = _pruning(rounds, after, folder, source)
+            prune_model(folder, smaller, pruning, ReadOptions(), report=report)
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            jax.clear_caches()
+            gc.collect()
+        source = str(smaller)
+    _stop_between(stop)
+    report(f"--- last training, of the pruned model: {workdir}")
+    train(workdir, source)
+
+
+def _same_rounds(path: Path, rounds: Rounds, source: str) -> None:
+    """Write the options of the rounds to ``path``. Raises ``ValueError`` if the file contains others, and a round
+    has begun with them."""
+    now = {
+        "--prune_heads": rounds.heads, "--prune_units": rounds.units, "--prune_rounds": rounds.count,
+        "--prune_importance": rounds.importance, "training.seed": rounds.seed, "--init_from": whole_name(source),
+    }  # fmt: skip
+    if not path.is_file() or not (path.parent / "1").exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(now, indent=1))
+        return
+    before = json.loads(path.read_text(encoding="utf-8"))
+    other = [f"{name}: {before[name]} -> {value}" for name, value in now.items() if before[name] != value]
+    if other:
+        raise ValueError(
+            f"{path}: the rounds began with other options (saved -> now): {'; '.join(other)}; use the saved ones, "
+            "or another --workdir"
+        )
+
+
+def _pruning(rounds: Rounds, after: tuple[int, int], folder: Path, source: str) -> Pruning:
+    """Return what the removal of a round keeps: ``after`` heads and units of the model that was trained in
+    ``folder`` from ``source``."""
+    model = read_weights(folder, ReadOptions()).spec.model
+    now = sum(model.heads_by_layer), sum(model.units_by_layer)
+    shares = {name: kept / whole for name, kept, whole in zip(("heads", "units"), after, now, strict=True)}
+    importance = rounds.importance
+    return Pruning(
+        **shares,
+        importance=importance,
+        examples=rounds.records if importance == "gradient" else (),
+        start=source if importance == "movement" else "",
+        seed=rounds.seed,
+    )
+
+
+def _stop_between(stop: StopRequest) -> None:
+    if stop.reached():
+        raise exits.Stop(stop.exit_code, f"stopped, {stop.reason()}: run the same command to continue")

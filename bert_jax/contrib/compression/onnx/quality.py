@@ -1,0 +1,148 @@
+"""Scores of an exported program beside those of the model: does rounding cost quality on the user's own texts?"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.contrib.compression.examples import read_examples, with_classes
+from bert_jax.contrib.compression.onnx.session import OnnxNetwork
+from bert_jax.finetuning.evaluation import choosing_score, scores_of
+from bert_jax.inference.batching import by_level
+from bert_jax.inference.engine import Engine
+from bert_jax.inference.loaded import prepare
+from bert_jax.inference.predict import HEADS, task_of
+from bert_jax.interop.exchange import ModelBundle
+from bert_jax.metrics.score import Score
+from bert_jax.metrics.score import value as value_of
+from bert_jax.process.exits import VERIFICATION_FAILED, Stop
+from bert_jax.records import Record
+from bert_jax.tasks.task import Prediction, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """The chosen metric of the model in float32 and of its exported program on ``count`` records."""
+
+    name: str
+    count: int
+    model: float
+    program: float
+    higher_is_better: bool
+
+    @property
+    def loss(self) -> float:
+        """By how much the program is worse."""
+        return self.model - self.program if self.higher_is_better else self.program - self.model
+
+
+def program_scores(folder: Path, weights: ModelBundle, file: str) -> Scores:
+    """Return the scores of the model ``weights`` and of its ONNX export in ``folder`` on the labeled records of
+    ``file``, JSON lines with the fields of ``bert-data records``.
+
+    The score is the one that fine-tuning chooses by; a model of text vectors has that of pairs with values (the
+    correlation of cosines) or without labels (retrieval). Raises ``ValueError`` for a model without a task, invalid
+    or unlabeled records, and if onnxruntime is not installed.
+    """
+    engine = prepare(weights)
+    task, records = _labelled(engine, file)
+    values = []
+    for one in predictions(engine, task, records, folder):
+        score, count, value = _chosen(task, records, one)
+        values.append(value)
+    return Scores(score.name, count, *values, score.higher_is_better)
+
+
+def model_score(weights: ModelBundle, file: str) -> tuple[str, float, int]:
+    """Return name, value and number of records of the score of :func:`program_scores` of the model ``weights``
+    alone. Raises ``ValueError`` as it does."""
+    engine = prepare(weights)
+    task, records = _labelled(engine, file)
+    score, count, value = _chosen(task, records, _predicted(engine, task, records, _program_of(engine, task)))
+    return score.name, value, count
+
+
+def _labelled(engine: Engine, file: str) -> tuple[Task, Sequence[Record]]:
+    """Return the task of a model, and the labeled records of ``file``."""
+    task, records = _task(engine, _head(engine), read_examples([file]))
+    if not task.scored(records):
+        raise ValueError(f"--check {file}: no record has a label ({', '.join(task.gold)}); give labeled records")
+    return task, records
+
+
+def _chosen(task: Task, records: Sequence[Record], given: Sequence[Prediction]) -> tuple[Score, int, float]:
+    """Return the score by which fine-tuning chooses, the number of records and the value."""
+    named, count = scores_of(task, records, given)
+    score = choosing_score("", named)
+    return score, count, float(value_of(score, count))
+
+
+def check_program(
+    folder: Path,
+    weights: ModelBundle,
+    *,
+    file: str,
+    allowed: float | None,
+    dtype: str,
+    report: Callable[[str], None],
+) -> None:
+    """Report the :func:`program_scores` of an export of ``dtype``.
+
+    ``allowed``: raise ``Stop`` with VERIFICATION_FAILED if the program is worse by more; None: only report.
+    """
+    scores = program_scores(folder, weights, file)
+    change = scores.program - scores.model
+    values = f"{scores.name} float32 {scores.model:.4f}, {dtype} {scores.program:.4f} ({change:+.4f})"
+    report(f"{file}: {scores.count:,} records: {values}")
+    if allowed is not None and not scores.loss <= allowed:
+        problem = f"{scores.name} is worse by {scores.loss:.4f} (allowed: {allowed:g})"
+        raise Stop(VERIFICATION_FAILED, f"--check {file}: {problem}; nothing was exported")
+
+
+def predictions(
+    engine: Engine, task: Task, records: Sequence[Record], folder: Path
+) -> tuple[list[Prediction], list[Prediction]]:
+    """Return the predictions of ``task`` for all records by the model of ``engine``, and by its ONNX export in
+    ``folder``."""
+    program = OnnxNetwork(folder, engine.spec, engine.need_tokenizer().pad_id)
+
+    def of_program(params: Any, batch: Mapping[str, Any]) -> Any:
+        return by_level(task.outputs(program(batch), batch))
+
+    programs = _program_of(engine, task), of_program
+    first, second = (_predicted(engine, task, records, run) for run in programs)
+    return first, second
+
+
+def _program_of(engine: Engine, task: Task) -> Callable[..., Any]:
+    def run(params: Any, batch: Mapping[str, Any]) -> Any:
+        return by_level(task.outputs(engine.model.apply({"params": params}, batch), batch))
+
+    return engine.program("check", run)
+
+
+def _predicted(engine: Engine, task: Task, records: Sequence[Record], run: Callable[..., Any]) -> list[Prediction]:
+    ((_, units, outputs),) = engine.windows(
+        records, lambda part: task.featurize(part, training=False), run,
+        sequences=task.sequences_of, targets=task.targets, window=len(records),
+    )  # fmt: skip
+    return task.decode(records, units, outputs)
+
+
+def _head(engine: Engine) -> str:
+    """Return the only task head of the model, or "sentence" for a model of text vectors."""
+    present = [head for head in engine.spec.heads.present() if head in HEADS]
+    if len(present) > 1:
+        names = ", ".join(present)
+        raise ValueError(f"--check: the model has several task heads ({names}); export one of them with --heads")
+    if not present and engine.spec.sentence is None:
+        heads = ", ".join(engine.spec.heads.present()) or "none"
+        raise ValueError(f"--check: the model has no task (heads: {heads}); fine-tune it, or omit --check")
+    return present[0] if present else "sentence"
+
+
+def _task(engine: Engine, head: str, records: Sequence[Record]) -> tuple[Task, Sequence[Record]]:
+    """Return the task of a head, and ``records`` with the names of its classes."""
+    task = task_of(engine, head, records)
+    is_class = head == "sequence" and engine.spec.heads.problem != "regression"
+    return task, with_classes(records, task) if is_class else records

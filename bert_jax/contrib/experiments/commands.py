@@ -1,0 +1,116 @@
+"""Commands for finished runs and models: compare, submission, benchmark-inference."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from bert_jax.commands.options import READABLE, Command, option, read_options, reading
+
+
+def compare_command(arguments: argparse.Namespace) -> None:
+    """Compare two fine-tuning runs on one split: difference, 95% interval (paired bootstrap) and p-value.
+
+    The p-value is from McNemar's exact test if the metric is a share of right predictions, such as accuracy;
+    otherwise it is from the bootstrap.
+    """
+    from bert_jax.contrib.experiments.compare import compare, table
+    from bert_jax.io.storage import location
+
+    comparison = compare(
+        location(arguments.first), location(arguments.second), arguments.split, arguments.metric,
+        seed=arguments.seed, resamples=arguments.resamples,
+    )  # fmt: skip
+    if arguments.json:
+        print(json.dumps(comparison.as_dict(), ensure_ascii=False))
+        return
+    for line in table(comparison):
+        print(line)
+
+
+def submission_command(arguments: argparse.Namespace) -> None:
+    """Write the files for the GLUE leaderboard (CoLA.tsv and others) from the test-set predictions of the runs, and
+    a zip file that contains them."""
+    from bert_jax.contrib.experiments.submission import write_submission
+    from bert_jax.io.storage import location
+
+    for line in write_submission([location(name) for name in arguments.workdirs], arguments.output):
+        print(line)
+
+
+def benchmark_command(arguments: argparse.Namespace) -> None:
+    """Measure how fast a model answers in every form in which it can run here: median and 99th percentile of the
+    time of a batch, texts per second, size on disk and memory of the process. Each form runs alone, in a process
+    of its own; onnxruntime loads neither JAX nor this library."""
+    from bert_jax.contrib.experiments.latency import FORMS, Load, benchmark, installed_forms, table
+    from bert_jax.inference.text_files import write_json_lines
+
+    report, options = (lambda line: print(line, flush=True)), read_options(arguments)
+    for name, (usual, quick) in _SIZES.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, quick if arguments.quick else usual)
+    for name in ("batches", "lengths"):
+        if min(getattr(arguments, name)) < 1:
+            raise ValueError(f"--{name}: {min(getattr(arguments, name))} is not allowed; allowed: 1 or more")
+    if arguments.seconds <= 0 or arguments.repeats < 1:
+        raise ValueError("--seconds, --repeats: allowed: above 0, 1 or more")
+    if not 0 <= arguments.cpus <= (here := len(os.sched_getaffinity(0))):
+        raise ValueError(f"--cpus: {arguments.cpus} is not allowed; allowed: 1 to {here}, or 0 (all {here})")
+    load = Load(arguments.batches, arguments.lengths, arguments.seconds, arguments.repeats, arguments.cpus)
+    forms = arguments.forms or installed_forms()
+    if missing := [form for form in FORMS if form not in forms and arguments.forms is None]:
+        print(f"not installed here: {', '.join(f'{form} ({FORMS[form][1]})' for form in missing)}")
+    lines = []
+    try:
+        for line in benchmark(Path(arguments.model), forms, load, report, options):
+            lines.append(line)
+    finally:  # after a signal, the rows so far are kept
+        memory = {line["form"]: line["peak_memory_mb"] for line in lines}
+        lines = [line | {"peak_memory_mb": memory[line["form"]]} for line in lines]
+        if lines:
+            print("\n".join(table(lines)), flush=True)
+        if lines and arguments.output is not None:
+            write_json_lines(lines, arguments.output)
+
+
+# Options of benchmark-inference: the default, and that of --quick.
+_SIZES = {
+    "batches": ([1, 8, 64], [1, 8]), "lengths": ([16, 128, 512], [16, 128]), "seconds": (3.0, 0.5),
+    "repeats": (20, 5),
+}  # fmt: skip
+
+
+COMMANDS = (
+    Command("compare", "is one fine-tuned model better than another?", compare_command, (
+        option("first", metavar="A", help="workdir of run_finetune.py"),
+        option("second", metavar="B", help="workdir of another run, on the same records"),
+        option("--split", default="dev", help="SPLIT in predictions_SPLIT.jsonl (default: dev)"),
+        option("--metric", metavar="NAME", help="name in metrics.json (default: task.metric, else the first)"),
+        option("--seed", type=int, default=0, metavar="N", help="seed of the bootstrap (default: 0)"),
+        option("--resamples", type=int, default=1000, metavar="N", help="bootstrap resamples (default: 1000)"),
+        option("--json", action="store_true", help="one JSON object"),
+    )),
+    Command("benchmark-inference", "how fast a model answers, form by form", benchmark_command, (
+        option("model", metavar="DIR_OR_PREFIX", help=READABLE),
+        option(
+            "--forms", nargs="+", metavar="FORM",
+            help="jax, jax-bfloat16, onnx, stablehlo, onnx-int8 (default: all here)",
+        ),
+        option(
+            "--quick", action="store_true", help="1 and 8 texts of 16 and 128 tokens, 0.5 seconds of each"
+        ),
+        option("--batches", type=int, nargs="+", metavar="N", help="texts (default: 1 8 64)"),
+        option(
+            "--lengths", type=int, nargs="+", metavar="N",
+            help="tokens of each text (default: 16 128 512, as far as the model has positions)",
+        ),
+        option("--seconds", type=float, help="of each size (default: 3)"),
+        option("--repeats", type=int, metavar="N", help="runs of each size at least (default: 20)"),
+        option("--cpus", type=int, default=0, metavar="N", help="processors to use (default: all)"),
+        option("--output", type=Path, metavar="FILE", help="write JSON lines too"), reading(),
+    ), is_whole=False),
+    Command("submission", "the files for GLUE's leaderboard", submission_command, (
+        option("workdirs", nargs="+", metavar="WORKDIR", help="workdir of run_finetune.py with a GLUE recipe"),
+        option("--output", type=Path, required=True, metavar="DIR", help="folder in which to write the files"),
+    )),
+)  # fmt: skip

@@ -1,0 +1,49 @@
+"""The command that plans a training run: plan."""
+
+import argparse
+from pathlib import Path
+
+from bert_jax.commands.options import Command, names_of, option
+
+_PLAN = {
+    "allow_abbrev": False,
+    "usage": "bert-jax plan --config FILE --topology NAME [options] [--section.key VALUE ...]",
+    "epilog": "--section.key VALUE: any option of a recipe, as for run_pretrain.py. See docs/planning.md.",
+}
+
+
+def plan_command(arguments: argparse.Namespace) -> None:
+    """Predict memory, step time, MFU, duration and cost of a pretraining recipe on a TPU slice or on GPUs, by
+    compiling its training step ahead of time (extra: tpu or gpu). No accelerator is needed."""
+    from bert_jax.contrib.planner.topology import prepare_environment
+
+    prepare_environment()  # before JAX starts
+    from bert_jax.contrib.planner.command import PlanOptions, plan
+
+    others = ("command", "run", "config", "is_whole", "takes_recipe")
+    options = {name: value for name, value in vars(arguments).items() if name not in others}
+    files = [word for file in arguments.config for word in ("--config", file)]
+    plan(PlanOptions(**options | {"recipe": [*files, *arguments.recipe]}))
+
+
+COMMANDS = (
+    Command("plan", "memory, speed, time and cost of a recipe on absent hardware", plan_command, (
+        option("--config", action="append", default=[], metavar="FILE", help="recipe; several are allowed"),
+        option("--topology", metavar="NAME", help="v5e:16x16, v5e-256, v5p:4x4x8, h100:8, ..."),
+        option(
+            "--devices", type=int, metavar="N",
+            help="with --show_sharding: number of devices, instead of --topology",
+        ),
+        option("--json", action="store_true", help="one JSON object"),
+        option("--price_per_chip_hour", type=float, metavar="X", help="price, to compute the cost of the run"),
+        option("--first_step", type=int, default=0, metavar="N", help="steps done by earlier phases (default: 0)"),
+        option("--show_sharding", action="store_true", help="print the partition and bytes of every parameter"),
+        option("--search", action="store_true", help="search for the fastest layout (microbatches, remat, mesh)"),
+        option("--tries", type=int, default=8, metavar="N", help="maximum number of compilations (default: 8)"),
+        option(
+            "--batches", type=names_of, default=(), metavar="16,64,...",
+            help="with --search: sequences per device to try; they replace the global batch of the recipe",
+        ),
+        option("--output", type=Path, metavar="FILE", help="with --search: recipe of the fastest layout"),
+    ), _PLAN, is_whole=False, takes_recipe=True),
+)  # fmt: skip

@@ -1,1 +1,0 @@
-"""Tools for several runs: sweeps, comparisons, leaderboard files."""

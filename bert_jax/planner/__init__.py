@@ -1,1 +1,0 @@
-"""Plans: predicted memory, time and cost of training runs on hardware that need not be attached."""

@@ -1,0 +1,58 @@
+"""Parts that are found by name: those of the rooms of contrib, and those of other installed packages.
+
+A room is a package in ``bert_jax/contrib`` or ``data_pipeline/contrib``. Its ``__init__.py`` holds a table of
+strings for each kind of part, such as ``COMMANDS = {"plan": "bert_jax.contrib.planner.commands:COMMANDS"}``, so
+that nothing is imported before it is used, and a deleted room takes its names along. Another package declares an
+entry point of the group ``bert_jax.commands`` or ``bert_jax.extensions``.
+"""
+
+import functools
+import importlib.metadata
+import importlib.util
+import pkgutil
+from collections.abc import Mapping
+from typing import Any, Literal
+
+# COMMANDS: subcommands of bert-jax. DATA_COMMANDS: those of bert-jax data. EXTENSIONS: what an option of a command
+# of the trunk needs from a room.
+Kind = Literal["commands", "data_commands", "extensions"]
+ROOMS = ("bert_jax.contrib", "data_pipeline.contrib")
+
+
+@functools.cache
+def names(kind: Kind) -> Mapping[str, str]:
+    """Return name -> "module:attribute" (or "module") of every part of a kind outside the trunk.
+
+    Raises ``ValueError`` if two parts have the same name.
+    """
+    found: dict[str, str] = {}
+    tables = [getattr(importlib.import_module(room), kind.upper(), {}) for room in _rooms()]
+    tables += [{point.name: point.value} for point in importlib.metadata.entry_points(group=f"bert_jax.{kind}")]
+    for table in tables:
+        for name, target in table.items():
+            if name in found:
+                raise ValueError(f"{kind}: {name} is {found[name]} and {target}; uninstall one of the packages")
+            found[name] = target
+    return found
+
+
+def load(kind: Kind, name: str) -> Any:
+    """Return the part ``name``. Raises ``ValueError`` if no room and no installed package has it."""
+    if name not in names(kind):
+        raise ValueError(f"{name}: not installed; the {kind} that are: {', '.join(sorted(names(kind))) or 'none'}")
+    module, _, attribute = names(kind)[name].partition(":")
+    part = importlib.import_module(module)
+    return getattr(part, attribute) if attribute else part
+
+
+def _rooms() -> list[str]:
+    """Return the names of the packages in ``ROOMS``, of which one or both may be missing."""
+    rooms = []
+    for package in ROOMS:
+        try:
+            spec = importlib.util.find_spec(package)
+        except ModuleNotFoundError:
+            spec = None
+        places = spec.submodule_search_locations if spec is not None else None
+        rooms += [f"{package}.{room.name}" for room in pkgutil.iter_modules(places or ()) if room.ispkg]
+    return rooms

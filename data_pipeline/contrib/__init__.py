@@ -1,0 +1,1 @@
+"""Rooms beside the trunk of text preparation, which imports none of them."""

@@ -1,0 +1,33 @@
+"""``bert-data clean``."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from bert_jax.commands.data import DataCommand, parsed, report, take_runner
+from bert_jax.io.storage import location
+from bert_jax.process.signals import StopRequest
+from data_pipeline.contrib.clean.options import CleanConfig, CleanDataConfig, CleanOptions
+
+
+def clean_command(words: Sequence[str]) -> None:
+    """Clean the corpus that the arguments ``words`` name."""
+    from data_pipeline.build.ensure import STOPPED
+    from data_pipeline.contrib.clean.run import clean
+
+    own, words, beam_options = take_runner(words, output={"type": location})
+    if own.output is None:
+        raise ValueError("bert-data clean: --output is not set; set it to a new folder for the cleaned text")
+    rules = {field.name: f"clean.{field.name}" for field in dataclasses.fields(CleanConfig)}
+    config = parsed(CleanOptions, words, CleanDataConfig, rules)
+    with StopRequest().at_once(STOPPED):
+        clean(config, own.output, report, beam_options)
+    report(f"text and report in {own.output}")
+
+
+USAGE = """\
+  clean    drop duplicates, repeated lines, broken encoding, other languages, too short documents; text and report
+             bert-data clean --corpus TEXT... --output FOLDER --near_duplicates 0.7 --languages en
+           --runner beam and options after --: as for shards
+           its options: "data." and "clean." may be omitted
+"""
+COMMAND = DataCommand(clean_command, USAGE, CleanOptions)

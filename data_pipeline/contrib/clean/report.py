@@ -1,0 +1,148 @@
+"""The report of ``bert-data clean`` as JSON and as a page to read, and the names of the files of text."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from data_pipeline.contrib.clean.options import chance, settings_of
+from data_pipeline.contrib.clean.tally import EXAMPLES, RULES
+from data_pipeline.contrib.clean.workspace import Plan
+from data_pipeline.text.compressed import COMPRESSIONS
+from data_pipeline.text.corpus import CLEANED_NAME
+from data_pipeline.text.documents import TEXT_SUFFIXES, Source
+
+REPORT_NAME = "cleaned.md"
+_SIMILARITIES = tuple(tenth / 10 for tenth in range(1, 11))
+_COUNTS = ("documents_in", "documents_out", "characters_in", "characters_out")
+
+
+def output_names(sources: Sequence[Source]) -> list[str]:
+    """Return the relative path of the output of each source: its name with the suffix .txt, without compression.
+
+    Characters other than letters, digits and ``-_.`` become ``_``, as does a point at the start of a name, because
+    hidden files are not read as text. A path that occurs twice gets a number.
+    """
+    names: list[str] = []
+    taken = {CLEANED_NAME, REPORT_NAME}
+    for source in sources:
+        parts = [re.sub(r"^\.|[^\w.-]", "_", part) for part in source.name.split("/") if part]
+        path = PurePosixPath(*parts)
+        path = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
+        stem = str(path.with_suffix("") if path.suffix.lower() in TEXT_SUFFIXES else path)
+        name, number = f"{stem}.txt", 1
+        while name in taken:
+            number += 1
+            name = f"{stem}-{number}.txt"
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def make_report(plan: Plan, counts: dict[str, dict[str, int]], examples: dict[str, list[Any]]) -> dict[str, Any]:
+    """Return the report: settings, counts per source, and per rule the counts and examples."""
+    settings = settings_of(plan.options, plan.corpus)
+    names = output_names(plan.sources)
+    sources = []
+    for index, (source, name) in enumerate(zip(plan.sources, names, strict=True)):
+        own = {"documents_in": 0, "characters_in": 0, **counts[str(index)]}
+        sources.append({"name": source.name, "file": name if own["documents_out"] else "", **own})
+    rules = {rule: {"documents": 0, "lines": 0, "characters": 0, **counts.get(rule, {})} for rule in RULES}
+    for rule, own in rules.items():
+        own["examples"] = [
+            {name: value for name, value in one.items() if name != "place"} for one in examples.get(rule, [])
+        ]
+    bands, rows = plan.options.clean.banding
+    chances = {str(similarity): round(chance(similarity, bands, rows), 4) for similarity in _SIMILARITIES}
+    totals = {name: sum(source[name] for source in sources) for name in _COUNTS}
+    return {
+        "settings": settings,
+        "candidates": {"bands": bands, "rows": rows, "probability_by_similarity": chances},
+        **totals,
+        "rules": rules,
+        "sources": sources,
+    }
+
+
+def is_on(rule: str, settings: dict[str, Any]) -> bool:
+    """Return True if ``rule`` is applied with these ``settings``."""
+    return {
+        "encoding": settings["clean.encoding"] != "off",
+        "length": bool(settings["clean.least_words"] or settings["clean.most_words"]),
+        "language": bool(settings["clean.languages"]),
+        "exact_duplicate": settings["clean.exact_duplicates"],
+        "boilerplate": bool(settings["clean.boilerplate"]),
+        "near_duplicate": bool(settings["clean.near_duplicates"]),
+    }[rule]
+
+
+def summary(report: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each rule that is on, and a line of totals."""
+    for rule in RULES:
+        if is_on(rule, report["settings"]):
+            own = report["rules"][rule]
+            lines = f", {own['lines']:,} lines" if own["lines"] else ""
+            yield f"{rule}: {own['documents']:,} documents{lines}, {own['characters']:,} characters dropped"
+    yield (
+        f"{report['documents_out']:,} of {report['documents_in']:,} documents and {report['characters_out']:,} of "
+        f"{report['characters_in']:,} characters remain"
+    )
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """Return the report as a Markdown page."""
+    lines = [
+        "# Cleaned text", "",
+        f"{report['documents_out']:,} of {report['documents_in']:,} documents remain, "
+        f"{report['characters_out']:,} of {report['characters_in']:,} characters.", "",
+        *_rule_lines(report), "",
+        "| source | documents in | out | characters in | out | file |", "|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for source in report["sources"]:
+        numbers = " | ".join(f"{source[name]:,}" for name in _COUNTS)
+        lines.append(f"| {source['name']} | {numbers} | {source['file'] or 'none'} |")
+    for rule in RULES:
+        if held := report["rules"][rule]["examples"]:
+            lines += ["", f"## {rule}: {len(held)} examples (at most {EXAMPLES})", ""]
+            lines += [_example_line(one) for one in held]
+    lines += ["", "## Settings", "", *(f"* {name}: {value}" for name, value in report["settings"].items()), ""]
+    return "\n".join(lines)
+
+
+def _rule_lines(report: dict[str, Any]) -> Iterator[str]:
+    """Yield a table of the rules, and further figures of two of them."""
+    settings, candidates = report["settings"], report["candidates"]
+    yield from ("| rule | documents dropped | lines dropped | characters dropped |", "|---|---|---|---|")
+    for rule, meaning in RULES.items():
+        own = report["rules"][rule]
+        state = "" if is_on(rule, settings) else " (off)"
+        yield f"| {rule}: {meaning}{state} | {own['documents']:,} | {own['lines']:,} | {own['characters']:,} |"
+    if is_on("encoding", settings):
+        own = report["rules"]["encoding"]
+        yield ""
+        yield (
+            f"Encoding: {own.get('lines_repaired', 0):,} lines repaired, "
+            f"{own.get('control_characters_removed', 0):,} control characters removed."
+        )
+    if is_on("near_duplicate", settings):
+        chances = candidates["probability_by_similarity"].items()
+        yield ""
+        yield (
+            f"Near duplicates: similarity {settings['clean.near_duplicates']} or more; MinHash with "
+            f"{candidates['bands']} bands of {candidates['rows']} rows. Probability that a pair is compared, by "
+            f"similarity: {', '.join(f'{similarity}: {value:.4f}' for similarity, value in chances)}."
+        )
+
+
+def _example_line(fields: dict[str, Any]) -> str:
+    """Return an example on one line; the text comes last, and a similar text under it."""
+    shown = []
+    for name, value in fields.items():
+        if name in ("source", "document", "text"):
+            continue
+        if isinstance(value, dict):
+            other = f" ({value['text']!r})" if "text" in value else ""
+            shown.append(f"{name} {value['source']} document {value['document']}{other}")
+        else:
+            shown.append(f"{name} {value!r}")
+    return f"* {fields['source']} document {fields['document']}: {', '.join(shown)}: {fields['text']!r}"

@@ -1,0 +1,3 @@
+"""Paragraphs of articles from MediaWiki XML dumps."""
+
+DATA_COMMANDS = {"wikipedia": "data_pipeline.contrib.wikipedia.command:COMMAND"}

@@ -1,1 +1,0 @@
-"""Paragraphs of articles from MediaWiki XML dumps."""
