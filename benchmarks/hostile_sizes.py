@@ -54,11 +54,11 @@ def folders(place: Path) -> dict[str, tuple[Path, Path, str]]:
 
     from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
     from bert_jax.config.spec import TaskSettings
-    from bert_jax.interop.ancestors.allennlp import write_allennlp
+    from bert_jax.contrib.ancestors.encoders.characters import CHARACTER_IDS, stored_ids
+    from bert_jax.contrib.ancestors.formats.allennlp import write_allennlp
     from bert_jax.interop.hf.sentence_transformers import write_sentence_transformers
     from bert_jax.interop.npz import write_npz
     from bert_jax.interop.saved_model import write_saved
-    from bert_jax.model.ancestors.characters import CHARACTER_IDS, stored_ids
 
     found = {}
     for file in sorted((REPOSITORY / "tests/golden/fixtures/families").glob("*.npz")):

@@ -85,7 +85,7 @@ def arguments_of(method: str, corpus: list[Path], work: Path) -> list[str]:
 def rows_of(method: str, corpus: list[Path], work: Path) -> tuple[list[list[str]], np.ndarray, list[str]]:
     """Build the shards; return the words of every training row, the counts of the vocabulary, and its words."""
     from bert_jax.config import PretrainConfig, load_config
-    from bert_jax.objectives.ancestors.sampling import special_ids, training_ids
+    from bert_jax.contrib.ancestors.objectives.sampling import special_ids, training_ids
     from bert_jax.tokenization import load_tokenizer
     from data_pipeline.build.ensure import ensure_data
     from data_pipeline.read.pretrain_input import ShardSource
@@ -142,7 +142,7 @@ def unit(path: Path, words: list[str]) -> np.ndarray:
 def is_read_by_gensim(workdir: Path, gensim: Path, work: Path) -> bool:
     """Return True if gensim reads the same words and, bit by bit, the same values from both files of the model in
     ``workdir``."""
-    from bert_jax.interop.ancestors.word2vec import BINARY_FILE, TABLE, TEXT_FILE, write_word2vec
+    from bert_jax.contrib.ancestors.formats.word2vec import BINARY_FILE, TABLE, TEXT_FILE, write_word2vec
     from bert_jax.interop.exchange import ReadOptions
     from bert_jax.interop.readers import read_weights
 

@@ -3,7 +3,7 @@
 A room is a package in ``bert_jax/contrib`` or ``data_pipeline/contrib``. Its ``__init__.py`` holds a table of
 strings for each kind of part, such as ``COMMANDS = {"plan": "bert_jax.contrib.planner.commands:COMMANDS"}``, so
 that nothing is imported before it is used, and a deleted room takes its names along. Another package declares an
-entry point of the group ``bert_jax.commands`` or ``bert_jax.extensions``.
+entry point of the group ``bert_jax.commands``, ``bert_jax.objectives``, ..., as the kinds below are named.
 """
 
 import functools
@@ -13,9 +13,10 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any, Literal
 
-# COMMANDS: subcommands of bert-jax. DATA_COMMANDS: those of bert-jax data. EXTENSIONS: what an option of a command
-# of the trunk needs from a room.
-Kind = Literal["commands", "data_commands", "extensions"]
+# COMMANDS: subcommands of bert-jax. DATA_COMMANDS: those of bert-jax data. ENCODERS: values of model.encoder.
+# OBJECTIVES: values of objective.name. FORMATS: files of models (interop/exchange.py, Format). EXTENSIONS: what an
+# option of the trunk needs from a room.
+Kind = Literal["commands", "data_commands", "encoders", "objectives", "formats", "extensions"]
 ROOMS = ("bert_jax.contrib", "data_pipeline.contrib")
 
 

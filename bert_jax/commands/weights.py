@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 
 from bert_jax.commands.options import READABLE, Command, names_of, option, read_options, reading
-from bert_jax.registry import load
+from bert_jax.registry import load, names
 
-_FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz", "word2vec", "allennlp")
+_FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz", *names("formats"))
 
 
 def import_command(arguments: argparse.Namespace) -> None:

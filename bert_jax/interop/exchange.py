@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bert_jax.config import ExecutionConfig, ModelConfig, ModelSpec
+from bert_jax.config.switches import Supported
 
 StoredDtype = Literal["float32", "float16", "bfloat16", "int8"]
 
@@ -135,3 +136,18 @@ def check_shapes(spec: ModelSpec, params: Mapping[str, np.ndarray], where: str |
     ]
     if problems:
         raise ValueError(f"{where}: the parameters do not match the model description: {'; '.join(problems)}")
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of models outside the trunk (``bert_jax.registry``, kind formats), which this library also reads."""
+
+    # Files in words, for messages.
+    what: str
+    # Returns True if a path holds a model in this format.
+    knows: Callable[[Path], bool]
+    read: Callable[[Path, ReadOptions], ModelBundle]
+    # Writes into an existing empty folder and returns notes for the log: write(folder, weights, dtype=...).
+    write: Callable[..., list[str]]
+    # Field of ModelConfig -> values that the format can represent.
+    supported: Supported

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import numpy as np
 
-from bert_jax.interop.ancestors import write_allennlp, write_word2vec
+from bert_jax import registry
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype
-from bert_jax.interop.export_table import DTYPES, FORMATS, OTHER_FORMATS, fit, keep_heads, keep_width
+from bert_jax.interop.export_table import DTYPES, all_formats, fit, keep_heads, keep_width
 from bert_jax.interop.hf.details import write_hf_folder, write_sentence_folder
 from bert_jax.interop.model_card import READ_BACK, architecture, model_card
 from bert_jax.interop.npz import check_npz, write_npz
@@ -53,8 +53,6 @@ WRITERS: dict[str, Writer] = {
     "onnx": write_onnx,
     "stablehlo": write_stablehlo,
     "npz": write_npz,
-    "word2vec": write_word2vec,
-    "allennlp": write_allennlp,
 }
 
 
@@ -107,7 +105,8 @@ def export_model(
     weights = weights if calibrate is None else calibrate(weights)
     weights = dataclasses.replace(weights, exact_tokenizer=exact_tokenizer)
     with whole_folder(target, target.with_name(f".{target.name}.replaced")) as partial:
-        notes += WRITERS[format](partial, weights, dtype=dtype)
+        write = WRITERS[format] if format in WRITERS else registry.load("formats", format).write
+        notes += write(partial, weights, dtype=dtype)
         card = model_card(weights, format, dtype, architecture(partial), notes)
         (partial / CARD).write_text(card, encoding="utf-8")
         for note in notes:
@@ -121,9 +120,8 @@ def export_model(
 
 
 def _check_options(format: str, dtype: str, has_calibration: bool, has_check: bool) -> None:
-    if format not in (*FORMATS, *OTHER_FORMATS):
-        allowed = ", ".join((*FORMATS, *OTHER_FORMATS))
-        raise ValueError(f"--format: {format!r} is not allowed; allowed: {allowed}")
+    if format not in all_formats():
+        raise ValueError(f"--format: {format!r} is not allowed; allowed: {', '.join(all_formats())}")
     if dtype not in DTYPES:
         raise ValueError(f"--dtype: {dtype!r} is not allowed; allowed: {', '.join(DTYPES)}")
     if has_calibration and dtype != "int8":

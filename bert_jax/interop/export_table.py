@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from bert_jax import registry
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceModule
 from bert_jax.config.spec import HEADS_OF
 from bert_jax.config.switches import EVERY_FIELD, unsupported_fields
-from bert_jax.interop.ancestors import allennlp, word2vec
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf import config_json
 from bert_jax.interop.hf.config_json import heads_of_class, hf_class
@@ -19,8 +19,6 @@ from bert_jax.interop.tf1 import names as tf1_names
 FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz")
 # Formats of folders of Hugging Face, which may have details that only this library reads.
 HF_FORMATS = ("hf", "sentence-transformers")
-# Formats of encoders that are no Transformers; they hold an encoder alone.
-OTHER_FORMATS = ("word2vec", "allennlp")
 DTYPES = ("float32", "float16", "bfloat16", "int8")
 Verdict = Literal["yes", "encoder only", "refused"]
 
@@ -91,9 +89,19 @@ UNSUPPORTED: dict[str, Callable[[ModelSpec], list[str]]] = {
     "onnx": lambda spec: unsupported_fields(spec.model, onnx_layers.SUPPORTED, "onnx"),
     "stablehlo": lambda spec: unsupported_fields(spec.model, EVERY_FIELD, "stablehlo"),
     "npz": lambda spec: unsupported_fields(spec.model, EVERY_FIELD, "npz"),
-    "word2vec": lambda spec: unsupported_fields(spec.model, word2vec.SUPPORTED, "word2vec"),
-    "allennlp": lambda spec: unsupported_fields(spec.model, allennlp.SUPPORTED, "allennlp"),
 }
+
+
+def all_formats() -> tuple[str, ...]:
+    """Return the names of all formats; those outside the trunk hold an encoder alone."""
+    return (*FORMATS, *registry.names("formats"))
+
+
+def _unsupported(spec: ModelSpec, format: str) -> list[str]:
+    """Return a line for each field of the model that ``format`` cannot represent."""
+    if format in UNSUPPORTED:
+        return UNSUPPORTED[format](spec)
+    return unsupported_fields(spec.model, registry.load("formats", format).supported, format)
 
 
 def _cells(row: str) -> tuple[Verdict, ...]:
@@ -154,8 +162,8 @@ def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[Mode
     not support the value of a field of ``ModelConfig``.
     """
     rows = list(rows_of(weights.spec, dtype))
-    fields = UNSUPPORTED[format](weights.spec)
-    tested = (*_FIELD_ROWS, "several heads") if format in OTHER_FORMATS else _FIELD_ROWS
+    fields = _unsupported(weights.spec, format)
+    tested = _FIELD_ROWS if format in FORMATS else (*_FIELD_ROWS, "several heads")
     refused = [row for row in rows if verdict(row, format) == "refused" and row not in tested]
     if "several heads" in refused:
         heads = ", ".join(weights.spec.heads.present())
@@ -164,9 +172,9 @@ def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[Mode
     if refused or fields:
         others = [
             other
-            for other in (*FORMATS, *OTHER_FORMATS)
+            for other in all_formats()
             if all(verdict(row, other) != "refused" or row in _FIELD_ROWS for row in rows)
-            and not UNSUPPORTED[other](weights.spec)
+            and not _unsupported(weights.spec, other)
         ]
         problems = "; ".join([*fields, *(f"{ROWS[row]}: not supported" for row in refused)])
         raise ValueError(f"{format}: {problems}; formats that support this model: {', '.join(others) or 'none'}")

@@ -2,12 +2,12 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax.interop.ancestors import is_allennlp, is_word2vec, read_allennlp, read_word2vec
-from bert_jax.interop.exchange import ModelBundle, ReadOptions, without_folders
+from bert_jax import registry
+from bert_jax.interop.exchange import Format, ModelBundle, ReadOptions, without_folders
 from bert_jax.interop.hf.details import read_details
 from bert_jax.interop.hf.read import is_hf, read_hf
 from bert_jax.interop.hf.sentence_transformers import is_sentence_transformers, read_sentence_transformers
@@ -21,8 +21,7 @@ from bert_jax.io.errors import near_path
 SUPPORTED = (
     "a saved model or workdir of this library, a Hugging Face folder (config.json), a sentence-transformers "
     "folder (modules.json), a TF1 checkpoint prefix (.../bert_model.ckpt with bert_config.json), an npz export "
-    "(weights.npz), a file of word vectors (word2vec: .txt, .vec, .bin; GloVe: .txt) or a folder of ELMo "
-    "(options.json, one .hdf5)"
+    "(weights.npz)"
 )
 # Name of the program file of an export -> description for the message. Programs cannot be read.
 _PROGRAMS = {
@@ -39,8 +38,6 @@ _READERS: tuple[tuple[Callable[[Path], bool], Reader], ...] = (
     (is_sentence_transformers, read_sentence_transformers),
     (is_hf, read_hf),
     (is_tf1, read_tf1),
-    (is_allennlp, read_allennlp),
-    (is_word2vec, read_word2vec),
 )
 
 
@@ -100,7 +97,7 @@ def _reader(path: Path) -> Reader:
                 f"{path}: {what}; exported programs cannot be imported; use the model from which the program was "
                 "exported"
             )
-    for knows, read in _READERS:
+    for knows, read in (*_READERS, *((one.knows, one.read) for one in _other_formats())):
         if knows(path):
             return read
     if re.match("[a-z][a-z0-9]*:/", str(path)) and not path.exists():  # pathlib merges the two slashes of a URL
@@ -114,7 +111,13 @@ def _reader(path: Path) -> Reader:
         raise ValueError(f"{path}: does not exist{near_path(path) or (hub if is_name else '')}")
     if inner := _model_inside(path):
         raise ValueError(f"{path}: {inner}")
-    raise ValueError(f"{path}: contains no model; supported formats: {SUPPORTED}")
+    supported = ", ".join([SUPPORTED, *(one.what for one in _other_formats())])
+    raise ValueError(f"{path}: contains no model; supported formats: {supported}")
+
+
+def _other_formats() -> Iterator[Format]:
+    """Yield the formats outside the trunk."""
+    return (registry.load("formats", name) for name in registry.names("formats"))
 
 
 def _model_inside(path: Path) -> str:

@@ -12,8 +12,8 @@ from flax import linen as nn
 from flax import struct
 from jax.sharding import Mesh
 
+from bert_jax import registry
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, SentenceConfig, pretraining_heads
-from bert_jax.model.ancestors import ENCODERS
 from bert_jax.model.attention import has_blocks, random_features
 from bert_jax.model.dense import Dense, activation
 from bert_jax.model.dropout import DropoutKey, Site, TokenKey, dropout, site_key
@@ -208,7 +208,7 @@ class BertModel(nn.Module):
         collect = self.all_layers or heads.features != "last" or bool(heads.exits)
         if collect:
             config.require_equal_widths()
-        encoder = ENCODERS.get(config.encoder, Encoder)
+        encoder = Encoder if config.encoder == "transformer" else registry.load("encoders", config.encoder)
         self.encoder = encoder(config, self.execution, self.mesh, collect)
         if heads.features != "last":
             self.feature_mix = ScalarMix(heads.features)

@@ -12,8 +12,8 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
+from bert_jax import registry
 from bert_jax.config import ExecutionConfig, ModelConfig
-from bert_jax.model.ancestors.characters import CharacterEmbeddings
 from bert_jax.model.dense import Dense, rounded_weight, weight_init
 from bert_jax.model.dropout import DropoutKey, Site, dropout, locked_dropout, site_key, whole_key
 from bert_jax.model.layers import ACT, Norm, compute_dtype
@@ -91,7 +91,8 @@ class Embeddings(nn.Module):
             return rounded_weight(rows.reshape(-1, rows.shape[-1]).T).T.reshape(rows.shape) if in_8_bits else rows
 
         if config.character_filters:
-            words_VxE = CharacterEmbeddings(config, self.padded_vocab_size, name="characters")()
+            characters = registry.load("extensions", "model.character_filters")
+            words_VxE = characters.CharacterEmbeddings(config, self.padded_vocab_size, name="characters")()
         else:
             words_VxE = table(self.padded_vocab_size, "vocab", "word", config.word_rank or width)
         # Lookups need whole rows, and whole tables if a second mesh axis partitions the tokens: otherwise the

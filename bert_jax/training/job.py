@@ -8,9 +8,9 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from bert_jax import registry
 from bert_jax.batch import BatchIterator
 from bert_jax.config import RunConfig, to_dict
-from bert_jax.model.ancestors.characters import CHARACTER_IDS, stored_ids
 from bert_jax.process import hosts
 from bert_jax.process.signals import Interrupted
 from bert_jax.process.watchdog import PHASE_FACTOR, Watchdog
@@ -82,12 +82,10 @@ class Job(ABC):
     def initial_params(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the canonical parameters of a run at step 0 that are not drawn: ``params``, those that were
         loaded, and the characters of the vocabulary, if the model reads them."""
-        model, tokenizer = self.config.model, self.tokenizer
-        if not model.character_filters or CHARACTER_IDS in params:
+        if not self.config.model.character_filters:
             return params
-        pieces = tokenizer.pieces(range(min(tokenizer.vocab_size, model.vocab_size)))
-        marks = tokenizer.pieces([tokenizer.cls_id, tokenizer.sep_id])
-        return {**params, CHARACTER_IDS: stored_ids(pieces, model.vocab_size, model.max_characters, *marks)}
+        characters = registry.load("extensions", "model.character_filters")
+        return {**characters.of_vocabulary(self.config.model, self.tokenizer), **params}
 
     @abstractmethod
     def programs(self, mesh: Mesh) -> TrainPrograms:

@@ -10,14 +10,14 @@ from torch_files import save_zip, state_of
 
 from bert_jax.commands.main import main
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
-from bert_jax.interop.ancestors.allennlp import write_allennlp
+from bert_jax.contrib.ancestors.encoders.characters import CHARACTER_IDS, stored_ids
+from bert_jax.contrib.ancestors.formats.allennlp import write_allennlp
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.hf.sentence_transformers import write_sentence_transformers
 from bert_jax.interop.npz import write_npz
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.interop.tf1.checkpoint import PREFIX, write_tf1
-from bert_jax.model.ancestors.characters import CHARACTER_IDS, stored_ids
 
 SPEC = ModelSpec(model=tiny_model(40), heads=HeadsConfig(pooler=True), tokenizer=TokenizerConfig())
 KERNEL = "encoder/layer_1/attention/query/kernel"

@@ -21,11 +21,11 @@ from bert_jax.config import (
     load_config,
     to_dict,
 )
+from bert_jax.contrib.ancestors.encoders.characters import CHARACTER_IDS, stored_ids
 from bert_jax.interop.exchange import ReadOptions, without_folders
-from bert_jax.interop.export import FORMATS, OTHER_FORMATS, export_model
+from bert_jax.interop.export import all_formats, export_model
 from bert_jax.interop.import_model import import_model
 from bert_jax.interop.saved_model import write_saved
-from bert_jax.model.ancestors.characters import CHARACTER_IDS, stored_ids
 
 MODEL = tiny_model(40)
 SPEC = ModelSpec(model=MODEL, heads=HeadsConfig(pooler=True), tokenizer=TokenizerConfig())
@@ -81,7 +81,7 @@ def told(folder: Path, *paths: Path) -> list[str]:
     return [file.name for file in files if any(str(path).encode() in file.read_bytes() for path in paths)]
 
 
-@pytest.mark.parametrize("format", [*FORMATS, *OTHER_FORMATS])
+@pytest.mark.parametrize("format", all_formats())
 def test_exports(format, tmp_path):
     for package in {"tf1": "tensorflow", "onnx": "onnx", "allennlp": "h5py"}.get(format, "json").split():
         pytest.importorskip(package)

@@ -11,6 +11,7 @@ from flax import linen as nn
 from bert_jax.config import ModelConfig
 from bert_jax.model.dense import matmul_f32_grad
 from bert_jax.parallel.axes import with_logical_axes
+from bert_jax.tokenization import Tokenizer
 
 # Ids of the marks, after the 256 bytes: begin and end of a sentence, begin and end of a token, padding.
 SENTENCE_BEGIN, SENTENCE_END, TOKEN_BEGIN, TOKEN_END, PADDING = range(256, 261)
@@ -38,6 +39,13 @@ def stored_ids(tokens: list[str], rows: int, length: int, begin: str = "[CLS]", 
     ids = np.full((rows, length), PADDING, np.int32)
     ids[: len(tokens)] = character_ids(tokens, length, begin, end)
     return (ids - STORED_OFFSET).astype(np.float32)
+
+
+def of_vocabulary(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+    """Return the characters of the vocabulary as canonical parameters, for a run at step 0."""
+    pieces = tokenizer.pieces(range(min(tokenizer.vocab_size, model.vocab_size)))
+    marks = tokenizer.pieces([tokenizer.cls_id, tokenizer.sep_id])
+    return {CHARACTER_IDS: stored_ids(pieces, model.vocab_size, model.max_characters, *marks)}
 
 
 class CharacterEmbeddings(nn.Module):

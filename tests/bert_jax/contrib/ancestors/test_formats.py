@@ -10,13 +10,7 @@ from inference_models import make_weights
 from support import write_vocabulary
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
-from bert_jax.inference.loaded import load
-from bert_jax.interop.ancestors.allennlp import from_file, names_of, to_file
-from bert_jax.interop.exchange import ModelBundle, parameter_shapes
-from bert_jax.interop.export import export_model
-from bert_jax.interop.readers import read_weights
-from bert_jax.interop.saved_model import write_saved
-from bert_jax.model.ancestors.characters import (
+from bert_jax.contrib.ancestors.encoders.characters import (
     CHARACTER_IDS,
     PADDING,
     SENTENCE_BEGIN,
@@ -25,6 +19,12 @@ from bert_jax.model.ancestors.characters import (
     character_ids,
     stored_ids,
 )
+from bert_jax.contrib.ancestors.formats.allennlp import from_file, names_of, to_file
+from bert_jax.inference.loaded import load
+from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.export import export_model
+from bert_jax.interop.readers import read_weights
+from bert_jax.interop.saved_model import write_saved
 from bert_jax.tokenization import SPECIAL_PIECES
 
 WORDS = ["the", "river", "bank", "münchen", "don't", "[MASK]"]

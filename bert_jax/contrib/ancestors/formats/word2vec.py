@@ -16,7 +16,7 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.switches import EVERY_FIELD, Supported, check_fields
-from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes
+from bert_jax.interop.exchange import Format, ModelBundle, ReadOptions, StoredDtype, check_shapes
 from bert_jax.io.text_lines import opened
 from bert_jax.tokenization import SPECIAL_PIECES, build_tokenizer
 from bert_jax.tokenization.wordpiece import CJK_RUN
@@ -202,3 +202,12 @@ def _decoded(path: Path, word: bytes) -> str:
         return word.decode("utf-8")
     except UnicodeDecodeError:
         raise ValueError(f"{path}: the word {word[:40]!r} is not UTF-8; convert the file") from None
+
+
+FORMAT = Format(
+    "a file of word vectors (word2vec: .txt, .vec, .bin; GloVe: .txt)",
+    is_word2vec,
+    read_word2vec,
+    write_word2vec,
+    SUPPORTED,
+)

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from support import SyntheticSource, objective_of, random_batch, tiny_config, untimed, whole_and_resumed
 
+from bert_jax.contrib.ancestors.objectives.glove import co_occurrences
+from bert_jax.contrib.ancestors.objectives.sampling import AliasTable
+from bert_jax.contrib.ancestors.objectives.word2vec import keep_probabilities
+from bert_jax.contrib.ancestors.objectives.word_vectors import CONTEXTS, WORDS
 from bert_jax.inference.loaded import load
 from bert_jax.model import to_canonical
-from bert_jax.objectives.ancestors.glove import co_occurrences
-from bert_jax.objectives.ancestors.sampling import AliasTable
-from bert_jax.objectives.ancestors.word2vec import keep_probabilities
-from bert_jax.objectives.ancestors.word_vectors import CONTEXTS, WORDS
 from bert_jax.training.state import initial_params
 
 OPTIONS = (
@@ -165,7 +165,7 @@ def test_padding_and_blank_rows_draw_no_entries_of_glove():
 
 
 def test_counts_that_are_too_many_are_a_mistake(monkeypatch):
-    monkeypatch.setattr("bert_jax.objectives.ancestors.glove.MOST_ENTRIES", 10)
+    monkeypatch.setattr("bert_jax.contrib.ancestors.objectives.glove.MOST_ENTRIES", 10)
     config = tiny_config(OPTIONS, "--objective.name glove")
     with pytest.raises(ValueError, match=r"pairs of words occur together; at most 10 are allowed; lower model"):
         objective_of(config).prepare(SyntheticSource(config), Ids())
@@ -200,7 +200,7 @@ def test_counts_of_glove_are_those_of_a_loop(monkeypatch):
                 if i != j and abs(i - j) <= 4 and same:
                     expected[ids[row, i], ids[row, j]] += 1 / abs(i - j)
     for least in (1, 1 << 22):  # added part by part, and at the end
-        monkeypatch.setattr("bert_jax.objectives.ancestors.glove._LEAST_PAIRS", least)
+        monkeypatch.setattr("bert_jax.contrib.ancestors.objectives.glove._LEAST_PAIRS", least)
         counts = co_occurrences([(ids[i : i + 1], sequences[i : i + 1]) for i in range(4)], 12, 4, excluded=[0])
         assert np.allclose(counts.toarray(), expected) and expected.any()
 

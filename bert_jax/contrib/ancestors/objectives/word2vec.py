@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.batch import PretrainSource
+from bert_jax.contrib.ancestors.objectives.sampling import AliasTable, token_counts, uniform
+from bert_jax.contrib.ancestors.objectives.word_vectors import WordVectorObjective
 from bert_jax.model.dropout import TokenKey, mix
-from bert_jax.objectives.ancestors.sampling import AliasTable, token_counts, uniform
-from bert_jax.objectives.ancestors.word_vectors import WordVectorObjective
 from bert_jax.objectives.causal_lm import original_ids
 from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import Batch, Sums, padding_sums

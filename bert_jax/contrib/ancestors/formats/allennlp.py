@@ -15,10 +15,10 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.switches import EVERY_FIELD, Supported, check_fields
-from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes, parameter_shapes
+from bert_jax.contrib.ancestors.encoders.characters import CHARACTER_IDS, CHARACTERS, stored_ids
+from bert_jax.interop.exchange import Format, ModelBundle, ReadOptions, StoredDtype, check_shapes, parameter_shapes
 from bert_jax.io.errors import one_line
 from bert_jax.io.untrusted_folder import inside, needed, parse_json, read_small
-from bert_jax.model.ancestors.characters import CHARACTER_IDS, CHARACTERS, stored_ids
 from bert_jax.tokenization import SPECIAL_PIECES
 
 OPTIONS_FILE, WEIGHTS_FILE, VOCABULARY_FILE = "options.json", "weights.hdf5", "vocab.txt"
@@ -264,3 +264,6 @@ def write_allennlp(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "
         for name, values in to_file(model, weights.params).items():
             stored.create_dataset(name, data=np.asarray(values, np.float32))
     return [f"{OPTIONS_FILE}, {WEIGHTS_FILE}: as AllenNLP's Elmo reads them; the output layer is not written"]
+
+
+FORMAT = Format("a folder of ELMo (options.json, one .hdf5)", is_allennlp, read_allennlp, write_allennlp, SUPPORTED)

@@ -25,15 +25,15 @@ from bert_jax.batch import feature_shapes
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, PretrainConfig
 from bert_jax.config.objective import ObjectiveConfig
 from bert_jax.config.pretrain import DataConfig
+from bert_jax.contrib.ancestors.encoders.characters import CHARACTER_IDS, STORED_OFFSET
+from bert_jax.contrib.ancestors.objectives.bidirectional_lm import BidirectionalLm
+from bert_jax.contrib.ancestors.objectives.glove import Glove
 from bert_jax.model import BertModel, from_canonical, to_canonical
-from bert_jax.model.ancestors.characters import CHARACTER_IDS, STORED_OFFSET
 from bert_jax.model.canonical import abstract_params
-from bert_jax.objectives.ancestors.bidirectional_lm import BidirectionalLm
-from bert_jax.objectives.ancestors.glove import Glove
 from bert_jax.objectives.causal_lm import CausalLm
 
 OBJECTIVES = {"nnlm": CausalLm, "lstm": CausalLm, "elmo": BidirectionalLm}
-with np.load(Path(__file__).parents[2] / "golden" / "fixtures" / "ancestors.npz") as file:
+with np.load(Path(__file__).parents[3] / "golden" / "fixtures" / "ancestors.npz") as file:
     RECORDED = dict(file)
 
 
