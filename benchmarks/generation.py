@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelSpec, PretrainConfig, load_config
-from bert_jax.inference.generate import cached_logits, generate_ids, language_model
+from bert_jax.contrib.generation.generate import cached_logits, generate_ids, language_model
 from bert_jax.inference.loaded import LoadedModel, prepare
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.write import write_hf

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.commands.options import (
-    OUTPUT,
-    READABLE,
     Command,
     load_model,
     model,
     option,
     pooling,
-    reading,
     say,
     streaming,
     text_of,
@@ -136,29 +133,6 @@ def score_command(arguments: argparse.Namespace) -> None:
     say(f"{name} {perplexity:.4g} over {tokens:,} tokens")
 
 
-def generate_command(arguments: argparse.Namespace) -> None:
-    """Continue texts with a causal language model, token by token. Write one JSON line per text: prompt, text (the
-    continuation), tokens (their number) and ended (true: the end token followed). Without --temperature, each token
-    is the most probable one."""
-    from bert_jax.inference.generate import Sampling, generate
-    from bert_jax.inference.text_files import read_texts, with_ids, write_json_lines
-
-    sampling = Sampling(**{name: getattr(arguments, name) for name in ("temperature", "top_k", "top_p", "seed")})
-    if sampling.temperature == 0 and (sampling.top_k or sampling.top_p < 1):
-        raise ValueError("--top_k, --top_p: not allowed without --temperature; set it, for example to 1")
-    inputs = read_texts(arguments.prompt or (), arguments.input, arguments.json_lines, report=say)
-    loaded = load_model(arguments)
-
-    def rows(noted: Iterator[Any]) -> Iterator[dict[str, Any]]:
-        for row in generate(
-            loaded, Each(noted, text_of), max_new_tokens=arguments.max_new_tokens, sampling=sampling,
-            batch_size=arguments.batch_size,
-        ):  # fmt: skip
-            yield {"prompt": row.prompt, "text": row.text, "tokens": len(row.ids), "ended": row.ended}
-
-    write_json_lines(with_ids(inputs, rows), arguments.output)
-
-
 def forward_command(arguments: argparse.Namespace) -> None:
     """Run the model on input_ids, attention_mask (default: 1) and token_type_ids (default: 0) of an npz file."""
     from bert_jax.inference.forward import forward_npz
@@ -233,36 +207,6 @@ COMMANDS = (
             help="JSON lines (default: standard output); with --pairs: a line for each group, paradigms too",
         ),
     ), {"epilog": 'Example: bert-jax score "A cat sat there." "A cat sat their." --model runs/quickstart'}),
-    Command("generate", "continuations of texts by a causal language model", generate_command, (
-        option("model", metavar="MODEL", help=READABLE),
-        option("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the computation"),
-        option("--prompt", action="append", metavar="TEXT", help="text to continue; may be given several times"),
-        option(
-            "--input", metavar="FILE",
-            help="file of texts, one per line (blank lines are skipped), or .jsonl (default: stdin)",
-        ),
-        option("--json_lines", action="store_true", help="the input has one JSON object per line"),
-        option(
-            "--max_new_tokens", type=int, default=50, metavar="N",
-            help="greatest number of tokens of a continuation (default: 50)",
-        ),
-        option(
-            "--temperature", type=float, default=0.0, metavar="T",
-            help="draw from the probabilities of the logits divided by T; 0: the most probable token (default)",
-        ),
-        option(
-            "--top_k", type=int, default=0, metavar="K",
-            help="draw from the K tokens with the highest logits; 0: from all (default)",
-        ),
-        option(
-            "--top_p", type=float, default=1.0, metavar="P",
-            help="draw from the fewest tokens whose probabilities sum to P (default: 1, all tokens)",
-        ),
-        option("--seed", type=int, default=0, help="seed of the draws (default: 0)"),
-        option("--batch_size", type=int, default=8, metavar="N", help="texts that run together (default: 8)"),
-        OUTPUT,
-        reading(with_labels=False),
-    ), {"epilog": 'Example: bert-jax generate GPT2_FOLDER --prompt "The capital of France is"'}),
     Command("forward", "every output of the model for arrays of token ids", forward_command, (
         model(),
         option("--input", required=True, type=Path, metavar="IN.npz", help="input_ids int[B, S], ..."),

@@ -15,6 +15,7 @@ Probabilities are over the vocabulary of the network, and logarithms are natural
 Shapes: B rows, S tokens per row, U copies per row, L labels per copy, V vocabulary.
 """
 
+import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,11 +26,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config import HeadsConfig
+from bert_jax.config import HeadsConfig, ModelConfig
 from bert_jax.inference.batching import DeviceOutputs, Outputs, RunOptions
 from bert_jax.inference.engine import WINDOW, Engine, checked_texts
-from bert_jax.inference.generate import with_output_layer
 from bert_jax.io.text_lines import Each
+from bert_jax.model import BertModel
 from bert_jax.tasks.task import Encoded, ModelInput, Target
 from bert_jax.tokenization import Tokenizer
 
@@ -234,3 +235,21 @@ def _causal(loaded: Engine, texts: Iterable[str], options: RunOptions) -> Iterat
         for part, units, outputs in windows
         for (_, text), unit, output in zip(part, units, outputs, strict=True)
     )
+
+
+def with_output_layer(loaded: Engine) -> BertModel:
+    """Return the network of a causal model with its output layer. A causal model without heads has the word
+    embeddings as its output layer (``objective.name causal_lm``). Raises ``ValueError`` for a model with other
+    heads only."""
+    model, heads = loaded.spec.model, loaded.spec.heads
+    if not heads.mlm and heads.present():
+        held = ", ".join(heads.present())
+        raise ValueError(f"{loaded.name}: no language-model head, only {held}; use a model that has one")
+    return loaded.model.clone(config=_output_layer(model, heads), heads=HeadsConfig(mlm=True), sentence=None)
+
+
+def _output_layer(model: ModelConfig, heads: HeadsConfig) -> ModelConfig:
+    """Return ``model`` with an output layer that has no parameters of its own, if it has no head."""
+    if heads.mlm:
+        return model
+    return dataclasses.replace(model, mlm_transform=False, mlm_output_bias=False, tied_output=True)

@@ -17,7 +17,7 @@ from inference_models import make_weights
 import bert_jax
 from bert_jax.commands import main as cli
 from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
-from bert_jax.inference.generate import generate
+from bert_jax.contrib.generation.generate import generate
 from bert_jax.interop import export, import_model
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.process.accelerators import DEVICE_FILES

@@ -7,7 +7,7 @@ import pytest
 from inference_models import make_weights
 
 from bert_jax.config import HeadsConfig
-from bert_jax.inference.generate import choose
+from bert_jax.contrib.generation.generate import choose
 from bert_jax.inference.loaded import LoadedModel, prepare
 from bert_jax.inference.text_files import write_json_lines
 from bert_jax.io.files import json_line

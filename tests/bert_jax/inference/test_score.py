@@ -11,7 +11,7 @@ from inference_models import PIECES, make_model, make_weights, plain, random_tex
 
 from bert_jax.config import HeadsConfig, TokenizerConfig
 from bert_jax.contrib.analysis.minimal_pairs import LEVELS, accuracies, read_pairs, score_pairs
-from bert_jax.inference.generate import generate
+from bert_jax.contrib.generation.generate import generate
 from bert_jax.inference.loaded import prepare
 from bert_jax.inference.score import METHODS, _Open, copies, score
 from bert_jax.metrics.resampling import wilson_interval

@@ -10,9 +10,9 @@ from inference_models import make_weights
 from support import objective_of, random_batch, tiny_config, untimed, whole_and_resumed
 
 from bert_jax.config import HeadsConfig, ModelConfig
+from bert_jax.contrib.generation.generate import generate_ids
 from bert_jax.inference.embed import embed_tokens
 from bert_jax.inference.forward import forward
-from bert_jax.inference.generate import generate_ids
 from bert_jax.inference.loaded import load, prepare
 from bert_jax.model import BertModel
 from bert_jax.model.dropout import TokenKey, locked_dropout

@@ -13,7 +13,14 @@ from hf_folders import FIXTURES, save
 from inference_models import make_weights
 
 from bert_jax.config import HeadsConfig
-from bert_jax.inference.generate import Sampling, cached_logits, filtered, generate, generate_ids, language_model
+from bert_jax.contrib.generation.generate import (
+    Sampling,
+    cached_logits,
+    filtered,
+    generate,
+    generate_ids,
+    language_model,
+)
 from bert_jax.inference.loaded import load, prepare
 from bert_jax.model import BertModel
 

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config import HeadsConfig, ModelConfig
 from bert_jax.inference.engine import Engine, checked_texts, not_finite
+from bert_jax.inference.score import with_output_layer
 from bert_jax.model import BertModel
 from bert_jax.model.layers import CACHE
 
@@ -167,24 +167,6 @@ def language_model(loaded: Engine) -> BertModel:
         value = f"model.{option} {getattr(model, option)}"
         raise ValueError(f"{loaded.name}: generation does not support {value}; use a model without it")
     return with_output_layer(loaded)
-
-
-def with_output_layer(loaded: Engine) -> BertModel:
-    """Return the network of a causal model with its output layer. A causal model without heads has the word
-    embeddings as its output layer (``objective.name causal_lm``). Raises ``ValueError`` for a model with other
-    heads only."""
-    model, heads = loaded.spec.model, loaded.spec.heads
-    if not heads.mlm and heads.present():
-        held = ", ".join(heads.present())
-        raise ValueError(f"{loaded.name}: no language-model head, only {held}; use a model that has one")
-    return loaded.model.clone(config=_output_layer(model, heads), heads=HeadsConfig(mlm=True), sentence=None)
-
-
-def _output_layer(model: ModelConfig, heads: HeadsConfig) -> ModelConfig:
-    """Return ``model`` with an output layer that has no parameters of its own, if it has no head."""
-    if heads.mlm:
-        return model
-    return dataclasses.replace(model, mlm_transform=False, mlm_output_bias=False, tied_output=True)
 
 
 def _programs(loaded: Engine, pieces: int) -> tuple[Any, Any]:
