@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py [--sections kernels blocks base large modernbert packed] [--output JSONL]
     python benchmarks/gpu.py --predict h100:1    # on any machine: the plans of the steps, which need no GPU
-    python benchmarks/gpu.py --table             # the lines as Markdown, for docs/results.md
+    python benchmarks/gpu.py --table             # the lines as Markdown
 
 * kernels: attention, and dropout with residual and LayerNorm: values, gradients and dropout bits of the compiled
   kernels against the same kernels interpreted on the CPU. In float32 by the tolerances of tests/bert_jax/model,
@@ -12,7 +12,7 @@
 * base, large, modernbert: steps of the recipes in bfloat16, full rows, 16,384 or 32,768 tokens.
 * packed: rows of three sequences, and rows half of which is padding; tokens per second count no padding.
 
-A case is a line of JSONL (default docs/results/gpu.jsonl) and is measured once per board, failed ones again: the
+A case is a line of JSONL (default studies/gpu/gpu.jsonl) and is measured once per board, failed ones again: the
 same command continues. A section ends after 8 minutes (--seconds), the command after 25, and names the cases that
 are left. Steps run in a process each. Plans that were not made before follow the measurements of a section; they
 assume full rows, so packed rows have none. --toy: tiny models and interpreted kernels on the CPU.
@@ -120,7 +120,7 @@ def main() -> int:
     )
     parser.add_argument("--table", action="store_true", help="print the lines as Markdown and exit")
     options = parser.parse_args()
-    record = Record(options.output or (None if options.toy else ROOT / "docs/results/gpu.jsonl"))
+    record = Record(options.output or (None if options.toy else ROOT / "studies/gpu/gpu.jsonl"))
     if options.table:
         print("\n".join(tables(record)))
         return 0

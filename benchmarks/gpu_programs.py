@@ -37,7 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--base", type=Path, help="checkout to compare with")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs/results/gpu_programs.jsonl")
+    parser.add_argument("--output", type=Path, default=ROOT / "studies/gpu/gpu_programs.jsonl")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

@@ -8,7 +8,7 @@ not compiled again. Exit code 3 if a step does not fit, if its MFU is below its 
 sequences take more than 1 / 0.9 of the time of rows with one sequence. Needs the extra ``tpu``; no TPU is used.
 
 The bars of BERT are the figures of the commit d042623 under the same cost model, with its attention kernels charged
-by the instructions that libtpu 0.0.42 schedules for them (``benchmarks/tpu_kernels.py``).
+by the instructions that libtpu 0.0.42 schedules for them (``studies/tpu/tpu_kernels.py``).
 """
 
 import argparse

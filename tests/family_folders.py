@@ -1,9 +1,6 @@
 """Hugging Face folders of the recorded models of every family, and how tests read, run and compare them."""
 
-import importlib.util
 import json
-from functools import cache
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +10,6 @@ from hf_folders import FIXTURES, save
 from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.programs.serving import INPUTS, forward
 from bert_jax.interop.readers import read_weights
-
-REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def recorded(case, name):
@@ -52,11 +47,3 @@ def close(actual, expected, key):
         np.asarray(actual).reshape(expected.shape), expected, atol=2e-5 * max(1, np.abs(expected).max()), rtol=0,
         err_msg=key,
     )  # fmt: skip
-
-
-@cache
-def benchmark():
-    spec = importlib.util.spec_from_file_location("families", REPOSITORY / "benchmarks" / "families.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

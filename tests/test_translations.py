@@ -38,3 +38,12 @@ def test_commands_links_and_names_are_the_same(english, chinese, blocks, links):
 def test_each_names_the_other(english, chinese, blocks, links):
     for one, other in ((english, chinese), (chinese, english)):
         assert f"]({Path(other).name})" in (REPOSITORY / one).read_text(encoding="utf-8")
+
+
+def test_both_stories_have_the_same_figures():
+    figure = re.compile(r"[+-]?\d\.\d{3} ± \d\.\d{3}")
+    english, chinese = (
+        figure.findall((REPOSITORY / page).read_text(encoding="utf-8"))
+        for page in ("docs/story.md", "docs/story.zh-CN.md")
+    )
+    assert len(english) > 20 and sorted(english) == sorted(chinese)

@@ -4,17 +4,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmark_modules import load_benchmark
+from paragraph_coverage import SCRIPTS, compare
 
 from bert_jax.tokenization import SPECIAL_PIECES
 from bert_jax.tokenization.byte_bpe import ByteBPETokenizer, byte_bpe_content
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from data_pipeline.build.long_sentences import cluster_flags, cut_long_sentences
 
+QUICK = {"hindi", "english_lower", "thai", "no_marks"}
 
-@pytest.mark.parametrize("script", ["hindi", "english_lower", "thai", "no_marks"])
-def test_paragraphs_are_as_good_as_sentences(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = load_benchmark("scripts_coverage", monkeypatch).compare(tmp_path, script, documents=10, passes=10)
+
+@pytest.mark.parametrize(
+    "script", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SCRIPTS]
+)
+def test_paragraphs_are_as_good_as_sentences(script: str, tmp_path: Path) -> None:
+    found = compare(tmp_path, script, documents=10 if script in QUICK else 30, passes=10)
     assert found["good"], found
 
 

@@ -14,7 +14,7 @@ from bert_jax.interop.hf.config_json import unsupported
 from bert_jax.interop.hf.families import FAMILIES
 
 MODELS = sorted((REPOSITORY / "configs" / "models").glob("*.yaml"))
-# Class and number of parameters of transformers 5.23 (benchmarks/named_models.py).
+# Class and number of parameters of transformers 5.23 (studies/families/named_models.py).
 COUNTS = json.loads((FIXTURES / "families" / "model_counts.json").read_text())
 
 

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from family_folders import benchmark, close, make_folder, read, recorded, run
+from drawn_families import digest, drawn_models
+from family_folders import close, make_folder, read, recorded, run
 from golden.family_cases import CASES, classes, gradient_inputs, inputs, values
 from hf_folders import FIXTURES
 
@@ -129,14 +130,14 @@ def test_keys_of_the_config_class_are_known(name):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_written_folders_are_those_that_each_release_loaded(tmp_path, family):
-    """``benchmarks/families.py --record`` recorded the folders with which transformers had no problem."""
+    """``studies/families/families.py --record`` recorded the folders with which transformers had no problem."""
     loaded = json.loads((FIXTURES / "families" / "loaded.json").read_text())[family]
     releases = set(json.loads((FIXTURES / "families" / "config_fields.json").read_text())[family])
-    for i, (name, bundle) in enumerate(benchmark().drawn_models(family)):
+    for i, (name, bundle) in enumerate(drawn_models(family)):
         folder = tmp_path / str(i)
         folder.mkdir()
         write_hf(folder, bundle)
-        assert set(loaded[name].values()) == {benchmark().digest(folder)}, name
+        assert set(loaded[name].values()) == {digest(folder)}, name
         assert set(loaded[name]) == releases, name
 
 
@@ -167,7 +168,7 @@ def test_dropout_before_a_head_is_that_of_the_class(tmp_path, case, name, key, r
 
 
 def test_an_untied_output_layer_is_written_with_both_biases(tmp_path):
-    spec = dict(benchmark().drawn_models("roberta"))["RobertaForMaskedLM, untied"]
+    spec = dict(drawn_models("roberta"))["RobertaForMaskedLM, untied"]
     write_hf(tmp_path, spec)
     stored = read_header(tmp_path / "model.safetensors")
     biases = [read_values(stored[f"lm_head.{name}"]) for name in ("bias", "decoder.bias")]

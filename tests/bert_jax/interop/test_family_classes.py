@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from family_folders import benchmark, close, make_folder, read, recorded, run
+from drawn_families import drawn_models
+from family_folders import close, make_folder, read, recorded, run
 from flax import traverse_util
 from golden.family_cases import inputs, values
 from hf_folders import FIXTURES, save
@@ -93,7 +94,7 @@ class TestNeoBERT:
             read(make_folder(tmp_path, "neobert", "NeoBERT", config=config))
 
     def test_a_width_that_the_authors_code_rounds_is_refused(self, tmp_path):
-        bundle = dict(benchmark().drawn_models("neobert"))["NeoBERT"]
+        bundle = dict(drawn_models("neobert"))["NeoBERT"]
         model = dataclasses.replace(bundle.spec.model, intermediate_size=14)
         with pytest.raises(ValueError, match=r"model\.intermediate_size: 14 is not supported .* \(supported: 16\)"):
             hf_config(dataclasses.replace(bundle.spec, model=model), "float32")

@@ -10,8 +10,8 @@ from functools import cache
 import numpy as np
 import pytest
 from command import REPOSITORY
+from drawn_families import drawn_models, drawn_params
 from exported import VOCABULARY
-from family_folders import benchmark
 
 from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, TokenizerConfig
 from bert_jax.interop import export
@@ -36,7 +36,7 @@ PROGRAMS = {"onnx": 1e-4, "stablehlo": 1e-5}
 
 @cache
 def model_of(family):
-    _, plain = next(benchmark().drawn_models(family))
+    _, plain = next(drawn_models(family))
     return dataclasses.replace(plain.spec.model, vocab_size=101)
 
 
@@ -48,7 +48,7 @@ def bundle_of(family, head, drawn) -> ModelBundle:
         model=model, heads=HeadsConfig(**fields), family=family, tokenizer=TokenizerConfig(),
         sentence=SentenceConfig() if head == "sentence" else None,
     )  # fmt: skip
-    params = benchmark().drawn_params(spec) if drawn else {}
+    params = drawn_params(spec) if drawn else {}
     return ModelBundle(spec=spec, params=params, tokenizer_content=VOCABULARY)
 
 
@@ -124,7 +124,7 @@ def test_every_head_of_a_cell_is_written(tmp_path, family, format):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_export_of_each_family_has_a_card(family):
-    name, bundle = list(benchmark().drawn_models(family))[-1]
+    name, bundle = list(drawn_models(family))[-1]
     card = model_card(bundle, "hf", "float32", name, [])
     assert "How to load it" in card and ("trust_remote_code" in card) == bool(FAMILIES[family].code)
     assert f"`{bundle.spec.model.activation}`: " in card and ("RMSNorm" in card) == (family == "neobert")
