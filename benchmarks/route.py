@@ -72,6 +72,12 @@ def is_traced(value: Any) -> bool:
     return "Tracer" in type(value).__name__
 
 
+def own_name(path: Path) -> str | None:
+    """Return the name of a file of the project, or None for other files, such as those of a .venv in the checkout."""
+    name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
+    return name if name.startswith(("bert_jax/", "data_pipeline/", "run_pretrain")) else None
+
+
 class Arrived(BaseException):
     """The loop has taken a batch and the step is traced: the route is known."""
 
@@ -120,10 +126,7 @@ class Route:
     def _file(self, code: CodeType) -> str | None:
         """Return the file of a function, or None if it is not in the project."""
         if code not in self._names:
-            path = Path(code.co_filename)
-            name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
-            is_own = name.startswith(("bert_jax/", "data_pipeline/", "run_pretrain"))
-            self._names[code] = name if is_own else None
+            self._names[code] = own_name(Path(code.co_filename))
         return self._names[code]
 
     def _holds(self, value: Any, depth: int, name: str = "") -> bool:
@@ -219,8 +222,8 @@ def handles_learning_rate(source: str) -> bool:
 def route_of_learning_rate() -> list[str]:
     """Return the loaded files of the project that handle the learning rate."""
     files = {Path(module.__file__) for module in list(sys.modules.values()) if getattr(module, "__file__", None)}
-    own = sorted(path for path in files if path.is_relative_to(ROOT) and path.parent.name != "benchmarks")
-    return [path.relative_to(ROOT).as_posix() for path in own if handles_learning_rate(path.read_text())]
+    own = {name: path for path in files if (name := own_name(path))}
+    return [name for name in sorted(own) if handles_learning_rate(own[name].read_text(encoding="utf-8"))]
 
 
 def main() -> int:
