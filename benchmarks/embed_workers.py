@@ -1,4 +1,4 @@
-"""One implementation of sentence embedding in a separate process; see embed_speed.py and embed_parity.py.
+"""One implementation of sentence embedding in a separate process; for pairs.py and studies/embedding.
 
     embed_workers.py {ours,torch,onnxruntime} MODEL TEXTS [GRAPH]
 

@@ -5,7 +5,7 @@
 DIR is the other checkout, FOLDER a model with a tokenizer, TEXT some MB of text. Measured, in seconds:
 
 * train_step_cpu: one step of BERT-base, as train_step_cpu.py (two steps a turn);
-* embed_speed: vectors of 400 sentences of the text (one pass a turn), as embed_speed.py;
+* embed_speed: vectors of 400 sentences of the text (one pass a turn), as studies/embedding/embed_speed.py;
 * loop_overhead: one step of a tiny model in the whole training loop, as loop_overhead.py;
 * build_speed: processor seconds of ``bert-data shards`` on the text, as build_speed.py;
 * reader_speed: one million records of shards to host batches, as reader_speed.py --small.

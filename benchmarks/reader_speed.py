@@ -5,7 +5,7 @@
 Makes shards of random content (about 3 GB; kept in DIR for the next run, else in a temporary folder), then runs
 every case with every reader in a separate process and prints a table. Examples per second: best of the repeats.
 Start: from the call to the first batch of step 100,000, index read included, TensorFlow imported before. The bars
-that docs/results.md quotes are for two idle cores. Exits with code 3 if the numpy reader reads less than 50,000
+that studies/text_input quotes are for two idle cores. Exits with code 3 if the numpy reader reads less than 50,000
 examples of length 128 per second.
 """
 

@@ -73,7 +73,7 @@ def is_traced(value: Any) -> bool:
 
 
 def own_name(path: Path) -> str | None:
-    """Return the name of a file of the project, or None for other files, such as those of a .venv in the checkout."""
+    """Return the name of a file of the project, or None for other files, such as a .venv in it."""
     name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
     return name if name.startswith(("bert_jax/", "data_pipeline/", "run_pretrain")) else None
 

@@ -186,7 +186,7 @@ def dot_product_attention(
     probabilities_BxAxSxT = probabilities_BxAxSxT.astype(value_BxTxAxD.dtype)
     probabilities_BxAxSxT = dropout_of_probabilities(probabilities_BxAxSxT, dropout_rate, dropout_key)
     # With the operands in this order, XLA's CPU product has smaller rounding errors over many keys and is not
-    # slower (docs/experiments.md).
+    # slower (studies/cpu).
     return jnp.einsum("BTAD,BAST->BSAD", value_BxTxAxD, probabilities_BxAxSxT)
 
 

@@ -6,7 +6,7 @@ operations, launches, and tiles that do not fill the board cost nothing here: a 
 
 On a TPU, the Pallas kernels of this project state the operations of their blocks on the matrix and vector units
 (``bert_jax.model.kernels.common.stated_cost``). Both follow each other, except for the part that the kernel states
-to overlap, and each step waits once for the latency of the units. ``benchmarks/tpu_kernels.py`` compares these
+to overlap, and each step waits once for the latency of the units. ``studies/tpu/tpu_kernels.py`` compares these
 cycles with the instructions that the compiler schedules.
 """
 

@@ -88,7 +88,7 @@ class Word2vec(WordVectorObjective):
 
     # Negatives that the words of a row share. Each counts objective.negatives / row_negatives times for every pair,
     # so the expected loss is that of word2vec, and the products are those of matrices. With few, the neighbors of
-    # frequent words show the noise that the words of a row share (docs/experiments.md).
+    # frequent words show the noise that the words of a row share (studies/word_vectors).
     row_negatives: ClassVar[int]
 
     display = Display(
