@@ -6,7 +6,8 @@
 ``--repeat N`` also builds from N copies of the text and compares the memory. ``--beam`` also builds under Apache
 Beam's embedded runner, in turn, and compares processor time and bytes. ``cpu_seconds`` sums all processes, so
 it is meaningful on a busy machine too. Memory is the largest sum, over the process tree, of the proportional set
-size (Pss in /proc/PID/smaps_rollup); Linux only.
+size (Pss in /proc/PID/smaps_rollup); Linux only. Exit code 3 if two builds differ, if Beam takes more than 1.6
+times the processor time, or if N copies of the text take more than 1.5 times the memory.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+MOST_BEAM, MOST_MEMORY = 1.6, 1.5
 _INTERVAL = 0.05  # seconds between samples
 
 
@@ -100,8 +102,8 @@ def measure(corpus: Path, arguments: argparse.Namespace, runner: str = "processe
     }
 
 
-def main() -> None:
-    """Measure and print JSON lines."""
+def main() -> int:
+    """Measure, print JSON lines and judge; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--vocab", required=True)
@@ -119,9 +121,10 @@ def main() -> None:
         if arguments.beam:
             beam.append(measure(arguments.corpus, arguments, "beam"))
             print(json.dumps(beam[-1]), flush=True)
+    passed = same = len({result["digest"] for result in (*small, *beam)}) == 1
     if beam:
         processes, threads = (min(result["cpu_seconds"] for result in results) for results in (small, beam))
-        same = len({result["digest"] for result in (*small, *beam)}) == 1
+        passed &= threads / processes <= MOST_BEAM
         print(json.dumps({"beam_cpu_ratio": round(threads / processes, 3), "same_bytes": same}))
     if arguments.repeat > 1:
         with tempfile.NamedTemporaryFile("wb", suffix=".txt") as file:
@@ -132,8 +135,10 @@ def main() -> None:
             large = measure(Path(file.name), arguments)
         print(json.dumps(large))
         ratio = large["peak_memory_mb"] / max(result["peak_memory_mb"] for result in small)
+        passed &= ratio <= MOST_MEMORY
         print(json.dumps({"memory_ratio": round(ratio, 3)}))
+    return 0 if passed else 3
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -30,7 +30,7 @@ class Worker:
 
     def __init__(self, kind: str, python: str, *arguments: str) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu"}
-        script = REPOSITORY / "benchmarks" / "embed_workers.py"
+        script = Path(__file__).with_name("embed_workers.py")
         self.kind = kind
         self.seconds: list[float] = []
         self.cpu_seconds: list[float] = []
