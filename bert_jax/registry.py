@@ -13,11 +13,12 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any, Literal
 
-# COMMANDS: subcommands of bert-jax. DATA_COMMANDS: those of bert-jax data. ENCODERS: values of model.encoder.
-# OBJECTIVES: values of objective.name. FORMATS: files of models (interop/exchange.py, Format). EXTENSIONS: what an
-# option of the trunk needs from a room.
-Kind = Literal["commands", "data_commands", "encoders", "objectives", "formats", "extensions"]
-ROOMS = ("bert_jax.contrib", "data_pipeline.contrib")
+# COMMANDS: subcommands of bert-jax. ENCODERS: values of model.encoder. OBJECTIVES: values of objective.name.
+# FORMATS: files of models (interop/exchange.py, Format). EXTENSIONS: what an option of the trunk needs from a room.
+# DATA_COMMANDS, DATA_EXTENSIONS: the same for bert-jax data, from the rooms of data_pipeline.
+Kind = Literal[
+    "commands", "encoders", "objectives", "formats", "extensions", "data_commands", "data_extensions"
+]  # fmt: skip
 
 
 @functools.cache
@@ -27,7 +28,8 @@ def names(kind: Kind) -> Mapping[str, str]:
     Raises ``ValueError`` if two parts have the same name.
     """
     found: dict[str, str] = {}
-    tables = [getattr(importlib.import_module(room), kind.upper(), {}) for room in _rooms()]
+    package = "data_pipeline.contrib" if kind.startswith("data_") else "bert_jax.contrib"
+    tables = [getattr(importlib.import_module(room), kind.upper(), {}) for room in _rooms(package)]
     tables += [{point.name: point.value} for point in importlib.metadata.entry_points(group=f"bert_jax.{kind}")]
     for table in tables:
         for name, target in table.items():
@@ -46,14 +48,11 @@ def load(kind: Kind, name: str) -> Any:
     return getattr(part, attribute) if attribute else part
 
 
-def _rooms() -> list[str]:
-    """Return the names of the packages in ``ROOMS``, of which one or both may be missing."""
-    rooms = []
-    for package in ROOMS:
-        try:
-            spec = importlib.util.find_spec(package)
-        except ModuleNotFoundError:
-            spec = None
-        places = spec.submodule_search_locations if spec is not None else None
-        rooms += [f"{package}.{room.name}" for room in pkgutil.iter_modules(places or ()) if room.ispkg]
-    return rooms
+def _rooms(package: str) -> list[str]:
+    """Return the names of the packages in ``package``, which may be missing."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except ModuleNotFoundError:
+        spec = None
+    places = spec.submodule_search_locations if spec is not None else None
+    return [f"{package}.{room.name}" for room in pkgutil.iter_modules(places or ()) if room.ispkg]

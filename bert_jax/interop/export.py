@@ -105,8 +105,7 @@ def export_model(
     weights = weights if calibrate is None else calibrate(weights)
     weights = dataclasses.replace(weights, exact_tokenizer=exact_tokenizer)
     with whole_folder(target, target.with_name(f".{target.name}.replaced")) as partial:
-        write = WRITERS[format] if format in WRITERS else registry.load("formats", format).write
-        notes += write(partial, weights, dtype=dtype)
+        notes += _writer(format)(partial, weights, dtype=dtype)
         card = model_card(weights, format, dtype, architecture(partial), notes)
         (partial / CARD).write_text(card, encoding="utf-8")
         for note in notes:
@@ -117,6 +116,11 @@ def export_model(
             check(partial, weights)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     report(f"{target}: {format}, {size / 1e6:,.1f} MB")
+
+
+def _writer(format: str) -> Writer:
+    writer: Writer = WRITERS[format] if format in WRITERS else registry.load("formats", format).write
+    return writer
 
 
 def _check_options(format: str, dtype: str, has_calibration: bool, has_check: bool) -> None:

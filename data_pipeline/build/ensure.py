@@ -61,7 +61,7 @@ def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Seq
     if is_external(shards):
         return check_external(data, shards, vocab_size)
     if beam_options is not None:
-        beam = load("extensions", "--runner beam")
+        beam = load("data_extensions", "--runner beam")
         beam.check_options(data.workers, beam_options)  # checked now, because training a vocabulary may take hours
     vocab, tokenizer = existing_vocabulary(data, vocab_size)
     missing = missing_splits(data)

@@ -1,3 +1,3 @@
 """Shards, and cleaning, under Apache Beam."""
 
-EXTENSIONS = {"--runner beam": "data_pipeline.contrib.beam.pipeline"}
+DATA_EXTENSIONS = {"--runner beam": "data_pipeline.contrib.beam.pipeline"}
