@@ -12,6 +12,13 @@ from pathlib import Path
 import numpy as np
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+# ``bert-jax`` from a copy of the packages, without the finder of an editable installation, which would add what the
+# copy lacks.
+MAIN_OF_A_COPY = """
+import runpy, sys
+sys.meta_path[:] = [one for one in sys.meta_path if not getattr(one, "__module__", "").startswith("__editable__")]
+runpy.run_module("bert_jax.commands.main", run_name="__main__", alter_sys=True)
+"""
 
 
 SENTENCE_PARTS = (

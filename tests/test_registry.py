@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from command import MAIN_OF_A_COPY
 
 from bert_jax import registry
 
@@ -26,7 +27,7 @@ COMMANDS = (Command("shout", "a word in capitals", shout, (option("word"),)),)
 def run(folders, *words):
     """Exit code, standard output and standard error of ``bert-jax`` with these folders in front of all others."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
-    command = [sys.executable, "-P", "-m", "bert_jax.commands.main", *words]
+    command = [sys.executable, "-P", "-c", MAIN_OF_A_COPY, *words]
     done = subprocess.run(command, cwd=folders[-1], env=environment, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout, done.stderr
 
@@ -48,6 +49,19 @@ def test_every_name_of_a_room_can_be_loaded():
             assert registry.load(kind, name) is not None
     for name in registry.names("commands"):
         assert name in [one.name for one in registry.load("commands", name)]
+
+
+@pytest.mark.parametrize("package", ["bert_jax", "data_pipeline"])
+def test_every_room_has_a_page_and_a_contract(package):
+    rooms = [path.parent for path in (REPOSITORY / package / "contrib").glob("*/__init__.py")]
+    contracts = (REPOSITORY / "setup.cfg").read_text()
+    house = (REPOSITORY / "docs" / "design" / "house.md").read_text()
+    assert len(rooms) >= 3
+    for room in rooms:
+        assert "Other rooms: " in (room / "README.md").read_text()
+        assert (
+            f"\n    {package}.contrib.{room.name}\n" in contracts and f"`{package}/contrib/{room.name}/`" in house
+        )
 
 
 def test_an_unknown_part_is_refused():

@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from command import MAIN_OF_A_COPY
 
 from bert_jax.commands.main import main
 from bert_jax.config.loader import RECIPES, find_recipe
@@ -46,7 +47,7 @@ def test_the_wheel_holds_the_recipes_of_the_checkout(installed):
 def test_commands_of_the_wheel_read_its_recipes(installed, tmp_path, words, capfd):
     def shown(folder, place):
         environment = os.environ | {"PYTHONPATH": str(folder)}
-        command = [sys.executable, "-P", "-m", "bert_jax.commands.main", *words, "--print_config"]
+        command = [sys.executable, "-P", "-c", MAIN_OF_A_COPY, *words, "--print_config"]
         done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         return done.stdout
