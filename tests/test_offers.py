@@ -46,7 +46,7 @@ def options_of_help(text):
 
 
 def script_options(script):
-    words = [sys.executable, script, "--help"]
+    words = [sys.executable, script, "--help_all"]
     done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=True)
     return options_of_help(done.stdout)
 

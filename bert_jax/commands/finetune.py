@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bert_jax.config import dump_yaml, load_config
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import read_settings, take_options
+from bert_jax.config.loader import HELP, read_settings, take_options
 from bert_jax.config.sweep import UNPRUNED, Cell, FinetuneRunOptions, plan_cells
 from bert_jax.io.storage import location
 from bert_jax.process import early, exits
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None, program: str = "run_finetune.py") ->
 
 def _run(argv: Sequence[str], program: str, stop: StopRequest) -> int:
     options, arguments = take_options(FinetuneRunOptions, argv)
-    if {"--help", "-h"} & set(arguments):  # exits here, before JAX is imported
+    if HELP & set(arguments):  # exits here, before JAX is imported
         load_config(FinetuneConfig, arguments, prog=program, extra=FinetuneRunOptions)
     if options.print_config:
         print(dump_yaml(shown(options, arguments)), end="")

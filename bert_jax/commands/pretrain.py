@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bert_jax.config import PretrainConfig, RunOptions, dump_yaml, load_config
-from bert_jax.config.loader import Setting, read_settings, take_options
+from bert_jax.config.loader import HELP, Setting, read_settings, take_options
 from bert_jax.config.pretrain import with_text_length
 from bert_jax.io.storage import Location, location
 from bert_jax.objectives.registry import check_name, objective_class
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None, program: str = "run_pretrain.py") ->
 
 def _run(argv: Sequence[str], program: str, stop: StopRequest) -> None:
     options, arguments = take_options(RunOptions, argv)
-    if {"--help", "-h"} & set(arguments):  # exits here, before JAX is imported
+    if HELP & set(arguments):  # exits here, before JAX is imported
         load_config(PretrainConfig, arguments, prog=program, extra=RunOptions)
     if options.print_config:
         config, *_ = configure(options, arguments)

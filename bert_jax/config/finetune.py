@@ -269,6 +269,13 @@ class FinetuneConfig:
 
     # Name of the option that defines the length of sequences.
     SEQ_LENGTH_OPTION = "task.max_length"
+    # Options of --help; --help_all prints the others too.
+    USUAL = (
+        "config", "workdir", "init_from", "sweep", "seeds", "print_config", "task.kind", "task.max_length",
+        "task.metric", "data.dir", "data.train", "data.dev", "data.test", "data.columns", "data.labels",
+        "execution.dtype", "optimizer.learning_rate", "training.num_epochs", "training.global_batch_size",
+        "training.seed",
+    )  # fmt: skip
     # If this option is set, all other options exist, because a user-defined task may use any of them.
     ALL_OPTIONS_WITH = "task.module"
     # Keys in configs stored by older versions; their values now follow from the training records.

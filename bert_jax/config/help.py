@@ -13,20 +13,31 @@ from bert_jax.config.schema import Weighted
 _WIDTH = 100
 
 
-def print_help(config_type: type, extra: type | None, prog: str, given: Mapping[str, Any]) -> None:
-    """Print the options of ``extra``, then those of ``config_type`` by section.
+def print_help(
+    config_type: type, extra: type | None, prog: str, given: Mapping[str, Any], *, whole: bool = True
+) -> None:
+    """Print the options of ``extra``, then those of ``config_type`` by section; with ``whole`` False, those that
+    ``config_type.USUAL`` names.
 
     ``given`` (key -> value) contains the options on the command line. Options that these exclude are not printed;
     the others are printed with their conditions.
     """
+    usual = getattr(config_type, "USUAL", None)
+    is_short = usual is not None and not whole
+
+    def chosen(options: Mapping[str, Option]) -> dict[str, Option]:
+        return {key: option for key, option in options.items() if not is_short or key in (usual or ())}
+
     print(f"usage: {prog} [--config FILE ...] [--SECTION.OPTION VALUE ...]\n\n{_first_line(config_type)}")
+    own, options = options_of(extra) if extra else {}, options_of(config_type)
     if extra:
-        _print_section(_first_line(extra), extra, "", options_of(extra), given)
-    options = options_of(config_type)
+        _print_section(_first_line(extra), extra, "", chosen(own), given)
     for name, section in get_type_hints(config_type).items():
         if dataclasses.is_dataclass(section):
-            own = {key: option for key, option in options.items() if key.startswith(f"{name}.")}
-            _print_section(f"{name}: {_first_line(section)}", section, f"{name}.", own, given)  # type: ignore[arg-type]
+            of_section = chosen({key: one for key, one in options.items() if key.startswith(f"{name}.")})
+            _print_section(f"{name}: {_first_line(section)}", section, f"{name}.", of_section, given)  # type: ignore[arg-type]
+    if is_short:
+        print(f"\nAll {len(own) + len(options)} options: {prog} --help_all")
 
 
 def _print_section(

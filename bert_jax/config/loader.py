@@ -23,7 +23,8 @@ from bert_jax.config.options import Setting, absence, field_types, join_mappings
 from bert_jax.config.schema import PRESETS
 
 C = TypeVar("C")
-HELP = {"--help", "-h"}
+HELP_ALL = "--help_all"
+HELP = {"--help", "-h", HELP_ALL}
 NULL = "tag:yaml.org,2002:null"
 # The recipes of a checkout, else the copies that a wheel holds.
 _CHECKOUT, _WHEEL = Path(__file__).parents[2] / "configs", Path(__file__).parents[1] / "configs"
@@ -58,8 +59,8 @@ def load_config(
     """Build ``config_type`` from command-line arguments.
 
     Args:
-        argv: ``--config FILE`` (repeatable) and ``--section.key value ...`` in any order; ``--help`` prints every
-            option and exits.
+        argv: ``--config FILE`` (repeatable) and ``--section.key value ...`` in any order; ``--help`` prints the
+            usual options and exits, ``--help_all`` all of them.
         prog: name of the command in ``--help``.
         extra: class of further options of the command, for ``--help`` and hints.
         extra_settings: settings that override those of ``argv``.
@@ -70,7 +71,7 @@ def load_config(
     settings, also = read_settings(argv), [*field_types(extra)] if extra else []
     if not HELP.isdisjoint(argv):
         given = {key: value for key, (value, _) in parse_settings(config_type, settings, also).items()}
-        print_help(config_type, extra, prog or "", given)
+        print_help(config_type, extra, prog or "", given, whole=HELP_ALL in argv)
         raise SystemExit(0)
     return build_config(config_type, [*settings, *extra_settings], also)
 

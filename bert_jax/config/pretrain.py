@@ -251,6 +251,13 @@ class PretrainConfig:
 
     # Name of the option that defines the length of sequences.
     SEQ_LENGTH_OPTION = "data.seq_length"
+    # Options of --help; --help_all prints the others too.
+    USUAL = (
+        "config", "workdir", "init_from", "continue_from", "print_config", "model.hidden_size", "model.num_layers",
+        "model.vocab_size", "execution.dtype", "data.corpus", "data.vocab", "data.lower_case", "data.shards",
+        "data.seq_length", "data.masking", "objective.name", "optimizer.learning_rate", "training.num_steps",
+        "training.global_batch_size", "training.seed",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         data, model = self.data, self.model

@@ -88,7 +88,7 @@ def test_print_config_shows_what_a_start_fixes_and_writes_nothing(pretrain, tmp_
 
 def test_help_explains_the_options(pretrain, capsys):
     with pytest.raises(SystemExit) as stop:
-        pretrain("--help")
+        pretrain("--help_all")
     assert stop.value.code == 0
     shown = capsys.readouterr().out
     for option in ("--init_from", "--add_words", "--vocab_slots", "--extend_positions"):

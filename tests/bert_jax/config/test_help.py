@@ -5,11 +5,14 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import re
 from typing import get_type_hints
 
 import pytest
 
-from bert_jax.config import PretrainConfig, RunOptions, load_config
+from bert_jax.config import FinetuneConfig, PretrainConfig, RunOptions, load_config
+from bert_jax.config.options import options_of
+from bert_jax.config.sweep import FinetuneRunOptions
 
 
 def comments(section):
@@ -30,7 +33,7 @@ def comments(section):
 def test_help_shows_every_option_with_its_comment():
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
-        load_config(PretrainConfig, ["--model.num_layers", "3", "--help"], extra=RunOptions)
+        load_config(PretrainConfig, ["--model.num_layers", "3", "--help_all"], extra=RunOptions)
     assert ended.value.code == 0
     shown = "".join(out.getvalue().split())
     types = {**get_type_hints(PretrainConfig), "": RunOptions}
@@ -42,3 +45,17 @@ def test_help_shows_every_option_with_its_comment():
             assert comment, f"{key} has no comment"
             assert f"--{key}" in shown, key
             assert "".join(comment.split()) in shown, key
+
+
+@pytest.mark.parametrize(("config", "extra"), [(PretrainConfig, RunOptions), (FinetuneConfig, FinetuneRunOptions)])
+def test_help_shows_the_usual_options_and_how_to_see_the_others(config, extra, capsys):
+    every = {*options_of(config), *options_of(extra)}
+    assert len(config.USUAL) == 20 and every.issuperset(config.USUAL)
+    with pytest.raises(SystemExit):
+        load_config(config, ["--help"], prog="program", extra=extra)
+    shown = capsys.readouterr().out
+    assert {*re.findall(r"^  --(\S+) ", shown, re.MULTILINE)} == {*config.USUAL}
+    assert shown.endswith(f"\nAll {len(every)} options: program --help_all\n")
+    with pytest.raises(SystemExit):
+        load_config(config, ["--help_all"], prog="program", extra=extra)
+    assert {*re.findall(r"^  --(\S+) ", capsys.readouterr().out, re.MULTILINE)} == every
