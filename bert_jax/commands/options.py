@@ -148,6 +148,8 @@ def pooling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--width", type=int, metavar="N", help="keep the first N values of each vector")
 
 
+# The model that a command converts; --from is its older name.
+SOURCE = option("--model", "--from", dest="source", required=True, metavar="DIR_OR_PREFIX", help=READABLE)
 OUTPUT = option("--output", type=Path, metavar="FILE", help="JSON lines (default: standard output)")
 
 

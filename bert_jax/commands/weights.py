@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bert_jax.commands.options import READABLE, Command, names_of, option, read_options, reading
+from bert_jax.commands.options import SOURCE, Command, names_of, option, read_options, reading
 from bert_jax.registry import load, names
 
 _FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz", *names("formats"))
@@ -60,13 +60,13 @@ _CHECKING = (
 
 COMMANDS = (
     Command("import", "convert weights in another format to a saved model", import_command, (
-        option("--from", dest="source", required=True, metavar="DIR_OR_PREFIX", help=READABLE),
+        SOURCE,
         option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
         reading(),
         *_CHECKING,
     )),
     Command("export", "write a model in a format of another library", export_command, (
-        option("--from", dest="source", required=True, metavar="WORKDIR", help=READABLE),
+        SOURCE,
         option("--to", dest="target", required=True, type=Path, metavar="DIR", help="the new folder"),
         option("--format", required=True, choices=_FORMATS, help="see docs/weights.md"),
         option(

@@ -8,7 +8,7 @@ from typing import Any
 
 from bert_jax.commands.options import (
     OUTPUT,
-    READABLE,
+    SOURCE,
     Command,
     load_model,
     model,
@@ -120,7 +120,7 @@ def export_functions(arguments: argparse.Namespace) -> tuple[Any, Any]:
 
 COMMANDS = (
     Command("trim", "leave out the pieces of the vocabulary that a corpus does not use", trim_command, (
-        option("--from", dest="source", required=True, metavar="DIR_OR_PREFIX", help=READABLE),
+        SOURCE,
         option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
         option(
             "--corpus", required=True, nargs="+", metavar="FILE",
@@ -135,7 +135,7 @@ COMMANDS = (
         reading(),
     )),
     Command("factorize", "word embeddings of a smaller rank", factorize_command, (
-        option("--from", dest="source", required=True, metavar="DIR_OR_PREFIX", help=READABLE),
+        SOURCE,
         option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
         option("--rank", required=True, type=int, metavar="N", help="width of the smaller table"),
         option(
@@ -145,7 +145,7 @@ COMMANDS = (
         reading(),
     )),
     Command("prune", "leave out layers, attention heads and feed-forward units", prune_command, (
-        option("--from", dest="source", required=True, metavar="DIR_OR_PREFIX", help=READABLE),
+        SOURCE,
         option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
         option(
             "--heads", type=float, default=1.0, metavar="SHARE",
@@ -179,7 +179,7 @@ COMMANDS = (
         ),
         option(
             "--start", default="", metavar="DIR_OR_PREFIX",
-            help="for movement: the model with which the training of --from started",
+            help="for movement: the model with which the training of --model started",
         ),
         option("--seed", type=int, default=0, metavar="N", help="seed of draws (default: 0)"),
         reading(),

@@ -22,10 +22,12 @@ def model(tmp_path):
 
 @pytest.mark.parametrize("forms", [["jax"], pytest.param([], marks=pytest.mark.slow)])
 def test_every_form_is_timed(model, tmp_path, capsys, forms):
+    assert main(["benchmark-inference"]) == 2 == main(["benchmark-inference", model, "--model", model])
+    assert capsys.readouterr().err.count("error: --model: name one model") == 2
     words = ["--batches", "1", "3", "--lengths", "8", "70", "512"]
     words += ["--seconds", "0.01", "--repeats", "4", "--cpus", "1"]
     words += ["--forms", *forms] if forms else []
-    assert main(["benchmark-inference", model, *words, "--output", str(tmp_path / "lines.jsonl")]) == 0
+    assert main(["benchmark-inference", "--model", model, *words, "--output", str(tmp_path / "lines.jsonl")]) == 0
     lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
     sizes = [(1, 8), (1, 70), (3, 8), (3, 70)]  # the model has 70 positions
     forms = forms or latency.installed_forms()
