@@ -3,7 +3,8 @@
 A room is a package in ``bert_jax/contrib`` or ``data_pipeline/contrib``. Its ``__init__.py`` holds a table of
 strings for each kind of part, such as ``COMMANDS = {"plan": "bert_jax.contrib.planner.commands:COMMANDS"}``, so
 that nothing is imported before it is used, and a deleted room takes its names along. Another package declares an
-entry point of the group ``bert_jax.commands``, ``bert_jax.objectives``, ..., as the kinds below are named.
+entry point of the group ``bert_jax.commands``, ``bert_jax.objectives`` or ``bert_jax.formats``; the options of the
+other kinds are fixed.
 """
 
 import functools

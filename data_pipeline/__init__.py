@@ -1,4 +1,4 @@
 """Conversion of text to shards, and of shards to batches.
 
-This package imports bert_jax; bert_jax never imports this package.
+This package imports bert_jax, of which only ``commands`` imports this package, in functions.
 """

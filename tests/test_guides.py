@@ -17,7 +17,7 @@ from bert_jax.process.discovery import configured
 REPOSITORY = Path(__file__).resolve().parents[1]
 GUIDES = sorted((REPOSITORY / "docs" / "guides").glob("*.md"))
 IMAGES = sorted((REPOSITORY / "docker").glob("*.Dockerfile"))
-COMMAND = re.compile(r"(run_pretrain\.py|bert-jax plan|bert-data shards) ([^#;&|\n`]*)")
+COMMAND = re.compile(r"(run_pretrain\.py|bert-jax pretrain|bert-jax plan|bert-data shards) ([^#;&|\n`]*)")
 
 
 def blocks(path, language):

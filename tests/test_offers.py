@@ -19,6 +19,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 RECORDED = REPOSITORY / "tests" / "golden" / "offers.json"
 # "command --option" or "command: option" as recorded -> its new name, or why it is gone or has another default.
 RENAMED = {
+    "generate model": "--model; the argument without a name, now called place, is still read",
     "run_finetune.py --class_weights": "follows from the records; still read from stored configs",
     "run_finetune.py --hard_negatives": "follows from the records; still read from stored configs",
     "run_finetune.py --optimizer.learning_rate": "follows from the width of the model; a resumed run keeps its own",

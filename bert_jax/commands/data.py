@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 from bert_jax import registry
 from bert_jax.config import DataConfig, FinetuneConfig, PretrainConfig, TaskDataConfig, load_config
+from bert_jax.config.loader import HELP
 from bert_jax.io.errors import unknown_command
 from bert_jax.io.storage import Location, location
 from bert_jax.process.exits import run_command
@@ -77,7 +78,7 @@ def main(argv: Sequence[str] | None = None, program: str = "bert-data") -> int:
     """Run the command; return the exit code: 0 for success, 2 for a user error, which is reported in one line.
     ``program`` is the name of the command in its help."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help"):
+    if not words or words[0] in HELP:
         print(_usage(program), end="")
         return 0 if words else 2
     return run_command(lambda: _run(words[0], words[1:], program))
@@ -98,7 +99,7 @@ def _run(name: str, words: list[str], program: str) -> None:
     if name not in names:
         raise ValueError(f"{name}: unknown command; allowed: {', '.join(names)}{unknown_command(name, names)}")
     command: DataCommand = own.get(name) or registry.load("data_commands", name)
-    if not {"-h", "--help"} & set(words):
+    if not HELP & set(words):
         return command.run(words)
     print(_usage(program))
     if command.options is not None:

@@ -150,6 +150,21 @@ def pooling(parser: argparse.ArgumentParser) -> None:
 
 # The model that a command converts; --from is its older name.
 SOURCE = option("--model", "--from", dest="source", required=True, metavar="DIR_OR_PREFIX", help=READABLE)
+
+
+def model_or_place(parser: argparse.ArgumentParser) -> None:
+    """Add ``--model`` and, as its older form, the model as an argument without a name."""
+    parser.add_argument("--model", metavar="DIR_OR_PREFIX", help=READABLE)
+    parser.add_argument("place", nargs="?", metavar="MODEL", help="the same as --model")
+
+
+def take_place(arguments: argparse.Namespace) -> None:
+    """Set ``arguments.model`` for :func:`model_or_place`. Raises ``ValueError`` unless one model is named."""
+    if (arguments.model is None) == (arguments.place is None):
+        raise ValueError("--model: name one model, as --model DIR_OR_PREFIX")
+    arguments.model = arguments.model or arguments.place
+
+
 OUTPUT = option("--output", type=Path, metavar="FILE", help="JSON lines (default: standard output)")
 
 

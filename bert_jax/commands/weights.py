@@ -6,7 +6,7 @@ from pathlib import Path
 from bert_jax.commands.options import SOURCE, Command, names_of, option, read_options, reading
 from bert_jax.registry import load, names
 
-_FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz", *names("formats"))
+_FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz")
 
 
 def import_command(arguments: argparse.Namespace) -> None:
@@ -58,6 +58,12 @@ _CHECKING = (
     ),
 )  # fmt: skip
 
+
+def _format(parser: argparse.ArgumentParser) -> None:
+    formats = (*_FORMATS, *names("formats"))
+    parser.add_argument("--format", required=True, choices=formats, help="see docs/weights.md")
+
+
 COMMANDS = (
     Command("import", "convert weights in another format to a saved model", import_command, (
         SOURCE,
@@ -68,7 +74,7 @@ COMMANDS = (
     Command("export", "write a model in a format of another library", export_command, (
         SOURCE,
         option("--to", dest="target", required=True, type=Path, metavar="DIR", help="the new folder"),
-        option("--format", required=True, choices=_FORMATS, help="see docs/weights.md"),
+        _format,
         option(
             "--dtype", choices=("float32", "float16", "bfloat16", "int8"), default="float32",
             help="of the stored weights; int8 (onnx): of encoder and embeddings, and of their products (default: "

@@ -86,7 +86,7 @@ def find_recipe(name: str) -> Path:
     """Return the file that ``--config NAME`` names: the path ``name``, else the recipe of this name, such as
     quickstart, finetune/sst2 or configs/quickstart.yaml, which come with the library."""
     known = RECIPES / f"{name.removeprefix('configs/').removesuffix('.yaml')}.yaml"
-    return known if known.is_file() and not Path(name).exists() else Path(name)
+    return known if known.is_file() and not Path(name).is_file() else Path(name)
 
 
 def parse_settings(

@@ -93,8 +93,8 @@ class TaskDataConfig(Section, prefix="data."):
     # Columns of a line: ROLE=COLUMN, the column by name, or by number from 1 if the file has no header. Roles: id,
     # text, text_pair, label, labels, negative and choice (may occur several times, in order), choice_prefix
     # (precedes every choice), group, words, tags, answers. SPLIT:ROLE=COLUMN (train, dev, test, unlabelled) sets
-    # the columns of the files of one split; entries without SPLIT then do not apply to these files. A role that the
-    # task needs and that is not set is the column of its name; empty: so are all roles.
+    # the columns of the files of one split; entries without SPLIT then do not apply to these files. A role that
+    # the records of a split need and that is not set is the column of its name; empty: so are all roles.
     columns: tuple[str, ...] = ()
     # The first line names the columns; auto: true if data.columns is empty or names a column.
     header: Literal["auto", "true", "false"] = "auto"

@@ -151,3 +151,5 @@ class Format:
     write: Callable[..., list[str]]
     # Field of ModelConfig -> values that the format can represent.
     supported: Supported
+    # Code that loads the files in DIR with another library, for the model card.
+    snippet: str

@@ -14,7 +14,7 @@ from bert_jax import registry
 from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype
 from bert_jax.interop.export_table import DTYPES, all_formats, fit, keep_heads, keep_width
 from bert_jax.interop.hf.details import write_hf_folder, write_sentence_folder
-from bert_jax.interop.model_card import READ_BACK, architecture, model_card
+from bert_jax.interop.model_card import architecture, is_read_back, model_card
 from bert_jax.interop.npz import check_npz, write_npz
 from bert_jax.interop.programs import check_onnx, check_stablehlo, write_onnx, write_stablehlo
 from bert_jax.interop.readers import read_weights
@@ -177,7 +177,7 @@ def _verify(
     report: Callable[[str], None],
 ) -> None:  # fmt: skip
     stored = _as_stored(weights, dtype)
-    if format in READ_BACK:
+    if is_read_back(format):
         check_read_back(folder, stored, report)
     result = _consumer_differences(folder, stored, format, dtype, peer_python)
     judge(result, "", "; nothing was exported", report, strict=True)

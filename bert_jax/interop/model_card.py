@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax import registry
 from bert_jax.config import ModelSpec
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.config_json import CONFIG_FILE
@@ -260,24 +261,24 @@ def _loading(spec: ModelSpec, format: str, architecture: str | None) -> str:
             f'model = {kind}.from_pretrained("DIR"{extra})'
         )
     else:
-        code = _SNIPPETS[format]
+        code = _SNIPPETS[format] if format in _SNIPPETS else registry.load("formats", format).snippet
         if format == "sentence-transformers" and FAMILIES[spec.family].code:
             code = code.replace('"DIR")', f'"DIR"{_CODE})')
-    here = '\n\nWith bert_jax: `bert_jax.load("DIR")`.' if format in READ_BACK else ""
+    here = '\n\nWith bert_jax: `bert_jax.load("DIR")`.' if is_read_back(format) else ""
     return f"```python\n{code}\n```{here}"
 
 
-# Formats that this library reads back with bitwise equal parameters.
-READ_BACK = ("hf", "sentence-transformers", "tf1", "npz", "word2vec", "allennlp")
+# Formats of the trunk that this library reads back with bitwise equal parameters.
+READ_BACK = ("hf", "sentence-transformers", "tf1", "npz")
+
+
+def is_read_back(format: str) -> bool:
+    """Return True if this library reads ``format`` back with bitwise equal parameters. Formats outside the trunk
+    are read back."""
+    return format in READ_BACK or format in registry.names("formats")
+
+
 _SNIPPETS = {
-    "word2vec": (
-        "from gensim.models import KeyedVectors\n\n"
-        'vectors = KeyedVectors.load_word2vec_format("DIR/vectors.bin", binary=True)'
-    ),
-    "allennlp": (
-        "from allennlp.modules.elmo import Elmo\n\n"
-        'elmo = Elmo("DIR/options.json", "DIR/weights.hdf5", num_output_representations=1)'
-    ),
     "sentence-transformers": (
         "from sentence_transformers import SentenceTransformer\n\n"
         'embeddings = SentenceTransformer("DIR").encode(["a text", "another"])'

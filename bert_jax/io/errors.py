@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
-_TRAIN = {"run_pretrain.py": ("pretrain", "train"), "run_finetune.py": ("finetune", "fine-tune")}
+_TRAIN = {"pretrain": ("pretrain", "train"), "finetune": ("finetune", "fine-tune")}
 
 
 def first_line(error: BaseException, limit: int = 200) -> str:
@@ -34,7 +34,7 @@ def unknown_command(name: str, commands: Iterable[str]) -> str:
     """Return the hint for ``name``, which is not one of ``commands``: a program that trains, or a similar name."""
     for program, names in _TRAIN.items():
         if name in names:
-            return f"; to {names[0]}, run: python {program} --config RECIPE"
+            return f"; to {program}, run: bert-jax {program} --config RECIPE"
     return did_you_mean(name, commands)
 
 

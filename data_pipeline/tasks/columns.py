@@ -75,7 +75,7 @@ class Columns:
     def find(self, names: Sequence[str], where: str, *, numbers: bool = False) -> list[Place]:
         """Return (role, index of its column) for each role, given the names of all columns.
 
-        If ``numbers`` is true, a column may also be a number from 1. A role that a labeled record must have and the
+        If ``numbers`` is true, a column may also be a number from 1. A role that the records must have and the
         config does not set has the column of its name. A missing label column is ignored in a test file. Messages
         begin with ``where``. Raises ``ValueError``, which lists the existing columns, if another column is missing.
         """
@@ -102,10 +102,10 @@ class Columns:
         return places
 
     def _unset(self, names: Sequence[str]) -> list[tuple[str, str]]:
-        """Return (role, name) of the roles that a labeled record must have, no option sets, and have a column of
-        their name that no other role has."""
+        """Return (role, name) of the roles that the records must have and no option sets, if a column of this name
+        has no other role."""
         roles, columns = zip(*self.roles, strict=True)
-        needed = self.inputs + _TARGETS[self.kind]
+        needed = self.inputs + (_TARGETS[self.kind] if self.needs_labels else ())
         return [(role, role) for role in needed if role in names and role not in (*roles, *columns)]
 
     def _find_by_role(self, names: Sequence[str], where: str) -> list[Place]:

@@ -109,7 +109,8 @@ def fine_tune(key: dict[str, Any], model: Path, folder: Path, share: dict[str, A
     }  # fmt: skip
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     with mock.patch.object(sys, "argv", ["run_finetune.py", *words]):
-        run_finetune.main()
+        if code := run_finetune.main():
+            raise SystemExit(code)
     import yaml
 
     config = yaml.safe_load((workdir / "config.yaml").read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@ import json
 import os
 from pathlib import Path
 
-from bert_jax.commands.options import READABLE, Command, option, read_options, reading
+from bert_jax.commands.options import Command, model_or_place, option, read_options, reading, take_place
 
 
 def compare_command(arguments: argparse.Namespace) -> None:
@@ -56,15 +56,14 @@ def benchmark_command(arguments: argparse.Namespace) -> None:
         raise ValueError("--seconds, --repeats: allowed: above 0, 1 or more")
     if not 0 <= arguments.cpus <= (here := len(os.sched_getaffinity(0))):
         raise ValueError(f"--cpus: {arguments.cpus} is not allowed; allowed: 1 to {here}, or 0 (all {here})")
-    if (arguments.model is None) == (arguments.place is None):
-        raise ValueError("--model: name one model, as --model DIR_OR_PREFIX")
+    take_place(arguments)
     load = Load(arguments.batches, arguments.lengths, arguments.seconds, arguments.repeats, arguments.cpus)
     forms = arguments.forms or installed_forms()
     if missing := [form for form in FORMS if form not in forms and arguments.forms is None]:
         print(f"not installed here: {', '.join(f'{form} ({FORMS[form][1]})' for form in missing)}")
     lines = []
     try:
-        for line in benchmark(Path(arguments.model or arguments.place), forms, load, report, options):
+        for line in benchmark(Path(arguments.model), forms, load, report, options):
             lines.append(line)
     finally:  # after a signal, the rows so far are kept
         memory = {line["form"]: line["peak_memory_mb"] for line in lines}
@@ -93,8 +92,7 @@ COMMANDS = (
         option("--json", action="store_true", help="one JSON object"),
     )),
     Command("benchmark-inference", "how fast a model answers, form by form", benchmark_command, (
-        option("--model", metavar="DIR_OR_PREFIX", help=READABLE),
-        option("place", nargs="?", metavar="MODEL", help="the same as --model"),
+        model_or_place,
         option(
             "--forms", nargs="+", metavar="FORM",
             help="jax, jax-bfloat16, onnx, stablehlo, onnx-int8 (default: all here)",

@@ -6,12 +6,13 @@ from typing import Any
 
 from bert_jax.commands.options import (
     OUTPUT,
-    READABLE,
     Command,
     load_model,
+    model_or_place,
     option,
     reading,
     say,
+    take_place,
     text_of,
 )
 from bert_jax.io.text_lines import Each
@@ -24,6 +25,7 @@ def generate_command(arguments: argparse.Namespace) -> None:
     from bert_jax.contrib.generation.generate import Sampling, generate
     from bert_jax.inference.text_files import read_texts, with_ids, write_json_lines
 
+    take_place(arguments)
     sampling = Sampling(**{name: getattr(arguments, name) for name in ("temperature", "top_k", "top_p", "seed")})
     if sampling.temperature == 0 and (sampling.top_k or sampling.top_p < 1):
         raise ValueError("--top_k, --top_p: not allowed without --temperature; set it, for example to 1")
@@ -42,7 +44,7 @@ def generate_command(arguments: argparse.Namespace) -> None:
 
 COMMANDS = (
     Command("generate", "continuations of texts by a causal language model", generate_command, (
-        option("model", metavar="MODEL", help=READABLE),
+        model_or_place,
         option("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the computation"),
         option("--prompt", action="append", metavar="TEXT", help="text to continue; may be given several times"),
         option(
@@ -70,5 +72,5 @@ COMMANDS = (
         option("--batch_size", type=int, default=8, metavar="N", help="texts that run together (default: 8)"),
         OUTPUT,
         reading(with_labels=False),
-    ), {"epilog": 'Example: bert-jax generate GPT2_FOLDER --prompt "The capital of France is"'}),
+    ), {"epilog": 'Example: bert-jax generate --model GPT2_FOLDER --prompt "The capital of France is"'}),
 )  # fmt: skip

@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from bert_jax import registry
 from bert_jax.io.files import remove_tree
 from bert_jax.io.storage import Location, ObjectPath, location
 from data_pipeline.build.identity import HASHES_NAME, file_settings
@@ -69,6 +70,7 @@ def clean(
                 report(f"cleaning {size / 1e6:,.1f} MB in {workers.count} processes")
                 _run(plan, workers, report)
         else:
+            registry.load("data_extensions", "--runner beam")  # raises without this room
             from data_pipeline.contrib.clean.beam import clean_with_beam
 
             report(f"cleaning {size / 1e6:,.1f} MB under Apache Beam")

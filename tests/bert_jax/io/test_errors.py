@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from config_words import refusal
 
+from bert_jax.commands import data as bert_data
 from bert_jax.commands import main as bert_jax
 from bert_jax.io.errors import near_path
-from data_pipeline import cli as bert_data
 
 
 @pytest.mark.parametrize(
@@ -15,8 +15,8 @@ from data_pipeline import cli as bert_data
     [
         ("embedd", "did you mean 'embed'?"),
         ("fill_mask", "did you mean 'fill-mask'?"),
-        ("pretrain", "to pretrain, run: python run_pretrain.py --config RECIPE"),
-        ("finetune", "to finetune, run: python run_finetune.py --config RECIPE"),
+        ("train", "to pretrain, run: bert-jax pretrain --config RECIPE"),
+        ("fine-tune", "to finetune, run: bert-jax finetune --config RECIPE"),
         ("qqqq", "plan"),
     ],
 )
@@ -24,10 +24,10 @@ def test_unknown_commands_of_bert_jax(word, hint, capsys):
     with pytest.raises(SystemExit) as ended:
         bert_jax.main([word, "--config", "x"])
     line = capsys.readouterr().err.splitlines()[-1]
-    assert ended.value.code == 2 and f"{word}: unknown command; allowed: import, " in line and line.endswith(hint)
+    assert ended.value.code == 2 and f"{word}: unknown command; allowed: pretrain, " in line and line.endswith(hint)
 
 
-@pytest.mark.parametrize(("word", "hint"), [("shard", "did you mean 'shards'?"), ("train", "run_pretrain.py")])
+@pytest.mark.parametrize(("word", "hint"), [("shard", "did you mean 'shards'?"), ("train", "bert-jax pretrain")])
 def test_unknown_commands_of_bert_data(word, hint, capsys):
     assert bert_data.main([word]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -65,7 +65,7 @@ def test_missing_recipes(name, near, tmp_path, monkeypatch):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bert_jax.config.loader._RECIPES", tmp_path / "none")
+    monkeypatch.setattr("bert_jax.config.loader.RECIPES", tmp_path / "none")
     hint = f"; did you mean {near!r}?" if near else ""
     assert (
         refusal(f"--config {name}") == f"command line: config: cannot read {name}: No such file or directory{hint}"

@@ -114,6 +114,9 @@ def test_a_role_that_is_not_set_has_the_column_of_its_name(tmp_path):
     path = write(tmp_path / "y.tsv", "text\tlabel\tstars\nA\t1\t5\n")
     assert read(path, "label=stars") == [Record(id="0", source=f"{path}:2", text="A", label="5")]
     assert "no text=COLUMN for train files" in refusal(path, "label=text")  # the column has another role
+    # Labels of a test file are read only if they are named.
+    path = write(tmp_path / "test.tsv", "text\tlabel\nA\t?\n")
+    assert read(path, "test:text=text", split="test")[0].label is None
     path = write(tmp_path / "z.jsonl", '{"words": ["a"], "pos": ["N"]}\n')
     assert read(path, "tags=pos", kind="tagging")[0].words == ("a",)
 

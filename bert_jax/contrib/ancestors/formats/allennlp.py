@@ -266,4 +266,12 @@ def write_allennlp(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "
     return [f"{OPTIONS_FILE}, {WEIGHTS_FILE}: as AllenNLP's Elmo reads them; the output layer is not written"]
 
 
-FORMAT = Format("a folder of ELMo (options.json, one .hdf5)", is_allennlp, read_allennlp, write_allennlp, SUPPORTED)
+FORMAT = Format(
+    "a folder of ELMo (options.json, one .hdf5)",
+    is_allennlp,
+    read_allennlp,
+    write_allennlp,
+    SUPPORTED,
+    "from allennlp.modules.elmo import Elmo\n\n"
+    'elmo = Elmo("DIR/options.json", "DIR/weights.hdf5", num_output_representations=1)',
+)

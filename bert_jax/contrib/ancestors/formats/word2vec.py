@@ -210,4 +210,6 @@ FORMAT = Format(
     read_word2vec,
     write_word2vec,
     SUPPORTED,
+    "from gensim.models import KeyedVectors\n\n"
+    'vectors = KeyedVectors.load_word2vec_format("DIR/vectors.bin", binary=True)',
 )
