@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 BAR = 1e-5
-# Fields of ``predictions_SPLIT.jsonl`` that depend on the record or on the split.
+# Fields of ``predictions_SPLIT.jsonl`` that depend on the record or on the split; the command gives the id too.
 OF_SPLIT = ("id", "gold", "rank")
 FORMS = ("best", "command", "npz", "hf", "sentence-transformers")
 
@@ -165,7 +165,7 @@ def compared(expected: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str,
         return float("inf"), f"{len(found)} predictions of {len(expected)}"
     worst = (0.0, "")
     for number, (line, other) in enumerate(zip(expected, found, strict=True)):
-        own = {key: value for key, value in line.items() if key not in OF_SPLIT}
+        own = {key: value for key, value in line.items() if key not in OF_SPLIT or key in other}
         for place, size in differences(own, dict(other), f"{number}"):
             if size > worst[0] and not (size == float("inf") and is_tie(own, other)):
                 worst = size, place
