@@ -1,4 +1,4 @@
-"""Subcommands of ``bert-jax`` about task heads: predictions, labels without training, and early exit."""
+"""Subcommands of ``bert-jax`` about task heads: predictions, and labels without training."""
 
 import argparse
 import itertools

@@ -22,11 +22,10 @@ def print_help(
     ``given`` (key -> value) contains the options on the command line. Options that these exclude are not printed;
     the others are printed with their conditions.
     """
-    usual = getattr(config_type, "USUAL", None)
-    is_short = usual is not None and not whole
+    usual = () if whole else getattr(config_type, "USUAL", ())
 
     def chosen(options: Mapping[str, Option]) -> dict[str, Option]:
-        return {key: option for key, option in options.items() if not is_short or key in (usual or ())}
+        return {key: option for key, option in options.items() if not usual or key in usual}
 
     print(f"usage: {prog} [--config FILE ...] [--SECTION.OPTION VALUE ...]\n\n{_first_line(config_type)}")
     own, options = options_of(extra) if extra else {}, options_of(config_type)
@@ -36,7 +35,7 @@ def print_help(
         if dataclasses.is_dataclass(section):
             of_section = chosen({key: one for key, one in options.items() if key.startswith(f"{name}.")})
             _print_section(f"{name}: {_first_line(section)}", section, f"{name}.", of_section, given)  # type: ignore[arg-type]
-    if is_short:
+    if usual:
         print(f"\nAll {len(own) + len(options)} options: {prog} --help_all")
 
 

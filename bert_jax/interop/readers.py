@@ -1,6 +1,7 @@
 """Reader of models in any supported format; the files of the folder determine the format."""
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,7 +98,7 @@ def _reader(path: Path) -> Reader:
                 f"{path}: {what}; exported programs cannot be imported; use the model from which the program was "
                 "exported"
             )
-    for knows, read in (*_READERS, *((one.knows, one.read) for one in _other_formats())):
+    for knows, read in _readers():
         if knows(path):
             return read
     if re.match("[a-z][a-z0-9]*:/", str(path)) and not path.exists():  # pathlib merges the two slashes of a URL
@@ -113,6 +114,11 @@ def _reader(path: Path) -> Reader:
         raise ValueError(f"{path}: {inner}")
     supported = ", ".join([SUPPORTED, *(one.what for one in _other_formats())])
     raise ValueError(f"{path}: contains no model; supported formats: {supported}")
+
+
+def _readers() -> Iterator[tuple[Callable[[Path], bool], Reader]]:
+    """Yield the test and the reader of every format, those outside the trunk last."""
+    return itertools.chain(_READERS, ((one.knows, one.read) for one in _other_formats()))
 
 
 def _other_formats() -> Iterator[Format]:
@@ -131,7 +137,7 @@ def _model_inside(path: Path) -> str:
     if snapshots:
         return f"a cache of the Hugging Face Hub; name the snapshot of a model, such as {snapshots[-1]}"
     folders = [place for place in path.glob("*/") if place.is_dir()]
-    inner = sorted(place for place in folders if any(knows(place) for knows, _ in _READERS))
+    inner = sorted(place for place in folders if any(knows(place) for knows, _ in _readers()))
     return f"contains no model, but {len(inner)} of its folders do; name one, such as {inner[0]}" if inner else ""
 
 

@@ -32,6 +32,12 @@ def test_folders_that_hold_models_name_one(tmp_path):
     assert "supported formats" in message(tmp_path / "empty")
 
 
+def test_folders_that_hold_a_format_of_a_room_name_one(tmp_path):
+    (tmp_path / "vectors").mkdir()
+    (tmp_path / "vectors" / "vectors.bin").write_bytes(b"1 1\na \0\0\0\0\n")
+    assert f"name one, such as {tmp_path / 'vectors'}" in message(tmp_path)
+
+
 def test_a_name_of_the_hub_gets_the_command_that_downloads_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("bert-base-uncased", "sentence-transformers/all-MiniLM-L6-v2"):
