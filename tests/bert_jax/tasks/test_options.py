@@ -296,7 +296,7 @@ def test_help_shows_the_options_of_the_kind(capsys):
             patch.chdir(folder)
             Path("recipe.yaml").write_text("task:\n  kind: tagging\n")
             with pytest.raises(SystemExit) as ended:
-                load_config(FinetuneConfig, [*words.split(), "--help"], extra=FinetuneRunOptions)
+                load_config(FinetuneConfig, [*words.split(), "--help_all"], extra=FinetuneRunOptions)
         text = capsys.readouterr().out
         assert not ended.value.code and shown in text and "--seeds" in text
         assert hidden is None or hidden not in text
