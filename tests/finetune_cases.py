@@ -15,10 +15,10 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.training_model import training_programs
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
-from bert_jax.interop.initialization import plan_start
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.process.signals import StopRequest
 from bert_jax.records import Record
+from bert_jax.start.plan import plan_start
 from bert_jax.training.launch import NO_TEACHING, Launch
 
 PIECES = [*words(60), "good", "bad"]

@@ -21,7 +21,7 @@ from bert_jax.registry import load
 from bert_jax.training.launch import TEACHER_RECORD, Launch, Teaching
 
 if TYPE_CHECKING:
-    from bert_jax.interop.initialization import Start
+    from bert_jax.start.plan import Start
 
 
 def main(argv: Sequence[str] | None = None, program: str = "run_finetune.py") -> int:
@@ -80,7 +80,7 @@ def sweep(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest) 
     """Execute every run of ``--sweep`` and ``--seeds``; return the exit code."""
     base, cells = plan(options, arguments)
 
-    from bert_jax.interop.initialization import whole_name
+    from bert_jax.start.plan import whole_name
 
     def one(folder: Path, more: list[str]) -> None:
         own = dataclasses.replace(options, workdir=str(folder), sweep=(), seeds=1)
@@ -147,7 +147,7 @@ def prune(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest) 
 
 def configure(options: FinetuneRunOptions, arguments: list[str]) -> "tuple[FinetuneConfig, Start]":
     """Return the resolved config, and the :class:`Start` that determines its model section."""
-    from bert_jax.interop.initialization import plan_start
+    from bert_jax.start.plan import plan_start
 
     start = plan_start(FinetuneConfig, options, location(options.folder("finetune")), arguments)
     config = load_config(FinetuneConfig, arguments, extra=FinetuneRunOptions, extra_settings=start.settings)

@@ -19,7 +19,7 @@ from bert_jax.registry import load
 from bert_jax.training.launch import TEACHER_RECORD, Launch
 
 if TYPE_CHECKING:
-    from bert_jax.interop.initialization import Start
+    from bert_jax.start.plan import Start
     from bert_jax.tokenization import Tokenizer
     from bert_jax.training.launch import Teacher
 
@@ -56,7 +56,7 @@ def _run(argv: Sequence[str], program: str, stop: StopRequest) -> None:
 def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfig, Start, Teacher | None]":
     """Return the resolved config, and the start and the teacher of the run, which determine some of its options."""
     from bert_jax.interop.exchange import ReadOptions
-    from bert_jax.interop.initialization import plan_start
+    from bert_jax.start.plan import plan_start
 
     workdir = location(options.folder("pretrain"))
     start = plan_start(PretrainConfig, options, workdir, arguments)
@@ -98,9 +98,9 @@ def train(options: RunOptions, arguments: list[str], stop: StopRequest) -> None:
 
     import jax
 
-    from bert_jax.interop.initialization import initial_model, pretraining_spec
     from bert_jax.objectives.objective import TaughtObjective
     from bert_jax.process import hosts
+    from bert_jax.start.plan import initial_model, pretraining_spec
     from bert_jax.training.pretrain import PretrainJob
     from bert_jax.training.run import train as run
     from data_pipeline.read.pretrain_input import ShardSource
@@ -151,8 +151,8 @@ def _prepared(
     Raises ``ValueError``, before anything is built, if a checkpoint, an earlier phase or the teacher has another
     vocabulary.
     """
-    from bert_jax.interop.initialization import check_padding
     from bert_jax.process import hosts
+    from bert_jax.start.plan import check_padding
     from bert_jax.tokenization import load_tokenizer
     from bert_jax.training.checkpoint.restore import saved_steps
     from bert_jax.training.start import check_checkpoint

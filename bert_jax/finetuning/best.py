@@ -12,7 +12,6 @@ import numpy as np
 from bert_jax.config import ModelSpec, spec_from_json, to_dict
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
-from bert_jax.interop.initialization import Start
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import BEST, SPEC_FILE, replace_saved
 from bert_jax.interop.taken_over import with_prompts
@@ -20,6 +19,7 @@ from bert_jax.metrics import Score
 from bert_jax.model import from_canonical, to_canonical
 from bert_jax.parallel import to_host
 from bert_jax.process import hosts
+from bert_jax.start.plan import Start
 
 # Metrics of an evaluation, by dev split and name; None: undefined.
 Values = Mapping[str, Mapping[str, float | None]]

@@ -15,7 +15,7 @@ from bert_jax.finetuning.evaluator import Evaluator
 from bert_jax.finetuning.resolve import Splits, resolve_task
 from bert_jax.finetuning.results import has_results, write_results
 from bert_jax.finetuning.training_model import start_parameters, training_model, training_programs
-from bert_jax.interop.initialization import Start, store_tokenizer
+from bert_jax.start.plan import Start, store_tokenizer
 from bert_jax.training.job import Context, Data, Job
 from bert_jax.training.launch import NO_TEACHING, InitialModel, Launch, Teaching
 from bert_jax.training.programs import TrainPrograms, with_shardings

@@ -8,9 +8,9 @@ from jax.sharding import Mesh
 from bert_jax.config import ModelSpec
 from bert_jax.finetuning.resolve import ResolvedTask, redrawn_layers
 from bert_jax.finetuning.task_objective import TaskObjective, check_layers
-from bert_jax.interop.initialization import Start, initial_model
 from bert_jax.model import BertModel
 from bert_jax.optim import lr_multipliers, unfreeze_updates
+from bert_jax.start.plan import Start, initial_model
 from bert_jax.training.launch import InitialModel
 from bert_jax.training.programs import TrainPrograms, make_programs
 from bert_jax.training.state import abstract_params

@@ -27,7 +27,7 @@ TEACHER_RECORD = "teacher.json"
 class InitialModel:
     """Parameters that a run starts from instead of randomly initialized parameters.
 
-    Created by ``bert_jax.interop.initialization``.
+    Created by ``bert_jax.start.plan``.
     """
 
     # Canonical name -> float32 array; missing parameters are randomly initialized.

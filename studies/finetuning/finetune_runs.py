@@ -19,7 +19,7 @@ from bert_jax.config.loader import take_options
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.write import write_hf
-from bert_jax.interop.initialization import Start, plan_start
+from bert_jax.start.plan import Start, plan_start
 from bert_jax.model import to_canonical
 from bert_jax.parallel import to_host
 from bert_jax.records import Record

@@ -36,7 +36,7 @@ from text_baselines import regression
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, ModelSpec, RunOptions, TokenizerConfig
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
-from bert_jax.interop.model_extension import initial_weights
+from bert_jax.start.model_extension import initial_weights
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.io.files import write_whole

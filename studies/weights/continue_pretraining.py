@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from bert_jax.config import ExecutionConfig, PretrainConfig, RunOptions, load_config
-from bert_jax.interop.initialization import initial_model, plan_start, pretraining_spec
+from bert_jax.start.plan import initial_model, plan_start, pretraining_spec
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import BertForPretraining, from_canonical
 from bert_jax.tokenization import load_tokenizer

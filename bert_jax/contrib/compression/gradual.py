@@ -18,12 +18,12 @@ from bert_jax.config import ModelConfig
 from bert_jax.contrib.compression.parts import kept, whole_masks
 from bert_jax.contrib.compression.prune import Importance, Pruning, check_prunable, prune_model
 from bert_jax.interop.exchange import ReadOptions
-from bert_jax.interop.fixed_options import whole_name
 from bert_jax.interop.readers import read_weights
 from bert_jax.io.files import write_whole
 from bert_jax.process import exits
 from bert_jax.process.signals import StopRequest
 from bert_jax.records import Record
+from bert_jax.start.fixed_options import whole_name
 
 ROUNDS, SMALLER, RECORD = "rounds", "pruned", "rounds.json"
 

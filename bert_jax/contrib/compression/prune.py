@@ -14,13 +14,13 @@ from bert_jax.contrib.compression import importance
 from bert_jax.contrib.compression.parts import Parts, cut, kept, masked, whole_masks
 from bert_jax.inference.loaded import LoadedModel, load, prepare
 from bert_jax.interop.exchange import ModelBundle, ReadOptions
-from bert_jax.interop.model_extension import with_layers
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.io.files import new_folder, whole_folder
 from bert_jax.model.flops import traced_flops
 from bert_jax.process import exits
 from bert_jax.records import Record
+from bert_jax.start.model_extension import with_layers
 
 Importance = Literal["gradient", "magnitude", "movement", "random"]
 _ROWS, _LENGTH = 8, 32  # of drawn ids, for which outputs are compared

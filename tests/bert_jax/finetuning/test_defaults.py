@@ -9,7 +9,7 @@ from bert_jax.config import load_config
 from bert_jax.config.finetune import FinetuneConfig, automatic_rate
 from bert_jax.config.lengths import automatic_steps
 from bert_jax.finetuning.resolve import automatic_notes, with_steps
-from bert_jax.interop.fixed_options import kept_settings
+from bert_jax.start.fixed_options import kept_settings
 
 
 def load(words=""):

@@ -26,13 +26,13 @@ from bert_jax.finetuning import finetune as module
 from bert_jax.finetuning.best import BestCheckpoint
 from bert_jax.finetuning.evaluation import blank_scores
 from bert_jax.finetuning.results import _export
-from bert_jax.interop.initialization import plan_start
 from bert_jax.interop.readers import read_weights
 from bert_jax.io.storage import location
 from bert_jax.metrics import Score
 from bert_jax.process import exits
 from bert_jax.process.signals import Interrupted
 from bert_jax.records import Record
+from bert_jax.start.plan import plan_start
 from bert_jax.training.job import Context
 from bert_jax.training.logging.curves import draw_curves
 

@@ -16,8 +16,8 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import dump_yaml, load_config, take_options
 from bert_jax.config.options import field_types, options_of
 from bert_jax.config.sweep import FinetuneRunOptions
-from bert_jax.interop.initialization import plan_start
 from bert_jax.records import Record
+from bert_jax.start.plan import plan_start
 from bert_jax.tasks.registry import TASKS, task_class
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 from data_pipeline.tasks import read_splits, split_names

@@ -9,8 +9,8 @@ from bert_jax.config import ModelConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.evaluation import blank_scores
 from bert_jax.finetuning.finetune import FinetuneJob
-from bert_jax.interop.initialization import Start
 from bert_jax.records import Answer, Record
+from bert_jax.start.plan import Start
 from bert_jax.tasks.registry import TASKS
 
 CASES = {case.name: case for case in TASK_CASES}

@@ -10,11 +10,11 @@ from builders import StopAt
 from support import TINY, objective_of, tiny_config, train_synthetic, untimed
 
 from bert_jax.config import MeshConfig, PretrainConfig, RunOptions, load_config
-from bert_jax.interop.fixed_options import record_text
-from bert_jax.interop.initialization import plan_start
 from bert_jax.model import to_canonical
 from bert_jax.parallel import make_mesh
 from bert_jax.process.exits import Stop
+from bert_jax.start.fixed_options import record_text
+from bert_jax.start.plan import plan_start
 from bert_jax.training.checkpoint.restore import Unfit, restore_newest, saved_steps
 from bert_jax.training.launch import RECORD, InitialModel
 from bert_jax.training.logging.metrics_file import read_metrics

@@ -23,11 +23,11 @@ from bert_jax.config import (
 )
 from bert_jax.config.finetune import FinetuneConfig, FinetuneOptimizerConfig
 from bert_jax.interop.exchange import ModelBundle
-from bert_jax.interop.initialization import initial_model, plan_start, pretraining_spec
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.model import BertForPretraining, to_canonical
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import make_mesh
+from bert_jax.start.plan import initial_model, plan_start, pretraining_spec
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.launch import RECORD
 from bert_jax.training.state import abstract_state, initial_state

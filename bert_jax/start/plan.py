@@ -19,7 +19,12 @@ from bert_jax.config.loader import Setting, parse_settings, read_settings
 from bert_jax.config.options import field_types
 from bert_jax.config.schema import SWITCH
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
-from bert_jax.interop.fixed_options import (
+from bert_jax.interop.hf.families.long import has_own_projections
+from bert_jax.interop.taken_over import Kept, described, kept_facts, sentence_settings
+from bert_jax.io.errors import one_line
+from bert_jax.io.files import require_folder
+from bert_jax.io.storage import Location, location
+from bert_jax.start.fixed_options import (
     Given,
     fixed_settings,
     kept_settings,
@@ -31,18 +36,13 @@ from bert_jax.interop.fixed_options import (
     whole_name,
     with_length,
 )
-from bert_jax.interop.hf.families.long import has_own_projections
-from bert_jax.interop.model_extension import (
+from bert_jax.start.model_extension import (
     POSITIONS,
     extend_positions,
     extend_rows,
     initial_weights,
     plan_vocabulary,
 )
-from bert_jax.interop.taken_over import Kept, described, kept_facts, sentence_settings
-from bert_jax.io.errors import one_line
-from bert_jax.io.files import require_folder
-from bert_jax.io.storage import Location, location
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, WordPieceTokenizer, build_tokenizer, load_tokenizer
 from bert_jax.training.checkpoint.restore import saved_steps
 from bert_jax.training.launch import RECORD, InitialModel

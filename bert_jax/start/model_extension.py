@@ -17,10 +17,10 @@ import numpy as np
 from bert_jax.config import DataConfig, RunOptions, TokenizerConfig
 from bert_jax.config.schema import SWITCH
 from bert_jax.interop.exchange import ModelBundle
-from bert_jax.interop.fixed_options import Given, read_options
-from bert_jax.interop.hf.families.long import WINDOW, long_config, long_params
 from bert_jax.interop.readers import read_weights
 from bert_jax.io.storage import location
+from bert_jax.start.fixed_options import Given, read_options
+from bert_jax.start.long_model import WINDOW, long_config, long_params
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, WordPieceTokenizer, build_tokenizer, load_tokenizer
 from bert_jax.tokenization.json_tokenizer import INPUT_PIECES, with_input_pieces
 from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, chunks, split_words

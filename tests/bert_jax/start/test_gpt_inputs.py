@@ -25,11 +25,11 @@ from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.export import export_model
 from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.write import write_hf
-from bert_jax.interop.initialization import Start, plan_start
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.records import Record
+from bert_jax.start.plan import Start, plan_start
 from bert_jax.tokenization import build_tokenizer
 
 WORDS = "embeddings/word_embeddings/embedding"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from warm_start_source import PIECES, byte_bpe, tokenizer, write_words
 
-from bert_jax.interop.model_extension import (
+from bert_jax.start.model_extension import (
     compare,
     extend_positions,
     extend_rows,

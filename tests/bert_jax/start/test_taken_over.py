@@ -17,9 +17,9 @@ from bert_jax.config import (
     load_config,
 )
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.interop.initialization import plan_start
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.interop.taken_over import with_kept, with_prompts
+from bert_jax.start.plan import plan_start
 from bert_jax.training.launch import RECORD
 from bert_jax.training.workdir import read_record
 

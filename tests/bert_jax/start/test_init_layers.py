@@ -10,8 +10,8 @@ from builders import content, drawn, tiny_model, words
 from bert_jax.config import HeadsConfig, ModelSpec, PretrainConfig, RunOptions, TokenizerConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.inference.loaded import prepare
-from bert_jax.interop.initialization import plan_start
 from bert_jax.interop.saved_model import write_saved
+from bert_jax.start.plan import plan_start
 
 
 def save(folder, **changes: Any):

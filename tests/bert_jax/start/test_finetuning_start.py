@@ -10,11 +10,11 @@ from finetune_cases import PIECES, configured, saved_model
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, RunOptions, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.resolve import redrawn_layers
-from bert_jax.interop import initialization as module
 from bert_jax.interop import saved_model as native
-from bert_jax.interop.initialization import initial_model, plan_start, store_tokenizer, whole_name
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import replace_saved
+from bert_jax.start import plan as module
+from bert_jax.start.plan import initial_model, plan_start, store_tokenizer, whole_name
 from bert_jax.training.launch import RECORD
 
 TAGS = ("O", "B-PER", "I-PER")

@@ -27,11 +27,11 @@ from bert_jax.config.switches import function_of
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.export import export_model
 from bert_jax.interop.hf.families.long import has_own_projections
-from bert_jax.interop.initialization import plan_start
 from bert_jax.interop.programs.serving import sample_inputs
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.model import BertModel, from_canonical
+from bert_jax.start.plan import plan_start
 from bert_jax.tokenization import build_tokenizer
 from bert_jax.training.launch import RECORD
 from bert_jax.training.state import initial_params
