@@ -26,20 +26,20 @@ _VERDICTS: dict[str, Verdict] = {"y": "yes", "e": "encoder only", "r": "refused"
 # Row -> meaning, and one letter of _VERDICTS per format in the order of FORMATS. If the letters are empty, the
 # verdicts are derived from the tables of the writers. Several rows may apply to one model.
 _TABLE = {
-    "no head": ("the encoder alone", "yyyyyy"),
+    "no head": ("encoder only", "yyyyyy"),
     "pooler": ("pooled output", "yyyyyy"),
     "mlm": ("masked language model", "yeyyyy"),
     "nsp": ("sentence pair", "yeyyyy"),
-    "rtd": ("replaced tokens (families with such a class: electra)", "yeryyy"),
-    "sequence": ("classes or a value per text", "yeyyyy"),
+    "rtd": ("replaced-token detection (in hf: electra)", "yeryyy"),
+    "sequence": ("classes or value per text", "yeyyyy"),
     "token": ("a tag per token", "yeeyyy"),
     "span": ("start and end of an answer", "yeyyyy"),
     "choice": ("one score per choice", "yeeyyy"),
     "crf": ("transitions between tags (the token head is kept)", "yeeeey"),
-    "pair": ("classes of two sentence vectors", "eyeeey"),
-    "exits": ("heads of lower layers, where a prediction can stop", "yeeeey"),
+    "pair": ("classifier of two sentence vectors", "eyeeey"),
+    "exits": ("early-exit heads", "yeeeey"),
     "sentence": ("pooling and the modules after it (Sentence-BERT)", "eyeyyy"),
-    "several heads": ("heads that no single transformers class combines", "reyyyy"),
+    "several heads": ("not combined in one transformers class", "reyyyy"),
     "features": ("heads on hidden states other than the last, or after a BiLSTM", "rrrrry"),
     "roberta": ("family roberta", "yyryyy"),
     "family": ("families other than bert and roberta", "yyryyy"),
@@ -93,7 +93,7 @@ UNSUPPORTED: dict[str, Callable[[ModelSpec], list[str]]] = {
 
 
 def all_formats() -> tuple[str, ...]:
-    """Return the names of all formats; those outside the trunk hold an encoder alone."""
+    """Return the names of all formats; those outside the trunk hold only an encoder."""
     return (*FORMATS, *registry.names("formats"))
 
 
