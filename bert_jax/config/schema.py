@@ -257,7 +257,7 @@ class TrainingConfig(Section, prefix="training."):
     spike_deviations: AtLeast0[float] = 0.0
     # Number of steps in the running mean and standard deviation; no spike is detected before this number of steps.
     spike_window: Positive[int] = 200
-    # Maximum number of rollbacks in a run. A rollback restores the newest checkpoint before a spike, or before
+    # Maximum number of rollbacks in a phase. A rollback restores the newest checkpoint before a spike, or before
     # max_bad_steps non-finite steps, and skips the batches since then.
     spike_rollbacks: AtLeast0[int] = 0
     # Number of batches after the spike that are also skipped.
