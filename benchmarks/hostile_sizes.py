@@ -89,7 +89,7 @@ def folders(place: Path) -> dict[str, tuple[Path, Path, str]]:
     files = "config.json 1_Pooling/config.json 2_Dense/config.json sentence_bert_config.json tokenizer_config.json"
     found["sentence-transformers"] = (place / "sentences", place / "sentences", files)
     pieces = words(4)
-    elmo = ModelConfig(
+    elmo = ModelConfig.of(
         vocab_size=len(pieces), encoder="bidirectional_lstm", num_layers=1, hidden_size=8, embedding_size=4,
         lstm_cells=4, character_filters=(1, 4), character_size=4, max_characters=8, highway_layers=1,
         position_embeddings="none", type_vocab_size=0, embedding_norm="no", final_norm="no", mlm_transform=False,

@@ -3,10 +3,10 @@
 A room is a package in ``bert_jax/contrib`` or ``data_pipeline/contrib``. Its ``__init__.py`` holds a table of
 strings for each kind of part, such as ``COMMANDS = {"plan": "bert_jax.contrib.planner.commands:COMMANDS"}``, so
 that nothing is imported before it is used, and a deleted room takes its names along. Another package declares an
-entry point of the group ``bert_jax.commands``, ``bert_jax.objectives`` or ``bert_jax.formats``; the options of the
-other kinds are fixed.
+entry point of the group ``bert_jax.KIND``, such as ``bert_jax.encoders``.
 """
 
+import difflib
 import functools
 import importlib.metadata
 import importlib.util
@@ -15,20 +15,34 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 # COMMANDS: subcommands of bert-jax. ENCODERS: values of model.encoder. OBJECTIVES: values of objective.name.
-# FORMATS: files of models (interop/exchange.py, Format). EXTENSIONS: what an option of the trunk needs from a room.
-# DATA_COMMANDS, DATA_EXTENSIONS: the same for bert-jax data, from the rooms of data_pipeline.
+# ENCODER_OPTIONS, OBJECTIVE_OPTIONS: the class of the section model or objective for these, where it has options of
+# its own; importing its module does not import jax. FORMATS: files of models (interop/exchange.py, Format).
+# EXTENSIONS: what an option of the trunk needs from a room. DATA_COMMANDS, DATA_EXTENSIONS: the same for bert-jax
+# data, from the rooms of data_pipeline.
 Kind = Literal[
-    "commands", "encoders", "objectives", "formats", "extensions", "data_commands", "data_extensions"
+    "commands", "encoders", "encoder_options", "objectives", "objective_options", "formats", "extensions",
+    "data_commands", "data_extensions",
 ]  # fmt: skip
+# The parts of the trunk that have names in options.
+_TRUNK: dict[Kind, dict[str, str]] = {
+    "encoders": {"transformer": "bert_jax.model.bert:Encoder"},
+    "objectives": {
+        "masked_lm": "bert_jax.objectives.masked_lm:MaskedLm",
+        "masked_lm_classes": "bert_jax.objectives.masked_lm_classes:MaskedLmClasses",
+        "causal_lm": "bert_jax.objectives.causal_lm:CausalLm",
+        "replaced_tokens": "bert_jax.objectives.replaced_tokens:ReplacedTokens",
+    },
+}
 
 
 @functools.cache
 def names(kind: Kind) -> Mapping[str, str]:
-    """Return name -> "module:attribute" (or "module") of every part of a kind outside the trunk.
+    """Return name -> "module:attribute" (or "module") of every part of a kind; commands and formats of the trunk
+    have tables of their own.
 
     Raises ``ValueError`` if two parts have the same name.
     """
-    found: dict[str, str] = {}
+    found = dict(_TRUNK.get(kind, {}))
     package = "data_pipeline.contrib" if kind.startswith("data_") else "bert_jax.contrib"
     tables = [getattr(importlib.import_module(room), kind.upper(), {}) for room in _rooms(package)]
     tables += [{point.name: point.value} for point in importlib.metadata.entry_points(group=f"bert_jax.{kind}")]
@@ -40,11 +54,25 @@ def names(kind: Kind) -> Mapping[str, str]:
     return found
 
 
+def is_of_trunk(kind: Kind, name: str) -> bool:
+    """Return True if the trunk has the part ``name``, so that no room is asked for it."""
+    return name in _TRUNK.get(kind, {})
+
+
+def check(kind: Kind, name: str, option: str) -> None:
+    """Raise ``ValueError`` unless ``name``, the value of ``option``, is the name of a part."""
+    if not is_of_trunk(kind, name) and name not in names(kind):
+        close = difflib.get_close_matches(name, names(kind), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else "; install the package that brings it"
+        raise ValueError(f"{option}: {name!r} is not allowed; allowed: {', '.join(names(kind))}{hint}")
+
+
 def load(kind: Kind, name: str) -> Any:
     """Return the part ``name``. Raises ``ValueError`` if no room and no installed package has it."""
-    if name not in names(kind):
+    found = _TRUNK[kind] if is_of_trunk(kind, name) else names(kind)
+    if name not in found:
         raise ValueError(f"{name}: not installed; the {kind} that are: {', '.join(sorted(names(kind))) or 'none'}")
-    module, _, attribute = names(kind)[name].partition(":")
+    module, _, attribute = found[name].partition(":")
     part = importlib.import_module(module)
     return getattr(part, attribute) if attribute else part
 

@@ -27,7 +27,7 @@ def tiny_model(vocab_size: int, **sizes: int) -> ModelConfig:
         "hidden_size": 16, "num_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
         "max_position_embeddings": 64,
     }  # fmt: skip
-    return ModelConfig(vocab_size=vocab_size, **tiny | sizes)
+    return ModelConfig.of(vocab_size=vocab_size, **tiny | sizes)
 
 
 def drawn(

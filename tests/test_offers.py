@@ -9,11 +9,13 @@ import io
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from bert_jax import registry
+from bert_jax.config import FinetuneConfig, PretrainConfig, RunOptions, load_config
+from bert_jax.config.sweep import FinetuneRunOptions
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECORDED = REPOSITORY / "tests" / "golden" / "offers.json"
@@ -46,10 +48,18 @@ def options_of_help(text):
     }
 
 
-def script_options(script):
-    words = [sys.executable, script, "--help_all"]
-    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=True)
-    return options_of_help(done.stdout)
+def script_options(config_type, extra):
+    """The options of a run, with those of the encoders and objectives that have sections of their own."""
+    shown = {}
+    for choice in ("", *(f"--model.encoder {name}" for name in registry.names("encoder_options"))):
+        for objective in ("", *(f"--objective.name {name}" for name in registry.names("objective_options"))):
+            if objective and config_type is FinetuneConfig:
+                continue
+            words = [*choice.split(), *objective.split(), "--help_all"]
+            with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+                load_config(config_type, words, extra=extra)
+            shown |= options_of_help(out.getvalue()) | shown
+    return shown
 
 
 def model_commands():
@@ -97,7 +107,10 @@ def offers():
 
     recipes = sorted(path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "configs").rglob("*.yaml"))
     return {
-        "scripts": {name: script_options(name) for name in ("run_pretrain.py", "run_finetune.py")},
+        "scripts": {
+            "run_pretrain.py": script_options(PretrainConfig, RunOptions),
+            "run_finetune.py": script_options(FinetuneConfig, FinetuneRunOptions),
+        },
         "bert-jax": model_commands(),
         "bert-data": data_commands(),
         "recipes": recipes,

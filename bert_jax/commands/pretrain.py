@@ -9,13 +9,13 @@ from bert_jax.config import PretrainConfig, RunOptions, dump_yaml, load_config
 from bert_jax.config.loader import HELP, Setting, read_settings, take_options
 from bert_jax.config.pretrain import with_text_length
 from bert_jax.io.storage import Location, location
-from bert_jax.objectives.registry import check_name, objective_class
+from bert_jax.objectives.registry import objective_class
 from bert_jax.process import early
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.allocator import keep_freed_memory, require_memory
 from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest
-from bert_jax.registry import load
+from bert_jax.registry import check, load
 from bert_jax.training.launch import TEACHER_RECORD, Launch
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfi
         find_teacher = load("extensions", "--teacher").find_teacher
         teacher = find_teacher(options.teacher, workdir, reading, options.teacher_outputs)
     config = load_config(PretrainConfig, arguments, extra=RunOptions, extra_settings=start.settings)
-    check_name(config.objective)
+    check("objectives", config.objective.name, "objective.name")
     if teacher is not None:
         if (name := config.objective.name) != "distillation":
             raise ValueError(f"--teacher: not allowed with objective.name {name}; set distillation, or omit it")

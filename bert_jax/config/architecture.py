@@ -4,17 +4,25 @@ A family of encoders is a set of values of these options. Their defaults describ
 2018). This module does not import jax.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import ClassVar, Literal
 
-from bert_jax.config.schema import AtLeast0, Inherited, Layers, Positive, Probability, Section, only, require
+from bert_jax import registry
+from bert_jax.config.schema import (
+    AtLeast0,
+    Choice,
+    Inherited,
+    Layers,
+    Positive,
+    Probability,
+    Section,
+    only,
+    require,
+)
 
 # Whether a part exists; auto: the rule in the comment of the option decides.
 Presence = Literal["auto", "yes", "no"]
-
-# Conditions of options that a Transformer does not have.
-OF_LSTM = {"model.encoder": ("lstm", "bidirectional_lstm")}
-OF_OTHERS = {"model.encoder": ("nnlm", "lstm", "bidirectional_lstm")}
 
 # Families of encoders that Hugging Face folders can hold.
 FamilyName = Literal[
@@ -24,43 +32,54 @@ FamilyName = Literal[
 ]  # fmt: skip
 
 
+# Fields of other encoders that the files of every model held before each encoder had a section of its own.
+FORMER_FIELDS: dict[str, object] = {
+    "context_size": 4, "lstm_cells": 0, "lstm_cell_clip": 0.0, "lstm_projection_clip": 0.0, "lstm_skip": False,
+    "lstm_weight_dropout": 0.0, "word_dropout": 0.0, "character_filters": [], "character_size": 16,
+    "max_characters": 50, "highway_layers": 2, "character_activation": "relu",
+}  # fmt: skip
+
+
+def current_fields(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Return ``values``, the fields of a stored model, without those of ``FORMER_FIELDS`` that its encoder does not
+    have. ``prefix`` precedes the keys."""
+    own = ModelConfig.class_for({"encoder": values.get(f"{prefix}encoder")})
+    names = {field.name for field in fields(own)}  # type: ignore[arg-type]
+    former = {key for key in values if (name := key.removeprefix(prefix)) in FORMER_FIELDS and name not in names}
+    return {
+        key: value
+        for key, value in values.items()
+        if key not in former or value != FORMER_FIELDS[key.removeprefix(prefix)]
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Section, prefix="model."):
+class ModelConfig(Section, prefix="model.", choice=Choice("encoder", "encoders", "encoder_options")):
     """Architecture, dropout and initialization of the model. Defaults: BERT-base, uncased (Devlin et al. 2018)."""
+
+    # Title of the encoder and its tag in model cards; empty: those of the family.
+    TITLE: ClassVar[str] = ""
+    TAG: ClassVar[str] = ""
+    # Learning rate of fine-tuning, if none is set; 0: from the width, as for a Transformer.
+    FINETUNING_RATE: ClassVar[float] = 0.0
+    # Whether a run can keep the state of the encoder between batches (objective.carry_state).
+    HAS_STATE: ClassVar[bool] = False
+    # Whether the optimizer muon applies to the matrices of the encoder.
+    FITS_MUON: ClassVar[bool] = True
+    # Dropout drops the same values of all tokens of a sequence (locked dropout; Merity et al. 2018, section 4.1).
+    LOCKS_DROPOUT: ClassVar[bool] = False
 
     # Size of the vocabulary, special tokens included.
     vocab_size: Positive[int] = 30522
-    # Width of the encoder; that of both directions together with encoder bidirectional_lstm.
+    # Width of the encoder.
     hidden_size: Positive[int] = 768
-    # Number of encoder layers: 0 with encoder none, 1 with nnlm.
+    # Number of encoder layers.
     num_layers: Layers = 12
     # Encoder: transformer; none (the output of a token is its embedding: word2vec, GloVe); nnlm (one tanh layer
     # over the embeddings of a token and those before it; Bengio et al. 2003); lstm (left to right; AWD-LSTM of
     # Merity et al. 2018); bidirectional_lstm (two LSTMs, whose outputs are concatenated; ELMo of Peters et al.
     # 2018).
-    encoder: Literal["transformer", "none", "nnlm", "lstm", "bidirectional_lstm"] = "transformer"
-    # Tokens that the layer of encoder nnlm reads: the last one and those before it (the paper's n - 1).
-    context_size: Positive[int] = only(4, {"model.encoder": ("nnlm",)})
-    # Cells of an LSTM layer; 0: as many as it has outputs. With encoder bidirectional_lstm, a projection reduces
-    # them to the outputs (Sak et al. 2014); with lstm, every layer but the last has this width.
-    lstm_cells: AtLeast0[int] = only(0, OF_LSTM)
-    # Largest absolute value of the cells of an LSTM (ELMo: 3); 0: no limit.
-    lstm_cell_clip: AtLeast0[float] = only(0.0, OF_LSTM)
-    # Largest absolute value of the projected outputs of an LSTM (ELMo: 3); 0: no limit.
-    lstm_projection_clip: AtLeast0[float] = only(0.0, OF_LSTM)
-    # The output of each LSTM layer but the first is added to its input (ELMo).
-    lstm_skip: bool = only(False, OF_LSTM)
-    # Widths of the character convolutions from which the embedding of a token is computed, each followed by its
-    # number of filters, as 1 32 2 32 3 64 (ELMo); empty: a table of embeddings.
-    character_filters: tuple[int, ...] = only((), OF_OTHERS)
-    # Width of the embedding of a character.
-    character_size: Positive[int] = only(16, OF_OTHERS)
-    # Most bytes of a token, its begin and end included.
-    max_characters: Positive[int] = only(50, OF_OTHERS)
-    # Highway layers (Srivastava et al. 2015) after the convolutions.
-    highway_layers: Layers = only(2, OF_OTHERS)
-    # Activation of the convolutions.
-    character_activation: Literal["relu", "tanh"] = only("relu", OF_OTHERS)
+    encoder: str = "transformer"
     # Attention heads per layer; must divide hidden_size.
     num_attention_heads: Positive[int] = 12
     # Attention heads of each layer, at most num_attention_heads, which with hidden_size determines the width of a
@@ -96,10 +115,6 @@ class ModelConfig(Section, prefix="model."):
     attention_output_dropout: Inherited = -1.0
     # Dropout after the feed-forward output; -1: hidden_dropout.
     feed_forward_dropout: Inherited = -1.0
-    # Dropout of the weights between the states of an LSTM (Merity et al. 2018, section 2).
-    lstm_weight_dropout: Probability = only(0.0, OF_LSTM)
-    # Dropout of words: their embeddings are 0 in the whole batch (Merity et al. 2018, section 4.3).
-    word_dropout: Probability = only(0.0, OF_OTHERS)
     # Feed-forward and MLM-head activation: gelu (erf), gelu_tanh, gelu_sigmoid (x * sigmoid(1.702 x)), relu or silu
     # (x * sigmoid(x)).
     activation: Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"] = "gelu"
@@ -208,16 +223,9 @@ class ModelConfig(Section, prefix="model."):
         few = rows <= 1 << 20 or self.position_embeddings == "learned"
         allowed = f"at most {1 << 20:,} with {self.position_embeddings} positions"
         self._require("max_position_embeddings", few, allowed)
-        layers = {"none": (0, "0 with encoder none"), "nnlm": (1, "1 with encoder nnlm")}
-        wanted, allowed = layers.get(self.encoder, (max(self.num_layers, 1), "1 or more"))
-        self._require("num_layers", self.num_layers == wanted, allowed)
+        self._check_encoder()
         embedding = self.embedding_width
         self._require("word_rank", self.word_rank < embedding, f"below {embedding}, the width of the embeddings")
-        if self.encoder == "transformer":
-            allowed = f"a divisor of model.hidden_size ({width})"
-            self._require("num_attention_heads", width % self.num_attention_heads == 0, allowed)
-        else:
-            self._check_other_encoder()
         if self.position_embeddings in ("sinusoidal", "rotary"):
             allowed = f"an even number with {self.position_embeddings} positions"
             self._require("hidden_size", width % 2 == 0, allowed)
@@ -237,13 +245,24 @@ class ModelConfig(Section, prefix="model."):
         self._require("attention_block", not self.attention_block or (plain and not any(windows)), allowed)
         self._check_pruned()
 
+    def _check_encoder(self) -> None:
+        """Check the options on which encoders differ."""
+        registry.check("encoders", self.encoder, "model.encoder")
+        section = self.class_for({"encoder": self.encoder})
+        if not isinstance(self, section):
+            raise TypeError(f"the section of encoder {self.encoder} is {section.__qualname__}")
+        self._require("num_layers", self.num_layers > 0, "1 or more")
+        allowed = f"a divisor of model.hidden_size ({self.hidden_size})"
+        divides = not self.has_attention or self.hidden_size % self.num_attention_heads == 0
+        self._require("num_attention_heads", divides, allowed)
+
     def _check_pruned(self) -> None:
         """Check the sizes of single layers."""
         for name, most in (("layer_heads", self.num_attention_heads), ("layer_units", self.intermediate_size)):
             sizes: tuple[int, ...] = getattr(self, name)
             if not sizes:
                 continue
-            has_layers = self.encoder == "transformer" and not self.shared_layers
+            has_layers = self.has_attention and not self.shared_layers
             self._require(name, has_layers, "no numbers unless encoder is transformer, without shared_layers")
             allowed = f"one number from 1 to {most} for each of the {self.num_layers} layers"
             fits = len(sizes) == self.num_layers and all(1 <= size <= most for size in sizes)
@@ -253,50 +272,63 @@ class ModelConfig(Section, prefix="model."):
         allowed = "no numbers unless relative_positions is none, without attention_block"
         self._require("layer_heads", plain or not self.layer_heads, allowed)
 
-    def _check_other_encoder(self) -> None:
-        """Check the options of an encoder without attention."""
-        what = f"with encoder {self.encoder}"
-        allowed = f"learned, sinusoidal or none {what}, which has no attention"
-        self._require("position_embeddings", self.position_embeddings != "rotary", allowed)
-        self._require("relative_positions", self.relative_positions == "none", f"none {what}")
-        for name in ("attention_windows", "global_tokens", "attention_block", "shared_layers"):
-            value = getattr(self, name)
-            self._require(name, not value, f"{type(value)()!r} {what}")
-        sizes = {"none": self.hidden_size, "bidirectional_lstm": self.hidden_size / 2}
-        wanted = sizes.get(self.encoder, self.embedding_width)
-        self._require("embedding_size", self.embedding_width == wanted, f"{wanted:g} (of the encoder) {what}")
-        is_tied = self.tied_output and self.encoder in ("nnlm", "lstm") and self.embedding_width != self.hidden_size
-        self._require("tied_output", not is_tied, f"false {what} and embeddings of another width")
-        if self.encoder == "lstm" and self.lstm_skip:
-            equal = self.lstm_cells in (0, self.hidden_size) and self.embedding_width == self.hidden_size
-            self._require("lstm_skip", equal, "false with layers of different widths")
-        filters = self.character_filters
-        self._require("character_filters", len(filters) % 2 == 0 and all(n > 0 for n in filters), "pairs above 0")
-        self._require("max_characters", self.max_characters >= 3, "3 or more")
-        allowed = f"widths up to model.max_characters ({self.max_characters})"
-        self._require("character_filters", max(filters[::2], default=0) <= self.max_characters, allowed)
+    @property
+    def is_causal(self) -> bool:
+        """True if the output of a token depends on this token and the tokens before it only."""
+        return self.has_attention and self.attention == "causal"
+
+    @property
+    def has_attention(self) -> bool:
+        """True if the layers are those of the Transformer: attention and a feed-forward layer."""
+        return self.encoder == "transformer"
 
     @property
     def directions(self) -> int:
         """Number of encoders, each of which reads the embeddings, and whose outputs are concatenated."""
-        return 2 if self.encoder == "bidirectional_lstm" else 1
+        return 1
+
+    @property
+    def inner_widths(self) -> tuple[int, ...]:
+        """Widths of the outputs of the layers, if they differ from each other."""
+        return ()
 
     def require_equal_widths(self) -> None:
         """Raise ``ValueError`` if the embeddings and the outputs of the layers have different widths, so that they
         cannot be read together."""
-        inner = [self.lstm_cells or self.hidden_size] * (self.num_layers - 1) if self.encoder == "lstm" else []
-        widths = [self.embedding_width, *inner, self.hidden_size]
-        if self.encoder in ("nnlm", "lstm") and len(set(widths)) > 1:
-            listed = ", ".join(map(str, widths))
+        if len(set(self.inner_widths)) > 1:
+            listed = ", ".join(map(str, self.inner_widths))
             raise ValueError(
                 f"model: its embeddings and layers have different widths ({listed}), so only the last layer can be "
                 "read; use a model of one width"
             )
 
     @property
-    def is_causal(self) -> bool:
-        """True if the output of a token depends on this token and the tokens before it only."""
-        return self.encoder in ("nnlm", "lstm") or (self.encoder == "transformer" and self.attention == "causal")
+    def spells_words(self) -> bool:
+        """True if the embedding of a token is computed from its characters."""
+        return False
+
+    @property
+    def whole_word_dropout(self) -> float:
+        """Probability with which the embedding of a word is 0 in the whole batch."""
+        return 0.0
+
+    @property
+    def unread_fields(self) -> set[str]:
+        """Fields that do not change the outputs of the encoder with these values of the others."""
+        return set()
+
+    @property
+    def table_sizes(self) -> list[str]:
+        """Fields that are dimensions of parameters."""
+        names = ["vocab_size", "hidden_size", "embedding_size", "word_rank", "type_vocab_size"]
+        names += ["intermediate_size"] if not self.layer_units else []
+        names += ["max_position_embeddings"] if self.position_embeddings == "learned" else []
+        return names + (["relative_buckets"] if self.relative_positions in ("buckets", "disentangled") else [])
+
+    @property
+    def layer_counts(self) -> list[str]:
+        """Fields that are numbers of layers, each with parameters of its own."""
+        return [] if self.shared_layers else ["num_layers"]
 
     @property
     def family_name(self) -> FamilyName:

@@ -46,8 +46,8 @@ _SOFTMAX = {KIND: ("classification", "choice", *WORDS, "sentence"), LOSS: ("soft
 _FOCAL = {**_SOFTMAX, KIND: ("multi_label", *_SOFTMAX[KIND])}
 _HEAD = (*WHOLE, "choice", *WORDS)
 # Automatic learning rates: that of a Transformer of the width of BERT-base, the power of the width with which it
-# falls, the highest one; that of heads on a frozen Transformer, and that of every other encoder.
-_BASE_WIDTH, _BASE_RATE, _POWER, _HIGHEST_RATE, _FROZEN_RATE, _OTHER_RATE = 768, 2e-5, 2.2, 1e-3, 3e-3, 9e-3
+# falls, the highest one; that of heads on a frozen Transformer.
+_BASE_WIDTH, _BASE_RATE, _POWER, _HIGHEST_RATE, _FROZEN_RATE = 768, 2e-5, 2.2, 1e-3, 3e-3
 # A share of the whole.
 Share = Annotated[float, Range("a number above 0, at most 1", lambda value: 0 < value <= 1)]
 
@@ -239,8 +239,8 @@ def automatic_rate(config: "FinetuneConfig") -> float:
     That of a Transformer is 2e-5 (Devlin et al. 2018) at 768 values per token and falls with the power 2.2 of this
     width, up to 1e-3; if it is frozen, 3e-3. Other encoders have 9e-3. ``studies/finetuning_defaults`` says why.
     """
-    if config.model.encoder != "transformer":
-        return _OTHER_RATE
+    if config.model.FINETUNING_RATE:
+        return config.model.FINETUNING_RATE
     if config.features.frozen_encoder:
         return _FROZEN_RATE
     rate = _BASE_RATE * (_BASE_WIDTH / config.model.hidden_size) ** _POWER
@@ -295,11 +295,11 @@ class FinetuneConfig:
         unpacked = not (self.model.attention_block and self.input.packing)
         require(unpacked, "input.packing", self.input.packing, "false with model.attention_block")
         if self.exits:
-            last, features, encoder = self.model.num_layers, self.features.layers, self.model.encoder
+            last, features, model = self.model.num_layers, self.features.layers, self.model
             fits = {*self.exits} <= {*range(1, last)} and len({*self.exits}) == len(self.exits)
             require(fits, "loss.layers", self.loss.layers, f"different layers from 1 to {last - 1}")
             require(features == "last", "features.layers", features, "last with loss.layer_heads own")
-            require(encoder == "transformer", "loss.layer_heads", "own", f"shared with model.encoder {encoder}")
+            require(model.has_attention, "loss.layer_heads", "own", f"shared with model.encoder {model.encoder}")
         nsp, both = self.loss.nsp_weight, self.task.pair_order == "both"
         require(not (nsp and both), "loss.nsp_weight", nsp, "0 with task.pair_order both")
 

@@ -7,36 +7,51 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from bert_jax.config.options import Option, options_of
-from bert_jax.config.schema import Weighted
+from bert_jax import registry
+from bert_jax.config.options import Option, class_of, options_of
+from bert_jax.config.schema import Section, Weighted
 
 _WIDTH = 100
 
 
 def print_help(
-    config_type: type, extra: type | None, prog: str, given: Mapping[str, Any], *, whole: bool = True
-) -> None:
+    config_type: type, chosen: tuple[type[Section], ...], extra: type | None, prog: str, given: Mapping[str, Any],
+    *, whole: bool = True,
+) -> None:  # fmt: skip
     """Print the options of ``extra``, then those of ``config_type`` by section; with ``whole`` False, those that
     ``config_type.USUAL`` names.
 
-    ``given`` (key -> value) contains the options on the command line. Options that these exclude are not printed;
-    the others are printed with their conditions.
+    ``chosen`` are the classes of the sections that ``given`` chooses. ``given`` (key -> value) contains the options
+    on the command line. Options that these exclude are not printed; the others are printed with their conditions.
     """
     usual = () if whole else getattr(config_type, "USUAL", ())
 
-    def chosen(options: Mapping[str, Option]) -> dict[str, Option]:
+    def shown(options: Mapping[str, Option]) -> dict[str, Option]:
         return {key: option for key, option in options.items() if not usual or key in usual}
 
     print(f"usage: {prog} [--config FILE ...] [--SECTION.OPTION VALUE ...]\n\n{_first_line(config_type)}")
-    own, options = options_of(extra) if extra else {}, options_of(config_type)
+    own, options = options_of(extra) if extra else {}, options_of(config_type, chosen)
     if extra:
-        _print_section(_first_line(extra), extra, "", chosen(own), given)
-    for name, section in get_type_hints(config_type).items():
-        if dataclasses.is_dataclass(section):
-            of_section = chosen({key: one for key, one in options.items() if key.startswith(f"{name}.")})
-            _print_section(f"{name}: {_first_line(section)}", section, f"{name}.", of_section, given)  # type: ignore[arg-type]
+        _print_section(_first_line(extra), extra, "", shown(own), given)
+    for name, hint in get_type_hints(config_type).items():
+        if dataclasses.is_dataclass(hint):
+            section = class_of(hint, chosen)  # type: ignore[arg-type]
+            of_section = shown({key: one for key, one in options.items() if key.startswith(f"{name}.")})
+            _print_section(f"{name}: {_first_line(section)}", section, f"{name}.", of_section, given)
     if usual:
         print(f"\nAll {len(own) + len(options)} options: {prog} --help_all")
+    elif more := _more_options(config_type):
+        print(f"\nMore options: {prog} --help_all with {'; '.join(more)}")
+
+
+def _more_options(config_type: type) -> list[str]:
+    """Return the values of options with which further options exist."""
+    choices = {name: getattr(hint, "choice", None) for name, hint in get_type_hints(config_type).items()}
+    return [
+        f"--{name}.{choice.field} {', '.join(parts)}"
+        for name, choice in choices.items()
+        if choice and (parts := registry.names(choice.options))
+    ]
 
 
 def _print_section(

@@ -12,14 +12,25 @@ import difflib
 import math
 import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
+from bert_jax import registry
 from bert_jax.config.help import print_help
-from bert_jax.config.options import Setting, absence, field_types, join_mappings, options_of
+from bert_jax.config.options import (
+    Option,
+    Setting,
+    absence,
+    all_options,
+    chosen_classes,
+    class_of,
+    field_types,
+    join_mappings,
+    options_of,
+)
 from bert_jax.config.schema import PRESETS
 
 C = TypeVar("C")
@@ -71,7 +82,8 @@ def load_config(
     settings, also = read_settings(argv), [*field_types(extra)] if extra else []
     if not HELP.isdisjoint(argv):
         given = {key: value for key, (value, _) in parse_settings(config_type, settings, also).items()}
-        print_help(config_type, extra, prog or "", given, whole=HELP_ALL in argv)
+        chosen = chosen_classes(config_type, given)
+        print_help(config_type, chosen, extra, prog or "", given, whole=HELP_ALL in argv)
         raise SystemExit(0)
     return build_config(config_type, [*settings, *extra_settings], also)
 
@@ -97,16 +109,39 @@ def parse_settings(
 
     Raises ``ValueError`` for an unknown key or a value of the wrong type.
     """
-    types, former = field_types(config_type), getattr(config_type, "FORMER_OPTIONS", ())
-    parsed: dict[str, tuple[Any, str]] = {}
-    for source, key, value in join_mappings(types, settings):
+    former = getattr(config_type, "FORMER_OPTIONS", ())
+    settings = [*join_mappings(field_types(config_type), settings)]
+    options, parsed = known_options(config_type, settings), dict[str, tuple[Any, str]]()
+    for source, key, value in settings:
         if key in former and source != "command line":
             continue  # in the stored config of an older version
-        if key not in types:
-            raise ValueError(f"{source}: {key}: {_unknown(key, types, also)}")
+        if key not in options:
+            _require_parts(config_type, settings)
+            raise ValueError(f"{source}: {key}: {_unknown(key, options, also)}")
         parsed.pop(key, None)  # so that the keys stay in the order of their last settings
-        parsed[key] = (_convert(types[key], value, f"{source}: {key}"), source)
+        parsed[key] = (_convert(options[key].type, value, f"{source}: {key}"), source)
     return parsed
+
+
+def known_options(config_type: type, settings: Sequence[Setting]) -> dict[str, Option]:
+    """Return the options of ``config_type`` with the sections that ``settings`` choose, by dotted name; if one of
+    the settings is not among them, also the options of the registered parts that are not chosen."""
+    options = options_of(config_type, chosen_classes(config_type, _last_values(settings)))
+    if all(setting.key in options for setting in settings):
+        return options
+    return {**all_options(config_type), **options}
+
+
+def _last_values(settings: Sequence[Setting]) -> dict[str, str]:
+    return {key: value.strip() for _, key, value in settings if isinstance(value, str)}
+
+
+def _require_parts(config_type: type, settings: Sequence[Setting]) -> None:
+    """Raise ``ValueError`` if ``settings`` choose a section by the name of a part that is not installed."""
+    values = _last_values(settings)
+    for name, hint in get_type_hints(config_type).items():
+        if (choice := getattr(hint, "choice", None)) and (key := f"{name}.{choice.field}") in values:
+            registry.check(choice.parts, values[key], key)
 
 
 def build_config(
@@ -119,18 +154,18 @@ def build_config(
         stored: True for a stored config. There, an option that does not apply, given the other options, may have
             any value; otherwise such an option must have its default.
     """
-    types = field_types(config_type)
     parsed = parse_settings(config_type, settings, also)
-    if "training.mode" in types:
+    options = known_options(config_type, [*join_mappings(field_types(config_type), settings)])
+    if "training.mode" in options:
         mode = parsed.get("training.mode", ("standard", ""))[0]
         for key, text in PRESETS[mode].items():
-            parsed.setdefault(key, (_convert(types[key], text, f"preset {mode}: {key}"), f"preset {mode}"))
+            value = _convert(options[key].type, text, f"preset {mode}: {key}")
+            parsed.setdefault(key, (value, f"preset {mode}"))
     if not stored and (complete := getattr(config_type, "complete", None)):
         parsed = complete(parsed)
     values = {key: value for key, (value, _) in parsed.items()}
-    options = options_of(config_type)  # type: ignore[arg-type]
     for key, (value, source) in parsed.items():
-        selector = absence(config_type, key, values)
+        selector = absence(config_type, options, key, values)
         if selector and value != options[key].default and not stored:
             allowed = ", ".join(map(_written, options[key].conditions[selector]))
             now = _written(values.get(selector, options[selector].default))
@@ -140,7 +175,7 @@ def build_config(
         if selector:
             del values[key]
     sources = {key: source for key, (_, source) in parsed.items()}
-    return _construct(config_type, values, sources)
+    return _construct(config_type, values, sources, chosen_classes(config_type, values))
 
 
 def _written(value: Any) -> str:
@@ -247,7 +282,7 @@ def _yaml_settings(
         yield Setting(source, key, node.value)
 
 
-def _unknown(key: str, types: dict[str, Any], also: Sequence[str] = ()) -> str:
+def _unknown(key: str, types: Collection[str], also: Sequence[str] = ()) -> str:
     """Return the end of the message for an unknown key, with the most similar option."""
     section, _, name = key.rpartition(".")
     sections = sorted({known.rpartition(".")[0] for known in types})
@@ -325,11 +360,14 @@ def _whole(text: str, where: str) -> int:
     return int(number)
 
 
-def _construct(config_type: type[C], values: dict[str, Any], sources: dict[str, str], prefix: str = "") -> C:
+def _construct(
+    config_type: type[C], values: dict[str, Any], sources: dict[str, str], chosen: Sequence[type], prefix: str = ""
+) -> C:
     arguments: dict[str, Any] = {}
     for name, hint in get_type_hints(config_type).items():
         if dataclasses.is_dataclass(hint):
-            arguments[name] = _construct(hint, values, sources, f"{prefix}{name}.")  # type: ignore[arg-type]
+            section = class_of(hint, chosen)  # type: ignore[arg-type]
+            arguments[name] = _construct(section, values, sources, (), f"{prefix}{name}.")
         elif f"{prefix}{name}" in values:
             arguments[name] = values[f"{prefix}{name}"]
     try:
@@ -344,9 +382,9 @@ def _construct(config_type: type[C], values: dict[str, Any], sources: dict[str, 
 def to_dict(config: Any) -> dict[str, Any]:
     """Return the options of ``config`` as nested plain dicts, lists and scalars. Options that do not exist with the
     values of the others are omitted."""
-    flat, tree = flat_values(config), dict[str, Any]()
+    flat, tree, options = flat_values(config), dict[str, Any](), _options_in(config)
     for key, value in flat.items():
-        if not absence(type(config), key, flat):
+        if not absence(type(config), options, key, flat):
             *sections, name = key.split(".")
             node = tree
             for section in sections:
@@ -357,8 +395,14 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def flat_values(config: Any) -> dict[str, Any]:
     """Return the value of every option by dotted name; tuples are converted to lists."""
-    values = {key: operator.attrgetter(key)(config) for key in field_types(type(config))}
+    values = {key: operator.attrgetter(key)(config) for key in _options_in(config)}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+
+def _options_in(config: Any) -> dict[str, Option]:
+    sections = (type(value) for value in vars(config).values())
+    chosen = tuple(section for section in sections if dataclasses.is_dataclass(section))
+    return options_of(type(config), chosen)  # type: ignore[arg-type]
 
 
 def dump_yaml(config: Any) -> str:
@@ -386,4 +430,4 @@ def from_dict(config_type: type[C], values: dict[str, Any]) -> C:
 def differences(old: Any, new: Any) -> list[str]:
     """Return ``key: old -> new`` for every option in which two configs of the same type differ."""
     before, after = flat_values(old), flat_values(new)
-    return [f"{key}: {before[key]} -> {after[key]}" for key in after if before[key] != after[key]]
+    return [f"{key}: {before[key]} -> {after[key]}" for key in after if before.get(key, after[key]) != after[key]]

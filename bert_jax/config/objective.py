@@ -6,13 +6,11 @@ The rules of ``schema`` apply: frozen, hashable, validated when created; no JAX 
 from dataclasses import dataclass
 from typing import Literal
 
-from bert_jax.config.schema import AtLeast0, Positive, Section, only
-
-TAUGHT = {"objective.name": ("distillation",)}
+from bert_jax.config.schema import AtLeast0, Choice, Positive, Section, only
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectiveConfig(Section, prefix="objective."):
+class ObjectiveConfig(Section, prefix="objective.", choice=Choice("name", "objectives", "objective_options")):
     """The objective that pretraining minimizes."""
 
     # masked_lm: masked tokens, and sentence pairs unless data.next_sentence is none (Devlin et al. 2018).
@@ -33,55 +31,14 @@ class ObjectiveConfig(Section, prefix="objective."):
     # Coefficient of the z-loss (Chowdhery et al. 2022: 1e-4), the mean square of the logarithm of the softmax
     # normalizer of the predicted tokens, which keeps the logits from drifting; 0: off.
     z_loss: AtLeast0[float] = only(
-        0.0, {"objective.name": ("masked_lm", "masked_lm_classes", "distillation", "causal_lm", "replaced_tokens")}
+        0.0, {"objective.name": ("masked_lm", "masked_lm_classes", "causal_lm", "replaced_tokens")}
     )
     # Whether each row starts with the state of the LSTM after the same row of the previous batch, with
     # data.contiguous and model.encoder lstm or bidirectional_lstm (Merity et al. 2018; bilm-tf of Peters et al.
     # 2018). Evaluation starts at zero.
     carry_state: bool = only(False, {"objective.name": ("causal_lm", "bidirectional_lm")})
-    # Largest distance between a word and its context. word2vec draws a smaller one for each word.
-    window: Positive[int] = only(5, {"objective.name": ("skip_gram", "cbow", "glove")})
-    # Negatives of a pair (Mikolov et al. 2013b: 5 to 20 for small texts).
-    negatives: Positive[int] = only(5, {"objective.name": ("skip_gram", "cbow")})
-    # Words more frequent than this share of the text are dropped in part; 0: none is.
-    subsample: AtLeast0[float] = only(1e-3, {"objective.name": ("skip_gram", "cbow")})
-    # Negatives are drawn in proportion to this power of the counts.
-    noise_power: AtLeast0[float] = only(0.75, {"objective.name": ("skip_gram", "cbow")})
-    # Counts from this one on have the weight 1 in the loss of GloVe.
-    largest_count: Positive[float] = only(100.0, {"objective.name": ("glove",)})
-    # Exponent of the weight (x / objective.largest_count) ** objective.count_power of smaller counts x.
-    count_power: Positive[float] = only(0.75, {"objective.name": ("glove",)})
     # Weight of the mean loss of the classes of labeled documents; that of the masked tokens is 1.
     class_weight: Positive[float] = only(1.0, {"objective.name": ("masked_lm_classes",)})
-    # Weight of the loss of the masked tokens.
-    mlm_weight: AtLeast0[float] = only(1.0, TAUGHT)
-    # Weight of the divergence from the teacher's distribution of each masked token (Hinton et al. 2015).
-    soft_weight: AtLeast0[float] = only(1.0, TAUGHT)
-    # The logits of both networks are divided by this before the divergence.
-    temperature: Positive[float] = only(2.0, TAUGHT)
-    # Pieces of the teacher's distribution that count, the most probable ones; 0: all.
-    soft_top_k: AtLeast0[int] = only(0, TAUGHT)
-    # Difference from the hidden states of the teacher: 1 - cosine (DistilBERT), or the mean squared error
-    # (TinyBERT). A projection that is learned too comes before it where the widths differ.
-    hidden_loss: Literal["none", "cosine", "mse"] = only("none", TAUGHT)
-    # Weight of this difference.
-    hidden_weight: Positive[float] = only(1.0, TAUGHT)
-    # The last layer, or all layers and the embeddings, with layers of the teacher in proportion; their losses are
-    # added.
-    hidden_layers: Literal["last", "all"] = only("last", TAUGHT)
-    # Difference from the attention of the teacher: squared error of the scores of all layers (TinyBERT), or
-    # divergence of the relations of queries, of keys and of values in the last layer (MiniLM v2).
-    attention_loss: Literal["none", "scores", "relations"] = only("none", TAUGHT)
-    # Weight of this difference.
-    attention_weight: Positive[float] = only(1.0, TAUGHT)
-    # Parts of the width, of which each has relations.
-    relation_heads: Positive[int] = only(12, TAUGHT)
-    # Layer of the teacher whose relations are learned, from 0; -1: the last one.
-    relation_layer: int = only(-1, TAUGHT)
-    # Dtype of the computation of the teacher.
-    teacher_dtype: Literal["float32", "bfloat16"] = only("float32", TAUGHT)
-    # Width of the teacher, which the run sets.
-    teacher_width: AtLeast0[int] = only(0, TAUGHT)
     # Weight of the loss of the discriminator; that of the generator is 1 (ELECTRA: 50; DeBERTa-v3: 10).
     discriminator_weight: Positive[float] = only(50.0, {"objective.name": ("replaced_tokens",)})
     # Width of the generator (hidden_size and intermediate_size), as a share of that of the model and rounded

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from bert_jax.config.schema import Weighted
+from bert_jax import registry
+from bert_jax.config.schema import Section, Weighted
 
 
 class Setting(NamedTuple):
@@ -27,32 +28,65 @@ class Option(NamedTuple):
 
 
 @functools.cache
-def options_of(config_type: type) -> dict[str, Option]:
-    """Return every option of ``config_type`` by dotted name, in the order of the fields."""
+def options_of(config_type: type, chosen: tuple[type[Section], ...] = ()) -> dict[str, Option]:
+    """Return every option of ``config_type`` by dotted name, in the order of the fields. The classes ``chosen``
+    replace those of the sections that they extend."""
     hints, found = get_type_hints(config_type), dict[str, Option]()
     for field in dataclasses.fields(config_type):
         conditions, hint = field.metadata.get("only", {}), hints[field.name]
         if not dataclasses.is_dataclass(hint):
             found[field.name] = Option(hint, field.default, conditions)
             continue
-        for name, option in options_of(hint).items():  # type: ignore[arg-type]
+        for name, option in options_of(class_of(hint, chosen)).items():  # type: ignore[arg-type]
             found[f"{field.name}.{name}"] = option._replace(conditions={**conditions, **option.conditions})
     return found
 
 
+def class_of(section: type, chosen: Iterable[type[Section]]) -> type:
+    """Return the class in ``chosen`` that extends ``section``, else ``section``."""
+    return next((one for one in chosen if issubclass(one, section)), section)
+
+
+def chosen_classes(config_type: type, values: Mapping[str, Any]) -> tuple[type[Section], ...]:
+    """Return the classes of the sections that ``values``, by dotted name, choose (``Section.choice``)."""
+    classes = []
+    for name, hint in get_type_hints(config_type).items():
+        if choice := getattr(hint, "choice", None):
+            classes.append(hint.class_for({choice.field: values.get(f"{name}.{choice.field}")}))
+    return tuple(classes)
+
+
+@functools.cache
+def all_options(config_type: type) -> dict[str, Option]:
+    """Return :func:`options_of` ``config_type``, and the options that only some registered parts have, which are
+    the condition of these options."""
+    found = dict(options_of(config_type))
+    for name, hint in get_type_hints(config_type).items():
+        if (choice := getattr(hint, "choice", None)) is None:
+            continue
+        selector, owners = f"{name}.{choice.field}", dict[str, tuple[str, ...]]()
+        for part in registry.names(choice.options):
+            for key, option in options_of(registry.load(choice.options, part)).items():
+                if key not in options_of(hint):
+                    owners[key] = *owners.get(key, ()), part
+                    found[f"{name}.{key}"] = option._replace(
+                        conditions={selector: owners[key], **option.conditions}
+                    )
+    return found
+
+
 def field_types(config_type: type) -> dict[str, Any]:
-    """Return the type of every option by dotted name."""
+    """Return the type of every option of ``config_type`` by dotted name."""
     return {key: option.type for key, option in options_of(config_type).items()}
 
 
-def absence(config_type: type, key: str, values: Mapping[str, Any]) -> str:
-    """Return the name of the option whose value in ``values`` (or whose default) excludes the option ``key``, or an
-    empty string if ``key`` exists. An option that does not exist itself excludes nothing."""
-    options, opening = options_of(config_type), getattr(config_type, "ALL_OPTIONS_WITH", "")
-    if values.get(opening):
+def absence(config_type: type, options: Mapping[str, Option], key: str, values: Mapping[str, Any]) -> str:
+    """Return the name of the option whose value in ``values`` (or whose default) excludes the option ``key``, one
+    of ``options``, or an empty string if ``key`` exists. An option that does not exist itself excludes nothing."""
+    if values.get(getattr(config_type, "ALL_OPTIONS_WITH", "")) and key in options_of(config_type):
         return ""
     for selector, allowed in options[key].conditions.items():
-        if selector not in options or absence(config_type, selector, values):
+        if selector not in options or absence(config_type, options, selector, values):
             continue
         if values.get(selector, options[selector].default) not in allowed:
             return selector

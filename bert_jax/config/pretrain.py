@@ -265,7 +265,7 @@ class PretrainConfig:
         fits = data.seq_length <= model.max_length or model.position_embeddings == "sinusoidal"
         allowed = f"at most model.max_position_embeddings ({model.max_length})"
         require(fits, "data.seq_length", data.seq_length, allowed)
-        has_muon = model.encoder in ("transformer", "nnlm") or self.optimizer.name != "muon"
+        has_muon = model.FITS_MUON or self.optimizer.name != "muon"
         allowed = f"another name with model.encoder {model.encoder}, to whose matrices Muon does not apply"
         require(has_muon, "optimizer.name", self.optimizer.name, allowed)
         unpacked = data.packing == "none" or not model.attention_block
@@ -294,8 +294,8 @@ class PretrainConfig:
         if self.objective.carry_state:
             suffix, steps = "with objective.carry_state", training.accumulation_steps
             require(data.contiguous, "data.contiguous", data.contiguous, f"true {suffix}")
-            fits = self.model.encoder in ("lstm", "bidirectional_lstm")
-            require(fits, "model.encoder", self.model.encoder, f"lstm or bidirectional_lstm {suffix}")
+            allowed = f"lstm or bidirectional_lstm {suffix}, or another one with a state"
+            require(self.model.HAS_STATE, "model.encoder", self.model.encoder, allowed)
             require(steps == 1, "training.accumulation_steps", steps, f"1 {suffix}")
             require(not self.objective.module, "objective.module", self.objective.module, f"none {suffix}")
 

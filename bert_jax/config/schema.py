@@ -10,7 +10,9 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_origin, get_type_hints
+
+from bert_jax import registry
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
@@ -67,17 +69,44 @@ def require(ok: bool, option: str, value: Any, allowed: str) -> None:
         raise ValueError(f"{option}: {value!r} is not allowed; allowed: {allowed}")
 
 
+class Choice(NamedTuple):
+    """The field of a section that names a registered part, whose options are a subclass of the section."""
+
+    field: str
+    parts: registry.Kind
+    options: registry.Kind
+
+
 class Section:
     """A section of a config: a dataclass that checks the :class:`Range` of each field when it is created.
 
-    ``prefix``, a class argument such as ``model.``, precedes the names of fields in messages.
+    Class arguments: ``prefix``, such as ``model.``, precedes the names of fields in messages; ``choice``: the field
+    that chooses the class of the section.
     """
 
-    prefix = ""
+    prefix: ClassVar[str] = ""
+    choice: ClassVar[Choice | None] = None
 
-    def __init_subclass__(cls, prefix: str = "", **arguments: Any) -> None:
+    def __init_subclass__(cls, prefix: str = "", choice: Choice | None = None, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        cls.prefix = prefix or cls.prefix
+        cls.prefix, cls.choice = prefix or cls.prefix, choice or cls.choice
+
+    @classmethod
+    def class_for(cls, values: Mapping[str, Any]) -> type[Self]:
+        """Return the class of a section with ``values`` by field: that of the registered part which they name, if
+        it has options of its own, else this class."""
+        name = values.get(cls.choice.field) if cls.choice else None
+        if cls.choice is None or not isinstance(name, str) or registry.is_of_trunk(cls.choice.parts, name):
+            return cls
+        if name not in registry.names(cls.choice.options):
+            return cls
+        found: type[Self] = registry.load(cls.choice.options, name)
+        return found
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """Return the section with ``values``, of the class that they choose."""
+        return cls.class_for(values)(**values)
 
     def __post_init__(self) -> None:
         for name, values in _ranges(type(self)).items():  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bert_jax.config.architecture import FamilyName, ModelConfig
+from bert_jax.config.architecture import FamilyName, ModelConfig, current_fields
 
 FORMAT = 1
 Description = typing.TypeVar("Description")
@@ -134,7 +134,7 @@ class HeadsConfig:
 
     def check_features(self, model: ModelConfig) -> None:
         """Raise ``ValueError`` if ``model`` has fewer layers than the features or the exits use."""
-        if self.exits and model.encoder != "transformer":
+        if self.exits and not model.has_attention:
             given = f"heads.exits: {list(self.exits)} is not allowed"
             raise ValueError(f"{given} with model.encoder {model.encoder}; allowed with transformer")
         if not all(1 <= layer < model.num_layers for layer in self.exits):
@@ -353,6 +353,8 @@ def _build(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
             raise ValueError(f"{where}: {value!r} is not an object")
+        if hint is ModelConfig:
+            value, hint = current_fields(value), ModelConfig.class_for(value)
         hints = typing.get_type_hints(hint)
         unknown = sorted(set(value) - set(hints))
         if unknown:

@@ -12,16 +12,7 @@ from bert_jax.config.architecture import ModelConfig
 # Fields without an effect on the outputs of a trained model.
 TRAINING_ONLY = (
     "hidden_dropout", "attention_dropout", "embedding_dropout", "attention_output_dropout", "feed_forward_dropout",
-    "lstm_weight_dropout", "word_dropout", "initializer_range", "initialization", "family",
-)  # fmt: skip
-
-
-# Fields that only the Transformer reads.
-TRANSFORMER_ONLY = (
-    "num_attention_heads", "layer_heads", "intermediate_size", "layer_units", "activation", "feed_forward",
-    "norm_position",
-    "final_norm", "qkv_bias", "attention_output_bias", "feed_forward_bias", "rotary_base", "rotary_window_base",
-    "relative_buckets", "relative_max_distance", "attention", "separator_id", "random_blocks",
+    "initializer_range", "initialization", "family",
 )  # fmt: skip
 
 ANY = ("any value",)
@@ -34,8 +25,13 @@ SIZES: Supported = dict.fromkeys(
     ),
     ANY,
 )  # fmt: skip
-# Table of the programs and formats that contain the network itself.
-EVERY_FIELD: Supported = {field.name: ANY for field in dataclasses.fields(ModelConfig)}
+
+
+def every_field(model: ModelConfig) -> Supported:
+    """Return the table of the programs and formats that contain the network itself."""
+    return dict.fromkeys(
+        (field.name for field in dataclasses.fields(ModelConfig.class_for({"encoder": model.encoder}))), ANY
+    )
 
 
 def unsupported_fields(model: ModelConfig, supported: Supported, name: str) -> list[str]:
@@ -75,18 +71,7 @@ def function_of(model: ModelConfig) -> dict[str, Any]:
         values["random_blocks"] = 0
     if model.relative_positions not in ("buckets", "disentangled"):
         values |= {"relative_buckets": 0, "relative_max_distance": 0}
-    unread = set(TRAINING_ONLY)
-    if model.encoder != "transformer":
-        unread |= set(TRANSFORMER_ONLY) | (
-            {"max_position_embeddings"} if model.position_embeddings == "none" else set()
-        )
-        unread |= {"norm", "norm_epsilon", "norm_bias"} if not model.has_embedding_norm else set()
-    if model.encoder not in ("lstm", "bidirectional_lstm"):
-        unread |= {"lstm_cells", "lstm_cell_clip", "lstm_projection_clip", "lstm_skip"}
-    if model.encoder != "nnlm":
-        unread |= {"context_size"}
-    if not model.character_filters:
-        unread |= {"character_size", "max_characters", "highway_layers", "character_activation"}
+    unread = {*TRAINING_ONLY, *model.unread_fields}
     return {field: value for field, value in values.items() if field not in unread}
 
 

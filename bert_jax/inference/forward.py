@@ -72,7 +72,7 @@ def forward(
     for outputs that are not finite.
     """
     encoder = loaded.spec.model.encoder
-    if attentions and encoder != "transformer":
+    if attentions and not loaded.spec.model.has_attention:
         raise ValueError(f"{loaded.name}: the encoder ({encoder}) has no attention; omit attentions")
     if attentions and len(set(loaded.spec.model.heads_by_layer)) > 1:
         raise ValueError(f"{loaded.name}: the layers have different numbers of heads; omit attentions")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bert_jax.config import ExecutionConfig, ModelConfig, ModelSpec
+from bert_jax.config import ExecutionConfig, ModelSpec
 from bert_jax.config.switches import Supported
 
 StoredDtype = Literal["float32", "float16", "bfloat16", "int8"]
@@ -99,24 +99,12 @@ def check_sizes(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]], where: s
     Called before :func:`parameter_shapes`, which lists the parameters of all layers.
     """
     model, count = spec.model, len(shapes)
-    limits = dict.fromkeys(_sizes_of_tables(model), sum(math.prod(shape) for shape in shapes.values()))
-    limits |= {"num_layers": count} if model.encoder != "none" and not model.shared_layers else {}
-    limits |= {"highway_layers": count} if model.character_filters else {}
+    limits = dict.fromkeys(model.table_sizes, sum(math.prod(shape) for shape in shapes.values()))
+    limits |= dict.fromkeys(model.layer_counts, count)
     for name, most in limits.items():
         if getattr(model, name) > most:
             arrays = f"the {count} stored arrays have {limits['vocab_size']:,} values"
             raise ValueError(f"{where}: model.{name} is {getattr(model, name)}, but {arrays}; restore the files")
-
-
-def _sizes_of_tables(model: ModelConfig) -> list[str]:
-    """Return the names of the sizes that are dimensions of parameters of ``model``."""
-    names = ["vocab_size", "hidden_size", "embedding_size", "word_rank"]
-    names += ["type_vocab_size"] if model.encoder == "transformer" else []
-    names += ["intermediate_size"] if model.encoder == "transformer" and not model.layer_units else []
-    names += ["max_position_embeddings"] if model.position_embeddings == "learned" else []
-    names += ["relative_buckets"] if model.relative_positions in ("buckets", "disentangled") else []
-    names += ["context_size"] if model.encoder == "nnlm" else []
-    return names + (["lstm_cells"] if "lstm" in model.encoder else [])
 
 
 def check_shapes(spec: ModelSpec, params: Mapping[str, np.ndarray], where: str | Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from bert_jax import registry
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceModule
 from bert_jax.config.spec import HEADS_OF
-from bert_jax.config.switches import EVERY_FIELD, unsupported_fields
+from bert_jax.config.switches import every_field, unsupported_fields
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf import config_json
 from bert_jax.interop.hf.config_json import heads_of_class, hf_class
@@ -87,8 +87,8 @@ UNSUPPORTED: dict[str, Callable[[ModelSpec], list[str]]] = {
     ),
     "tf1": lambda spec: unsupported_fields(spec.model, tf1_names.SUPPORTED, "tf1"),
     "onnx": lambda spec: unsupported_fields(spec.model, onnx_layers.SUPPORTED, "onnx"),
-    "stablehlo": lambda spec: unsupported_fields(spec.model, EVERY_FIELD, "stablehlo"),
-    "npz": lambda spec: unsupported_fields(spec.model, EVERY_FIELD, "npz"),
+    "stablehlo": lambda spec: unsupported_fields(spec.model, every_field(spec.model), "stablehlo"),
+    "npz": lambda spec: unsupported_fields(spec.model, every_field(spec.model), "npz"),
 }
 
 

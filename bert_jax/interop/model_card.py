@@ -78,18 +78,7 @@ def _front_matter(spec: ModelSpec, format: str) -> str:
     tag = "sentence-similarity" if spec.sentence is not None else "feature-extraction"
     tag = next((pipelines[head] for head in pipelines if head in heads), tag)
     lines = [f"library_name: {_LIBRARIES[format]}"] if format in _LIBRARIES else []
-    return "\n".join(
-        ["---", *lines, f"pipeline_tag: {tag}", "tags:", f"- {_TAGS.get(spec.model.encoder, spec.family)}", "---"]
-    )
-
-
-_KINDS = {
-    "none": "Word vectors", "nnlm": "A neural language model (NNLM)", "lstm": "An LSTM",
-    "bidirectional_lstm": "A bidirectional LSTM (ELMo)",
-}  # fmt: skip
-
-
-_TAGS = {"none": "word-vectors", "nnlm": "nnlm", "lstm": "lstm", "bidirectional_lstm": "elmo"}
+    return "\n".join(["---", *lines, f"pipeline_tag: {tag}", "tags:", f"- {spec.model.TAG or spec.family}", "---"])
 
 
 # Key of the origin -> change of a model after its training, whose metrics are therefore those of another model.
@@ -104,7 +93,7 @@ def _summary(spec: ModelSpec, dtype: str) -> str:
     model = spec.model
     count = sum(map(math.prod, parameter_shapes(spec).values()))
     heads = ", ".join([*spec.heads.present(), *(["sentence"] if spec.sentence is not None else [])])
-    kind = _KINDS.get(model.encoder, f"A {FAMILIES[spec.family].title} encoder")
+    kind = model.TITLE or f"A {FAMILIES[spec.family].title} encoder"
     return (f"{kind} of {model.num_layers} layers, " if model.num_layers else f"{kind}, ") + (
         f"width {model.hidden_size}, {count:,} parameters ({dtype}); heads: {heads or 'none'}."
     )
@@ -116,7 +105,7 @@ def _facts(spec: ModelSpec, dtype: str) -> list[tuple[str, str]]:
         ("vocabulary", f"{model.vocab_size}"),
         ("longest input", f"{spec.max_length} tokens, including special tokens"),
     ]
-    if model.encoder == "transformer":
+    if model.has_attention:
         facts = [
             ("layers", f"{model.num_layers}"),
             ("width, feed-forward width", f"{model.hidden_size}, {_sizes(model.units_by_layer)}"),

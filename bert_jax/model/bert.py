@@ -200,7 +200,7 @@ class BertModel(nn.Module):
         config, heads, dtype = self.config, self.heads, compute_dtype(self.execution)
         rows = padded_vocab_size(config, self.execution)
         self.embeddings = Embeddings(config, self.execution, rows, self.mesh)
-        if self.execution.quantization != "none" and config.encoder != "transformer":
+        if self.execution.quantization != "none" and not config.has_attention:
             raise ValueError(
                 f"execution.quantization: {self.execution.quantization} is not allowed with model.encoder "
                 f"{config.encoder}; allowed: none"
@@ -208,8 +208,7 @@ class BertModel(nn.Module):
         collect = self.all_layers or heads.features != "last" or bool(heads.exits)
         if collect:
             config.require_equal_widths()
-        encoder = Encoder if config.encoder == "transformer" else registry.load("encoders", config.encoder)
-        self.encoder = encoder(config, self.execution, self.mesh, collect)
+        self.encoder = registry.load("encoders", config.encoder)(config, self.execution, self.mesh, collect)
         if heads.features != "last":
             self.feature_mix = ScalarMix(heads.features)
         if heads.bilstm:

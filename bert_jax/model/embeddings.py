@@ -90,7 +90,7 @@ class Embeddings(nn.Module):
             """Return rows [B, S, ...] of a table, rounded as in an int8 export: 255 values for each row."""
             return rounded_weight(rows.reshape(-1, rows.shape[-1]).T).T.reshape(rows.shape) if in_8_bits else rows
 
-        if config.character_filters:
+        if config.spells_words:
             characters = registry.load("extensions", "model.character_filters")
             words_VxE = characters.CharacterEmbeddings(config, self.padded_vocab_size, name="characters")()
         else:
@@ -104,8 +104,8 @@ class Embeddings(nn.Module):
             factor_RxE = Embedding(config.word_rank, width, (None, "embed"), config, name="word_factor")()
             x_BxSxE, words_VxE = x_BxSxE @ factor_RxE, words_VxE @ factor_RxE
         words_key = site_key(dropout_key, 0, Site.WORDS)
-        if config.word_dropout and words_key is not None:
-            kept_Vx1 = dropout(jnp.ones((len(words_VxE), 1)), config.word_dropout, whole_key(words_key))
+        if (rate := config.whole_word_dropout) and words_key is not None:
+            kept_Vx1 = dropout(jnp.ones((len(words_VxE), 1)), rate, whole_key(words_key))
             x_BxSxE *= jnp.take(kept_Vx1, input_ids_BxS, axis=0)
         if config.embedding_scale:
             x_BxSxE *= width**0.5
@@ -122,9 +122,8 @@ class Embeddings(nn.Module):
         if config.has_embedding_norm:
             x_BxSxE = Norm(config, dtype, name="layer_norm")(x_BxSxE)
         rate, key = config.dropout_at("embedding"), site_key(dropout_key, 0, Site.EMBEDDINGS)
-        is_transformer = config.encoder == "transformer"
-        x_BxSxH = (dropout if is_transformer else locked_dropout)(x_BxSxE.astype(dtype), rate, key)
-        if config.embedding_size and is_transformer:
+        x_BxSxH = (locked_dropout if config.LOCKS_DROPOUT else dropout)(x_BxSxE.astype(dtype), rate, key)
+        if config.embedding_size and config.has_attention:
             projection = Dense(
                 config.hidden_size, ("embed", "pooled"), config, dtype, in_8_bits=in_8_bits, name="projection"
             )

@@ -88,20 +88,15 @@ class CausalLm(StatefulObjective):
 
     @staticmethod
     def make_model(config: PretrainConfig, mesh: Mesh | None) -> CausalModel:
-        encoder, suffix = config.model.encoder, "is not allowed with objective.name causal_lm"
+        model, suffix = config.model, "is not allowed with objective.name causal_lm"
         for key, value, wanted, ok in (
-            ("model.encoder", encoder, "transformer, nnlm or lstm", encoder in ("transformer", "nnlm", "lstm")),
-            (
-                "model.attention",
-                config.model.attention,
-                "causal",
-                encoder != "transformer" or config.model.is_causal,
-            ),
+            ("model.attention", model.attention, "causal", model.is_causal or not model.has_attention),
+            ("model.encoder", model.encoder, "a causal one, such as transformer, nnlm or lstm", model.is_causal),
             ("data.next_sentence", config.data.next_sentence, "none", not config.has_nsp),
         ):
             if not ok:
                 raise ValueError(f"{key}: {value!r} {suffix}; set {wanted}")
-        return CausalModel(config.model, config.execution, HeadsConfig(mlm=encoder != "transformer"), mesh=mesh)
+        return CausalModel(model, config.execution, HeadsConfig(mlm=not model.has_attention), mesh=mesh)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         total = denominator(next_weights(batch["sequence_ids"]))

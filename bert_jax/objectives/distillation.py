@@ -143,7 +143,7 @@ class Distillation(TaughtObjective, MaskedLm):
         if kind == "none":
             return
         for name, model in (("the teacher", teacher), ("the student", own)):
-            if model.encoder != "transformer":
+            if not model.has_attention:
                 raise ValueError(f"objective.attention_loss: {kind}, but {name} has no attention; set none")
         if kind == "relations" and not -teacher.num_layers <= layer < teacher.num_layers:
             allowed = f"{-teacher.num_layers} to {teacher.num_layers - 1}"

@@ -70,7 +70,7 @@ def with_layers(weights: ModelBundle, layers: Sequence[int], option: str = "--in
     """
     model, count = weights.spec.model, weights.spec.model.num_layers
     given = f"{option}: {' '.join(map(str, layers))} is not allowed"
-    if model.encoder != "transformer" or model.shared_layers:
+    if model.shared_layers or not model.has_attention:
         what = "whose layers are one" if model.shared_layers else f"whose encoder is {model.encoder}"
         raise ValueError(f"{given} with a model {what}; omit {option}")
     if not all(0 <= layer < count for layer in layers):

@@ -82,7 +82,7 @@ class Job(ABC):
     def initial_params(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the canonical parameters of a run at step 0 that are not drawn: ``params``, those that were
         loaded, and the characters of the vocabulary, if the model reads them."""
-        if not self.config.model.character_filters:
+        if not self.config.model.spells_words:
             return params
         characters = registry.load("extensions", "model.character_filters")
         return {**characters.of_vocabulary(self.config.model, self.tokenizer), **params}

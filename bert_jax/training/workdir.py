@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from bert_jax.config import RunConfig, dump_yaml
+from bert_jax.config.architecture import current_fields
 from bert_jax.io.errors import one_line
 from bert_jax.io.files import write_whole
 from bert_jax.io.folder_lock import hold_folder
@@ -118,7 +119,8 @@ def read_record(workdir: Location) -> dict[str, Any] | None:
             raise ValueError(f"format {record['format']}")
         others: dict[str, Any] = {"continue_from": "", "trained_global": False, "kept": {}}
         others = {name: record.get(name, value) for name, value in others.items()}
-        return {name: record[name] for name in ("init_from", "source", "resolved")} | others
+        options = {name: current_fields(record[name], "model.") for name in ("source", "resolved")}
+        return {"init_from": record["init_from"], **options, **others}
     except (OSError, ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError) as error:
         remedy = f"delete it and give --config {workdir}/config.yaml"
         raise ValueError(f"{path}: not readable ({one_line(error)}); {remedy}") from None

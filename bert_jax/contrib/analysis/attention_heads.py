@@ -69,7 +69,7 @@ def attended(
     Raises ``ValueError`` for a network without attention, and if no word has a head.
     """
     encoder = loaded.spec.model.encoder
-    if encoder != "transformer":
+    if not loaded.spec.model.has_attention:
         raise ValueError(
             f"{loaded.name}: the encoder ({encoder}) has no attention, which heads requires; give a Transformer, "
             "or another task"

@@ -6,11 +6,22 @@ ENCODERS = {
     "lstm": "bert_jax.contrib.ancestors.encoders.lstm:LstmEncoder",
     "bidirectional_lstm": "bert_jax.contrib.ancestors.encoders.lstm:LstmEncoder",
 }
+ENCODER_OPTIONS = {
+    "none": "bert_jax.contrib.ancestors.config:WordVectorsConfig",
+    "nnlm": "bert_jax.contrib.ancestors.config:NnlmConfig",
+    "lstm": "bert_jax.contrib.ancestors.config:LstmConfig",
+    "bidirectional_lstm": "bert_jax.contrib.ancestors.config:BidirectionalLstmConfig",
+}
 OBJECTIVES = {
     "bidirectional_lm": "bert_jax.contrib.ancestors.objectives.bidirectional_lm:BidirectionalLm",
     "skip_gram": "bert_jax.contrib.ancestors.objectives.word2vec:SkipGram",
     "cbow": "bert_jax.contrib.ancestors.objectives.word2vec:Cbow",
     "glove": "bert_jax.contrib.ancestors.objectives.glove:Glove",
+}
+OBJECTIVE_OPTIONS = {
+    "skip_gram": "bert_jax.contrib.ancestors.config:Word2VecConfig",
+    "cbow": "bert_jax.contrib.ancestors.config:Word2VecConfig",
+    "glove": "bert_jax.contrib.ancestors.config:GloveConfig",
 }
 FORMATS = {
     "word2vec": "bert_jax.contrib.ancestors.formats.word2vec:FORMAT",

@@ -23,7 +23,7 @@ def factorized(weights: ModelBundle, rank: int) -> tuple[ModelBundle, float]:
     and a model without such a table.
     """
     model = weights.spec.model
-    if model.encoder != "transformer" or model.word_rank:
+    if model.word_rank or not model.has_attention:
         has = "a table of that kind already" if model.word_rank else f"the encoder {model.encoder}"
         raise ValueError(f"cannot be factorized: the model has {has}")
     table = weights.params[_TABLE].astype(np.float64)

@@ -113,7 +113,7 @@ def prune_model(
 def check_prunable(model: ModelConfig, pruning: Pruning, name: str) -> None:
     """Raise ``ValueError`` if the heads or units of ``model`` cannot be removed; ``name`` is that of the model."""
     reason = ""
-    if model.encoder != "transformer":
+    if not model.has_attention:
         reason = f"the encoder ({model.encoder}) has no attention heads and feed-forward units"
     elif model.shared_layers:
         reason = "all layers share their parameters, so they cannot have different sizes"

@@ -20,7 +20,7 @@ def comments(section):
     lines = inspect.getsource(section).splitlines()
     found = {}
     for node in ast.parse("\n".join(lines)).body[0].body:
-        if isinstance(node, ast.AnnAssign):
+        if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation):
             above = []
             for line in reversed(lines[: node.lineno - 1]):
                 if not line.strip().startswith("#"):

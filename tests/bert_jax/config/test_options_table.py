@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.options import options_of
+from bert_jax.config.options import all_options
 from bert_jax.config.pretrain import PretrainConfig
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -19,11 +19,11 @@ def set_by_recipes(folder, config_type):
     """Options of ``config_type`` that a recipe in ``folder`` sets."""
     recipes = [yaml.safe_load(path.read_text()) for path in (REPOSITORY / folder).glob("*.yaml")]
     keys = {f"{section}.{name}" for recipe in recipes for section, values in recipe.items() for name in values}
-    return keys & options_of(config_type).keys()
+    return keys & all_options(config_type).keys()
 
 
 def test_the_table_holds_every_option_that_no_recipe_sets():
-    known = options_of(PretrainConfig).keys() | options_of(FinetuneConfig).keys()
+    known = all_options(PretrainConfig).keys() | all_options(FinetuneConfig).keys()
     folders = ("configs", "configs/distil", "configs/story")
     used = set.union(*(set_by_recipes(folder, PretrainConfig) for folder in folders))
     used |= set_by_recipes("configs/finetune", FinetuneConfig)

@@ -67,7 +67,7 @@ def test_one_line_names_the_key(tmp_path, key, value):
 )
 def test_sizes_of_a_model_have_limits(sizes):
     with pytest.raises(ValueError, match=f"model.{next(iter(sizes))}"):
-        ModelConfig(**sizes)
+        ModelConfig.of(**sizes)
 
 
 @pytest.mark.parametrize("length", [513, 2**31 - 1])

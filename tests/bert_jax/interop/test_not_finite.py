@@ -101,7 +101,7 @@ def test_binary_vectors(tmp_path):
 def test_elmo(tmp_path):
     pytest.importorskip("h5py")
     pieces = words(4)
-    model = ModelConfig(
+    model = ModelConfig.of(
         vocab_size=len(pieces), encoder="bidirectional_lstm", num_layers=1, hidden_size=8, embedding_size=4,
         lstm_cells=4, character_filters=(1, 4), character_size=4, max_characters=8, highway_layers=1,
         position_embeddings="none", type_vocab_size=0, embedding_norm="no", final_norm="no", mlm_transform=False,

@@ -40,8 +40,8 @@ ELMO = {
     "mlm_transform": False,
 }  # fmt: skip
 OF_FORMAT = {
-    "word2vec": (ModelConfig(vocab_size=40, **VECTORS), None),
-    "allennlp": (ModelConfig(vocab_size=40, **ELMO), None),
+    "word2vec": (ModelConfig.of(vocab_size=40, **VECTORS), None),
+    "allennlp": (ModelConfig.of(vocab_size=40, **ELMO), None),
     "sentence-transformers": (MODEL, SentenceConfig()),
 }
 

@@ -63,7 +63,7 @@ def test_the_network_is_the_int8_program(name, tmp_path):
 
 
 def test_another_encoder_is_refused():
-    model = BertModel(ModelConfig(vocab_size=11, encoder="none", num_layers=0), INT8, HeadsConfig())
+    model = BertModel(ModelConfig.of(vocab_size=11, encoder="none", num_layers=0), INT8, HeadsConfig())
     ids = jnp.zeros((1, 4), jnp.int32)
     features = dict.fromkeys(("input_ids", "token_type_ids", "sequence_ids", "position_ids"), ids)
     with pytest.raises(ValueError, match=r"execution.quantization: int8 is not allowed with model.encoder none"):

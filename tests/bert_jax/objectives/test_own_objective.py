@@ -18,7 +18,7 @@ from bert_jax.config.pretrain import PretrainConfig
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import BertForPretraining, BertModel, to_canonical
 from bert_jax.objectives.objective import PretrainObjective, denominator, padding_sums, weighted_cross_entropy
-from bert_jax.objectives.registry import check_name, objective_class
+from bert_jax.objectives.registry import objective_class
 from bert_jax.parallel import make_mesh
 from bert_jax.training.programs import pretraining_batch, train_programs
 from bert_jax.training.state import initial_params
@@ -74,7 +74,7 @@ def test_masked_lm_is_the_default_and_of_configs_without_the_section():
 
 def test_an_unknown_name_and_a_file_without_the_class_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"objective\.name: 'masked_ml' .*did you mean 'masked_lm'"):
-        check_name(ObjectiveConfig(name="masked_ml"))
+        objective_class(ObjectiveConfig(name="masked_ml"))
     (tmp_path / "empty.py").write_text("")
     for file in ("empty.py", "absent.py"):
         with pytest.raises(ValueError, match=rf"objective\.module: .*{file}.* class Objective"):

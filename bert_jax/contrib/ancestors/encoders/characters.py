@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from bert_jax.config import ModelConfig
+from bert_jax.contrib.ancestors.config import LayersConfig
 from bert_jax.model.dense import matmul_f32_grad
 from bert_jax.parallel.axes import with_logical_axes
 from bert_jax.tokenization import Tokenizer
@@ -41,7 +41,7 @@ def stored_ids(tokens: list[str], rows: int, length: int, begin: str = "[CLS]", 
     return (ids - STORED_OFFSET).astype(np.float32)
 
 
-def of_vocabulary(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+def of_vocabulary(model: LayersConfig, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     """Return the characters of the vocabulary as canonical parameters, for a run at step 0."""
     pieces = tokenizer.pieces(range(min(tokenizer.vocab_size, model.vocab_size)))
     marks = tokenizer.pieces([tokenizer.cls_id, tokenizer.sep_id])
@@ -56,7 +56,7 @@ class CharacterEmbeddings(nn.Module):
     model contain them, so that no reader needs the vocabulary to compute the embeddings.
     """
 
-    config: ModelConfig
+    config: LayersConfig
     rows: int
 
     @nn.compact

@@ -95,7 +95,7 @@ class LstmBlock(Block):
         self, x_BxSxI: jax.Array, tokens: Mapping[str, jax.Array], dropout_key: DropoutKey | None
     ) -> jax.Array:
         config = self.config
-        is_two = config.encoder == "bidirectional_lstm"
+        is_two = config.directions == 2
         parts = [x_BxSxI] if not is_two else [x_BxSxI, x_BxSxI] if self.layer == 0 else jnp.split(x_BxSxI, 2, -1)
         outputs = []
         for i, (part, name) in enumerate(zip(parts, ("forward", "backward"), strict=False)):
@@ -127,7 +127,7 @@ class LstmEncoder(Block):
         config, outputs = self.config, []
         x = x_BxSxE
         for i in range(config.num_layers):
-            if config.encoder == "bidirectional_lstm":
+            if config.directions == 2:
                 width = config.hidden_size // 2
                 cells = config.lstm_cells or width
             else:

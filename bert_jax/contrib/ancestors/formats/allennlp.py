@@ -5,6 +5,7 @@ github.com/allenai/bilm-tf. These files contain no output layer. AllenNLP reads 
 here reads those of the words of its vocabulary, a word a line, which the folder must contain.
 """
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -13,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
-from bert_jax.config.switches import EVERY_FIELD, Supported, check_fields
+from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
+from bert_jax.config.switches import ANY, Supported, check_fields
+from bert_jax.contrib.ancestors.config import BidirectionalLstmConfig
 from bert_jax.contrib.ancestors.encoders.characters import CHARACTER_IDS, CHARACTERS, stored_ids
 from bert_jax.interop.exchange import Format, ModelBundle, ReadOptions, StoredDtype, check_shapes, parameter_shapes
 from bert_jax.io.errors import one_line
@@ -22,7 +24,7 @@ from bert_jax.io.untrusted_folder import inside, needed, parse_json, read_small
 from bert_jax.tokenization import SPECIAL_PIECES
 
 OPTIONS_FILE, WEIGHTS_FILE, VOCABULARY_FILE = "options.json", "weights.hdf5", "vocab.txt"
-SUPPORTED: Supported = EVERY_FIELD | {
+SUPPORTED: Supported = {field.name: ANY for field in dataclasses.fields(BidirectionalLstmConfig)} | {
     "encoder": ("bidirectional_lstm",), "position_embeddings": ("none",), "type_vocab_size": (0,),
     "embedding_norm": ("no",), "embedding_scale": (False,), "character_size": tuple(range(1, 1025)),
 }  # fmt: skip
@@ -47,7 +49,7 @@ def _weights_file(folder: Path) -> Path | None:
     return found[0] if len(found) == 1 else None
 
 
-def names_of(model: ModelConfig) -> dict[str, str]:
+def names_of(model: BidirectionalLstmConfig) -> dict[str, str]:
     """Return a dict from the name of each array in the HDF5 file to that of the parameter here. The first dimension
     of the arrays W_0 holds the inputs, then the recurrent inputs."""
     names = {"char_embed": f"{_CHARACTERS}/character_embeddings"}
@@ -72,7 +74,7 @@ def names_of(model: ModelConfig) -> dict[str, str]:
     return names
 
 
-def to_file(model: ModelConfig, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def to_file(model: BidirectionalLstmConfig, params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the arrays of the HDF5 file by name."""
     arrays = {}
     for theirs, ours in names_of(model).items():
@@ -88,7 +90,7 @@ def to_file(model: ModelConfig, params: Mapping[str, np.ndarray]) -> dict[str, n
     return arrays
 
 
-def from_file(model: ModelConfig, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def from_file(model: BidirectionalLstmConfig, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the parameters, without the ids of the characters, from the arrays of the HDF5 file."""
     params = {}
     for theirs, ours in names_of(model).items():
@@ -111,7 +113,7 @@ def _swap(gates: np.ndarray) -> np.ndarray:
     return np.concatenate([first, third, second, last], axis=-1)
 
 
-def options_of(model: ModelConfig) -> dict[str, Any]:
+def options_of(model: BidirectionalLstmConfig) -> dict[str, Any]:
     """Return the content of ``options.json``."""
     filters = model.character_filters
     return {
@@ -129,7 +131,7 @@ def options_of(model: ModelConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _model_of(options: Any, vocab_size: int, file: Path) -> ModelConfig:
+def _model_of(options: Any, vocab_size: int, file: Path) -> BidirectionalLstmConfig:
     try:
         lstm, cnn = options["lstm"], options["char_cnn"]
         sizes = [
@@ -149,7 +151,7 @@ def _model_of(options: Any, vocab_size: int, file: Path) -> ModelConfig:
             raise TypeError(f"max_characters_per_token up to {MOST_CHARACTERS}, and sizes above 0, are read")
         if cnn.get("n_characters", CHARACTERS) not in (CHARACTERS, CHARACTERS + 1):
             raise TypeError(f"n_characters {CHARACTERS} or {CHARACTERS + 1} is read")
-        return ModelConfig(
+        return BidirectionalLstmConfig(
             encoder="bidirectional_lstm", vocab_size=vocab_size, hidden_size=2 * lstm["projection_dim"],
             embedding_size=lstm["projection_dim"], num_layers=lstm["n_layers"], lstm_cells=lstm["dim"],
             lstm_cell_clip=float(lstm.get("cell_clip") or 0),
@@ -165,7 +167,7 @@ def _model_of(options: Any, vocab_size: int, file: Path) -> ModelConfig:
         ) from None
 
 
-def shapes_of(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+def shapes_of(model: BidirectionalLstmConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of each array of the HDF5 file by name."""
     own = parameter_shapes(ModelSpec(model=model, heads=HeadsConfig()))
     shapes: dict[str, tuple[int, ...]] = {}
@@ -179,7 +181,7 @@ def shapes_of(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _read_arrays(file: Path, model: ModelConfig) -> dict[str, np.ndarray]:
+def _read_arrays(file: Path, model: BidirectionalLstmConfig) -> dict[str, np.ndarray]:
     """Return the arrays of the HDF5 file. Their sizes and shapes are checked before an array is read."""
     h5py, arrays, expected = _h5py(), {}, shapes_of(model)
     needed_bytes = 4 * sum(map(math.prod, expected.values()))
@@ -253,6 +255,7 @@ def write_allennlp(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "
     h5py = _h5py()
     model, tokenizer = weights.spec.model, weights.spec.tokenizer
     check_fields(model, SUPPORTED, "allennlp")
+    assert isinstance(model, BidirectionalLstmConfig)
     check_shapes(weights.spec, weights.params, folder)
     if not model.character_filters or not model.lstm_cells:
         raise ValueError("allennlp: only models with character_filters and lstm_cells; use the format npz")

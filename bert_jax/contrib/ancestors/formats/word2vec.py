@@ -6,6 +6,7 @@ of whole words. Special tokens that a file lacks get the vector 0, and special t
 written, so that a file that is read and written keeps its words and values.
 """
 
+import dataclasses
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ from typing import IO
 
 import numpy as np
 
-from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
-from bert_jax.config.switches import EVERY_FIELD, Supported, check_fields
+from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
+from bert_jax.config.switches import ANY, Supported, check_fields
+from bert_jax.contrib.ancestors.config import WordVectorsConfig
 from bert_jax.interop.exchange import Format, ModelBundle, ReadOptions, StoredDtype, check_shapes
 from bert_jax.io.text_lines import opened
 from bert_jax.tokenization import SPECIAL_PIECES, build_tokenizer
@@ -24,9 +26,9 @@ from bert_jax.tokenization.wordpiece import CJK_RUN
 TEXT_FILE, BINARY_FILE = "vectors.txt", "vectors.bin"
 TABLE = "embeddings/word_embeddings/embedding"
 SUFFIXES = (".txt", ".vec", ".bin", ".txt.gz", ".vec.gz", ".bin.gz")
-SUPPORTED: Supported = EVERY_FIELD | {
+SUPPORTED: Supported = {field.name: ANY for field in dataclasses.fields(WordVectorsConfig)} | {
     "encoder": ("none",), "position_embeddings": ("none",), "type_vocab_size": (0,), "embedding_norm": ("no",),
-    "final_norm": ("no", "auto"), "embedding_scale": (False,), "character_filters": ((),),
+    "final_norm": ("no", "auto"), "embedding_scale": (False,),
 }  # fmt: skip
 _HEADER = re.compile(rb"(\d{1,12}) (\d{1,6})\s*\n")
 _LONGEST_WORD = 4096
@@ -72,7 +74,7 @@ def read_word2vec(path: Path, options: ReadOptions) -> ModelBundle:
     if lower_case is None:
         lower_case = all(word == word.lower() for word in words if word not in SPECIAL_PIECES)
     spec = ModelSpec(
-        model=ModelConfig(
+        model=WordVectorsConfig(
             encoder="none", vocab_size=len(table), hidden_size=table.shape[1], num_layers=0, type_vocab_size=0,
             position_embeddings="none", embedding_norm="no", final_norm="no",
             pooling="mean",

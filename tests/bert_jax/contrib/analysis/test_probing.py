@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from builders import drawn
+from builders import drawn, tiny_model
 from inference_models import PIECES, make_model, make_weights
 from treebank import drawn_sentences, write_senses, write_treebank
 
@@ -287,9 +287,9 @@ def causal_weights():
 
 def test_elmo(files, capsys, tmp_path):
     weights = make_weights(types=0)
-    model = dataclasses.replace(
-        weights.spec.model, encoder="bidirectional_lstm", embedding_size=8, position_embeddings="none",
-        embedding_norm="no", final_norm="no", mlm_transform=False,
+    model = tiny_model(
+        weights.spec.model.vocab_size, encoder="bidirectional_lstm", type_vocab_size=0, embedding_size=8,
+        position_embeddings="none", embedding_norm="no", final_norm="no", mlm_transform=False,
     )  # fmt: skip
     spec = dataclasses.replace(weights.spec, model=model, heads=HeadsConfig(mlm=True))
     write_saved(tmp_path / "model", drawn(spec, 0.2, PIECES))
@@ -345,9 +345,9 @@ def test_models_that_probe_cannot_read(files, capsys, tmp_path):
     code, _, errors = call(tmp_path, capsys, *words, model="none")
     assert code == 2 and len(errors) == 1 and str(tmp_path / "none") in errors[0]
     weights = make_weights(types=0)
-    model = dataclasses.replace(
-        weights.spec.model, encoder="lstm", lstm_cells=24, position_embeddings="none", embedding_norm="no",
-        final_norm="no", mlm_transform=False,
+    model = tiny_model(
+        weights.spec.model.vocab_size, encoder="lstm", type_vocab_size=0, lstm_cells=24,
+        position_embeddings="none", embedding_norm="no", final_norm="no", mlm_transform=False,
     )  # fmt: skip
     spec = dataclasses.replace(weights.spec, model=model, heads=HeadsConfig(mlm=True))
     write_saved(tmp_path / "lstm", drawn(spec, 0.2, PIECES))

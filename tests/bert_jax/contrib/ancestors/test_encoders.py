@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from builders import tiny_model
 from inference_models import make_weights
 from support import objective_of, random_batch, tiny_config, untimed, whole_and_resumed
 
@@ -41,9 +42,9 @@ def weights(request):
     """A drawn model of each encoder, with a head for tags and one for classes."""
     heads = HeadsConfig(pooler=True, sequence_labels=("a", "b"), token_labels=("x", "y", "z"))
     given = make_weights(HeadsConfig(), positions=40)
-    model = dataclasses.replace(
-        given.spec.model, encoder=request.param, hidden_size=32, position_embeddings="none", type_vocab_size=0,
-        embedding_norm="no", pooling="mean", **ENCODERS[request.param],
+    model = tiny_model(
+        given.spec.model.vocab_size, encoder=request.param, position_embeddings="none", type_vocab_size=0,
+        embedding_norm="no", pooling="mean", **{"hidden_size": 32} | ENCODERS[request.param],
     )  # fmt: skip
     spec = dataclasses.replace(given.spec, model=model, heads=heads)
     network = BertModel(model, load_execution(), heads)
@@ -259,7 +260,7 @@ def test_weights_between_states_and_words_are_dropped():
 )
 def test_options_that_do_not_fit_an_encoder(options, message):
     with pytest.raises(ValueError, match=message):
-        ModelConfig(**options)
+        ModelConfig.of(**options)
 
 
 def test_muon_is_refused_where_it_does_not_apply():

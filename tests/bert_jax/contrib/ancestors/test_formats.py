@@ -53,7 +53,7 @@ def binary_file(path, end=b"\n"):
 def elmo(**options) -> ModelBundle:
     words = [*SPECIAL_PIECES, "bank", "of", "münchen", "river", "##s", "abcdefghijklmnop"]
     spec = ModelSpec(
-        model=ModelConfig(**ELMO | {"vocab_size": len(words)} | options), heads=HeadsConfig(mlm=True),
+        model=ModelConfig.of(**ELMO | {"vocab_size": len(words)} | options), heads=HeadsConfig(mlm=True),
         tokenizer=TokenizerConfig(),
     )  # fmt: skip
     rng = np.random.default_rng(1)

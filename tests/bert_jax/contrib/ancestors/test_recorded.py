@@ -44,7 +44,7 @@ def batch_of(ids: np.ndarray) -> dict[str, np.ndarray]:
 
 def config_of(name: str) -> PretrainConfig:
     return PretrainConfig(
-        model=ModelConfig(**MODELS[name]),
+        model=ModelConfig.of(**MODELS[name]),
         data=DataConfig(seq_length=9, next_sentence="none"),
         objective=ObjectiveConfig(name="bidirectional_lm" if name == "elmo" else "causal_lm"),
     )
@@ -82,7 +82,7 @@ def test_states_are_those_of_torch(name: str):
     # The layers of lstm and nnlm have other widths than their inputs, so only the last states are an output.
     every = name == "elmo"
     model = BertModel(
-        ModelConfig(**MODELS[name]), ExecutionConfig(vocab_multiple=1), HeadsConfig(), all_layers=every
+        ModelConfig.of(**MODELS[name]), ExecutionConfig(vocab_multiple=1), HeadsConfig(), all_layers=every
     )
     encoder = {key: value for key, value in params_of(name).items() if not key.startswith("mlm_head")}
     params = from_canonical(encoder, nn.unbox(abstract_params(model)), 23)
