@@ -121,5 +121,5 @@ def test_a_part_that_is_not_installed_is_named_in_one_line(monkeypatch):
     all_options.cache_clear()
     with pytest.raises(ValueError, match=r"^objective\.name: 'glove' is not allowed; allowed: masked_lm; install "):
         from_dict(PretrainConfig, config)
-    with pytest.raises(ValueError, match=r"^x: model: model\.encoder: 'lstm' is not allowed; allowed: transformer; "):
+    with pytest.raises(ValueError, match=r"^x: model: model\.encoder: 'lstm' is not allowed; allowed: transformer"):
         spec_from_json(json.dumps(values), "x")
