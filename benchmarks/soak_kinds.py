@@ -94,8 +94,9 @@ def _without(value: Any, keys: Sequence[str]) -> Any:
 def run_outcome(workdir: Path) -> dict[str, str]:
     """Return the digests of the newest checkpoint of a run (every array with its padding, the digest of the state,
     the data position), of its lines of metrics without times, and of its predictions."""
+    from bert_jax.training.checkpoint.folder import checkpoint_folder, saved_steps
     from bert_jax.training.checkpoint.parameters import read_arrays
-    from bert_jax.training.checkpoint.restore import checkpoint_folder, read_meta, saved_steps
+    from bert_jax.training.checkpoint.restore import read_meta
     from bert_jax.training.logging.metrics_file import TIMING_KEYS, read_metrics
 
     found = {}

@@ -84,7 +84,10 @@ def run(
     """Fine-tune in ``workdir`` on so many devices."""
     config, start = configured(source, workdir, arguments)
     launch = Launch(
-        workdir=workdir, teaching=teaching, **{"stop": StopRequest(), "devices": jax.devices()[:devices], **options}
+        workdir=workdir,
+        start=start,
+        teaching=teaching,
+        **{"stop": StopRequest(), "devices": jax.devices()[:devices], **options},
     )
 
     def programs(resolved, model, mesh):

@@ -21,7 +21,7 @@ from bert_jax.inference.batching import Shape, fill_rows, pack_batch
 from bert_jax.model import to_canonical
 from bert_jax.model.canonical import from_canonical
 from bert_jax.records import Answer, Record
-from bert_jax.start.plan import Start
+from bert_jax.start.start import Start
 from bert_jax.training.state import abstract_params
 from bert_jax.training.step import loss_and_gradients
 

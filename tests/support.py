@@ -112,21 +112,26 @@ def updater(optimizer: Any, rate: float) -> Any:
     return jax.jit(apply)
 
 
+_OF_START = ("continue_from", "extend_positions", "allow_numeric_change")
+
+
 def pretrain_on(config: PretrainConfig, workdir: Path, vocabulary: Path, **options: Any) -> None:
     """Pretrain in ``workdir`` with the tokenizer of ``vocabulary``; ``options``: the source and fields of
-    ``Launch``."""
+    ``Launch`` or ``Start``."""
     from bert_jax.objectives.registry import objective_class
     from bert_jax.process.signals import StopRequest
+    from bert_jax.start.start import Start
     from bert_jax.tokenization import load_tokenizer
     from bert_jax.training import pretrain
     from bert_jax.training.launch import Launch
     from bert_jax.training.run import train
 
     source, teacher = options.pop("source"), options.pop("teacher", None)
+    of_start = {name: options.pop(name) for name in _OF_START if name in options}
     objective, tokenizer = objective_class(config.objective), load_tokenizer(vocabulary)
     job = pretrain.PretrainJob(config, objective, tokenizer, vocabulary, source, teacher)
     with mock.patch.object(pretrain, "train_programs", _programs_of):
-        train(job, Launch(workdir=workdir, **{"stop": StopRequest()} | options))
+        train(job, Launch(workdir=workdir, **{"stop": StopRequest(), "start": Start(**of_start)} | options))
 
 
 _PROGRAMS: dict[Any, Any] = {}

@@ -98,12 +98,12 @@ def test_the_trunk_without_rooms(tmp_path):
     assert code == 2 and "plan: unknown command" in err
 
 
-def test_a_plain_pretraining_command_loads_no_room():
+def test_printing_a_config_loads_neither_a_room_nor_jax_nor_readers_of_models():
     code = (
         "import sys; from bert_jax.commands.pretrain import main; "
         "code = main(['--config', 'quickstart', '--print_config']); "
-        "rooms = ('bert_jax.contrib', 'data_pipeline.contrib'); "
-        "print(code, [name for name in sys.modules if name.startswith(rooms)])"
+        "others = ('bert_jax.contrib', 'data_pipeline', 'bert_jax.interop', 'bert_jax.model', 'jax', 'orbax'); "
+        "print(code, [name for name in sys.modules if name.startswith(others)])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert done.stdout.splitlines()[-1] == "0 []", done.stderr

@@ -21,7 +21,7 @@ from bert_jax.registry import load
 from bert_jax.training.launch import TEACHER_RECORD, Launch, Teaching
 
 if TYPE_CHECKING:
-    from bert_jax.start.plan import Start
+    from bert_jax.start.start import Start
 
 
 def main(argv: Sequence[str] | None = None, program: str = "run_finetune.py") -> int:
@@ -61,7 +61,7 @@ def _run(argv: Sequence[str], program: str, stop: StopRequest) -> int:
 def shown(options: FinetuneRunOptions, arguments: list[str]) -> FinetuneConfig:
     """Return the config to print, before any records are read. It contains the sizes of the initial or restored
     model, if one exists. For a sweep, it contains the options that all runs share."""
-    from bert_jax.training.checkpoint.restore import saved_steps
+    from bert_jax.training.checkpoint.folder import saved_steps
 
     if not (options.init_from or saved_steps(location(options.folder("finetune")))):
         return load_config(FinetuneConfig, arguments, extra=FinetuneRunOptions)
@@ -80,7 +80,7 @@ def sweep(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest) 
     """Execute every run of ``--sweep`` and ``--seeds``; return the exit code."""
     base, cells = plan(options, arguments)
 
-    from bert_jax.start.plan import whole_name
+    from bert_jax.start.fixed_options import whole_name
 
     def one(folder: Path, more: list[str]) -> None:
         own = dataclasses.replace(options, workdir=str(folder), sweep=(), seeds=1)
@@ -187,8 +187,8 @@ def train(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest, 
     launch = Launch(
         workdir=workdir,
         stop=stop,
+        start=start,
         teaching=Teaching(teachers, record, read_unlabelled(config.data, config.task.kind), report),
-        allow_numeric_change=options.allow_numeric_change,
         host_timeout=options.host_timeout,
         started=started,
     )

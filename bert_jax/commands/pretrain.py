@@ -19,7 +19,7 @@ from bert_jax.registry import check, load
 from bert_jax.training.launch import TEACHER_RECORD, Launch
 
 if TYPE_CHECKING:
-    from bert_jax.start.plan import Start
+    from bert_jax.start.start import Start
     from bert_jax.tokenization import Tokenizer
     from bert_jax.training.launch import Teacher
 
@@ -55,13 +55,14 @@ def _run(argv: Sequence[str], program: str, stop: StopRequest) -> None:
 
 def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfig, Start, Teacher | None]":
     """Return the resolved config, and the start and the teacher of the run, which determine some of its options."""
-    from bert_jax.interop.exchange import ReadOptions
     from bert_jax.start.plan import plan_start
 
     workdir = location(options.folder("pretrain"))
     start = plan_start(PretrainConfig, options, workdir, arguments)
     teacher = None
     if options.teacher or options.teacher_outputs or (workdir / TEACHER_RECORD).is_file():
+        from bert_jax.interop.exchange import ReadOptions
+
         reading = ReadOptions(allow_mismatch=options.allow_mismatch)
         find_teacher = load("extensions", "--teacher").find_teacher
         teacher = find_teacher(options.teacher, workdir, reading, options.teacher_outputs)
@@ -100,7 +101,7 @@ def train(options: RunOptions, arguments: list[str], stop: StopRequest) -> None:
 
     from bert_jax.objectives.objective import TaughtObjective
     from bert_jax.process import hosts
-    from bert_jax.start.plan import initial_model, pretraining_spec
+    from bert_jax.start.plan import pretraining_spec
     from bert_jax.training.pretrain import PretrainJob
     from bert_jax.training.run import train as run
     from data_pipeline.read.pretrain_input import ShardSource
@@ -113,20 +114,16 @@ def train(options: RunOptions, arguments: list[str], stop: StopRequest) -> None:
     jax.devices()  # raises for a platform of JAX_PLATFORMS that cannot be used
     require_memory(config, config.data.seq_length, hosts.count())
     vocabulary, tokenizer = _prepared(config, options, arguments, start, teacher, stop)
-    initial = initial_model(start, pretraining_spec(config, model))
-    initial = dataclasses.replace(initial, params=dict(objective.placed(config, initial.params)))
+    start = start.with_parameters(pretraining_spec(config, model))
+    start = dataclasses.replace(start, params=dict(objective.placed(config, start.params)))
     if not config.training.num_steps:
         given = [setting.key for setting in read_settings(arguments)]
         config, line = with_text_length(config, ShardSource(config, tokenizer).examples_per_pass, given)
-        initial = dataclasses.replace(initial, messages=(*initial.messages, line))
-    del start  # so that its host arrays can be freed once they are on the devices
+        start = dataclasses.replace(start, messages=(*start.messages, line))
     launch = Launch(
         workdir=location(options.folder("pretrain")),
         stop=stop,
-        continue_from=location(options.continue_from) if options.continue_from else None,
-        extend_positions=options.extend_positions,
-        initial_model=initial,
-        allow_numeric_change=options.allow_numeric_change,
+        start=start,
         host_timeout=options.host_timeout,
         started=early.STARTED,
     )
@@ -152,10 +149,10 @@ def _prepared(
     vocabulary.
     """
     from bert_jax.process import hosts
-    from bert_jax.start.plan import check_padding
+    from bert_jax.start.state import check_checkpoint
+    from bert_jax.start.tokenizer import check_padding
     from bert_jax.tokenization import load_tokenizer
-    from bert_jax.training.checkpoint.restore import saved_steps
-    from bert_jax.training.start import check_checkpoint
+    from bert_jax.training.checkpoint.folder import saved_steps
     from data_pipeline.build.ensure import STOPPED, ensure_data, require_shards
     from data_pipeline.build.vocabulary import existing_vocabulary, place_vocabulary, vocabulary_path
 
@@ -166,8 +163,7 @@ def _prepared(
             place_vocabulary(location(name), content)
         hosts.barrier("vocabulary", options.host_timeout)
         known = existing_vocabulary(config.data, config.model.vocab_size)[1]
-        earlier = location(options.continue_from) if options.continue_from else None
-        check_checkpoint(workdir, earlier, config, known)
+        check_checkpoint(workdir, start.continue_from, config, known)
         if teacher is not None and not config.data.mixture:
             load("extensions", "--teacher").check_vocabulary(teacher, known, vocabulary_path(config.data))
         if hosts.count() == 1:

@@ -19,7 +19,7 @@ from bert_jax.metrics import Score
 from bert_jax.model import from_canonical, to_canonical
 from bert_jax.parallel import to_host
 from bert_jax.process import hosts
-from bert_jax.start.plan import Start
+from bert_jax.start.start import Start
 
 # Metrics of an evaluation, by dev split and name; None: undefined.
 Values = Mapping[str, Mapping[str, float | None]]

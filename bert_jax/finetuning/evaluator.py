@@ -10,7 +10,7 @@ from bert_jax.finetuning import evaluation
 from bert_jax.finetuning.best import BestCheckpoint, Values, describe_again, read_parameters, save_parameters
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.model import BertModel
-from bert_jax.start.plan import Start
+from bert_jax.start.start import Start
 from bert_jax.tasks.task import Prediction
 from bert_jax.training.job import Context
 from bert_jax.training.state import TrainState

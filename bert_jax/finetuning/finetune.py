@@ -15,9 +15,10 @@ from bert_jax.finetuning.evaluator import Evaluator
 from bert_jax.finetuning.resolve import Splits, resolve_task
 from bert_jax.finetuning.results import has_results, write_results
 from bert_jax.finetuning.training_model import start_parameters, training_model, training_programs
-from bert_jax.start.plan import Start, store_tokenizer
+from bert_jax.start.start import Start
+from bert_jax.start.tokenizer import store_tokenizer
 from bert_jax.training.job import Context, Data, Job
-from bert_jax.training.launch import NO_TEACHING, InitialModel, Launch, Teaching
+from bert_jax.training.launch import NO_TEACHING, Launch, Teaching
 from bert_jax.training.programs import TrainPrograms, with_shardings
 from bert_jax.training.run import train
 from bert_jax.training.state import TrainState
@@ -37,7 +38,7 @@ def finetune(config: FinetuneConfig, launch: Launch, *, splits: Splits, tests: S
     job = FinetuneJob(config, splits, tests, start, launch.teaching)
     if start.resumes and (stored := _stored_order(config, job.config, launch.workdir)):
         job = FinetuneJob(stored, splits, tests, start, launch.teaching)
-    train(job, dataclasses.replace(launch, initial_model=job.initial_model()))
+    train(job, dataclasses.replace(launch, start=job.start()))
 
 
 def _stored_order(given: FinetuneConfig, resolved: FinetuneConfig, workdir: Path) -> FinetuneConfig | None:
@@ -83,8 +84,8 @@ class FinetuneJob(Job):
         self.model = training_model(self.resolved)
         self._evaluator = Evaluator(self.resolved, start, self.model)
 
-    def initial_model(self) -> InitialModel:
-        """Return the initial parameters of the training model."""
+    def start(self) -> Start:
+        """Return the start with the initial parameters of the training model."""
         initial = start_parameters(self.resolved, self.model, self._start)
         return dataclasses.replace(initial, messages=(*initial.messages, *self._evaluator.notes))
 
@@ -92,7 +93,7 @@ class FinetuneJob(Job):
         return training_programs(self.resolved, self.model, mesh)
 
     def write_tokenizer(self, folder: Path) -> None:
-        store_tokenizer(folder, self._start)
+        store_tokenizer(folder, self._start.tokenizer_config, self._start.tokenizer_content)
         self._teaching.write_record(folder)
 
     def data(self, mesh: Mesh, *, complete: bool) -> Data:

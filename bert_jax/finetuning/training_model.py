@@ -10,8 +10,7 @@ from bert_jax.finetuning.resolve import ResolvedTask, redrawn_layers
 from bert_jax.finetuning.task_objective import TaskObjective, check_layers
 from bert_jax.model import BertModel
 from bert_jax.optim import lr_multipliers, unfreeze_updates
-from bert_jax.start.plan import Start, initial_model
-from bert_jax.training.launch import InitialModel
+from bert_jax.start.start import Start
 from bert_jax.training.programs import TrainPrograms, make_programs
 from bert_jax.training.state import abstract_params
 
@@ -38,13 +37,13 @@ def training_model(resolved: ResolvedTask) -> BertModel:
     )
 
 
-def start_parameters(resolved: ResolvedTask, model: BertModel, start: Start) -> InitialModel:
-    """Return the parameters of the initial model in ``start`` that ``model``, the training model, can use. The
+def start_parameters(resolved: ResolvedTask, model: BertModel, start: Start) -> Start:
+    """Return ``start`` with the parameters of its initial model that ``model``, the training model, can use. The
     messages of the result include the notes about the records of the task."""
     config = resolved.config
     spec = ModelSpec(model=model.config, heads=model.heads, sentence=model.sentence)
     redraw_head = config.regularization.reinit_head
-    initial = initial_model(start, spec, redrawn=redrawn_layers(config), redraw_head=redraw_head)
+    initial = start.with_parameters(spec, redrawn=redrawn_layers(config), redraw_head=redraw_head)
     return dataclasses.replace(initial, messages=(*initial.messages, *resolved.notes))
 
 

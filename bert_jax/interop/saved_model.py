@@ -32,8 +32,9 @@ from bert_jax.training.checkpoint.digest import (
     json_digest,
     write_checksums,
 )
+from bert_jax.training.checkpoint.folder import checkpoint_folder, saved_steps
 from bert_jax.training.checkpoint.parameters import arrays_digest, read_arrays, read_parameters, save_arrays
-from bert_jax.training.checkpoint.restore import NoCheckpoint, checkpoint_folder, saved_steps
+from bert_jax.training.checkpoint.restore import NoCheckpoint
 from bert_jax.training.logging.metrics_file import read_metrics
 from bert_jax.training.workdir import read_record
 

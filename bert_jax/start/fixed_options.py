@@ -5,7 +5,6 @@ neither these options nor the initial model.
 """
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -13,15 +12,10 @@ import yaml
 from bert_jax.config import ModelConfig
 from bert_jax.config.lengths import LENGTH, LENGTHS, OF_LENGTH
 from bert_jax.config.loader import Setting, flat_values
-from bert_jax.config.schema import PRESETS
-from bert_jax.interop.exchange import ReadOptions
-from bert_jax.interop.readers import leaves_activation_open, leaves_case_open
 from bert_jax.io.storage import Location, location
-from bert_jax.training.checkpoint.restore import saved_steps
+from bert_jax.training.checkpoint.folder import saved_steps
 from bert_jax.training.launch import RECORD
-from bert_jax.training.start import OF_PHASE, PHASE_MAY_CHANGE, TABLE_ROWS
-from bert_jax.training.workdir import read_record as read_record
-from bert_jax.training.workdir import record_text as record_text
+from bert_jax.training.workdir import read_record, record_text
 
 # Options that may differ between a run and its initial model, because they change no parameter. Vocabularies are
 # compared by their pieces, not by data.vocab.
@@ -30,6 +24,18 @@ MAY_DIFFER = {
     "model.attention_dropout", "model.embedding_dropout", "model.attention_output_dropout",
     "model.feed_forward_dropout",
 }  # fmt: skip
+# Model options that a new phase may change, because they do not affect the parameters.
+PHASE_MAY_CHANGE = {
+    "model.hidden_dropout", "model.attention_dropout", "model.embedding_dropout", "model.attention_output_dropout",
+    "model.feed_forward_dropout", "model.rotary_base", "model.rotary_window_base", "model.attention_windows",
+    "model.attention_block", "model.random_blocks",
+}  # fmt: skip
+# Option that a new phase may change if there is no position table, or if the launch extends it.
+TABLE_ROWS = "model.max_position_embeddings"
+# Options that count from the first step of a phase.
+OF_PHASE = (
+    "training.num_tokens", "optimizer.warmup_tokens", "optimizer.wsd_decay_tokens", "optimizer.restart_schedule",
+)  # fmt: skip
 _GENERATOR, _FIRST_STEP = "execution.prng", "training.first_step"
 # Options whose defaults follow from the model and the data, and the options that replace each of them. A resumed
 # run keeps their values, also those that were the defaults of an older version.
@@ -50,19 +56,12 @@ def whole_name(source: str) -> str:
     return str(location(source).resolve()) if source else ""
 
 
-def read_options(path: Path, given: Given, *, allow_mismatch: bool = False) -> ReadOptions:
-    """Return ``ReadOptions`` with the case of the vocabulary and the GELU variant that the options specify.
-
-    Each of the two is set only if the files at ``path`` are in a format that does not always specify it.
-    """
-    values = {key: value for key, (value, _) in given.items()}
-    preset = PRESETS[values.get("training.mode", "standard")]
-    activation = values.get("model.activation", preset.get("model.activation"))
-    is_open = leaves_activation_open(path) and activation in ("gelu", "gelu_tanh")
-    # A model of this library records the case of its vocabulary, which the options must not replace.
-    lower_case = values.get("data.lower_case") if leaves_case_open(path) else None
-    activation = activation if is_open else None
-    return ReadOptions(lower_case=lower_case, activation=activation, allow_mismatch=allow_mismatch)
+def vocabulary_file(workdir: Location) -> Location | None:
+    """Return the vocabulary of a pretraining run, or None if it has none or several."""
+    paths = [
+        path for path in workdir.glob("*.*") if path.suffix in (".txt", ".model") or path.name == "tokenizer.json"
+    ]
+    return paths[0] if len(paths) == 1 else None
 
 
 def model_section(model: ModelConfig) -> dict[str, Any]:

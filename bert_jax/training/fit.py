@@ -10,7 +10,7 @@ from bert_jax.training.job import Context, Data, Job
 from bert_jax.training.logging.meter import Recorder
 from bert_jax.training.loop import Loop, ProfilerWindow
 from bert_jax.training.memory import explain_memory, state_advice, step_advice, step_bytes
-from bert_jax.training.start import Start
+from bert_jax.training.start import FirstState
 from bert_jax.training.state import TrainState
 
 
@@ -26,7 +26,7 @@ def compile_step(job: Job, context: Context, data_step: int) -> None:
         context.barrier("compiled")
 
 
-def fit(job: Job, context: Context, start: Start, data: Data, upload: Callable[[], None]) -> TrainState:
+def fit(job: Job, context: Context, start: FirstState, data: Data, upload: Callable[[], None]) -> TrainState:
     """Train from ``start`` to the last step and return the final state. A pending save is completed even if an
     error ends the training.
 

@@ -1,12 +1,9 @@
 """Inputs of a run that are not part of its config. This module does not import jax."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from bert_jax.config import ModelSpec
 from bert_jax.io.files import write_whole
@@ -16,28 +13,14 @@ from bert_jax.records import Record
 
 if TYPE_CHECKING:
     import jax
+    import numpy as np
+
+    from bert_jax.training.start import RunStart
 
 # Workdir file with the options that the initial model determines, so that a resumed run needs no flags for them.
 RECORD = "warm_start.yaml"
 # Workdir file with the path and the digest of the teacher.
 TEACHER_RECORD = "teacher.json"
-
-
-@dataclass(kw_only=True)
-class InitialModel:
-    """Parameters that a run starts from instead of randomly initialized parameters.
-
-    Created by ``bert_jax.start.plan``.
-    """
-
-    # Canonical name -> float32 array; missing parameters are randomly initialized.
-    params: dict[str, np.ndarray] = field(default_factory=dict)
-    # Lines for the log.
-    messages: tuple[str, ...] = ()
-    # Text of WORKDIR/warm_start.yaml; empty: the file is not written.
-    record: str = ""
-    # True if the run must continue from its own checkpoint.
-    resumes: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,7 +31,7 @@ class Teacher:
     name: str
     spec: ModelSpec
     # Canonical name -> float32 array; empty if only its outputs are read.
-    params: Mapping[str, np.ndarray]
+    params: "Mapping[str, np.ndarray]"
     # Fingerprint of its tokenizer; None: it has none.
     fingerprint: str | None
     # Text of WORKDIR/teacher.json.
@@ -93,23 +76,13 @@ class Launch:
     workdir: Location
     # Request to stop, checked between steps and between evaluation batches.
     stop: StopRequest
-    # Workdir of an earlier phase; this phase starts from the last state of that phase.
-    continue_from: Location | None = None
-    # Method to extend the position table of that state if the phase has more positions; empty: none.
-    extend_positions: Literal["", "tile", "interpolate"] = ""
-    # Model that sets the parameters at step 0. A run that has a checkpoint ignores these parameters.
-    initial_model: InitialModel = field(default_factory=InitialModel)
+    # Where the run starts.
+    start: "RunStart"
     # Teachers of fine-tuning.
     teaching: Teaching = NO_TEACHING
-    # Allow a resumed run to change execution.prng.
-    allow_numeric_change: bool = False
     # Maximum seconds that the processes of the run wait for each other.
     host_timeout: float = 300.0
     # Start of the process, as a value of ``time.perf_counter()``; None: the current time.
     started: float | None = None
     # Devices of the mesh; None: all devices.
     devices: "list[jax.Device] | None" = None
-
-    def resumed(self) -> "Launch":
-        """Return a launch that resumes this run from its own checkpoint."""
-        return dataclasses.replace(self, initial_model=InitialModel(), started=None)

@@ -17,7 +17,7 @@ from bert_jax.training.job import Context, Data, Job
 from bert_jax.training.launch import Launch
 from bert_jax.training.logging.run_log import RunLog
 from bert_jax.training.spikes import RollBack
-from bert_jax.training.start import Start, find_start
+from bert_jax.training.start import FirstState
 from bert_jax.training.workdir import Logs, describe_run, hold_workdir, stopped
 
 
@@ -47,7 +47,6 @@ def train(job: Job, launch: Launch) -> None:
             except RollBack as back:
                 # Resume and skip batches. The traceback is removed, because it would keep the state in memory.
                 rollback = back.with_traceback(None)
-                launch = launch.resumed()
 
 
 class Run:
@@ -59,15 +58,16 @@ class Run:
         """Create an attempt. ``rollback``, if set, is the rollback that ended the previous attempt; it determines
         the batches to skip."""
         self.job, self.launch, self.logs, self.watchdog, self.rollback = job, launch, logs, watchdog, rollback
-        self.began = time.perf_counter() if launch.started is None else launch.started
-        self.messages = [*launch.initial_model.messages]
+        is_first = rollback is None and launch.started is not None
+        self.began = launch.started if is_first else time.perf_counter()
+        self.messages = [*launch.start.messages] if rollback is None else []
 
     def run(self) -> None:
         """Open the workdir, find the state to start from, load the data, train, and write the results."""
         job, launch = self.job, self.launch
         self._open_workdir()
         programs = job.programs(make_mesh(job.config.mesh, launch.devices))
-        start = find_start(job, programs, launch, self.rollback, self.messages.append)
+        start = launch.start.first_state(job, programs, launch, self.rollback, self.messages.append)
         if launch.stop.reached():
             raise stopped(launch, f"stopped at step {start.step:,}")
         complete = start.step >= job.config.training.num_steps or job.stopped_early()
@@ -76,7 +76,7 @@ class Run:
         data = self._load_data(start, programs.mesh, complete)
         after_data = time.perf_counter()
         if hosts.is_lead() and not complete:
-            describe_run(self.logs.folder, job.config, launch.initial_model.record)
+            describe_run(self.logs.folder, job.config, launch.start.record)
             job.write_tokenizer(self.logs.folder)
         context = self._open_log(programs, start)
         try:
@@ -110,7 +110,7 @@ class Run:
             jax.config.update("jax_compilation_cache_dir", cache)
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
-    def _load_data(self, start: Start, mesh: jax.sharding.Mesh, complete: bool) -> Data:
+    def _load_data(self, start: FirstState, mesh: jax.sharding.Mesh, complete: bool) -> Data:
         """Return the training data, positioned before the first batch that follows ``start``."""
         if complete and start.changed:
             used = self.job.options_used_after_completion
@@ -123,7 +123,7 @@ class Run:
                 self.messages.append(start.guard.go_back(self.rollback, start.step, data.batches))
         return data
 
-    def _open_log(self, programs: Any, start: Start) -> Context:
+    def _open_log(self, programs: Any, start: FirstState) -> Context:
         """Open the logs; write the messages collected so far and a line about the model and the devices."""
         config, mesh, columns = self.job.config, programs.mesh, programs.objective.display.columns
         log = RunLog(self.logs.folder, config.training.num_steps, start.step, columns, lead=hosts.is_lead())
@@ -136,7 +136,7 @@ class Run:
         log.line(f"{programs.parameter_count:,} parameters, {devices}, mesh {sizes}, {config.execution.dtype}")
         return Context(programs, self.launch, log, self.watchdog)
 
-    def _evaluate_if_due(self, context: Context, start: Start, complete: bool) -> bool:
+    def _evaluate_if_due(self, context: Context, start: FirstState, complete: bool) -> bool:
         """Evaluate the restored state if its evaluation is due but missing from the log, or the initial state if
         the job wants it. Return True if the run should end after this evaluation."""
         job, step, training = self.job, start.step, self.job.config.training
@@ -153,7 +153,7 @@ class Run:
         except Interrupted:
             raise stopped(self.launch, f"stopped at step {step:,}") from None
 
-    def _finish_complete(self, context: Context, start: Start) -> None:
+    def _finish_complete(self, context: Context, start: FirstState) -> None:
         """Write the results of a complete run unless the log folder already contains them."""
         is_due = not self.job.is_finished(self.logs.folder)
         if hosts.broadcast_from_lead("report_is_due", is_due, self.launch.host_timeout):

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Container, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -152,28 +152,6 @@ def initial_state(
         return TrainState(jnp.zeros((), jnp.int32), params, opt_state, ema, start, carry)
 
     return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))(dict(loaded or {}))
-
-
-def extend_positions(table: Any, rows: int, offset: int, how: Literal["tile", "interpolate"]) -> Any:
-    """Return a position table (numpy or jax, float32[positions, H]), or its moments, extended to ``rows`` rows.
-
-    The first ``offset`` rows belong to no position and are copied. If ``how`` is "tile", the rows of the positions
-    are repeated (Beltagy et al. 2020), so that the rows of the old positions are unchanged. If ``how`` is
-    "interpolate", the rows of the positions are interpolated linearly: the first position keeps its row, the new
-    last position gets the row of the old last position, and all positions between them get other rows.
-    """
-    xp = np if isinstance(table, np.ndarray) else jnp
-    before, positions = table[:offset], table[offset:]
-    count = rows - offset
-    assert count >= len(positions), "fewer rows than the table has"
-    if how == "tile":
-        return xp.concatenate([before, positions[np.arange(count) % len(positions)]])
-    place = np.linspace(0, len(positions) - 1, count)
-    low = np.minimum(place.astype(np.int64), len(positions) - 1)
-    high = np.minimum(low + 1, len(positions) - 1)
-    weight = (place - low)[:, None]
-    stretched = positions[low] * (1 - weight) + positions[high] * weight
-    return xp.concatenate([before, stretched.astype(np.float32)])
 
 
 def parameter_count(params: Any, vocab_size: int) -> int:

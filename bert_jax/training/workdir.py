@@ -21,7 +21,7 @@ from bert_jax.io.files import write_whole
 from bert_jax.io.folder_lock import hold_folder
 from bert_jax.io.storage import Location, ObjectPath, StorageError
 from bert_jax.process import exits
-from bert_jax.training.checkpoint.restore import saved_steps
+from bert_jax.training.checkpoint.folder import saved_steps
 from bert_jax.training.launch import RECORD, Launch
 
 _log = logging.getLogger(__name__)

@@ -83,7 +83,7 @@ def main() -> int:
     fixed = prepare([*options.arguments, "--input.packing", "false"], compared=False)
     config = packed.config
     size, limit = config.training.global_batch_size, config.task.max_length
-    start = packed.job.initial_model().params
+    start = packed.job.start().params
     ways = [
         Way("packed", packed.job, start, []),
         Way(f"rows of {limit}", fixed.job, start, []),

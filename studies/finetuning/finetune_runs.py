@@ -19,7 +19,8 @@ from bert_jax.config.loader import take_options
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.write import write_hf
-from bert_jax.start.plan import Start, plan_start
+from bert_jax.start.plan import plan_start
+from bert_jax.start.start import Start
 from bert_jax.model import to_canonical
 from bert_jax.parallel import to_host
 from bert_jax.records import Record
@@ -150,7 +151,7 @@ def write_start(run: Prepared, folder: Path) -> None:
     """Write the parameters of step 0, including the new head, as a Hugging Face folder of a model without
     dropout."""
     config, model = run.config, run.job.model
-    loaded = run.job.initial_model().params
+    loaded = run.job.start().params
     flat = to_canonical(to_host(initial_params(model, config.training.seed, loaded)), config.model.vocab_size)
     still = dataclasses.replace(config.model, hidden_dropout=0.0, attention_dropout=0.0)
     spec = ModelSpec(model=still, heads=run.job.heads, tokenizer=run.start.tokenizer_config)

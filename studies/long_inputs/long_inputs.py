@@ -36,7 +36,7 @@ from text_baselines import regression
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, ModelSpec, RunOptions, TokenizerConfig
 from bert_jax.interop.exchange import ModelBundle, parameter_shapes
-from bert_jax.start.model_extension import initial_weights
+from bert_jax.start.initial_model import changed_weights
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.io.files import write_whole
@@ -94,7 +94,7 @@ def compare_outputs() -> dict[str, Any]:
             write_saved(Path(folder) / "source", source)
             for window, most in ((256, 257), (512, 512)):
                 options = RunOptions(init_from=str(Path(folder) / "source"), to_long=4096)
-                long = initial_weights(options, {"model.attention_windows": ((window,), "")})
+                long = changed_weights(options, {"model.attention_windows": ((window,), "")})
                 lengths = [most, most // 2, 7]
                 expected = logits(source, lengths, 512)
                 found = logits(dataclasses.replace(long, tokenizer_content=None), lengths, 2048)

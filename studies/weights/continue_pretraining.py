@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from bert_jax.config import ExecutionConfig, PretrainConfig, RunOptions, load_config
-from bert_jax.start.plan import initial_model, plan_start, pretraining_spec
+from bert_jax.start.plan import plan_start, pretraining_spec
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import BertForPretraining, from_canonical
 from bert_jax.tokenization import load_tokenizer
@@ -71,7 +71,7 @@ def main() -> None:
         eval_batches(data, folder=folder, batch_size=64, max_batches=arguments.batches, tokenizer=vocabulary)
     )
     model = BertForPretraining(config.model, ExecutionConfig(), config.has_nsp)
-    before = losses(config, initial_model(start, pretraining_spec(config, model)).params, batches, added)
+    before = losses(config, start.with_parameters(pretraining_spec(config, model)).params, batches, added)
     after = losses(config, dict(read_weights(arguments.run).params), batches, added)
     for name in GROUPS:
         (first, count), (last, _) = before[name], after[name]

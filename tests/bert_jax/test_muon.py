@@ -17,7 +17,8 @@ from bert_jax.model.canonical import path_name
 from bert_jax.optim import is_muon_matrix, make_optimizer, orthogonalize, unfreeze_updates
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.process.exits import Stop
-from bert_jax.training.checkpoint.restore import restore_newest, saved_steps
+from bert_jax.training.checkpoint.folder import saved_steps
+from bert_jax.training.checkpoint.restore import restore_newest
 from bert_jax.training.programs import train_programs
 from bert_jax.training.state import abstract_params, initial_params, initial_state
 

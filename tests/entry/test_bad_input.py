@@ -27,7 +27,7 @@ import yaml
 
 from bert_jax.commands import main as cli
 from bert_jax.config import PretrainConfig, load_config
-from bert_jax.training.checkpoint.restore import saved_steps
+from bert_jax.training.checkpoint.folder import saved_steps
 from bert_jax.training.logging.metrics_file import read_metrics
 
 pytestmark = pytest.mark.entry

@@ -9,7 +9,7 @@ import command
 import pytest
 
 from bert_jax.training.checkpoint.digest import check_files
-from bert_jax.training.checkpoint.restore import saved_steps
+from bert_jax.training.checkpoint.folder import saved_steps
 
 pytestmark = pytest.mark.entry
 PROGRAM = Path(__file__).with_name("one_with_checkpoints.py")

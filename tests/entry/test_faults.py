@@ -24,7 +24,8 @@ import support
 
 from bert_jax.config import MeshConfig
 from bert_jax.parallel import make_mesh
-from bert_jax.training.checkpoint.restore import checkpoint_folder, restore_newest, saved_steps
+from bert_jax.training.checkpoint.folder import checkpoint_folder, saved_steps
+from bert_jax.training.checkpoint.restore import restore_newest
 from bert_jax.training.logging.metrics_file import read_metrics
 
 pytestmark = pytest.mark.entry

@@ -17,7 +17,8 @@ from support import objective_of, untimed
 
 from bert_jax.config import OptimizerConfig, PretrainConfig, load_config
 from bert_jax.parallel import make_mesh
-from bert_jax.training.checkpoint.restore import restore_newest, saved_steps
+from bert_jax.training.checkpoint.folder import saved_steps
+from bert_jax.training.checkpoint.restore import restore_newest
 from bert_jax.training.logging.metrics_file import TIMING_KEYS, read_events, read_metrics
 
 pytestmark = pytest.mark.entry

@@ -11,7 +11,8 @@ from test_kill import DEVICES, kill_when, logged_step
 
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.parallel import make_mesh
-from bert_jax.training.checkpoint.restore import restore_newest, saved_steps
+from bert_jax.training.checkpoint.folder import saved_steps
+from bert_jax.training.checkpoint.restore import restore_newest
 from bert_jax.training.logging.metrics_file import read_metrics
 
 pytestmark = [pytest.mark.entry, pytest.mark.slow]

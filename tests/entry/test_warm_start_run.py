@@ -9,7 +9,7 @@ import yaml
 
 from bert_jax.interop.readers import read_weights
 from bert_jax.tokenization import load_tokenizer
-from bert_jax.training.checkpoint.restore import saved_steps
+from bert_jax.training.checkpoint.folder import saved_steps
 
 pytestmark = pytest.mark.entry
 WORDS = "embeddings/word_embeddings/embedding"

@@ -20,7 +20,7 @@ from bert_jax.io.files import new_folder, whole_folder
 from bert_jax.model.flops import traced_flops
 from bert_jax.process import exits
 from bert_jax.records import Record
-from bert_jax.start.model_extension import with_layers
+from bert_jax.start.network_changes import with_layers
 
 Importance = Literal["gradient", "magnitude", "movement", "random"]
 _ROWS, _LENGTH = 8, 32  # of drawn ids, for which outputs are compared

@@ -15,17 +15,15 @@ from bert_jax.io.storage import Location
 from bert_jax.model import BertModel, to_canonical
 from bert_jax.parallel import make_mesh
 from bert_jax.training.checkpoint.digest import digest_lines, lines_digest
+from bert_jax.training.checkpoint.folder import COMMIT_FILE, checkpoint_folder, saved_steps
 from bert_jax.training.checkpoint.restore import (
-    COMMIT_FILE,
     Unfit,
-    checkpoint_folder,
     fitting_config,
     nested,
     problem_of,
     raise_if_damaged,
     read_meta,
     restore_newest,
-    saved_steps,
 )
 from bert_jax.training.state import flat
 

@@ -33,14 +33,18 @@ from bert_jax.model.canonical import clear_padding, path_name
 from bert_jax.optim import make_optimizer
 from bert_jax.process import hosts
 from bert_jax.training.checkpoint.digest import check_files, json_digest, tree_digest
+from bert_jax.training.checkpoint.folder import (
+    DAMAGED,
+    ROLLED_BACK,
+    checkpoint_folder,
+    finish_moves,
+    move_aside,
+    saved_steps,
+)
 from bert_jax.training.state import TrainState, abstract_state, flat, zero_carry
 
 FORMAT = 1
 META_FILE = "metadata"
-# Orbax writes this file last in a store that cannot rename folders.
-COMMIT_FILE = "commit_success.txt"
-# Folders of a workdir for damaged checkpoints, and for checkpoints that a rollback discards.
-DAMAGED, ROLLED_BACK = QUARANTINE_FOLDERS = ("damaged_checkpoints", "rolled_back_checkpoints")
 # Maximum seconds that processes wait for each other while they check a checkpoint.
 AGREEMENT_SECONDS = 900.0
 
@@ -61,28 +65,6 @@ class Restored:
     state: TrainState
     meta: dict[str, Any]
     config: Any  # config of the run that saved the checkpoint
-
-
-def checkpoint_folder(workdir: Location) -> Location:
-    """Return the checkpoint folder of a run."""
-    return workdir.absolute() / "checkpoints"
-
-
-def saved_steps(workdir: Location) -> list[int]:
-    """Return the steps of the committed checkpoints of a run in increasing order."""
-    folder = checkpoint_folder(workdir)
-    if not folder.is_dir():
-        return []
-    steps = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit() and path.is_dir())
-    if isinstance(folder, ObjectPath):
-        # A store cannot rename folders: one object marks a complete checkpoint, another a quarantined checkpoint.
-        aside = {mark.name for where in QUARANTINE_FOLDERS for mark in _marks(workdir / where)}
-        steps = [s for s in steps if str(s) not in aside and (folder / str(s) / COMMIT_FILE).is_file()]
-    return steps
-
-
-def _marks(folder: ObjectPath) -> list[ObjectPath]:
-    return [path for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
 
 
 def nested(tree: Any) -> dict[str, Any]:
@@ -115,7 +97,7 @@ def restore_newest(
         NoCheckpoint: all checkpoints are damaged.
     """
     if not read_only and hosts.is_lead() and isinstance(workdir, ObjectPath):
-        _finish_moves(workdir)
+        finish_moves(workdir)
     steps = json.loads(hosts.all_gather_text("checkpoints", json.dumps(saved_steps(workdir)), AGREEMENT_SECONDS)[0])
     bad: list[str] = []
     for step in reversed(steps):
@@ -127,7 +109,7 @@ def restore_newest(
         if not read_only:
             where = f"; moved to {workdir.absolute() / DAMAGED}"
             if hosts.is_lead():
-                where = f"; moved to {_move_aside(workdir, step, DAMAGED)}"
+                where = f"; moved to {move_aside(workdir, step, DAMAGED)}"
         report(
             f"WARNING: checkpoint {step} is damaged ({restored}){where}; "
             "the previous checkpoint, if any, is tried next"
@@ -227,44 +209,8 @@ def set_aside(workdir: Location, first_step: int) -> None:
     if hosts.is_lead():
         for step in saved_steps(workdir):
             if step >= first_step:
-                _move_aside(workdir, step, ROLLED_BACK)
+                move_aside(workdir, step, ROLLED_BACK)
     hosts.barrier("set_aside", AGREEMENT_SECONDS)
-
-
-def _move_aside(workdir: Location, step: int, where: str) -> Location:
-    if isinstance(workdir, ObjectPath):
-        # Mark first: after a kill during the move, the remaining files must not count as a complete checkpoint.
-        (workdir / where / str(step)).touch()
-        return _finish_move(workdir, step, where)
-    folder = workdir.absolute() / where
-    folder.mkdir(exist_ok=True)
-    target = _unused(folder, str(step))
-    (checkpoint_folder(workdir) / str(step)).rename(target)
-    return target
-
-
-def _finish_moves(workdir: ObjectPath) -> None:
-    """Finish moving the checkpoints that an interrupted run had begun to move."""
-    for where in QUARANTINE_FOLDERS:
-        for mark in _marks(workdir / where):
-            _finish_move(workdir, int(mark.name), where)
-
-
-def _finish_move(workdir: ObjectPath, step: int, where: str) -> ObjectPath:
-    source, target = checkpoint_folder(workdir) / str(step), _unused(workdir / where, f"step_{step}")
-    for path in source.rglob("*"):
-        path.replace(target / path.relative_to(source))
-    (workdir / where / str(step)).unlink()
-    return target
-
-
-def _unused(folder: Location, name: str) -> Location:
-    """Return ``folder / name`` or, if this path exists, an unused path that is formed by appending a number."""
-    count, target = 1, folder / name
-    while target.exists():
-        count += 1
-        target = folder / f"{name}.{count}"
-    return target
 
 
 class Unfit(ValueError):

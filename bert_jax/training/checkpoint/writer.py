@@ -26,7 +26,8 @@ from bert_jax.training.checkpoint.digest import (
     start_digest,
     write_checksums,
 )
-from bert_jax.training.checkpoint.restore import FORMAT, META_FILE, checkpoint_folder, nested
+from bert_jax.training.checkpoint.folder import checkpoint_folder
+from bert_jax.training.checkpoint.restore import FORMAT, META_FILE, nested
 from bert_jax.training.state import TrainState
 
 

@@ -14,7 +14,8 @@ from bert_jax.io.storage import ObjectPath, StorageError, location
 from bert_jax.process.exits import Stop, run_command
 from bert_jax.training import workdir as workdirs
 from bert_jax.training.checkpoint.digest import check_files, write_checksums
-from bert_jax.training.checkpoint.restore import _finish_moves, _move_aside, saved_steps, set_aside
+from bert_jax.training.checkpoint.folder import finish_moves, move_aside, saved_steps
+from bert_jax.training.checkpoint.restore import set_aside
 from bert_jax.training.logging.metrics_file import MetricsWriter, read_metrics
 from bert_jax.training.logging.progress import Progress
 from bert_jax.training.workdir import hold_workdir
@@ -207,10 +208,10 @@ def test_a_bad_checkpoint_is_marked_first_and_then_moved(monkeypatch, store):
     with monkeypatch.context() as patch:
         refuse(patch, "cp_file", KeyboardInterrupt())  # killed before the first file
         with pytest.raises(KeyboardInterrupt):
-            _move_aside(workdir, 10, "damaged_checkpoints")
+            move_aside(workdir, 10, "damaged_checkpoints")
     assert (workdir / "checkpoints" / "10" / "commit_success.txt").is_file()
     assert (workdir / "damaged_checkpoints" / "10").is_file() and saved_steps(workdir) == [5]
-    _finish_moves(workdir)
+    finish_moves(workdir)
     assert not (workdir / "damaged_checkpoints" / "10").exists() and saved_steps(workdir) == [5]
     moved = workdir / "damaged_checkpoints" / "step_10"
     assert (moved / "state" / "d" / "1").read_bytes() == b"values" * 1000
@@ -220,7 +221,7 @@ def test_a_bad_checkpoint_is_marked_first_and_then_moved(monkeypatch, store):
     set_aside(workdir, 6)
     assert saved_steps(workdir) == [5] and (workdir / "rolled_back_checkpoints" / "step_10").is_dir()
     write_checkpoint(workdir / "checkpoints" / "10")
-    assert _move_aside(workdir, 10, "damaged_checkpoints").name == "step_10.2"
+    assert move_aside(workdir, 10, "damaged_checkpoints").name == "step_10.2"
 
 
 # ------------------------------------------------------------------ logs

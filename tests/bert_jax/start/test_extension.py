@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from warm_start_source import PIECES, byte_bpe, tokenizer, write_words
 
-from bert_jax.start.model_extension import (
+from bert_jax.start.state import extend_positions
+from bert_jax.start.vocabulary import (
     compare,
-    extend_positions,
     extend_rows,
     read_words,
     require_wordpiece,

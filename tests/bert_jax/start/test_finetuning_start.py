@@ -13,8 +13,10 @@ from bert_jax.finetuning.resolve import redrawn_layers
 from bert_jax.interop import saved_model as native
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import replace_saved
-from bert_jax.start import plan as module
-from bert_jax.start.plan import initial_model, plan_start, store_tokenizer, whole_name
+from bert_jax.start import finetuning as module
+from bert_jax.start.fixed_options import whole_name
+from bert_jax.start.plan import plan_start
+from bert_jax.start.tokenizer import store_tokenizer
 from bert_jax.training.launch import RECORD
 
 TAGS = ("O", "B-PER", "I-PER")
@@ -39,8 +41,8 @@ def test_parts_of_a_tagger(tmp_path, tags, options, drawn):
     source = saved_model(tmp_path / "model", tagger(TAGS))
     config, start = configured(source, tmp_path / "w", options)
     spec = ModelSpec(model=config.model, heads=tagger(tags))
-    found = initial_model(
-        start, spec, redrawn=redrawn_layers(config), redraw_head=config.regularization.reinit_head
+    found = start.with_parameters(
+        spec, redrawn=redrawn_layers(config), redraw_head=config.regularization.reinit_head
     )
     parts = {name.partition("/")[0] for name in found.params}
     assert parts == {"embeddings", "encoder", *LAYERS, "token_head", "crf"}.difference(drawn)
@@ -78,7 +80,7 @@ def test_the_same_model_from_another_working_directory(tmp_path, monkeypatch):
     _, start = configured(Path("model"), workdir)
     workdir.mkdir()
     (workdir / RECORD).write_text(start.record)
-    store_tokenizer(workdir, start)
+    store_tokenizer(workdir, start.tokenizer_config, start.tokenizer_content)
     monkeypatch.setattr(module, "saved_steps", lambda _: [1])
     monkeypatch.chdir(workdir)
     saved_model(workdir / "model")

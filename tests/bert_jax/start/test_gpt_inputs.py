@@ -29,7 +29,8 @@ from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.records import Record
-from bert_jax.start.plan import Start, plan_start
+from bert_jax.start.plan import plan_start
+from bert_jax.start.start import Start
 from bert_jax.tokenization import build_tokenizer
 
 WORDS = "embeddings/word_embeddings/embedding"
@@ -114,7 +115,7 @@ def test_a_run_reads_the_extract_token_and_its_folder_is_whole(tmp_path: Path, n
     ids = inputs[0].sequences[0].ids
     assert start.tokenizer.pieces([ids[0], ids[-1]]) == ["_start_", "_classify_"]
     assert start.tokenizer.pieces(ids).count("_delimiter_") == 1
-    kept = job.initial_model().params
+    kept = job.start().params
     assert len(kept[WORDS]) == config.model.vocab_size and job.model.heads.mlm
     assert start.weights is not None
     write_saved(tmp_path / "framed", start.weights)

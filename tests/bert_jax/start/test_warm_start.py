@@ -27,7 +27,7 @@ from bert_jax.interop.saved_model import write_saved
 from bert_jax.model import BertForPretraining, to_canonical
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import make_mesh
-from bert_jax.start.plan import initial_model, plan_start, pretraining_spec
+from bert_jax.start.plan import plan_start, pretraining_spec
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.launch import RECORD
 from bert_jax.training.state import abstract_state, initial_state
@@ -61,7 +61,7 @@ def plan(tmp_path, *flags, settings=None, workdir="run", **options):
 
 def initial(start, config):
     """The parameters that the run starts from, and its messages."""
-    return initial_model(start, pretraining_spec(config, objective_of(config).model))
+    return start.with_parameters(pretraining_spec(config, objective_of(config).model))
 
 
 def test_the_source_gives_model_vocabulary_and_parameters(tmp_path):

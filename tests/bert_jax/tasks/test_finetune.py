@@ -271,16 +271,16 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
     """Intermediate-task training: the same classes keep the head, others drop it."""
     config, start = configured(learned / "best", tmp_path / "w")
     job = module.FinetuneJob(config, SPLITS, (), start)
-    kept = job.initial_model()
+    kept = job.start()
     assert "sequence_head/kernel" in kept.params and not any(
         "randomly initialized" in line for line in kept.messages
     )
     config, _ = configured(learned / "best", tmp_path / "w", "--regularization.reinit_head true")
-    drawn = module.FinetuneJob(config, SPLITS, (), start).initial_model()
+    drawn = module.FinetuneJob(config, SPLITS, (), start).start()
     assert set(kept.params) - set(drawn.params) == {"sequence_head/kernel", "sequence_head/bias"}
     renamed = with_labels(SPLITS, lambda label: {"0": "no", "1": "yes"}[label])
     job = module.FinetuneJob(config, renamed, (), start)
-    dropped = job.initial_model()
+    dropped = job.start()
     assert "sequence_head/kernel" not in dropped.params
     assert "randomly initialized: sequence_head" in dropped.messages
 

@@ -179,7 +179,9 @@ def test_a_checkpoint_that_is_gone_is_no_fresh_start(source, workdir):
     shutil.rmtree(workdir / "checkpoints")
     before = contents(workdir)
     with pytest.raises(FolderTaken, match="its checkpoint"):
-        finetune(config, Launch(workdir=workdir, stop=StopRequest()), splits=SPLITS, tests=(), start=start)
+        finetune(
+            config, Launch(workdir=workdir, start=start, stop=StopRequest()), splits=SPLITS, tests=(), start=start
+        )
     assert contents(workdir) == before
 
 

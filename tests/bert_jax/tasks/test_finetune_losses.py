@@ -32,7 +32,7 @@ def test_the_heads_of_pretraining_go_on_learning(tmp_path):
     source = saved_model(tmp_path / "model", HeadsConfig(pooler=True, mlm=True, nsp=True))
     config, start = configured(source, tmp_path / "w", "--loss.mlm_weight 0.5 --loss.nsp_weight 0.5")
     job = module.FinetuneJob(config, SPLITS, (), start)
-    first = job.initial_model()
+    first = job.start()
     assert {"mlm_head/transform/kernel", "mlm_head/output_bias", "nsp_head/kernel"} < set(first.params)
     assert "randomly initialized: sequence_head" in first.messages
 

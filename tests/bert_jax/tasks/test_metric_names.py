@@ -10,7 +10,7 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.evaluation import blank_scores
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.records import Answer, Record
-from bert_jax.start.plan import Start
+from bert_jax.start.start import Start
 from bert_jax.tasks.registry import TASKS
 
 CASES = {case.name: case for case in TASK_CASES}

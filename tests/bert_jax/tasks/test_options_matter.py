@@ -42,7 +42,7 @@ def end_of(tmp_path_factory):
         job = FinetuneJob(config, {"train": records, "dev": records[:8]}, [], start)
         mesh = make_mesh(config.mesh, jax.devices()[:1])
         programs = job.programs(mesh)
-        given = job.initial_model().params
+        given = job.start().params
         state = initial_state(programs.model, programs.optimizer, programs.abstract, config.training.seed, given)
         batches = job.data(mesh, complete=False).batches
         for _ in range(STEPS):

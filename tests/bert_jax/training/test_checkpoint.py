@@ -15,7 +15,8 @@ from bert_jax.config import ExecutionConfig, MeshConfig
 from bert_jax.model import to_canonical
 from bert_jax.parallel import make_mesh
 from bert_jax.training.checkpoint.digest import check_files, json_digest, tree_digest, write_checksums
-from bert_jax.training.checkpoint.restore import NoCheckpoint, checkpoint_folder, restore_newest, saved_steps
+from bert_jax.training.checkpoint.folder import checkpoint_folder, saved_steps
+from bert_jax.training.checkpoint.restore import NoCheckpoint, restore_newest
 
 CONFIG = tiny_config("--model.num_layers 2 --optimizer.ema_decay 0.9 --training.num_steps 6")
 

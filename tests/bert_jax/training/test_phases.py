@@ -13,13 +13,15 @@ from bert_jax.config import MeshConfig, PretrainConfig, RunOptions, load_config
 from bert_jax.model import to_canonical
 from bert_jax.parallel import make_mesh
 from bert_jax.process.exits import Stop
-from bert_jax.start.fixed_options import record_text
 from bert_jax.start.plan import plan_start
-from bert_jax.training.checkpoint.restore import Unfit, restore_newest, saved_steps
-from bert_jax.training.launch import RECORD, InitialModel
+from bert_jax.start.start import Start
+from bert_jax.start.state import _extension, extend_positions
+from bert_jax.training.checkpoint.folder import saved_steps
+from bert_jax.training.checkpoint.restore import Unfit, restore_newest
+from bert_jax.training.launch import RECORD
 from bert_jax.training.logging.metrics_file import read_metrics
-from bert_jax.training.start import _extension
-from bert_jax.training.state import POSITIONS, extend_positions
+from bert_jax.training.state import POSITIONS
+from bert_jax.training.workdir import record_text
 
 ROTARY = "--model.position_embeddings rotary --optimizer.name stable_adamw --optimizer.clip_norm 0"
 BASE = TINY.replace("--training.num_steps 20 ", "").replace("--optimizer.warmup_steps 4 ", "")
@@ -186,13 +188,13 @@ def test_a_start_that_is_not_finite_is_refused(tmp_path, monkeypatch):
     config, name = tiny_config(), "embeddings/layer_norm/scale"
     scale = np.ones(config.model.embedding_width, np.float32)
     scale[3] = np.nan
-    start = InitialModel(params={name: scale})
+    start = Start(params={name: scale})
     with pytest.raises(ValueError, match=f"initial model: {name} has NaN"):
-        train_synthetic(config, tmp_path / "refused", initial_model=start)
+        train_synthetic(config, tmp_path / "refused", start=start)
     assert not saved_steps(tmp_path / "refused")
-    start = InitialModel(params={name: scale})
+    start = Start(params={name: scale})
     with monkeypatch.context() as change, pytest.raises(Stop):
-        change.setattr("bert_jax.training.start._require_finite", lambda *_: None)
-        train_synthetic(config, tmp_path / "one", initial_model=start, stop=StopAt(2))
+        change.setattr("bert_jax.start.state._require_finite", lambda *_: None)
+        train_synthetic(config, tmp_path / "one", start=start, stop=StopAt(2))
     with pytest.raises(ValueError, match=f"continue_from .*one: {name} has NaN"):
         train_synthetic(tiny_config("--training.num_steps 30"), tmp_path / "two", continue_from=tmp_path / "one")

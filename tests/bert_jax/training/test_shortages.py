@@ -11,7 +11,7 @@ from bert_jax.config import MeshConfig
 from bert_jax.model import BertForPretraining
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import make_mesh
-from bert_jax.training.checkpoint.restore import saved_steps
+from bert_jax.training.checkpoint.folder import saved_steps
 from bert_jax.training.logging.metrics_file import read_metrics
 from bert_jax.training.memory import OutOfMemory, device_bytes, explain_memory
 from bert_jax.training.programs import TrainPrograms, pretraining_batch
@@ -77,9 +77,9 @@ def test_a_state_beyond_any_memory(tmp_path):
 @pytest.mark.parametrize(
     ("target", "line"),
     [
-        ("bert_jax.training.start.initial_state",
+        ("bert_jax.start.state.initial_state",
          r"the model's state needs [\d,]+ bytes per device, .*mesh\.fsdp"),
-        ("bert_jax.training.start.restore_newest",
+        ("bert_jax.start.state.restore_newest",
          r"the model's state needs [\d,]+ bytes per device, .*mesh\.fsdp"),
         ("bert_jax.training.pretrain.PretrainJob._totals",
          r"an evaluation step needs .*; lower training\.eval_batch_size \(now 8\)$"),

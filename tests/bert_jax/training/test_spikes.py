@@ -12,7 +12,8 @@ from support import SyntheticIterator, SyntheticSource, objective_of, tiny_confi
 
 from bert_jax.parallel import make_mesh
 from bert_jax.process.exits import Stop
-from bert_jax.training.checkpoint.restore import restore_newest, saved_steps
+from bert_jax.training.checkpoint.folder import saved_steps
+from bert_jax.training.checkpoint.restore import restore_newest
 from bert_jax.training.logging.metrics_file import read_metrics
 from bert_jax.training.spikes import LossGuard, RollBack
 

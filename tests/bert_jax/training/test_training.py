@@ -15,7 +15,8 @@ from bert_jax.io.folder_lock import hold_folder
 from bert_jax.parallel import make_mesh
 from bert_jax.process.exits import Stop
 from bert_jax.start.plan import plan_start
-from bert_jax.training.checkpoint.restore import restore_newest, saved_steps
+from bert_jax.training.checkpoint.folder import saved_steps
+from bert_jax.training.checkpoint.restore import restore_newest
 from bert_jax.training.logging.metrics_file import read_metrics
 
 

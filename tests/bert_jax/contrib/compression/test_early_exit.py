@@ -16,7 +16,7 @@ from bert_jax.finetuning import finetune as module
 from bert_jax.inference.loaded import load, prepare
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
-from bert_jax.start.model_extension import with_layers
+from bert_jax.start.network_changes import with_layers
 
 PIECES, LABELS = words(40), ("no", "yes", "maybe")
 TEXTS = [" ".join(f"w{(7 * i + k) % 40}" for k in range(1 + i % 9)) for i in range(24)]
@@ -141,11 +141,11 @@ def test_heads_of_lower_layers_are_trained_saved_and_read_again(tmp_path):
     right = [one["label"] == record.label for one, record in zip(predictions, SPLITS["dev"], strict=True)]
     assert np.mean(right) > 0.8 and all(one["layers"] == 1 for one in predictions)
     config, start = configured(tmp_path / "w" / "best", tmp_path / "v", OWN)
-    first = module.FinetuneJob(config, SPLITS, (), start).initial_model()
+    first = module.FinetuneJob(config, SPLITS, (), start).start()
     kernel = "exit_1_head/output/kernel"
     np.testing.assert_array_equal(first.params[kernel], trained.params[kernel])
     config, start = configured(tmp_path / "w" / "best", tmp_path / "u")
-    first = module.FinetuneJob(config, SPLITS, (), start).initial_model()
+    first = module.FinetuneJob(config, SPLITS, (), start).start()
     assert "not used: exit_1_head" in first.messages
 
 

@@ -1,11 +1,9 @@
-"""Changes of an initial model: the vocabulary of a pretraining run, with or without added words; fewer layers; a
-long model; the input tokens of GPT.
+"""The vocabulary of a pretraining run that starts from a model, with or without added words (``--add_words``).
 
 The rows of an added word (word embedding, MLM output bias) are initialized with the mean of the rows of its pieces
 in the old vocabulary. All other rows are unchanged.
 """
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,110 +15,13 @@ import numpy as np
 from bert_jax.config import DataConfig, RunOptions, TokenizerConfig
 from bert_jax.config.schema import SWITCH
 from bert_jax.interop.exchange import ModelBundle
-from bert_jax.interop.readers import read_weights
 from bert_jax.io.storage import location
-from bert_jax.start.fixed_options import Given, read_options
-from bert_jax.start.long_model import WINDOW, long_config, long_params
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, WordPieceTokenizer, build_tokenizer, load_tokenizer
-from bert_jax.tokenization.json_tokenizer import INPUT_PIECES, with_input_pieces
 from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, chunks, split_words
-from bert_jax.training.state import POSITIONS as POSITIONS
-from bert_jax.training.state import extend_positions as extend_positions
 
 WORD_ROWS = ("embeddings/word_embeddings/embedding", "mlm_head/output_bias")
 _SLOT = re.compile(r"\[unused\d+\]")
-_LAYER = re.compile(r"encoder/layer_(\d+)/")
 _SHOWN = 3
-
-
-def initial_weights(options: RunOptions, given: Given) -> ModelBundle:
-    """Return the model of ``--init_from``, changed by ``--init_layers``, ``--to_long`` or ``--gpt_inputs``.
-
-    Raises ``ValueError`` (one line) if it cannot be read, or not be changed.
-    """
-    name = Path(options.init_from)
-    weights = read_weights(name, read_options(name, given, allow_mismatch=options.allow_mismatch))
-    if options.init_layers:
-        weights = with_layers(weights, options.init_layers)
-    if not (options.to_long or options.gpt_inputs):
-        return weights
-    spec, content = weights.spec, weights.tokenizer_content
-    if spec.tokenizer is None or content is None:
-        flag = "--to_long" if options.to_long else "--gpt_inputs"
-        raise ValueError(f"{flag}: {name} has no tokenizer, whose special pieces it needs; add its vocabulary file")
-    tokenizer = build_tokenizer(spec.tokenizer, content, str(name))
-    if options.gpt_inputs:
-        return _with_input_pieces(weights, tokenizer, content)
-    windows = given.get("model.attention_windows", ((WINDOW,), ""))[0]
-    model = long_config(spec.model, options.to_long, windows, tokenizer.pad_id, tokenizer.sep_id)
-    grown = f"positions {spec.model.max_length} -> {model.max_length}"
-    note = f"long model: {grown}, windows of {' '.join(map(str, windows))} tokens on each side"
-    return dataclasses.replace(
-        weights, spec=dataclasses.replace(spec, model=model, family=model.family),
-        params=long_params(weights.params, spec.model, model), notes=(*weights.notes, note),
-    )  # fmt: skip
-
-
-def with_layers(weights: ModelBundle, layers: Sequence[int], option: str = "--init_layers") -> ModelBundle:
-    """Return a model whose layers are ``layers`` of ``weights``, counted from 0, in this order. The heads of lower
-    layers (early exit) are left out, unless these are all layers. ``option`` names the layers in messages.
-
-    Raises ``ValueError`` for a layer that the model lacks, and for a network whose layers differ from each other in
-    more than their windows.
-    """
-    model, count = weights.spec.model, weights.spec.model.num_layers
-    given = f"{option}: {' '.join(map(str, layers))} is not allowed"
-    if model.shared_layers or not model.has_attention:
-        what = "whose layers are one" if model.shared_layers else f"whose encoder is {model.encoder}"
-        raise ValueError(f"{given} with a model {what}; omit {option}")
-    if not all(0 <= layer < count for layer in layers):
-        raise ValueError(f"{given}; allowed: layers from 0 to {count - 1}")
-    note = f"layers {' '.join(map(str, layers))} of {count}"
-    if list(layers) == list(range(count)):
-        return dataclasses.replace(weights, notes=(*weights.notes, note))
-    if model.norm_position == "pre_skip_first" and [layer for layer in layers if not layer] != list(layers[:1]):
-        raise ValueError(f"{given}; allowed: layer 0 first, and only there, since it has no LayerNorm before it")
-    windows = tuple(model.layer_windows[layer] for layer in layers) if model.attention_windows else ()
-    params = {name: array for name, array in weights.params.items() if not _LAYER.match(name)}
-    params = {name: array for name, array in params.items() if not name.startswith("exit_")}
-    for name, array in weights.params.items():
-        if match := _LAYER.match(name):
-            rest = name[match.end() :]
-            params |= {
-                f"encoder/layer_{new}/{rest}": array for new, old in enumerate(layers) if old == int(match[1])
-            }
-    heads = tuple(model.layer_heads[layer] for layer in layers) if model.layer_heads else ()
-    units = tuple(model.layer_units[layer] for layer in layers) if model.layer_units else ()
-    sizes = {"attention_windows": windows, "layer_heads": heads, "layer_units": units}
-    smaller = dataclasses.replace(model, num_layers=len(layers), **sizes)  # type: ignore[arg-type]
-    spec = dataclasses.replace(weights.spec, model=smaller, heads=dataclasses.replace(weights.spec.heads, exits=()))
-    if weights.spec.heads.exits:
-        exits = " ".join(map(str, weights.spec.heads.exits))
-        note += f"; without the heads of layers {exits} (counted from 1), so that no prediction stops early"
-    return dataclasses.replace(weights, spec=spec, params=params, notes=(*weights.notes, note))
-
-
-def _with_input_pieces(weights: ModelBundle, tokenizer: Tokenizer, content: bytes) -> ModelBundle:
-    """Return a GPT with the pieces that frame its inputs, with drawn rows (Radford et al. 2018, section 3.3)."""
-    if tokenizer.framed:
-        frame = f"frames its texts already, with {' and '.join(tokenizer.special_pieces[2:4])}"
-        raise ValueError(f"--gpt_inputs: the tokenizer {frame}; omit --gpt_inputs")
-    first, spec = tokenizer.vocab_size, weights.spec
-    size = max(spec.model.vocab_size, first + len(INPUT_PIECES))
-    params, rng = dict(weights.params), np.random.default_rng(0)
-    for name in (WORD_ROWS[0], "mlm_head/output_embeddings/embedding"):
-        if name in params:
-            table = np.zeros((size, params[name].shape[1]), np.float32)
-            table[: len(params[name])] = params[name]
-            shape = len(INPUT_PIECES), table.shape[1]
-            table[first : first + len(INPUT_PIECES)] = spec.model.initializer_range * rng.standard_normal(shape)
-            params[name] = table
-    model = dataclasses.replace(spec.model, vocab_size=size)
-    note = f"{', '.join(INPUT_PIECES)} are added to the vocabulary, with drawn embeddings"
-    return dataclasses.replace(
-        weights, spec=dataclasses.replace(spec, model=model), params=params,
-        tokenizer_content=with_input_pieces(content), notes=(*weights.notes, note),
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)

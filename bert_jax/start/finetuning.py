@@ -1,0 +1,96 @@
+"""The plan of the start of a fine-tuning run."""
+
+from bert_jax.config import RunOptions
+from bert_jax.config.loader import Setting
+from bert_jax.interop.taken_over import kept_facts, sentence_settings
+from bert_jax.io.storage import Location
+from bert_jax.start.fixed_options import (
+    Given,
+    fixed_settings,
+    kept_settings,
+    model_section,
+    recorded_settings,
+    whole_name,
+)
+from bert_jax.start.initial_model import changed_weights
+from bert_jax.start.start import CHANGES, EXTENSIONS, Start
+from bert_jax.start.tokenizer import check_padding, named_vocabulary, stored_tokenizer, vocabulary_size
+from bert_jax.tokenization import build_tokenizer
+from bert_jax.training.checkpoint.folder import saved_steps
+from bert_jax.training.launch import RECORD
+from bert_jax.training.workdir import read_record, record_text
+
+
+def plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> Start:
+    """Plan the start of a fine-tuning run; see :func:`bert_jax.start.plan.plan_start`."""
+    for flag in ("continue_from", "teacher_outputs", *EXTENSIONS):
+        if getattr(options, flag):
+            raise ValueError(f"--{flag}: allowed in pretraining only; omit it in fine-tuning")
+    if saved_steps(workdir):
+        record = read_record(workdir)
+        source = record["init_from"] if record else ""
+        if options.init_from and whole_name(options.init_from) != whole_name(source):
+            began = f"the run in {workdir} started from {source or 'random weights'}"
+            raise ValueError(f"--init_from {options.init_from}: {began}; omit --init_from or change --workdir")
+        config, content = stored_tokenizer(workdir)
+        kept = record["kept"] if record else {}
+        settings = recorded_settings(workdir, given) if record else vocabulary_size(config, content, given)
+        settings += sentence_settings(given, kept, f"{workdir / RECORD}")[0]
+        settings += kept_settings(workdir, given)
+        flags = [f"--{flag}" for flag in CHANGES if getattr(options, flag)]
+        ignored = f"{', '.join(flags)}: ignored, because the run resumes from its own checkpoint"
+        return Start(
+            settings=settings, messages=(ignored,) if flags else (), source=source, resumes=True,
+            kept=kept, tokenizer_config=config, tokenizer_content=content,
+        )  # fmt: skip
+    if options.init_from:
+        return _from_model(options, given)
+    for flag in CHANGES:
+        if getattr(options, flag):
+            raise ValueError(f"--{flag}: requires --init_from, which names the model to change")
+    vocab = given.get("data.vocab", ("", ""))[0]
+    if not vocab:
+        remedy = "give the model to fine-tune, or set data.vocab to start from random weights"
+        raise ValueError(f"--init_from: missing; {remedy}")
+    if mixout := given.get("regularization.mixout", (0.0, ""))[0]:
+        reason = "because mixout restores the weights of the initial model"
+        raise ValueError(f"regularization.mixout: {mixout} requires --init_from, {reason}")
+    config, content = named_vocabulary(vocab, given)
+    settings = vocabulary_size(config, content, given)
+    tokenizer = build_tokenizer(config, content, vocab)
+    if any(given.get(f"model.{switch}", (0, ""))[0] for switch in ("global_tokens", "span_transform")):
+        settings += (Setting("data.vocab", "model.separator_id", str(tokenizer.sep_id)),)
+    check_padding(given.get("model.position_offset", (0, ""))[0], tokenizer, vocab)
+    return Start(settings=settings, tokenizer_config=config, tokenizer_content=content)
+
+
+def _from_model(options: RunOptions, given: Given) -> Start:
+    name, weights = options.init_from, changed_weights(options, given)
+    notes = [f"starts from {name}", *weights.notes]
+    config, content = weights.spec.tokenizer, weights.tokenizer_content
+    if config is None or content is None:
+        vocab = given.get("data.vocab", ("", ""))[0]
+        if not vocab:
+            raise ValueError(f"data.vocab: {name} has no tokenizer; set data.vocab to its vocabulary file")
+        config, content = named_vocabulary(vocab, given)
+        notes.append(f"{name} has no tokenizer: {vocab} is used as its vocabulary")
+    pieces, model = build_tokenizer(config, content, name).vocab_size, weights.spec.model
+    if pieces > model.vocab_size:
+        rows = f"{model.vocab_size} word embeddings; use the vocabulary of this model"
+        raise ValueError(f"{name}: the vocabulary has {pieces} pieces, but the model has only {rows}")
+    section = model_section(model)
+    kept, kept_notes = kept_facts(weights.spec)
+    settings, setting_notes = sentence_settings(given, kept, name)
+    notes += [*kept_notes, *setting_notes]
+    if weights.spec.heads.activation:
+        notes.append(f"not taken over: the activation {weights.spec.heads.activation} of the scores of the model")
+    return Start(
+        settings=(*fixed_settings(given, section, section, name), *settings),
+        messages=tuple(notes),
+        weights=weights,
+        record=record_text(whole_name(name), section, section, kept=kept),
+        source=whole_name(name),
+        kept=kept,
+        tokenizer_config=config,
+        tokenizer_content=content,
+    )

@@ -1,0 +1,117 @@
+"""The start of a run from another model (``--init_from``): its weights, changed and extended as the options say."""
+
+import dataclasses
+from pathlib import Path
+
+from bert_jax.config import ModelConfig, PretrainConfig, RunOptions
+from bert_jax.config.schema import PRESETS
+from bert_jax.interop.exchange import ModelBundle, ReadOptions
+from bert_jax.interop.hf.families.long import has_own_projections
+from bert_jax.interop.readers import leaves_activation_open, leaves_case_open, read_weights
+from bert_jax.interop.taken_over import described, kept_facts
+from bert_jax.start.fixed_options import Given, fixed_settings, model_section, whole_name
+from bert_jax.start.network_changes import WINDOW, long_config, long_params, with_gpt_input_pieces, with_layers
+from bert_jax.start.start import Start
+from bert_jax.start.state import extend_positions
+from bert_jax.start.vocabulary import extend_rows, plan_vocabulary
+from bert_jax.tokenization import build_tokenizer
+from bert_jax.training.state import POSITIONS
+from bert_jax.training.workdir import record_text
+
+
+def pretraining_from(options: RunOptions, given: Given) -> Start:
+    """Plan the start of a pretraining run from ``--init_from``, with the words and positions that the run adds."""
+    values, name = {key: value for key, (value, _) in given.items()}, options.init_from
+    if options.gpt_inputs:
+        raise ValueError("--gpt_inputs: allowed in fine-tuning only; omit it in pretraining")
+    if options.to_long and options.extend_positions:
+        raise ValueError("--extend_positions: not allowed with --to_long, which repeats the positions; omit it")
+    weights = changed_weights(options, given)
+    source = weights.spec.model
+    vocabulary = plan_vocabulary(options, weights, values)
+    positions, position_notes = _positions(options, source, given)
+    model = dataclasses.replace(
+        source,
+        vocab_size=max(source.vocab_size, len(vocabulary.extension.pieces)),
+        max_position_embeddings=positions,
+    )
+    params = extend_rows(weights.params, vocabulary.extension.made_of, model.vocab_size)
+    table, how = params.get(POSITIONS), options.extend_positions
+    if table is not None and how and positions > len(table):
+        params[POSITIONS] = extend_positions(table, positions, source.position_offset, how)
+    kept, kept_notes = kept_facts(weights.spec, longer=bool(options.extend_positions or options.to_long))
+    kept_notes += [f"taken over for embed and exports: {described(kept)}"] if kept else []
+    fixed = {"data.vocab": vocabulary.path, **vocabulary.settings}
+    before, after = (model_section(config) | fixed for config in (source, model))
+    return Start(
+        settings=fixed_settings(given, before, after, name),
+        messages=(f"starts from {name}", *weights.notes, *vocabulary.notes, *position_notes, *kept_notes),
+        weights=dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, model=model), params=params),
+        record=record_text(name, before, after, trained_global=has_own_projections(weights.params), kept=kept),
+        source=whole_name(name),
+        vocabulary=None if vocabulary.content is None else (vocabulary.path, vocabulary.content),
+    )
+
+
+def _positions(options: RunOptions, source: ModelConfig, given: Given) -> tuple[int, list[str]]:
+    """Return the number of rows that the run needs in the position table, and lines for the log."""
+    rows = source.max_position_embeddings
+    if source.position_embeddings != "learned":
+        return given.get("model.max_position_embeddings", (rows, ""))[0], []
+    length = given.get("data.seq_length", (PretrainConfig().data.seq_length, "the default"))
+    asked = [("data.seq_length", length[0] + source.position_offset, *length)]
+    if "model.max_position_embeddings" in given:
+        table = given["model.max_position_embeddings"]
+        asked.append(("model.max_position_embeddings", table[0], *table))
+    key, wanted, value, where = max(asked, key=lambda one: one[1])
+    if wanted <= rows:
+        unused = f"--extend_positions: not needed, because {options.init_from} has {source.max_length} positions"
+        return rows, [unused] if options.extend_positions else []
+    if not options.extend_positions:
+        few = f"{options.init_from} has {source.max_length} positions"
+        raise ValueError(f"{where}: {key}: {value}, but {few}; lower {key}, or set --extend_positions")
+    grown = wanted - source.position_offset
+    return wanted, [f"positions: {source.max_length} -> {grown} ({options.extend_positions})"]
+
+
+def changed_weights(options: RunOptions, given: Given) -> ModelBundle:
+    """Return the model of ``--init_from``, changed by ``--init_layers``, ``--to_long`` or ``--gpt_inputs``.
+
+    Raises ``ValueError`` (one line) if it cannot be read, or not be changed.
+    """
+    name = Path(options.init_from)
+    weights = read_weights(name, _reading(name, given, allow_mismatch=options.allow_mismatch))
+    if options.init_layers:
+        weights = with_layers(weights, options.init_layers)
+    if not (options.to_long or options.gpt_inputs):
+        return weights
+    spec, content = weights.spec, weights.tokenizer_content
+    if spec.tokenizer is None or content is None:
+        flag = "--to_long" if options.to_long else "--gpt_inputs"
+        raise ValueError(f"{flag}: {name} has no tokenizer, whose special pieces it needs; add its vocabulary file")
+    tokenizer = build_tokenizer(spec.tokenizer, content, str(name))
+    if options.gpt_inputs:
+        return with_gpt_input_pieces(weights, tokenizer, content)
+    windows = given.get("model.attention_windows", ((WINDOW,), ""))[0]
+    model = long_config(spec.model, options.to_long, windows, tokenizer.pad_id, tokenizer.sep_id)
+    grown = f"positions {spec.model.max_length} -> {model.max_length}"
+    note = f"long model: {grown}, windows of {' '.join(map(str, windows))} tokens on each side"
+    return dataclasses.replace(
+        weights, spec=dataclasses.replace(spec, model=model, family=model.family),
+        params=long_params(weights.params, spec.model, model), notes=(*weights.notes, note),
+    )  # fmt: skip
+
+
+def _reading(path: Path, given: Given, *, allow_mismatch: bool = False) -> ReadOptions:
+    """Return ``ReadOptions`` with the case of the vocabulary and the GELU variant that the options specify.
+
+    Each of the two is set only if the files at ``path`` are in a format that does not always specify it.
+    """
+    values = {key: value for key, (value, _) in given.items()}
+    preset = PRESETS[values.get("training.mode", "standard")]
+    activation = values.get("model.activation", preset.get("model.activation"))
+    is_open = leaves_activation_open(path) and activation in ("gelu", "gelu_tanh")
+    # A model of this library records the case of its vocabulary, which the options must not replace.
+    lower_case = values.get("data.lower_case") if leaves_case_open(path) else None
+    activation = activation if is_open else None
+    return ReadOptions(lower_case=lower_case, activation=activation, allow_mismatch=allow_mismatch)
