@@ -15,10 +15,10 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.dropout import DropoutKey, dropout_of_probabilities
-from bert_jax.model.kernels import gpu_attention, tpu_attention
 from bert_jax.model.kernels.common import (
     capability_of,
     fast_memory_of,
+    kernel_module,
     kernels_for,
     platform_of,
     shard_mapped,
@@ -212,7 +212,7 @@ def kernel_attention(
     """
     rate = 0.0 if dropout_key is None else form.dropout_rate
     form = dataclasses.replace(form, dropout_rate=rate, rotary=bool(turns), capability=capability_of(mesh))
-    interpret = platform_of(mesh) != kernel
+    module, interpret = kernel_module(kernel, "attention"), platform_of(mesh) != kernel
     # Of each token: its sequence id and, with dropout, its two words and its position.
     tokens = [sequence_ids_BxS]
     if dropout_key is not None and form.dropout_rate:
@@ -224,9 +224,9 @@ def kernel_attention(
         first_head = jnp.asarray(device_index("act_heads") * (width // form.head_size), jnp.int32)[None]
         if kernel == "gpu":
             own, others = operands[: len(heads)], operands[len(heads) :]
-            return gpu_attention.attend(own, *others, first_head, form, interpret)
+            return module.attend(own, *others, first_head, form, interpret)
         of_heads, tokens, turns = operands[:4], operands[4:6], operands[6:]
-        return tpu_attention.attend(*of_heads, *tokens, turns, first_head, form, interpret)
+        return module.attend(*of_heads, *tokens, turns, first_head, form, interpret)
 
     cut: Axes = ("act_batch", "act_length", "act_heads")
     by_row: Axes = ("act_batch", None, "act_length")
@@ -248,8 +248,9 @@ def attention_kernel_of(choice: str, mesh: Mesh | None, model: ModelConfig, leng
     Raises ``ValueError`` for ``pallas`` if it cannot run."""
     parts = mesh.shape["tensor"] if mesh is not None else 1
     name = kernels_for(mesh)
-    if name == "gpu":
-        reason = gpu_attention.unsupported(model, length, parts)
-    else:
-        reason = tpu_attention.unsupported(model, length, parts, fast_memory_of(mesh))
-    return name if use_kernel(choice, "attention", mesh, reason) else ""
+    memory = () if name == "gpu" else (fast_memory_of(mesh),)
+
+    def unsupported() -> str:
+        return str(kernel_module(name, "attention").unsupported(model, length, parts, *memory))
+
+    return name if use_kernel(choice, "attention", mesh, unsupported) else ""

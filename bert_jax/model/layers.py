@@ -26,9 +26,9 @@ from bert_jax.model.attention import (
 from bert_jax.model.dense import Dense, activation, add_bias, matmul_f32_grad
 from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key, whole_key
 from bert_jax.model.kernels.add_norm import kernel_add_norm, kernel_norm, norm_kernels_of
+from bert_jax.model.kernels.common import kernel_module
 from bert_jax.model.kernels.ranges import visible_keys
 from bert_jax.model.kernels.tiles import Form
-from bert_jax.model.kernels.tpu_attention import rotary_turns
 from bert_jax.model.positions import (
     RelativeScores,
     distance_rows,
@@ -226,7 +226,9 @@ class SelfAttention(Block):
         with which the kernel for TPUs rotates queries and keys."""
         turns: tuple[jax.Array, ...] = ()
         if self.config.position_embeddings == "rotary" and kernel == "tpu":
-            turns = rotary_turns(*rotary_factors(self.config, self.window, position_ids_BxS))
+            turns = kernel_module("tpu", "attention").rotary_turns(
+                *rotary_factors(self.config, self.window, position_ids_BxS)
+            )
         elif self.config.position_embeddings == "rotary":
             turned = self._heads(products, biases, position_ids_BxS)
             products = [y.reshape(*y.shape[:2], -1) for y in turned]

@@ -5,12 +5,8 @@ import json
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from bert_jax.tokenization.byte_bpe import ByteBPETokenizer
-from bert_jax.tokenization.json_tokenizer import JsonTokenizer, is_general
-from bert_jax.tokenization.sentence_piece import SentencePieceTokenizer
 from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Tokenizer
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer, read_pieces
-from bert_jax.tokenization.wordpiece_json import is_wordpiece, wordpiece_of
 
 # File name of a tokenizer by its kind, in shards, workdirs and saved models.
 FILE_NAMES = {
@@ -23,9 +19,6 @@ FILE_NAMES = {
 __all__ = [
     "FILE_NAMES",
     "SPECIAL_PIECES",
-    "ByteBPETokenizer",
-    "JsonTokenizer",
-    "SentencePieceTokenizer",
     "Tokenizer",
     "TokenizerSettings",
     "WordPieceTokenizer",
@@ -69,7 +62,7 @@ def build_tokenizer(settings: TokenizerSettings, content: bytes, name: str) -> T
     """Build a tokenizer from the ``content`` of its file; ``name`` appears in error messages.
 
     The suffix of ``settings.file`` selects the kind: ``.txt`` WordPiece, ``.model`` SentencePiece, ``.json``
-    BERT's WordPiece, byte-level BPE of RoBERTa or, if the content states other rules, :class:`JsonTokenizer`. The
+    BERT's WordPiece, byte-level BPE of RoBERTa or, if the content states other rules, ``JsonTokenizer``. The
     settings for case, accents and CJK apply to ``.txt``; the other files contain their own rules. Raises
     ``ValueError`` for invalid content.
     """
@@ -82,8 +75,14 @@ def build_tokenizer(settings: TokenizerSettings, content: bytes, name: str) -> T
 def _of_kind(settings: TokenizerSettings, content: bytes, name: str) -> Tokenizer:
     suffix = Path(settings.file).suffix
     if suffix == ".model":
+        from bert_jax.tokenization.sentence_piece import SentencePieceTokenizer
+
         return SentencePieceTokenizer(content, name=name)
     if suffix == ".json":
+        from bert_jax.tokenization.byte_bpe import ByteBPETokenizer
+        from bert_jax.tokenization.json_tokenizer import JsonTokenizer, is_general
+        from bert_jax.tokenization.wordpiece_json import is_wordpiece, wordpiece_of
+
         state = _parsed(content)
         if is_general(state):
             return JsonTokenizer(content, name=name)

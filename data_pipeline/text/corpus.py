@@ -11,7 +11,6 @@ from pathlib import Path, PurePath
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.io.storage import Location, ObjectPath, location
 from data_pipeline.text.compressed import COMPRESSIONS
-from data_pipeline.text.datasets import hf_sources, tfds_sources
 from data_pipeline.text.documents import JSON_SUFFIXES, TEXT_SUFFIXES, Source, json_records, plain_suffix
 from data_pipeline.text.lines import binary_kind
 
@@ -118,10 +117,13 @@ def list_corpus(
         raise ValueError("data.corpus: not set; set it to text files, folders, package:NAME, tfds:NAME or hf:NAME")
     found: list[Source | LeftOut] = []
     for entry in corpus:
-        if entry.startswith("tfds:"):
-            found += tfds_sources(entry, data_dir=tfds_data_dir, split=split)
-        elif entry.startswith("hf:"):
-            found += hf_sources(entry, split=split)
+        if entry.startswith(("tfds:", "hf:")):
+            from data_pipeline.text import datasets  # reads with other libraries
+
+            if entry.startswith("tfds:"):
+                found += datasets.tfds_sources(entry, data_dir=tfds_data_dir, split=split)
+            else:
+                found += datasets.hf_sources(entry, split=split)
         elif entry.startswith("package:"):
             found += _in_package(entry, json_field, encoding)
         elif location(entry).is_dir():

@@ -11,8 +11,14 @@ from jax.sharding import Mesh
 
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.model.dropout import DropoutKey
-from bert_jax.model.kernels import gpu_norm, tpu_norm
-from bert_jax.model.kernels.common import kernels_for, platform_of, shard_mapped, token_key, use_kernel
+from bert_jax.model.kernels.common import (
+    kernel_module,
+    kernels_for,
+    platform_of,
+    shard_mapped,
+    token_key,
+    use_kernel,
+)
 from bert_jax.parallel.axes import Axes
 
 
@@ -32,8 +38,12 @@ class Kernels(Protocol):
 def norm_kernels_of(choice: str, mesh: Mesh | None, model: ModelConfig, length: int) -> Kernels | None:
     """Return the kernels that ``choice``, the value of ``execution.residual_norm``, selects; None for none. Raises
     ``ValueError`` for ``pallas`` if they cannot run."""
-    kernels = gpu_norm if kernels_for(mesh) == "gpu" else tpu_norm
-    return kernels if use_kernel(choice, "residual_norm", mesh, kernels.unsupported(model, length)) else None
+    name = kernels_for(mesh)
+
+    def unsupported() -> str:
+        return str(kernel_module(name, "norm").unsupported(model, length))
+
+    return kernel_module(name, "norm") if use_kernel(choice, "residual_norm", mesh, unsupported) else None
 
 
 def kernel_add_norm(
@@ -120,39 +130,12 @@ add_norm.defvjp(_forward, _backward)
 def kernel_norm(
     x_BxSxH: jax.Array, vectors: tuple[jax.Array, ...], *, epsilon: float, mesh: Mesh | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Return :func:`norm_beside` of the tokens that each device of ``mesh`` holds, twice [B, S, H]."""
+    """Return ``tpu_norm.norm_beside`` of the tokens that each device of ``mesh`` holds, twice [B, S, H]."""
 
     def run(_: Any, x: jax.Array, *vectors: jax.Array) -> tuple[jax.Array, ...]:
         interpret = platform_of(mesh) != "tpu"
-        both = norm_beside(x.reshape(-1, x.shape[-1]), vectors, epsilon, interpret)
+        both = kernel_module("tpu", "norm").norm_beside(x.reshape(-1, x.shape[-1]), vectors, epsilon, interpret)
         return tuple(y.reshape(x.shape) for y in both)
 
     cut: Axes = ("act_batch", "act_length", "act_embed")
     return shard_mapped(run, mesh, (cut, (None,), (None,)), cut)(x_BxSxH, *vectors)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def norm_beside(
-    x_NxH: jax.Array, vectors: tuple[jax.Array, ...], epsilon: float, interpret: bool
-) -> tuple[jax.Array, jax.Array]:
-    """Return LayerNorm of ``x`` over N tokens, computed in float32, and ``x``, the residual that bypasses the
-    block. The backward pass then adds the gradients of both in the kernel. ``vectors``: scale and bias, each
-    [H]."""
-    return tpu_norm.norm_forward(x_NxH, vectors, epsilon, interpret), x_NxH
-
-
-def _norm_forward(
-    x: jax.Array, vectors: tuple[jax.Array, ...], epsilon: float, interpret: bool
-) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, ...]]:
-    return norm_beside(x, vectors, epsilon, interpret), (x, vectors)
-
-
-def _norm_backward(
-    epsilon: float, interpret: bool, saved: tuple[Any, ...], gradients: tuple[jax.Array, jax.Array]
-) -> tuple[Any, ...]:
-    x, vectors = saved
-    for_x, sums = tpu_norm.norm_backward((x, *gradients), vectors, epsilon, interpret)
-    return for_x, tuple(jnp.sum(s, axis=0).astype(v.dtype) for s, v in zip(sums, vectors, strict=True))
-
-
-norm_beside.defvjp(_norm_forward, _norm_backward)

@@ -4,8 +4,9 @@ The dropout bits are the hash of ``bert_jax.model.dropout``, not the output of t
 They do not depend on device, mesh or block size, and the backward pass recomputes them.
 """
 
+import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -74,19 +75,26 @@ def on_tpu(mesh: Mesh | None) -> bool:
     return platform_of(mesh) == "tpu"
 
 
-def use_kernel(choice: str, option: str, mesh: Mesh | None, reason: str) -> bool:
+def kernel_module(platform: str, subject: Literal["attention", "norm"]) -> Any:
+    """Return the module of the kernels of ``platform``, tpu or gpu. It imports Pallas, so it is imported only where
+    a kernel may run."""
+    return importlib.import_module(f"bert_jax.model.kernels.{platform}_{subject}")
+
+
+def use_kernel(choice: str, option: str, mesh: Mesh | None, unsupported: Callable[[], str]) -> bool:
     """Return True if ``choice``, the value of ``execution.<option>``, selects the Pallas kernel.
 
-    ``reason`` states why the kernel cannot run; it is empty if it can. ``auto`` selects the kernel on meshes of
-    TPUs and GPUs if it can run; ``pallas`` raises ``ValueError`` if it cannot.
+    ``unsupported()`` returns why the kernel cannot run; it is empty if it can. ``auto`` selects the kernel on
+    meshes of TPUs and GPUs if it can run; ``pallas`` raises ``ValueError`` if it cannot.
     """
+    if choice != "pallas" and (choice != "auto" or mesh is None or platform_of(mesh) == "cpu"):
+        return False
+    reason = unsupported()
     if capability_of(mesh) < _LEAST_CAPABILITY:
         reason = f"the compute capability of the GPU is {capability_of(mesh)}, below {_LEAST_CAPABILITY}"
     if choice == "pallas" and reason:
         raise ValueError(f"execution.{option}: pallas is not possible: {reason}; allowed here: xla, auto")
-    return choice == "pallas" or (
-        choice == "auto" and mesh is not None and platform_of(mesh) != "cpu" and not reason
-    )
+    return not reason
 
 
 def shard_mapped(

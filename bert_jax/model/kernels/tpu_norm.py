@@ -194,3 +194,30 @@ def _normal(total: jax.Array, epsilon: float) -> tuple[jax.Array, jax.Array]:
     centered = total - jnp.mean(total, axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + epsilon)
     return centered * inverse, inverse
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def norm_beside(
+    x_NxH: jax.Array, vectors: tuple[jax.Array, ...], epsilon: float, interpret: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Return LayerNorm of ``x`` over N tokens, computed in float32, and ``x``, the residual that bypasses the
+    block. The backward pass then adds the gradients of both in the kernel. ``vectors``: scale and bias, each
+    [H]."""
+    return norm_forward(x_NxH, vectors, epsilon, interpret), x_NxH
+
+
+def _norm_forward(
+    x: jax.Array, vectors: tuple[jax.Array, ...], epsilon: float, interpret: bool
+) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, ...]]:
+    return norm_beside(x, vectors, epsilon, interpret), (x, vectors)
+
+
+def _norm_backward(
+    epsilon: float, interpret: bool, saved: tuple[Any, ...], gradients: tuple[jax.Array, jax.Array]
+) -> tuple[Any, ...]:
+    x, vectors = saved
+    for_x, sums = norm_backward((x, *gradients), vectors, epsilon, interpret)
+    return for_x, tuple(jnp.sum(s, axis=0).astype(v.dtype) for s, v in zip(sums, vectors, strict=True))
+
+
+norm_beside.defvjp(_norm_forward, _norm_backward)

@@ -10,8 +10,7 @@ from inference_models import make_model, make_weights, plain, random_texts
 from bert_jax.commands import main as cli
 from bert_jax.config import HeadsConfig
 from bert_jax.interop.saved_model import write_saved
-from bert_jax.tokenization import ByteBPETokenizer
-from bert_jax.tokenization.byte_bpe import byte_bpe_content
+from bert_jax.tokenization.byte_bpe import ByteBPETokenizer, byte_bpe_content
 
 BAR = 2e-6  # half of the last place that is given, and rounding
 NLI = ("CONTRADICTION", "Entailment", "neutral")

@@ -23,13 +23,12 @@ from bert_jax.interop.tokenizers.tokenizer_state import newer_letters
 from bert_jax.process import exits
 from bert_jax.tokenization import (
     SPECIAL_PIECES,
-    ByteBPETokenizer,
     Tokenizer,
     WordPieceTokenizer,
     build_tokenizer,
     load_tokenizer,
 )
-from bert_jax.tokenization.byte_bpe import byte_bpe_content
+from bert_jax.tokenization.byte_bpe import ByteBPETokenizer, byte_bpe_content
 from bert_jax.tokenization.tokenizer import longest_first
 from data_pipeline.text.vocabulary_training import train_vocabulary
 

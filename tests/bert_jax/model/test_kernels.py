@@ -13,7 +13,6 @@ from bert_jax.model.attention import attention_kernel_of, dot_product_attention,
 from bert_jax.model.dropout import ShardKey, TokenKey, dropout
 from bert_jax.model.kernels import gpu_attention, gpu_norm, tpu_attention, tpu_attention_bodies, tpu_norm
 from bert_jax.model.kernels.add_norm import add_norm as fused
-from bert_jax.model.kernels.add_norm import norm_beside
 from bert_jax.model.kernels.tiles import Form
 from bert_jax.parallel import make_mesh
 
@@ -280,7 +279,7 @@ def test_norm_before_a_block_adds_the_gradient_of_the_residual():
         centered = x - x.mean(-1, keepdims=True)
         return centered / jnp.sqrt(jnp.square(centered).mean(-1, keepdims=True) + 1e-5) * scale + shift, x
 
-    ours, our_back = jax.vjp(lambda x, *vectors: norm_beside(x, vectors, 1e-5, True), x, scale, shift)
+    ours, our_back = jax.vjp(lambda x, *vectors: tpu_norm.norm_beside(x, vectors, 1e-5, True), x, scale, shift)
     theirs, their_back = jax.vjp(plain, x, scale, shift)
     gradients = [back((gradient, beside)) for back in (our_back, their_back)]
     for one, other in zip((*ours, *gradients[0]), (*theirs, *gradients[1]), strict=True):

@@ -8,8 +8,8 @@ import pytest
 from support import random_batch, tiny_config
 
 from bert_jax.objectives.masked_lm import SAMPLE_MASKS, SAMPLE_PIECES, SAMPLE_ROWS, MaskedLm
-from bert_jax.tokenization import SPECIAL_PIECES, ByteBPETokenizer, WordPieceTokenizer
-from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES, byte_bpe_content
+from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer
+from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES, ByteBPETokenizer, byte_bpe_content
 from bert_jax.training.state import initial_params
 
 CONFIG = tiny_config()

@@ -12,7 +12,8 @@ from bert_jax.start.vocabulary import (
     require_wordpiece,
     with_words,
 )
-from bert_jax.tokenization import SPECIAL_PIECES, ByteBPETokenizer, WordPieceTokenizer
+from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer
+from bert_jax.tokenization.byte_bpe import ByteBPETokenizer
 
 # ------------------------------------------------------------------ words
 

@@ -10,8 +10,7 @@ from bert_jax.metrics import value
 from bert_jax.records import Answer
 from bert_jax.tasks.question_answering import find_answer
 from bert_jax.tasks.spans import Passage, span_inputs
-from bert_jax.tokenization import ByteBPETokenizer
-from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES, byte_bpe_content
+from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES, ByteBPETokenizer, byte_bpe_content
 
 
 def ids(text):

@@ -13,7 +13,8 @@ from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
 from bert_jax.interop.exchange import ReadOptions
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
-from bert_jax.tokenization import JsonTokenizer, build_tokenizer
+from bert_jax.tokenization import build_tokenizer
+from bert_jax.tokenization.json_tokenizer import JsonTokenizer
 
 BERT = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
 
