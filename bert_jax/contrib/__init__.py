@@ -1,1 +1,1 @@
-"""Rooms beside the trunk, which imports none of them; each has its commands, options and tests."""
+"""Optional rooms, each with its own commands, options and tests; the trunk imports none of them."""

@@ -46,7 +46,7 @@ class Stages:
 
     # Functions (params, features) that return arrays by level and name; all but the last return ``HIDDEN``.
     programs: Sequence[Callable[..., DeviceOutputs]]
-    # True if the outputs of an input, those of a stage before the last, are final.
+    # True if the outputs of an input at a stage before the last are final.
     is_final: Callable[[Outputs], bool]
 
 

@@ -80,7 +80,7 @@ def sentence_config(spec: ModelSpec, pooling: str | None, normalize: bool | None
     """Return the pooling and the modules that reduce token outputs to one vector. ``pooling`` and ``normalize``
     override those of the model; None: as the model defines."""
     if pooling is not None and pooling not in POOLINGS:
-        raise ValueError(f"pooling: {pooling!r} is not allowed; allowed: {', '.join(POOLINGS)}")
+        raise ValueError(f"pooling: {pooling!r} is not allowed; use one of {', '.join(POOLINGS)}")
     own = spec.sentence or SentenceConfig()
     modules = own.modules if pooling is None else tuple(m for m in own.modules if m.kind == "normalize")
     if normalize is False:
@@ -102,7 +102,7 @@ def vector_width(spec: ModelSpec, pooling: str | None, width: int | None = None)
 def checked_width(width: int, whole: int) -> int:
     """Return ``width``; raise ``ValueError`` if it is not from 1 to ``whole``."""
     if not 1 <= width <= whole:
-        raise ValueError(f"width: {width} is not allowed; allowed: 1 to {whole}, the width of whole vectors")
+        raise ValueError(f"width: {width} is not allowed; use 1 to {whole}, the width of whole vectors")
     return width
 
 
@@ -175,7 +175,7 @@ def embed_tokens(
     loaded.spec.model.require_equal_widths()
     wrong = [str(layer) for layer in layers if not -count <= layer < count]
     if wrong or not layers:
-        raise ValueError(f"layers: {', '.join(wrong) or 'none'} is not allowed; allowed: {-count} to {count - 1}")
+        raise ValueError(f"layers: {', '.join(wrong) or 'none'} is not allowed; use {-count} to {count - 1}")
     chosen = tuple(layer % count for layer in layers)
     tokenizer = loaded.need_tokenizer()
 

@@ -51,7 +51,7 @@ def checked_texts(texts: Iterable[Any], *, pairs: bool = False) -> Iterator[Any]
         if not all(isinstance(part, str) for part in parts):
             allowed = "texts and pairs of texts" if pairs else "texts"
             raise ValueError(
-                f"input {number}: {type(value).__name__} {str(value)[:40]!r} is not allowed; allowed: {allowed}"
+                f"input {number}: {type(value).__name__} {str(value)[:40]!r} is not allowed; use {allowed}"
             )
         return value
 
@@ -204,9 +204,10 @@ class Engine:
     def _packing(
         self, sequences: int, tokens: int, targets: Mapping[str, Target], may_be_small: bool
     ) -> Callable[[Sequence[ModelInput], Mapping[str, Target]], Iterable[Packed]]:
-        """Return a function of model inputs of at most ``sequences`` sequences, and of targets beside ``targets``,
-        that packs them into batches of about ``tokens`` tokens or, if ``may_be_small``, into a batch of one row if
-        it suffices."""
+        """Return a function of model inputs (at most ``sequences`` sequences) and further targets.
+
+        It packs them into batches of about ``tokens`` tokens or, if ``may_be_small``, into a batch of one row
+        if one row suffices."""
         longest = max(self.spec.max_length, self.spec.task_length)
         ladder, pad_id = row_lengths(longest * sequences), self.need_tokenizer().pad_id
         # Blocks begin with the row, so each sequence needs its own.

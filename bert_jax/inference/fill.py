@@ -46,7 +46,7 @@ def fill_mask(
     if not loaded.spec.heads.mlm:
         raise ValueError(f"{loaded.name}: no masked-LM head; use a model that has one")
     if top < 1:
-        raise ValueError(f"top: {top} is not allowed; allowed: 1 or more")
+        raise ValueError(f"top: {top} is not allowed; use 1 or more")
     tokenizer = loaded.need_tokenizer()
     tokenizer.require_mask(loaded.name)
     pieces = min(tokenizer.vocab_size, loaded.spec.model.vocab_size)
@@ -60,7 +60,7 @@ def fill_mask(
             raise ValueError(f"{text!r} does not contain {mask}; write {mask} in place of the missing word")
         if len(ids) + 2 > limit:
             length = f"{len(ids) + 2} tokens, special tokens included"
-            raise ValueError(f"{text[:40]!r} has {length}; allowed: at most {limit}")
+            raise ValueError(f"{text[:40]!r} has {length}; the maximum is {limit}")
         return text
 
     def featurize(part: list[str]) -> list[ModelInput]:

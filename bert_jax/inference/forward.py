@@ -129,7 +129,7 @@ def _checked(loaded: Engine, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str
         if low < 0 or high >= limits[name]:
             raise ValueError(f"{name} contains {low if low < 0 else high}; allowed: 0 to {limits[name] - 1}")
     if shape[-1] > spec.model.max_length:
-        raise ValueError(f"input_ids has {shape[-1]} tokens per row; allowed: at most {spec.model.max_length}")
+        raise ValueError(f"input_ids has {shape[-1]} tokens per row; the maximum is {spec.model.max_length}")
     arrays.setdefault("attention_mask", np.ones(shape, np.int32))
     arrays.setdefault("token_type_ids", np.zeros(shape, np.int32))
     flat = {name: values.reshape(-1, shape[-1]).astype(np.int32) for name, values in arrays.items()}

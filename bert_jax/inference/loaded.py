@@ -76,7 +76,7 @@ def load(
     ``dtype``.
     """
     if dtype not in ("float32", "bfloat16"):
-        raise ValueError(f"dtype: {dtype!r} is not allowed; allowed: float32, bfloat16")
+        raise ValueError(f"dtype: {dtype!r} is not allowed; use float32 or bfloat16")
     keep_to_cpu_without_accelerator()
     return prepare(read_weights(Path(path), options), dtype=dtype, name=str(path))
 

@@ -50,7 +50,7 @@ def predict(
     An input is a text, a pair (text, text_pair), or an object with ``text`` and optionally ``text_pair`` (question
     and passage for a span head), ``negative`` (of a triplet) or ``choices``, or with ``words`` for a tagging model.
     Texts are converted and outputs decoded as in the run that trained the model, whose settings are stored with it
-    (``ModelSpec.settings_of``), and predictions are those of ``Task.decode``:
+    (``ModelSpec.settings_of``), and ``Task.decode`` defines the predictions:
 
     * sequence: ``label``, ``score`` and ``probabilities`` by label (softmax). Multi-label: ``labels`` (those with
       a probability of at least 0.5) and ``probabilities`` (a sigmoid for each label). Regression: ``value``.
@@ -107,12 +107,12 @@ def task_program(loaded: Engine, task: Task, head: str, exit_entropy: float | No
     if exit_entropy is None:
         return loaded.program(("predict", head), run)
     if head != "sequence":
-        raise ValueError(f"exit_entropy: not allowed with the {head} head; allowed with the sequence head")
+        raise ValueError(f"exit_entropy requires the sequence head, not the {head} head")
     if not loaded.spec.heads.exits:
         remedy = "fine-tune it with loss.layers and loss.layer_heads own"
         raise ValueError(f"{loaded.name}: the lower layers have no heads for early exit; {remedy}")
     if not exit_entropy >= 0:
-        raise ValueError(f"exit_entropy: {exit_entropy} is not allowed; allowed: from 0, in nats")
+        raise ValueError(f"exit_entropy: {exit_entropy} is not allowed; use 0 or more, in nats")
     ends = _ends(loaded)
 
     def stage(first: int, last: int) -> Any:

@@ -101,7 +101,7 @@ def score(
     maximum length of the model, and another ``method``.
     """
     if method is not None and method not in METHODS:
-        raise ValueError(f"method: {method!r} is not allowed; allowed: {', '.join(METHODS)}")
+        raise ValueError(f"method: {method!r} is not allowed; use one of {', '.join(METHODS)}")
     if loaded.spec.model.is_causal:
         if method is not None:
             raise ValueError(
@@ -117,10 +117,10 @@ def score(
 def _checked(loaded: Engine, number: int, text: str, tokens: int, special: int) -> None:
     limit = loaded.spec.max_length
     if not tokens:
-        raise ValueError(f"text {number}: {text[:40]!r} has no tokens; allowed: one or more")
+        raise ValueError(f"text {number}: {text[:40]!r} has no tokens")
     if tokens + special > limit:
         length = f"{tokens + special} tokens, special tokens included"
-        raise ValueError(f"text {number}: {text[:40]!r} has {length}; allowed: at most {limit}")
+        raise ValueError(f"text {number}: {text[:40]!r} has {length}; the maximum is {limit}")
 
 
 # ------------------------------------------------------------------ masked models
@@ -249,7 +249,7 @@ def with_output_layer(loaded: Engine) -> BertModel:
 
 
 def _output_layer(model: ModelConfig, heads: HeadsConfig) -> ModelConfig:
-    """Return ``model`` with an output layer that has no parameters of its own, if it has no head."""
+    """Return ``model`` with an output layer without parameters, if it has no head."""
     if heads.mlm:
         return model
     return dataclasses.replace(model, mlm_transform=False, mlm_output_bias=False, tied_output=True)

@@ -49,8 +49,8 @@ def read_texts(
     if not texts and suffix in (".csv", ".tsv", *([] if json_lines else [".json"])):
         what = f"{suffix[1:]} is not read here" if suffix == ".json" else "a table"
         raise ValueError(
-            f"{source}: {what}; allowed: texts, one per line, or JSON lines; bert-data records prints those of a "
-            "file of fine-tuning"
+            f"{source}: {what}; use texts, one per line, or JSON lines, which bert-data "
+            "records prints from a task file"
         )
     return Texts(_placed(texts, source, json_lines, of_tasks, report))
 
@@ -102,7 +102,7 @@ def _placed(
             other = "pass texts, --input FILE, or one per line on stdin" if from_stdin else "write one per line"
             raise ValueError(f"{name}: no text given; {other}")
         if skipped and report is not None:
-            report(f"{name}: blank lines skipped: {skipped:,}; the results are those of the other lines, in order")
+            report(f"{name}: blank lines skipped: {skipped:,}; results follow the order of the other lines")
 
 
 def _sentences(lines: Iterator[tuple[int, str]], name: str, *, is_conllu: bool) -> Iterator[tuple[str, Any]]:

@@ -162,7 +162,7 @@ def checked_layers(loaded: Engine, layers: Sequence[int]) -> tuple[int, ...]:
     wrong = [str(layer) for layer in layers if not -count <= layer < count]
     if wrong or not layers:
         raise ValueError(
-            f"layer {', '.join(wrong) or 'none'} is not allowed; allowed: {-count} to {count - 1} (0: the "
+            f"layer {', '.join(wrong) or 'none'} is not allowed; use {-count} to {count - 1} (0: the "
             "embeddings, -1: the last layer)"
         )
     return tuple(layer % count for layer in layers)
@@ -178,7 +178,7 @@ def word_vectors(
 ) -> Iterator[WordVectors]:
     """Yield the words of every text (:func:`split_words`) with their contextual vectors; ``texts`` may be endless.
 
-    The pieces are those of the text as a whole. A text that exceeds the maximum length is read in windows.
+    The text is tokenized as a whole. A text that exceeds the maximum length is read in windows.
 
     Args:
         layers: layers to read, 0 for the embeddings; negative indices count from the last layer.
@@ -305,7 +305,7 @@ def _pooled(
 ) -> list[np.ndarray]:
     """Return float32[N, W, H] for each text with W words."""
     if pooling not in WORD_POOLINGS:
-        raise ValueError(f"word pooling: {pooling!r} is not allowed; allowed: {', '.join(WORD_POOLINGS)}")
+        raise ValueError(f"word pooling: {pooling!r} is not allowed; use one of {', '.join(WORD_POOLINGS)}")
     width = outputs[0]["hidden"].shape[-1] if outputs else loaded.spec.model.hidden_size
     vectors = [np.zeros((layers, count, width), np.float32) for count in counts]
     for unit, output in zip(units, outputs, strict=True):

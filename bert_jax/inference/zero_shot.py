@@ -82,7 +82,7 @@ def zero_shot(
         logits = _by_prompt(loaded, texts, flat, template, options)
     else:
         allowed = "a hypothesis with one {} for the label, or a prompt with one {text} and a mask"
-        raise ValueError(f"template: {template!r} is not allowed; allowed: {allowed}")
+        raise ValueError(f"template: {template!r} is not allowed; use {allowed}")
     ends = np.cumsum([len(words_of_label) for words_of_label in words.values()])[:-1]
     decode = multi_label_predictions if multi_label else class_predictions
 
@@ -270,7 +270,7 @@ def right_answer(value: Any, labels: Sequence[str], multi_label: bool) -> Any:
     for one in names:
         if one not in labels:
             allowed = f"{', '.join(labels)} (use LABEL=WORD to set other words for a label)"
-            raise ValueError(f"{str(value)[:80]}: {name}: {one!r} is not allowed; allowed: {allowed}")
+            raise ValueError(f"{str(value)[:80]}: {name}: {one!r} is not allowed; use {allowed}")
     return names if multi_label else names[0]
 
 

@@ -87,8 +87,7 @@ def read_treebank(path: Path) -> Iterator[ParsedSentence]:
             head = fields[_HEAD]
             if not head.isdecimal() or int(head[:19]) > count or int(head) == number:
                 raise ValueError(
-                    f"{path}:{line}: head {head!r} is not allowed; allowed: 0, or the id of another word, up to "
-                    f"{count}"
+                    f"{path}:{line}: head {head!r} is not allowed; use 0, or the id of another word, up to {count}"
                 )
             heads.append(int(head) - 1)
         columns = list(zip(*(fields for _, fields in sentence.rows), strict=True))

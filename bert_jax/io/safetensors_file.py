@@ -96,7 +96,7 @@ def _tensor(file: Path, name: str, entry: Any, start: int, size: int) -> StoredT
         raise ValueError(f"{where}: the header entry is not a JSON object")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ValueError(f"{where}: dtype {str(dtype)[:20]!r} is not allowed; allowed: {', '.join(DTYPES)}")
+        raise ValueError(f"{where}: dtype {str(dtype)[:20]!r} is not supported; supported: {', '.join(DTYPES)}")
     if not _naturals(shape) or len(shape) > 8:
         raise ValueError(f"{where}: the shape is not a list of at most 8 sizes")
     if not _naturals(offsets) or len(offsets) != 2:

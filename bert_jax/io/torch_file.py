@@ -42,7 +42,7 @@ class TorchTensor:
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of the values; bfloat16 is that of ml_dtypes."""
+        """The dtype of the values; bfloat16 is the ml_dtypes type."""
         return DTYPES[self.extent.dtype]
 
     def read(self) -> np.ndarray:
@@ -116,7 +116,7 @@ def _check_sizes(tensors: dict[str, TorchTensor], size: int) -> None:
         total += max(values, tensor.extent.end - tensor.extent.begin)
     if total > MOST_COPIES * size:
         raise Refused(
-            f"its tensors overlap: they have {total} bytes in total, the file {size}; save tensors of their own"
+            f"its tensors overlap: they have {total} bytes in total, the file {size}; save independent tensors"
         )
 
 
@@ -224,7 +224,7 @@ def _old_file(stream: BinaryIO, size: int) -> tuple[Any, dict[str, int]]:
     if type(keys) is not list or not all(type(key) is str for key in keys):
         raise Refused("the keys of the storages are not a list of strings")
     if len(set(keys)) != len(keys) or set(keys) != set(storages):
-        raise Refused("the keys of the storages are not those of the tensors")
+        raise Refused("storage keys and tensor keys differ")
     return state, _old_places(stream, size, pickled.tell(), [storages[key] for key in keys])
 
 

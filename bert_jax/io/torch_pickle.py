@@ -199,10 +199,10 @@ class _Machine:
         in old files followed by None or by (key, first element, number of elements) of a part."""
         identifier = self.pop()
         if type(identifier) is not tuple or len(identifier) not in (5, 6) or type(identifier[0]) is not str:
-            raise Refused("a persistent id is not that of a storage")
+            raise Refused("a persistent id does not name a storage")
         word, type_, key, _, count, *part = identifier
         if word != "storage" or type(type_) is not _StorageClass or type(key) is not str or not _natural(count):
-            raise Refused("a persistent id is not that of a storage")
+            raise Refused("a persistent id does not name a storage")
         whole = Storage(key, type_.dtype, count, 0, count)
         if self.storages.setdefault(key, whole) != whole:
             raise Refused("a storage has two types or sizes")
@@ -236,7 +236,7 @@ def _tensor(arguments: tuple[Any, ...]) -> TensorView:
         raise Refused(f"the storage of a tensor is a {kind(storage)}")
     metadata = arguments[6] if len(arguments) == 7 else None
     if metadata is not None and (type(metadata) is not dict or metadata):
-        raise Refused("a tensor is a conjugate or negative view; save tensors of their own")
+        raise Refused("a tensor is a conjugate or negative view; save independent tensors")
     for sizes in (shape, strides):
         if type(sizes) is not tuple or len(sizes) > _MOST_DIMENSIONS or not all(map(_natural, sizes)):
             raise Refused(f"the shape or the strides of a tensor are not at most {_MOST_DIMENSIONS} sizes")

@@ -9,9 +9,9 @@ from bert_jax.process.accelerators import may_have_accelerator
 
 # Parameters of mallopt(3) in glibc.
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
-# Models of 23 million parameters gain from it, those of 110 million do not.
+# Models with 23 million parameters gain from it; models with 110 million do not.
 _MOST_PARAMETERS = 50e6
-# Bytes that must be free at the start, beside twice the temporary arrays of a step.
+# Bytes that must be free at the start, in addition to twice the temporary arrays of a step.
 _SPARE = 4 * 2**30
 # Limits and use of the memory of a container (cgroup versions 2 and 1).
 _LIMITS = (

@@ -41,9 +41,9 @@ def configured(options: RunOptions) -> tuple[str, int, int] | None:
             "of JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID), or none of them"
         )
     if not re.fullmatch(r".+:\d{1,5}", coordinator) or not 0 < int(coordinator.rpartition(":")[2]) < 65536:
-        raise ValueError(f"coordinator: {coordinator!r} is not allowed; allowed: HOST:PORT of process 0")
+        raise ValueError(f"coordinator: {coordinator!r} is not allowed; use HOST:PORT of process 0")
     if processes < 1:
-        raise ValueError(f"num_processes: {processes} is not allowed; allowed: 1 or more")
+        raise ValueError(f"num_processes: {processes} is not allowed; use 1 or more")
     if process >= processes:
         raise ValueError(
             f"process_id: {process} is not allowed with --num_processes {processes}; allowed: 0 to {processes - 1}"
@@ -72,7 +72,7 @@ def check_port(coordinator: str) -> None:
 def _variable(name: str, default: int) -> int:
     text = os.environ.get(name, "")
     if text and not (text.isdecimal() and len(text) < 19):
-        raise ValueError(f"{name}: {text!r} is not allowed; allowed: a whole number")
+        raise ValueError(f"{name}: {text!r} is not allowed; use a whole number")
     return int(text or default)
 
 

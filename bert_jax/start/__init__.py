@@ -1,1 +1,1 @@
-"""Where a run starts: random parameters, another model, an earlier phase, or its own checkpoint."""
+"""The start of a run: random parameters, another model, an earlier phase, or its own checkpoint."""

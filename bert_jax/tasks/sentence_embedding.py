@@ -66,7 +66,7 @@ class SentenceTask(Task):
     @classmethod
     def prepare(cls, config: FinetuneConfig, splits: Splits, tests: Sequence[str]) -> Prepared:
         """Prepare the records; with ``sentence.pairs_from_classes``, labeled single texts that are not for training
-        become triplets with another text of the class and one of another class, as those of training do. The only
+        become triplets with another text of the class and a text of another class, as in training. The only
         text of a class is not scored."""
         config, prepared, lines = super().prepare(config, splits, tests)
         for split in [one for one in prepared if one != "train" and config.sentence.pairs_from_classes]:
@@ -186,7 +186,7 @@ class SentenceTask(Task):
     # ------------------------------------------------------------------ outputs to predictions and metrics
 
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
-        """Return for each record ``cosine``, the cosine of its first two texts, ``cosine_N``, that of the first N
+        """Return for each record ``cosine``, the cosine of its first two texts, ``cosine_N`` of their first N
         values for each width of ``sentence.matryoshka``, and, with a classifier, its :func:`class_predictions`.
 
         For a triplet, the prediction also contains ``cosine_negative``, the cosine of its first text and its
@@ -285,7 +285,7 @@ def _ranks(
     (``metrics.retrieval.mean_ranks``).
 
     ``own_Q``: index of the own candidate of each query. ``texts``: token ids of each candidate; candidates with
-    equal texts are equally right, and the rank is that of the first of them.
+    equal texts are equally right, and the first of them determines the rank.
     """
     # Equal texts are one candidate: their vectors may differ in the last digits if they come from different rows.
     numbers: dict[tuple[int, ...], int] = {}

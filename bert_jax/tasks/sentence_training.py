@@ -115,7 +115,7 @@ class Cosine(Cosent):
         if not -1 <= value <= 1:
             raise ValueError(
                 f"{record.source}: label {record.label} divided by sentence.label_scale "
-                f"{self.options.label_scale:g} is not allowed; allowed: -1 to 1; set "
+                f"{self.options.label_scale:g} is not allowed; use -1 to 1; set "
                 "sentence.label_scale to the largest absolute value of a label"
             )
         return value

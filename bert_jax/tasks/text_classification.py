@@ -260,7 +260,7 @@ class ClassificationTask(SequenceTask):
     def predictions(self, logits: np.ndarray) -> list[Prediction]:
         """Return the :func:`class_predictions`, with the labels as in the input files.
 
-        Probabilities are not rounded: those of a confident model are close to 0 and 1, and AUROC depends on their
+        Probabilities are not rounded: a confident model's are close to 0 and 1, and AUROC depends on their
         order.
         """
         return class_predictions(self.settings.labels, logits)

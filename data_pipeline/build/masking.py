@@ -206,7 +206,7 @@ def _choose_words(words: _Words, keys: np.ndarray, counts: np.ndarray, data: Dat
 def _choose_spans(words: _Words, keys: np.ndarray, counts: np.ndarray, data: DataConfig) -> np.ndarray:
     """Choose random spans of whole words, with at most ``counts`` tokens in total per row.
 
-    The method is that of SpanBERT (Joshi et al. 2019).
+    The method follows SpanBERT (Joshi et al. 2019).
 
     A span begins at a random word; its length in words has a truncated geometric distribution. The span ends early
     at the end of its segment, before a word that is already chosen, and before a word that would exceed ``counts``.

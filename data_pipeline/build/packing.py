@@ -112,7 +112,7 @@ def sequences_per_row(histogram: np.ndarray, size: int) -> int:
 def encode_sequences(features: Mapping[str, np.ndarray]) -> list[bytes]:
     """Serialize the sequences of unpacked rows [N, ...] (``instances.make_features``); return N records.
 
-    A record consists of int32 words: the header, in which the label holds that of the sentence pair (bit 0) and
+    A record consists of int32 words: the header, whose label has the sentence-pair label (bit 0) and
     the class of the document (the other bits), the token ids, for each token its segment (bit 0) and whether a word
     starts (bit 1), the positions of the predictions, and their labels.
     """

@@ -111,7 +111,7 @@ def _open(store: Location, build: Location) -> tuple[TokenStore, list[np.ndarray
 
 
 class _Pool:
-    """Token pool of a part: the tokens of its documents, followed by those of the chosen random segments."""
+    """Token pool of a part: the tokens of its documents, followed by the tokens of the chosen random segments."""
 
     def __init__(self, job: SplitJob, first: int, last: int) -> None:
         self._store, (self._split, self._contents, self._continuation, self._clusters) = _open(job.store, job.build)

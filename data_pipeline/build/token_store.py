@@ -173,7 +173,7 @@ def corpus_settings(
 def store_settings(
     data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source], recorded: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the settings that determine the contents of a store. ``recorded`` are those of a finished store."""
+    """Return the settings that determine the contents of a store. ``recorded`` belong to a finished store."""
     return {
         "vocabulary": tokenizer.fingerprint,
         "data.line": data.line,

@@ -1,1 +1,1 @@
-"""Rooms beside the trunk of text preparation, which imports none of them."""
+"""Optional rooms of text preparation; the trunk imports none of them."""

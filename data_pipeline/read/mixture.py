@@ -1,6 +1,6 @@
 """Readers of several folders of shards, the parts of a mixture, and the log values of the parts.
 
-The order is that of ``data_pipeline.read.order``. Records are numbered consecutively across the parts.
+``data_pipeline.read.order`` defines the order. Records are numbered consecutively across the parts.
 """
 
 import dataclasses
@@ -118,7 +118,7 @@ def train_reader(
 def held_out_reader(records: PartRecords, batch_size: int, rows: HostRows) -> Callable[[int], RawBatch]:
     """Return a function that reads the rows of a held-out batch, by its number, that this host feeds.
 
-    Each record occurs once, those of a part in file order. The parts alternate in proportion to their numbers of
+    Each record occurs once, in file order within a part. The parts alternate in proportion to their numbers of
     records, so that the first batches represent all parts; rows after the last record have status 0.
     """
     readers = [SequentialReader(reader, batch_size, rows) for reader in records.readers]

@@ -244,7 +244,7 @@ class HostRows:
         """
         rows = tuple(range(sizes.final) if rows is None else map(int, rows))
         if not rows or min(rows) < 0 or max(rows) >= sizes.final:
-            raise ValueError(f"rows: {rows} is not allowed; allowed: indices from 0 to {sizes.final - 1}")
+            raise ValueError(f"rows: {rows} is not allowed; use indices from 0 to {sizes.final - 1}")
         own = cls(lanes, sizes, rows)
         if sizes.ramp and own.cuts_lanes():
             raise ValueError(

@@ -121,7 +121,7 @@ class ShardSource:
         self, *, held_out: bool, batch_size: int, first: int
     ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
         """Yield the batches from ``first`` on, in which each record occurs once: the numbers of the records,
-        int64[at most B], and the features of B rows. Rows after those of the records are blank.
+        int64[at most B], and the features of B rows. Rows after the records are blank.
 
         A damaged record is a blank row with a number.
         """
@@ -254,7 +254,7 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
     def skip(self, batches: int) -> None:
         """Skip the next ``batches`` batches, as after a loss spike, and record the range in the state."""
         if batches <= 0:
-            raise ValueError(f"batches to skip: {batches} is not allowed; allowed: 1 or more")
+            raise ValueError(f"batches to skip: {batches} is not allowed; use 1 or more")
         start, stop = self._data_step, self._data_step + batches
         self._skipped_examples += self._sizes.start(stop) - self._sizes.start(start)
         if self._skipped and self._skipped[-1][1] == start:
@@ -321,7 +321,7 @@ def pretrain_batches(
         if lanes < 1 or size % lanes:
             rows = "rows" if data.packing == "none" else "packed rows"
             raise ValueError(
-                f"data.lanes: {lanes} is not allowed; allowed: 0, or a divisor of every batch size, including "
+                f"data.lanes: {lanes} is not allowed; use 0, or a divisor of every batch size, including "
                 f"{size} {rows}"
             )
     fewest = min(records.counts)

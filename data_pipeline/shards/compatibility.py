@@ -90,7 +90,7 @@ def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any], owner: s
 
 
 def changed_settings(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Return the differences between the settings that a manifest of shards records and those of the config.
+    """Return the differences between the settings in a shard manifest and in the config.
 
     Manifests of unpacked shards do not name the options of packing, so these are compared by ``data.packing``
     first. Manifests name ``data.contiguous`` only if it is true.

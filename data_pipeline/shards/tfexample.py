@@ -309,7 +309,7 @@ def _column_of(columns: dict[str, _Column], name: str, kind: str) -> _Column:
 
 
 class _Layout:
-    """Bytes that surround the packed values in similar records, such as those of one writer."""
+    """Bytes that surround the packed values in similar records, such as records of one writer."""
 
     def __init__(self) -> None:
         self.features: list[tuple[str, str]] = []  # name and kind, in the order of the records

@@ -145,8 +145,8 @@ class Columns:
 
 
 def present(value: Any, role: str, columns: Columns, source: str) -> Any:
-    """Return ``value``, or None if it is missing, as is what pandas writes for it: "NaN", and for a number as the
-    label "nan".
+    """Return ``value``, or None if it is missing. "NaN", and "nan" as a numeric label, count as missing, because
+    pandas writes them for missing values.
 
     Raises ``ValueError`` if ``role`` needs a value.
     """

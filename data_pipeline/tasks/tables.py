@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def read_tsv(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield the records of a TSV file; quotes are ordinary characters, unless all of them are those of CSV and some
+    """Yield the records of a TSV file; quotes are ordinary characters, unless all of them are CSV quotes and some
     are doubled, and only \\n or \\r\\n ends a line."""
     return _read_table(name, columns, data, "\t")
 
@@ -196,7 +196,7 @@ def _places(
 def _header(first: Row, columns: Columns, data: TaskDataConfig, path: Location) -> list[str] | None:
     """Return the names of the columns, or None for a file without a header."""
     if columns.by_number and any(int(column[:19]) == 0 for _, column in columns.roles):
-        raise ValueError("data.columns: column 0 is not allowed; allowed: numbers from 1")
+        raise ValueError("data.columns: column 0 is not allowed; use numbers from 1")
     has_header = not columns.by_number if data.header == "auto" else data.header == "true"
     if has_header:
         return [name.strip() for name in first[1]]

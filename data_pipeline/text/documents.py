@@ -41,7 +41,7 @@ _MAX_CHARACTERS = 1 << 23
 # Lines that separate documents: of GPT-2's corpora, and the tags of wikiextractor.
 _SEPARATORS = re.compile(r"<\|endoftext\|>|<doc(?: [^<>]*)?>|</doc>")
 _BETWEEN_RECORDS = re.compile(r"[\s,\[\]]*")
-_LONGEST_TOKEN = 16  # characters, more than those of any word, number sign or escape of JSON
+_LONGEST_TOKEN = 16  # characters, more than any word, number sign or escape of JSON has
 
 
 class Document(list[str]):
@@ -94,7 +94,7 @@ class Reading:
     line: str = ""  # what a line is: sentence or paragraph
     # What blank lines separate: documents or paragraphs; "" for JSON and records of datasets.
     blank_lines: str = ""
-    # Numbers of the lines that were cut into pieces of at most LONGEST_LINE characters, each a document of its own.
+    # Numbers of the lines that were cut into pieces of at most LONGEST_LINE characters, each a separate document.
     long_lines: list[int] = field(default_factory=list)
 
     @property
@@ -104,7 +104,7 @@ class Reading:
 
 
 def plain_suffix(path: Location | PurePath) -> str:
-    """Return the suffix of a file in lower case, without that of its compression."""
+    """Return the suffix of a file in lower case, without the compression suffix."""
     suffix = path.suffix.lower()
     return PurePath(path.stem).suffix.lower() if suffix in COMPRESSIONS else suffix
 

@@ -43,11 +43,11 @@ def train_vocabulary(
     """
     suffix = {"wordpiece": ".txt", "words": ".txt", "unigram": ".model", "bpe": ".model"}.get(kind)
     if suffix is None:
-        raise ValueError(f"data.tokenizer: {kind!r} is not allowed; allowed: wordpiece, words, unigram, bpe")
+        raise ValueError(f"data.tokenizer: {kind!r} is not allowed; use wordpiece, words, unigram or bpe")
     if output.suffix != suffix:
         raise ValueError(f"{output}: the suffix is not allowed; a {kind} vocabulary is a {suffix} file")
     if vocab_size < MIN_VOCAB_SIZE:
-        raise ValueError(f"model.vocab_size: {vocab_size} is not allowed; allowed: {MIN_VOCAB_SIZE} or more")
+        raise ValueError(f"model.vocab_size: {vocab_size} is not allowed; use {MIN_VOCAB_SIZE} or more")
     if kind in ("wordpiece", "words"):
         train = _train_wordpiece if kind == "wordpiece" else _most_frequent
         pieces = train(count_words(texts, lower_case, strip_accents, split_cjk), vocab_size)
@@ -135,7 +135,7 @@ def _alphabet(words: Counter[str], budget: int) -> tuple[list[str], list[str]]:
 
 
 def _most_frequent(words: Counter[str], vocab_size: int) -> list[str]:
-    """Return the special pieces and the most frequent words, those of equal counts in the order of code points."""
+    """Return the special pieces and the most frequent words; words with equal counts are in code-point order."""
     usable = [
         (-count, word) for word, count in words.items() if not any("\ud800" <= char <= "\udfff" for char in word)
     ]

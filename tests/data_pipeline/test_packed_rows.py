@@ -248,7 +248,7 @@ def test_options_that_do_not_fit_are_refused(place: Path, both: Any) -> None:
         source = ShardSource(dataclasses.replace(run, data=data, model=MODEL.model), tokenizer)
         return source.train(list(range(source.row_shape.rows(size))))
 
-    with pytest.raises(ValueError, match=r"data\.lanes: 64 is not allowed; allowed: 0, or a .* \d+ packed rows"):
+    with pytest.raises(ValueError, match=r"data\.lanes: 64 is not allowed; use 0, or a .* \d+ packed rows"):
         batches(16, lanes=64)
     state = batches(16).state()
     with pytest.raises(ValueError, match=r"training\.global_batch_size \(in packed rows\) was \d+, now \d+"):

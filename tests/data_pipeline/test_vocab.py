@@ -127,7 +127,7 @@ def test_user_errors_are_one_clear_line(tmp_path: Path, kind: str) -> None:
     good = output_for(tmp_path, kind)
     cases = [
         ({"texts": iter(["", "  "])}, "the corpus contains no text"),
-        ({"vocab_size": 15}, "model.vocab_size: 15 is not allowed; allowed: 16 or more"),
+        ({"vocab_size": 15}, "model.vocab_size: 15 is not allowed; use 16 or more"),
         ({"output": tmp_path / "vocab.bin"}, "vocabulary is a"),
         ({"kind": "syllables"}, "data.tokenizer: 'syllables' is not allowed"),
     ]

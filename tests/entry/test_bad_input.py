@@ -331,7 +331,7 @@ def test_fill_mask(capsys, trained, monkeypatch):
     # The same as JSON, one object a line, from standard input.
     monkeypatch.setattr(sys, "stdin", standard_input(f"{text}\n\n{two}\n"))
     code, out, err = fill(capsys, "--model", run, "--top", 64, "--json")
-    skipped = "standard input: blank lines skipped: 1; the results are those of the other lines, in order\n"
+    skipped = "standard input: blank lines skipped: 1; results follow the order of the other lines\n"
     assert (code, err) == (0, skipped)
     objects = [json.loads(line) for line in out.splitlines()]
     assert [item["text"] for item in objects] == [text, two]
@@ -349,7 +349,7 @@ def test_fill_mask_refusals(capsys, trained, monkeypatch, tmp_path):
     assert "does not contain [MASK]" in fill_refused(capsys, *run, "the [MASK] .", "the [mask] .")
     assert "at most 32" in fill_refused(capsys, *run, "the cat " * 30 + "[MASK]")
     assert "a text on the command line is blank; give it words" in fill_refused(capsys, *run, "the [MASK]", " ")
-    assert "top: 0 is not allowed; allowed: 1 or more" in fill_refused(capsys, *run, "--top", 0, "the [MASK]")
+    assert "top: 0 is not allowed; use 1 or more" in fill_refused(capsys, *run, "--top", 0, "the [MASK]")
     assert "no model" in fill_refused(capsys, "--model", tmp_path, "the [MASK]")
     assert "none: does not exist" in fill_refused(capsys, "--model", tmp_path / "none", "the [MASK]")
     assert "gcloud storage cp -r URL" in fill_refused(capsys, "--model", "gs://bucket/run", "the [MASK]")

@@ -104,7 +104,7 @@ REFUSED = {
     "text of a pair": (paired(1), paired("alike"), COSINE, "dev.jsonl:1: label 'alike' is not allowed"),
     "beyond the scale": (
         paired(0.5, 3.8), paired(1), COSINE,
-        "train.jsonl:2: label 3.8 divided by sentence.label_scale 1 is not allowed; allowed: -1 to 1",
+        "train.jsonl:2: label 3.8 divided by sentence.label_scale 1 is not allowed; use -1 to 1",
     ),
     "no second text": (paired(1), labelled(1), COSINE, "dev.jsonl:1: the record has a label but no second text"),
     "empty label": (labelled("0", "1", " "), GOOD, "", "train.jsonl:3: no label; training requires one"),

@@ -173,7 +173,7 @@ def test_rows_begin_with_the_ids_of_the_inputs(folder, call, tmp_path):
 def test_blank_lines_between_texts_are_counted(folder, call):
     _, out, err = call("predict", "--model", folder / "classifier", stdin="\nw1\n\n \nw2\n\n")
     assert len(out.splitlines()) == 2
-    assert "standard input: blank lines skipped: 3; the results are those of the other lines, in order\n" in err
+    assert "standard input: blank lines skipped: 3; results follow the order of the other lines\n" in err
 
 
 def test_weights_go_out_and_in_again(folder, call, tmp_path):
@@ -298,7 +298,7 @@ def test_score(folder, call, refused, tmp_path):
     assert "--pair_scores: requires --pairs" in refused(*model, "--pair_scores", target, "w1")
     assert "no text given" in refused(*model)
     assert "a text on the command line is blank" in refused(*model, "")
-    assert "allowed: at most 70" in refused(*model, "w1 " * 69)
+    assert "the maximum is 70" in refused(*model, "w1 " * 69)
 
 
 def test_score_of_minimal_pairs(call, refused, tmp_path):
@@ -332,8 +332,8 @@ def test_score_of_minimal_pairs(call, refused, tmp_path):
     code, out, _ = call(*model, "--pairs", source, "--limit", 2)
     assert code == 0 and out.splitlines()[0].endswith(" 7 pairs")
 
-    assert "--per_token: not allowed with --pairs" in refused(*model, "--pairs", source, "--per_token")
-    assert "texts: not allowed with --pairs" in refused(*model, "w1", "--pairs", source)
+    assert "--per_token cannot be combined with --pairs" in refused(*model, "--pairs", source, "--per_token")
+    assert "texts cannot be combined with --pairs" in refused(*model, "w1", "--pairs", source)
     assert "No such file" in refused(*model, "--pairs", tmp_path / "missing.jsonl")
     source.write_text('{"sentence_good": "w1"}\n')
     assert "pairs.jsonl:1: no sentence_bad" in refused(*model, "--pairs", source)

@@ -35,7 +35,7 @@ def anisotropy(vectors: np.ndarray) -> float:
         count += len(block)
     if count < 2:
         raise ValueError(f"anisotropy: the collection has {count} vectors; at least 2 are needed")
-    # The square of the sum is the sum of all products, including those of each vector with itself, which are 1.
+    # The square of the sum is the sum of all products; the product of a vector with itself is 1.
     return float((total @ total - count) / (count * (count - 1)))
 
 
@@ -58,7 +58,7 @@ def frequency_bands(table: np.ndarray, counts: np.ndarray) -> list[Band]:
 
     ``counts`` (int[V]) contains the frequencies of the pieces.
 
-    The bands are those of Li et al. 2020 ("On the Sentence Embeddings from Pre-trained Language Models", table 1):
+    The bands follow Li et al. 2020 ("On the Sentence Embeddings from Pre-trained Language Models", table 1):
     the 100 most frequent pieces, ranks up to 500, ranks up to 5,000, and all others. Pieces that do not occur and
     bands of one piece are skipped.
     """
@@ -130,6 +130,6 @@ def fit_whitening(vectors: np.ndarray, dimensions: int | None = None) -> Whiteni
         raise ValueError(f"whitening: the {len(vectors)} vectors are all the same; give texts that differ")
     if dimensions is not None and not 1 <= dimensions <= varying:
         allowed = f"1 to {varying}, the number of directions in which the {len(vectors)} vectors vary"
-        raise ValueError(f"dimensions: {dimensions} is not allowed; allowed: {allowed}")
+        raise ValueError(f"dimensions: {dimensions} is not allowed; use {allowed}")
     kept = varying if dimensions is None else dimensions
     return Whitening(mean, directions[:, :kept] / np.sqrt(variances[:kept]))

@@ -35,7 +35,7 @@ class Attended(NamedTuple):
 
     sentence: np.ndarray  # int64[N]
     relations: np.ndarray  # str[N], universal
-    offsets: np.ndarray  # int64[N], position of the syntactic head minus that of the word
+    offsets: np.ndarray  # int64[N], position of the syntactic head minus word position
     # bool[N, D, L, A], True if attention finds the syntactic head. Direction 0: the word attends most to its
     # syntactic head. Direction 1: of all words, its syntactic head attends most to the word.
     hits: np.ndarray

@@ -66,7 +66,7 @@ def kmeans(
     different = len({row.tobytes() for row in unit_NxE})
     if not 1 <= clusters <= different:
         raise ValueError(
-            f"clusters: {clusters} is not allowed; allowed: 1 to {different}, the number of distinct vectors"
+            f"clusters: {clusters} is not allowed; use 1 to {different}, the number of distinct vectors"
         )
     if restarts < 1 or iterations < 1:
         raise ValueError(f"restarts is {restarts} and iterations is {iterations}; both must be 1 or more")
@@ -91,9 +91,9 @@ def agglomerative(vectors: np.ndarray, *, clusters: int | None = None, threshold
     if (clusters is None) == (threshold is None):
         raise ValueError("clusters and threshold: give exactly one of them")
     if clusters is not None and not 1 <= clusters <= count:
-        raise ValueError(f"clusters: {clusters} is not allowed; allowed: 1 to {count}, the number of texts")
+        raise ValueError(f"clusters: {clusters} is not allowed; use 1 to {count}, the number of texts")
     if threshold is not None and not 0 <= threshold <= 2:
-        raise ValueError(f"threshold: {threshold} is not allowed; allowed: from 0 to 2, a cosine distance")
+        raise ValueError(f"threshold: {threshold} is not allowed; use 0 to 2, a cosine distance")
     if count > MOST_AGGLOMERATIVE:
         raise ValueError(f"{count:,} texts; agglomerative accepts {MOST_AGGLOMERATIVE:,} at most; use kmeans")
     unit_NxE = _unit(vectors)

@@ -134,7 +134,7 @@ def _entry(value: Any, where: str) -> tuple[Id | None, str]:
     if not isinstance(text, str):
         raise ValueError(f'{where}: no text; write {{"id": ..., "text": "..."}}')
     if one is not None and not is_id(one):
-        raise ValueError(f"{where}: the id {str(one)[:40]!r} is not allowed; allowed: a string or an integer")
+        raise ValueError(f"{where}: the id {str(one)[:40]!r} is not allowed; use a string or an integer")
     return one, text
 
 

@@ -78,7 +78,7 @@ def _check_search(arguments: argparse.Namespace, has_queries: bool) -> None:
     if arguments.queries and arguments.query_file is not None:
         raise ValueError("queries on the command line and --queries: give only one of them")
     if arguments.top < 1:
-        raise ValueError(f"--top: {arguments.top} is not allowed; allowed: 1 or more")
+        raise ValueError(f"--top: {arguments.top} is not allowed; use 1 or more")
     if arguments.dimensions is not None and not arguments.whiten:
         raise ValueError("--dimensions: requires --whiten; add --whiten")
     _check_reranking(arguments)
@@ -88,12 +88,12 @@ def _check_search(arguments: argparse.Namespace, has_queries: bool) -> None:
         changed = [name for name in ("corpus_prompt", "whiten", "keep_self") if getattr(arguments, name)]
         changed += ["similarity dot"] if arguments.similarity != "cosine" else []
         if changed:
-            raise ValueError(f"--{changed[0]}: not allowed with --index, whose vectors are fixed; omit it")
+            raise ValueError(f"--{changed[0]} cannot be combined with --index, whose vectors are fixed")
         if not has_queries:
             raise ValueError("--index: no queries; write them on the command line, or set --queries FILE")
     elif arguments.query_prompt is not None and not has_queries:
         raise ValueError(
-            "--query_prompt: not allowed without queries (the corpus is its own queries); use --corpus_prompt"
+            "--query_prompt requires queries, but the corpus is searched with itself; use --corpus_prompt"
         )
 
 
@@ -128,7 +128,7 @@ def _check_reranking(arguments: argparse.Namespace) -> None:
     if arguments.candidates is None:
         arguments.candidates = max(50, arguments.top)
     if arguments.candidates < arguments.top:
-        raise ValueError(f"--candidates: {arguments.candidates} is not allowed; allowed: {arguments.top} or more")
+        raise ValueError(f"--candidates: {arguments.candidates} is not allowed; use {arguments.top} or more")
 
 
 def _reranker(arguments: argparse.Namespace, queries: Any, corpus: Any) -> Callable[[Any], Iterator[Any]]:
@@ -185,10 +185,10 @@ def mine_command(arguments: argparse.Namespace) -> None:
 
     if not -2 <= arguments.margin < 2:
         allowed = "-2 or more and below 2, a difference of two cosines"
-        raise ValueError(f"--margin: {arguments.margin} is not allowed; allowed: {allowed}")
+        raise ValueError(f"--margin: {arguments.margin} is not allowed; use {allowed}")
     for name in ("count", "candidates"):
         if getattr(arguments, name) < 1:
-            raise ValueError(f"--{name}: {getattr(arguments, name)} is not allowed; allowed: 1 or more")
+            raise ValueError(f"--{name}: {getattr(arguments, name)} is not allowed; use 1 or more")
     values = enumerate(read_texts((), arguments.pairs, True), 1)
     pairs = [_pair(value, f"{arguments.pairs}: entry {number}") for number, value in values]
     corpus = None if arguments.corpus is None else read_collection(arguments.corpus)
@@ -225,11 +225,11 @@ def cluster_command(arguments: argparse.Namespace) -> None:
     if (arguments.clusters is None) == (arguments.threshold is None):
         raise ValueError("--clusters and --threshold: give exactly one of them")
     if is_kmeans and arguments.threshold is not None:
-        raise ValueError("--threshold: not allowed with kmeans; use --clusters, or --method agglomerative")
+        raise ValueError("--threshold cannot be combined with kmeans; use --clusters, or --method agglomerative")
     if not is_kmeans and of_kmeans:
-        raise ValueError(f"--{next(iter(of_kmeans))}: not allowed with --method agglomerative; omit it")
+        raise ValueError(f"--{next(iter(of_kmeans))} cannot be combined with --method agglomerative")
     if arguments.seed is not None and arguments.seed < 0:
-        raise ValueError(f"--seed: {arguments.seed} is not allowed; allowed: 0 or more")
+        raise ValueError(f"--seed: {arguments.seed} is not allowed; use 0 or more")
     collection = read_collection(arguments.input)
     labels = read_labels(arguments.label_file, collection) if arguments.label_file is not None else None
     loaded, options = _model(arguments, collection)
@@ -271,7 +271,7 @@ def write_index(arguments: argparse.Namespace, parts: Sequence[str]) -> None:
 
     name, target = f"--precision {arguments.precision}", arguments.output
     if parts:
-        raise ValueError(f"{name}: not allowed with --{parts[0]}; an index has one vector per text")
+        raise ValueError(f"{name} cannot be combined with --{parts[0]}; an index has one vector per text")
     if target is None or target.suffix in (".npy", ".npz", ".jsonl"):
         raise ValueError(f"{name}: an index is a folder; give --output with the name of a new folder")
     inputs, options = streaming(arguments)
@@ -287,7 +287,7 @@ def score_pairs(arguments: argparse.Namespace) -> None:
 
     if arguments.texts or arguments.input is not None or arguments.per_token:
         other = "texts" if arguments.texts else "--input" if arguments.input is not None else "--per_token"
-        raise ValueError(f"{other}: not allowed with --pairs; the pairs are the input")
+        raise ValueError(f"{other} cannot be combined with --pairs; the pairs are the input")
     pairs, options = minimal_pairs.read_pairs(arguments.pairs, arguments.limit), run_options(arguments)
     scored = [*minimal_pairs.score_pairs(load_model(arguments), pairs, method=arguments.method, **options)]
     if arguments.pair_scores is not None:

@@ -1,6 +1,6 @@
 """Minimal pairs: how often a language model finds the acceptable sentence of two more probable.
 
-The files are those of BLiMP (Warstadt et al. 2020, arXiv:1912.00582): JSON lines with ``sentence_good`` and
+The files have the format of BLiMP (Warstadt et al. 2020, arXiv:1912.00582): JSON lines with ``sentence_good`` and
 ``sentence_bad``; ``UID`` names the paradigm of a pair, ``linguistics_term`` its phenomenon and ``field`` its field
 of linguistics.
 """
@@ -54,12 +54,12 @@ class Group:
 def read_pairs(file: Path, limit: int | None = None) -> list[dict[str, Any]]:
     """Return the lines of ``file`` (.gz: compressed), at most the first ``limit`` of each paradigm.
 
-    "/" in the name of a field becomes "_", since one paradigm of BLiMP writes "syntax/semantics". Raises
+    "/" in a field name becomes "_", because one paradigm of BLiMP writes "syntax/semantics". Raises
     ``ValueError`` for a line that is not an object with two sentences, and for a file without lines; the message
     contains the file name and the line number.
     """
     if limit is not None and limit < 1:
-        raise ValueError(f"--limit: {limit} is not allowed; allowed: 1 or more")
+        raise ValueError(f"--limit: {limit} is not allowed; use 1 or more")
     pairs, taken = [], Counter[str]()
     with opened(file) as stream:
         for number, line in numbered_lines(stream, file):
@@ -72,7 +72,7 @@ def read_pairs(file: Path, limit: int | None = None) -> list[dict[str, Any]]:
                     raise ValueError(f"{where}: no {name}{_NEEDED}")
             for name in LEVELS.values():
                 if not isinstance(pair.get(name, ""), str):
-                    raise ValueError(f"{where}: {name}: {pair[name]!r} is not allowed; allowed: a text")
+                    raise ValueError(f"{where}: {name}: {pair[name]!r} is not allowed; use a text")
             if "field" in pair:
                 pair["field"] = pair["field"].replace("/", "_")
             taken[pair.get("UID", "")] += 1
@@ -97,7 +97,7 @@ def score_pairs(
 
 
 def accuracies(scored: Sequence[ScoredPair]) -> list[Group]:
-    """Return the accuracy on all pairs, and on those of each field, phenomenon and paradigm, in the order of their
+    """Return the accuracy on all pairs and on each field, phenomenon and paradigm, in the order of their
     first pairs. A pair without the name of a level does not count in it."""
     names = {("overall", "all"): list(scored)}
     for level, name in LEVELS.items():

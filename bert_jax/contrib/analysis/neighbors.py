@@ -63,12 +63,12 @@ def nearest(
     vector is all zeros.
     """
     if queries.shape[1] != corpus.shape[1]:
-        widths = f"{queries.shape[1]}, but those of the corpus have width {corpus.shape[1]}"
+        widths = f"{queries.shape[1]}, but the corpus vectors have width {corpus.shape[1]}"
         raise ValueError(f"the vectors of the queries have width {widths}; use the same model for both")
     if top < 1:
-        raise ValueError(f"top: {top} is not allowed; allowed: 1 or more")
+        raise ValueError(f"top: {top} is not allowed; use 1 or more")
     if similarity not in SIMILARITIES:
-        raise ValueError(f"similarity: {similarity!r} is not allowed; allowed: {', '.join(SIMILARITIES)}")
+        raise ValueError(f"similarity: {similarity!r} is not allowed; use one of {', '.join(SIMILARITIES)}")
     if have_collapsed(corpus):
         _log.warning(
             "WARNING: all vectors of the corpus are equal (cosines above 0.999999): the model has collapsed, and "
@@ -210,7 +210,7 @@ def relevance(
     found: Sequence[Hits], ids: Sequence[Id], relevant: Sequence[Container[Id]], top: int, seed: int = 0
 ) -> Mapping[str, Interval]:
     """Return the metrics mrr, precision@1, recall@K and ndcg@K of the hits ``found`` of each query, with 95%
-    bootstrap intervals over the queries. ``ids``: those of the entries of the corpus.
+    bootstrap intervals over the queries. ``ids``: ids of the corpus entries.
 
     K takes the value ``top`` and each smaller value among 1, 5, 10, 20, 50 and 100. Hits of equal scores share
     their mean rank.

@@ -79,7 +79,7 @@ def _of_words(
     control: bool,
     groups: Sequence[str] | None = None,
 ) -> Examples:
-    """``examples``: words, label and sentence of each. The type of an example is that of its first word."""
+    """``examples``: words, label and sentence of each. The first word determines the type of an example."""
     needed: list[set[int]] = [set() for _ in sentences]
     for words, _, number in examples:
         needed[number].update(words)
@@ -181,7 +181,7 @@ def _senses(folder: Path, part: str, limit: int) -> Examples:
             tokens = text.split()
             if not position.strip().isdecimal() or int(position[:19]) >= len(tokens):
                 raise ValueError(
-                    f"{data}:{number + 1}: {line[:60]!r} is not allowed; allowed: the position of a word, from 0, "
+                    f"{data}:{number + 1}: {line[:60]!r} is not allowed; use the position of a word, from 0, "
                     "a tab and the words"
                 )
             sentences.append(tokens)

@@ -94,7 +94,7 @@ class Probe:
         self, train: Examples, test: Examples, *, classifier: Classifier = "linear", seed: int = 0
     ) -> None:
         if classifier not in CLASSIFIERS:
-            raise ValueError(f"classifier: {classifier!r} is not allowed; allowed: {', '.join(CLASSIFIERS)}")
+            raise ValueError(f"classifier: {classifier!r} is not allowed; use one of {', '.join(CLASSIFIERS)}")
         self.train, self.test, self.classifier, self.seed = train, test, classifier, seed
         self.labels = Labels.of(train, test)
         sentences = len(np.unique(train.sentence))
@@ -142,8 +142,8 @@ class Probe:
     ) -> Iterator[Row]:
         """Yield the row of each of ``layers``: 0 for the embeddings, -1 for the last layer; None: all.
 
-        The vectors are computed once and stored in a temporary folder (TMPDIR), so that those of one layer are in
-        memory. Raises ``ValueError`` for a layer that does not exist, for layers of different widths, and for
+        The vectors are computed once and stored in a temporary folder (TMPDIR); only one layer is in memory at a
+        time. Raises ``ValueError`` for a layer that does not exist, for layers of different widths, and for
         vectors that are not finite.
         """
         chosen = checked_layers(loaded, range(hidden_layers(loaded)) if layers is None else layers)
@@ -192,7 +192,7 @@ class Probe:
 
     def _scores(self, predicted: np.ndarray, control: np.ndarray | None) -> dict[str, Interval]:
         """Return accuracy and, where they exist, macro F1, accuracy on the control task and selectivity, the
-        accuracy minus that of the control task."""
+        accuracy minus control accuracy."""
         count, sentence = len(self.test.sentences), self.test.sentence
         hits = predicted == self.labels.test
         scores = [mean_of_groups("accuracy", hits, sentence, count)]

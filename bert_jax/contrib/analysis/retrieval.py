@@ -34,7 +34,7 @@ def relevance_label(model: Engine, label: str | None) -> str | None:
     if label is None and len(labels) != 2:
         raise ValueError(f"--rerank_label: missing; give the class of relevant texts: {', '.join(labels)}")
     if label is not None and label not in (*labels, *names):
-        raise ValueError(f"--rerank_label: {label} is not allowed; allowed: {', '.join(labels)}")
+        raise ValueError(f"--rerank_label: {label} is not allowed; use one of {', '.join(labels)}")
     return labels[1] if label is None else label if label in labels else labels[names.index(label)]
 
 

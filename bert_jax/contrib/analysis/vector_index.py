@@ -58,8 +58,8 @@ def write_index(
                 one = _id_of(entry)
                 has_ids = has_ids or (number == 0 and one is not None)
                 if (one is not None) != has_ids or one in ids or not (one is None or is_id(one)):
-                    allowed = "an id of its own, a string or an integer, or none"
-                    raise ValueError(f"entry {number}: the id {one!r} is not allowed; give every entry {allowed}")
+                    allowed = "give every entry a distinct string or integer, or no entry an id"
+                    raise ValueError(f"entry {number}: the id {one!r} is not allowed; {allowed}")
                 ids |= set() if one is None else {one}
                 largest = np.abs(vector).max()
                 if not 0 < largest < np.inf:
@@ -161,7 +161,7 @@ class VectorIndex:
         cosine = float(first @ vector / np.linalg.norm(first) / max(float(np.linalg.norm(vector)), 1e-30))
         if not cosine >= _SAME:
             raise ValueError(
-                f"{self.name}: the index is of another model or pooling (cosine of its first text with that of "
+                f"{self.name}: the index was made with another model or pooling (cosine of its first text with "
                 f"{model.name}: {cosine:.3f}); use the model and the options with which it was made"
             )
 

@@ -44,13 +44,13 @@ def _check_neighbors(arguments: argparse.Namespace) -> None:
         if arguments.text is None and getattr(arguments, name) is not None:
             raise ValueError(f"--{name}: requires --in; add --in with a text that contains the word")
     if arguments.text is not None and {"+", "-"} & set(arguments.words):
-        raise ValueError("--in: not allowed with + and -; omit --in")
+        raise ValueError("--in cannot be combined with + and -")
     if arguments.candidates is not None and arguments.corpus is not None:
-        raise ValueError("--candidates: not allowed with --corpus, whose words are the candidates; omit it")
+        raise ValueError("--candidates cannot be combined with --corpus, whose words are the candidates")
     for name in ("top", "candidates"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
-            raise ValueError(f"--{name}: {value} is not allowed; allowed: 1 or more")
+            raise ValueError(f"--{name}: {value} is not allowed; use 1 or more")
 
 
 def _contextual(arguments: argparse.Namespace, loaded: Any) -> list[tuple[dict[str, Any], str, list[Any]]]:
@@ -91,19 +91,19 @@ def probe_command(arguments: argparse.Namespace) -> None:
     of both. For these two, also the accuracy on a control task (a random label per word; Hewitt and Liang 2019) and
     the selectivity, the difference. sense: sense of a word, by one classifier per word. length: number of words of
     a sentence, in six bins, from the mean of its words. heads: for each relation, the attention head that most
-    often finds the syntactic head of a word, beside the best fixed offset (Clark et al. 2019)."""
+    often finds the syntactic head of a word, and the best fixed offset (Clark et al. 2019)."""
     from bert_jax.inference.text_files import write_json_lines
 
     for name in ("limit", "seed"):
         if getattr(arguments, name) < 0:
-            raise ValueError(f"--{name}: {getattr(arguments, name)} is not allowed; allowed: 0 or more")
+            raise ValueError(f"--{name}: {getattr(arguments, name)} is not allowed; use 0 or more")
     if arguments.task == "sense":
         arguments.test = arguments.test or arguments.train
     elif arguments.test is None:
         raise ValueError(f"--test: required with --task {arguments.task}; give a CoNLL-U file")
     for name in ("classifier", "layers"):
         if arguments.task == "heads" and getattr(arguments, name) is not None:
-            raise ValueError(f"--{name}: not allowed with --task heads, which reads no vectors; omit it")
+            raise ValueError(f"--{name} cannot be combined with --task heads, which reads no vectors")
     rows = _heads(arguments) if arguments.task == "heads" else _probed(arguments)
     if arguments.output is not None:
         write_json_lines((line for line, _ in rows), arguments.output)

@@ -101,7 +101,7 @@ def static_neighbors(
 ) -> Iterator[list[Neighbor]]:
     """Yield the ``top`` vocabulary words nearest to each query by the cosine of input embeddings.
 
-    The vector of a word is the mean of its pieces; that of a query is the signed sum of the unit vectors of its
+    The vector of a word is the mean of its pieces; a query vector is the signed sum of the unit vectors of its
     words (3CosAdd; Mikolov et al. 2013, Levy and Goldberg 2014). The words of a query are no candidates. Raises
     ``ValueError`` for a word of which the vocabulary has no piece.
     """

@@ -39,9 +39,9 @@ def submission_command(arguments: argparse.Namespace) -> None:
 
 
 def benchmark_command(arguments: argparse.Namespace) -> None:
-    """Measure how fast a model answers in every form in which it can run here: median and 99th percentile of the
-    time of a batch, texts per second, size on disk and memory of the process. Each form runs alone, in a process
-    of its own; onnxruntime loads neither JAX nor this library."""
+    """Measure every form in which a model can run on this machine: median and 99th percentile of the batch time,
+    texts per second, size on disk, process memory. Each form runs alone in a separate process; onnxruntime loads
+    neither JAX nor this library."""
     from bert_jax.contrib.experiments.latency import FORMS, Load, benchmark, installed_forms, table
     from bert_jax.inference.text_files import write_json_lines
 
@@ -51,11 +51,11 @@ def benchmark_command(arguments: argparse.Namespace) -> None:
             setattr(arguments, name, quick if arguments.quick else usual)
     for name in ("batches", "lengths"):
         if min(getattr(arguments, name)) < 1:
-            raise ValueError(f"--{name}: {min(getattr(arguments, name))} is not allowed; allowed: 1 or more")
+            raise ValueError(f"--{name}: {min(getattr(arguments, name))} is not allowed; use 1 or more")
     if arguments.seconds <= 0 or arguments.repeats < 1:
-        raise ValueError("--seconds, --repeats: allowed: above 0, 1 or more")
+        raise ValueError("--seconds must be above 0 and --repeats at least 1")
     if not 0 <= arguments.cpus <= (here := len(os.sched_getaffinity(0))):
-        raise ValueError(f"--cpus: {arguments.cpus} is not allowed; allowed: 1 to {here}, or 0 (all {here})")
+        raise ValueError(f"--cpus: {arguments.cpus} is not allowed; use 1 to {here}, or 0 (all {here})")
     take_place(arguments)
     load = Load(arguments.batches, arguments.lengths, arguments.seconds, arguments.repeats, arguments.cpus)
     forms = arguments.forms or installed_forms()
@@ -74,7 +74,7 @@ def benchmark_command(arguments: argparse.Namespace) -> None:
             write_json_lines(lines, arguments.output)
 
 
-# Options of benchmark-inference: the default, and that of --quick.
+# Options of benchmark-inference: the default value, and the value with --quick.
 _SIZES = {
     "batches": ([1, 8, 64], [1, 8]), "lengths": ([16, 128, 512], [16, 128]), "seconds": (3.0, 0.5),
     "repeats": (20, 5),

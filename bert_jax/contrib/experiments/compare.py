@@ -76,9 +76,9 @@ def compare(
     differ in task, labels or records, if their predictions lack the correct answers, and for an invalid argument.
     """
     if resamples < 1:
-        raise ValueError(f"resamples: {resamples} is not allowed; allowed: 1 or more")
+        raise ValueError(f"resamples: {resamples} is not allowed; use 1 or more")
     if seed < 0:
-        raise ValueError(f"seed: {seed} is not allowed; allowed: 0 or more")
+        raise ValueError(f"seed: {seed} is not allowed; use 0 or more")
     a, b = _read_run(first, split), _read_run(second, split)
     _check_alike(a, b)
     everyone = list(a.records)

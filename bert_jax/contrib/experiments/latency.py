@@ -50,13 +50,13 @@ def benchmark(
     of a batch, from arrays of ids to arrays of outputs), ``texts_per_second`` (from the median), ``megabytes`` on
     disk and ``peak_memory_mb``, the resident memory so far of a process that runs this form alone.
 
-    Each form runs in a process of its own, one after the other. Lengths beyond the task of the model are left out.
+    The forms run one after the other, each in a separate process. Lengths beyond the task maximum are skipped.
     A form that cannot hold the model is left out. ``report`` is called with each line of the log. Raises
     ``ValueError`` for an unknown or not installed form, and if a form fails.
     """
     for form in forms:
         if form not in FORMS:
-            raise ValueError(f"--forms: {form!r} is not allowed; allowed: {', '.join(FORMS)}")
+            raise ValueError(f"--forms: {form!r} is not allowed; use one of {', '.join(FORMS)}")
         if form not in installed_forms():
             raise ValueError(f"--forms: {form}: requires the package {FORMS[form][1]}; install it, or omit {form}")
     weights = read_weights(source, options)

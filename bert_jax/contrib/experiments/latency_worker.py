@@ -1,4 +1,4 @@
-"""Times one form of a model in a process of its own: ``latency_worker.py FORM FOLDER --batches N ...``.
+"""Times one form of a model in a separate process: ``latency_worker.py FORM FOLDER --batches N ...``.
 
 Run by :mod:`bert_jax.contrib.experiments.latency`, and not imported by it, so that the memory of this process is
 that of the form: with onnxruntime, neither jax nor this library is loaded. Prints a JSON line for each size, with

@@ -115,7 +115,5 @@ def _answer(prediction: Any, wanted: GlueFile, where: str) -> str:
             )
         return str(prediction)
     if isinstance(prediction, bool) or not isinstance(prediction, int | float) or not math.isfinite(prediction):
-        raise ValueError(
-            f"{where}: prediction {prediction!r} of {wanted.name} is not allowed; allowed: a finite number"
-        )
+        raise ValueError(f"{where}: prediction {prediction!r} of {wanted.name} is not allowed; use a finite number")
     return f"{min(max(prediction, _LEAST), _LARGEST):.6f}"

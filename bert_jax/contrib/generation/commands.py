@@ -28,7 +28,7 @@ def generate_command(arguments: argparse.Namespace) -> None:
     take_place(arguments)
     sampling = Sampling(**{name: getattr(arguments, name) for name in ("temperature", "top_k", "top_p", "seed")})
     if sampling.temperature == 0 and (sampling.top_k or sampling.top_p < 1):
-        raise ValueError("--top_k, --top_p: not allowed without --temperature; set it, for example to 1")
+        raise ValueError("--top_k and --top_p require --temperature; set it, for example to 1")
     inputs = read_texts(arguments.prompt or (), arguments.input, arguments.json_lines, report=say)
     loaded = load_model(arguments)
 
@@ -68,7 +68,7 @@ COMMANDS = (
             "--top_p", type=float, default=1.0, metavar="P",
             help="draw from the fewest tokens whose probabilities sum to P (default: 1, all tokens)",
         ),
-        option("--seed", type=int, default=0, help="seed of the draws (default: 0)"),
+        option("--seed", type=int, default=0, help="sampling seed (default: 0)"),
         option("--batch_size", type=int, default=8, metavar="N", help="texts that run together (default: 8)"),
         OUTPUT,
         reading(with_labels=False),

@@ -31,7 +31,7 @@ class Sampling:
     top_k: int = 0
     # Draw from the fewest most probable tokens whose probabilities sum to at least top_p (Holtzman et al. 2020).
     top_p: float = 1.0
-    # Seed of the draws. The draw of a token depends on the seed, the number of the text and that of the token only.
+    # Sampling seed. A sampled token depends only on the seed, the text number and the token number.
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class Sampling:
             ("seed", 0 <= self.seed < 1 << 32, "0 to 4294967295"),
         ):
             if not is_allowed:
-                raise ValueError(f"{name}: {getattr(self, name)} is not allowed; allowed: {allowed}")
+                raise ValueError(f"{name}: {getattr(self, name)} is not allowed; use {allowed}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ def generate(
     tokenizer, texts = loaded.need_tokenizer(), iter(checked_texts(texts))
     language_model(loaded)
     if batch_size < 1:
-        raise ValueError(f"batch_size: {batch_size} is not allowed; allowed: 1 or more")
+        raise ValueError(f"batch_size: {batch_size} is not allowed; use 1 or more")
     pieces = min(tokenizer.vocab_size, loaded.spec.model.vocab_size)
     first = 0
     while part := list(itertools.islice(texts, batch_size)):
@@ -109,12 +109,12 @@ def generate_ids(
     """
     sampling, limit = sampling or Sampling(), loaded.spec.model.max_length
     if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens: {max_new_tokens} is not allowed; allowed: 1 or more")
+        raise ValueError(f"max_new_tokens: {max_new_tokens} is not allowed; use 1 or more")
     for i, prompt in enumerate(prompts):
         if not prompt or len(prompt) + max_new_tokens > limit:
             what = f"{len(prompt)} tokens and {max_new_tokens} new ones"
             allowed = f"one or more tokens, and at most {limit} together"
-            raise ValueError(f"text {first + i}: {what} are not allowed; allowed: {allowed} (max_new_tokens)")
+            raise ValueError(f"text {first + i}: {what} are not allowed (max_new_tokens); use {allowed}")
     batch = max(rows, len(prompts))
     columns = _rounded(max(map(len, prompts)))
     ids_BxP, mask_BxP = np.zeros((2, batch, columns), np.int32)

@@ -65,23 +65,21 @@ def _check(options: PlanOptions) -> None:
             f"--topology: missing; allowed: {EXAMPLES}; with --show_sharding, --devices N is allowed instead"
         )
     if options.topology is not None and options.devices is not None:
-        raise ValueError(
-            "--devices: not allowed with --topology, which determines the number of devices; omit one of the two"
-        )
+        raise ValueError("--devices cannot be combined with --topology, which determines the number of devices")
     for name, value in (("devices", options.devices), ("tries", options.tries)):
         if value is not None and value < 1:
-            raise ValueError(f"--{name}: {value} is not allowed; allowed: 1 or more")
+            raise ValueError(f"--{name}: {value} is not allowed; use 1 or more")
     for batch in options.batches:
         if not batch.isdecimal() or not 0 < int(batch[:19]) < 10**9:
-            raise ValueError(f"--batches: {batch!r} is not allowed; allowed: integers above 0, such as 16,64")
+            raise ValueError(f"--batches: {batch!r} is not allowed; use integers above 0, such as 16,64")
     price = options.price_per_chip_hour
     if price is not None and not 0 <= price < float("inf"):
-        raise ValueError(f"--price_per_chip_hour: {price} is not allowed; allowed: 0 or more")
+        raise ValueError(f"--price_per_chip_hour: {price} is not allowed; use 0 or more")
     for name in ("output", "batches"):
         if getattr(options, name) and not options.search:
             raise ValueError(f"--{name}: requires --search; add --search")
     if options.search and options.show_sharding:
-        raise ValueError("--show_sharding: not allowed with --search; omit one of the two")
+        raise ValueError("--show_sharding cannot be combined with --search")
 
 
 def _progress(line: str) -> None:

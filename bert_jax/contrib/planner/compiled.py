@@ -77,7 +77,7 @@ def compile_step(
         if needed is None:
             raise
         seconds = time.perf_counter() - began
-        # One message of the compiler states the bytes of the temporaries, another those of the complete program.
+        # One compiler message states the bytes of the temporaries, another the bytes of the complete program.
         temporary, peak = (needed[0], arguments + needed[0]) if needed[1] else (needed[0] - arguments, needed[0])
         return CompiledStep(arguments, 0, temporary, peak, hbm, seconds, "", dict(mesh.shape))
     memory, text = compiled.memory_analysis(), compiled.as_text()

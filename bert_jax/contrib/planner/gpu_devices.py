@@ -1,6 +1,6 @@
 """Devices of GPUs that are not attached: XLA's CUDA compiler needs only their description.
 
-The fields are those of XLA's ``GpuTargetConfigProto``; the numbers are those that XLA publishes for these boards
+The fields are those of XLA's ``GpuTargetConfigProto``, with the numbers that XLA publishes for these boards
 (xla/backends/gpu/target_config/specs in openxla/xla) and, for the H100 NVL, of NVIDIA's data sheet. Without a board
 there is no autotuning: products of matrices and collectives get the compiler's default algorithms.
 """
@@ -14,7 +14,7 @@ from bert_jax.parallel.hardware import Chip
 
 @dataclass(frozen=True)
 class _Board:
-    """Fields of a board that the compiler reads, besides those of :class:`~bert_jax.parallel.hardware.Chip`."""
+    """Fields of a board that the compiler reads, in addition to :class:`~bert_jax.parallel.hardware.Chip`."""
 
     device_kind: str
     capability: int

@@ -191,7 +191,7 @@ def full_steps(config: PretrainConfig, first_step: int) -> float:
     training = config.training
     require(training.num_steps > 0, "training.num_steps", 0, "1 or more in a plan, which reads no text")
     if not 0 <= first_step < training.num_steps:
-        raise ValueError(f"--first_step: {first_step} is not allowed; allowed: 0 to {training.num_steps - 1}")
+        raise ValueError(f"--first_step: {first_step} is not allowed; use 0 to {training.num_steps - 1}")
     left = training.num_steps - first_step
     steps = 0.0
     for count, size in zip(training.batch_ramp[::2], training.batch_ramp[1::2], strict=True):

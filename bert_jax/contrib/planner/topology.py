@@ -116,7 +116,7 @@ def _slice(text: str, name: str, shape: tuple[int, ...]) -> Topology:
         )
     if any(size > most for size, most in zip(sorted(shape), pod, strict=True)):
         raise _too_large(text, name)
-    # Rules of Google Cloud: in 2-D generations an axis as long as that of the pod forms a ring. In 3-D generations,
+    # Rules of Google Cloud: in 2-D generations an axis as long as the pod's forms a ring. In 3-D generations,
     # switches connect whole 4x4x4 cubes, so that every axis forms a ring.
     if len(pod) == 2:
         wraps = tuple(size == pod[0] for size in shape)

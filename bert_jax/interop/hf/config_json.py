@@ -1,6 +1,6 @@
 """Reader and writer of the ``config.json`` of Hugging Face folders.
 
-Keys, defaults and meanings are those of the config classes of transformers; ``families`` lists them.
+Keys, defaults and meanings follow the config classes of transformers; ``families`` lists them.
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ class HfConfig:
     problem: Literal["single_label", "multi_label", "regression"] | None
     # Function of the score of a cross-encoder; empty: not stated.
     activation: Literal["", Activation]
-    # Task head -> dropout before it; None: that of the encoder.
+    # Task head -> dropout before it; None: the encoder's.
     dropouts: Mapping[str, float | None]
     # Stored dtype (``dtype``, before transformers 5 ``torch_dtype``); None: not stated.
     dtype: str | None

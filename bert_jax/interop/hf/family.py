@@ -36,7 +36,7 @@ HEADED = {
     "ForQuestionAnswering": ("span",),
     "ForMultipleChoice": ("pooler", "choice"),
 }
-# Task heads that may have a dropout of their own.
+# Task heads that may have their own dropout rate.
 TASK_HEADS = ("sequence", "token", "choice")
 # Keys of every config class that have no effect on the outputs of an encoder.
 HARMLESS = words(
@@ -88,7 +88,7 @@ class HeadDropout(NamedTuple):
 
     # Empty: no key, the family always has the default rate.
     key: str
-    # Rate if the key is missing or null; None: that of the encoder.
+    # Rate if the key is missing or null; None: the encoder's.
     default: float | None = None
 
 
@@ -111,7 +111,7 @@ class Place(NamedTuple):
 
 
 def no_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return no fields: ``config`` has no keys besides those of ``Family.keys``."""
+    """Return no fields: ``config`` has no keys besides ``Family.keys``."""
     return {}
 
 

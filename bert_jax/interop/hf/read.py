@@ -60,7 +60,7 @@ def _family_of_tensors(path: Path) -> tuple[str, tuple[str, ...]]:
     if family is None:
         problem = f"{what}, and the names of the tensors do not determine the family"
         raise ValueError(f"{path / CONFIG_FILE}: {problem}; add model_type, such as bert or roberta, to this file")
-    return family, (f"{CONFIG_FILE} {what}: the names of the tensors are those of {family}",)
+    return family, (f"{CONFIG_FILE} {what}: the tensor names match {family}",)
 
 
 def activation_notes(heads: HeadsConfig) -> list[str]:
@@ -221,7 +221,7 @@ class _FolderReader(StoredModel):
         return found
 
     def _has_tied_output(self) -> bool:
-        """Return True if the class of the model has an MLM head whose output layer has no parameters of its own,
+        """Return True if the class of the model has an MLM head whose output layer has no parameters,
         and the other layers of the head are among the tensors."""
         model, family, known = self.config.model, self.config.family, self.config.architecture
         has_own = model.mlm_output_bias or not model.tied_output

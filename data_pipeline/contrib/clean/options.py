@@ -51,7 +51,7 @@ class CleanConfig(Section, prefix="clean."):
     # Codes of the languages to keep, such as en de zh (py3langid, on the first 2,000 characters of a document);
     # empty: off.
     languages: tuple[str, ...] = ()
-    # Drop documents whose text is equal to that of an earlier document.
+    # Drop documents whose text equals an earlier document's.
     exact_duplicates: bool = True
     # Drop lines that occur in at least this number of different documents, except in the first of them; 0: off.
     # Case, punctuation and white space do not matter.

@@ -66,7 +66,7 @@ def check_languages(languages: Sequence[str]) -> None:
     known = sorted(_identifier().labels) if languages else []
     for name in languages:
         if name not in known:
-            raise ValueError(f"clean.languages: {name!r} is not allowed; allowed: {', '.join(known)}")
+            raise ValueError(f"clean.languages: {name!r} is not allowed; use one of {', '.join(known)}")
 
 
 def language_of(document: Sequence[str]) -> tuple[str, float]:

@@ -41,7 +41,7 @@ class Tally:
         self._examples: dict[str, list[tuple[int, int, dict[str, Any]]]] = {}
 
     def add(self, name: str, **counts: int) -> None:
-        """Add ``counts`` to those of the rule or source ``name``."""
+        """Add ``counts`` to the counts of the rule or source ``name``."""
         self._counts.setdefault(name, Counter()).update(counts)
 
     def offer(self, rule: str, place: Place, line: int, make: Callable[[], dict[str, Any]]) -> None:

@@ -33,7 +33,7 @@ _BASE = 0xD1342543DE82EF95  # base of the polynomial hashes; odd, so that it has
 
 @lru_cache(maxsize=1)
 def _classes() -> np.ndarray:
-    """Return the class of every code point, uint8[0x110000]: separator, letter of a word, or word of its own."""
+    """Return the class of every code point, uint8[0x110000]: separator, letter of a word, or whole word."""
     table = np.zeros(0x110000, np.uint8)
     for code in range(_ASSIGNED):
         if unicodedata.category(chr(code))[0] in "LNM":

@@ -1,6 +1,6 @@
 """Pages of a MediaWiki XML dump, one at a time.
 
-The format is that of https://www.mediawiki.org/xml/export-0.11.xsd and its older versions: ``mediawiki`` holds
+The format follows https://www.mediawiki.org/xml/export-0.11.xsd and its older versions: ``mediawiki`` holds
 ``siteinfo`` (the names of the namespaces) and ``page`` elements with ``title``, ``ns``, perhaps ``redirect``, and
 revisions from old to new, of which the last one is read.
 """

@@ -181,7 +181,7 @@ def write_chunk(path: Path, texts: Sequence[str], namespaces: Mapping[str, str])
 
 
 def _join_files(partial: Path, count: int, last: Sequence[int] = ()) -> None:
-    """Join the chunks of those of the first ``count`` files of which all chunks are finished. ``last`` holds the
+    """Join the chunks of each of the first ``count`` files whose chunks are all finished. ``last`` holds the
     number of chunks of the last file."""
     done = partial / "done"
     for file in range(count):

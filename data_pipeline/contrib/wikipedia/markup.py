@@ -1,7 +1,7 @@
 """The first pass over wikitext: templates, links, tables, references and other nested elements.
 
 One scan with a stack of open elements, so that the time is proportional to the length of the text, whatever its
-markup. The rules are those of MediaWiki's preprocessor (https://www.mediawiki.org/wiki/Preprocessor_ABNF) for
+markup. The rules follow MediaWiki's preprocessor (https://www.mediawiki.org/wiki/Preprocessor_ABNF) for
 balanced markup. An element that is never closed ends at the next blank line or heading instead of hiding the rest
 of the page.
 """
@@ -40,7 +40,7 @@ _HEADING = re.compile(r"\n(?===)")
 _LITERAL = {ord(char): f"&#{ord(char)};" for char in "[]{}|'<>=_-! \n"}  # entities stay entities in nowiki
 _PROTOCOL = re.compile(r"(?:https?:|ftp:)?//", re.IGNORECASE)
 # Prefix of a link to the same article in another language, for example [[de:Anarchismus]]; such a link is not
-# displayed. Other prefixes of this form are those of sister projects.
+# displayed. Other prefixes of this form belong to sister projects.
 _LANGUAGE = re.compile(r"(?:[a-z]{2,3}|simple)(?:-[a-z-]{2,})?$")
 _PROJECTS = frozenset({"doi", "rfc", "hdl", "voy", "wmf", "oeis"})
 _MEDIA = re.compile(r"\.(?:jpe?g|png|svg|gif|tiff?|webp|ogg|ogv|oga|webm|pdf|djvu)$", re.IGNORECASE)
@@ -72,7 +72,7 @@ def resolve_markup(text: str, namespaces: Mapping[str, str], counts: Counter[str
 
     Links are replaced by their labels, templates that carry prose by their text, everything else by ``HOLE``. The
     contents of nowiki become character references. Inline HTML, external links, bold and italic marks, headings and
-    list lines remain. ``namespaces`` is that of the dump. What was dropped is added to ``counts``. Never raises.
+    list lines remain. ``namespaces`` comes from the dump. What was dropped is added to ``counts``. Never raises.
     """
     return _Scanner(_CONTROLS.sub("", text), namespaces, counts).run()
 

@@ -1,6 +1,6 @@
 """Text of the templates that carry prose; all others are dropped.
 
-The names are those of the English Wikipedia, of which many exist in other languages too. A dump does not hold what
+The names come from the English Wikipedia; many exist in other languages too. A dump does not hold what
 a template displays in a form that can be used without MediaWiki, so that each kind has a rule here. Units and
 dates are written as they were given: ``{{convert|5|km|mi}}`` is "5 km".
 """

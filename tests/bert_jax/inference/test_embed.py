@@ -59,7 +59,7 @@ def test_the_first_values_of_vectors():
         assert loaded.embed([], width=3).shape == (0, 3)
         raw = loaded.embed(texts, normalize=False)
         np.testing.assert_allclose(loaded.embed(texts, width=3, normalize=False), raw[:, :3], atol=BAR, rtol=0)
-    with pytest.raises(ValueError, match=r"^width: 0 is not allowed; allowed: 1 to 5, the width of whole vectors$"):
+    with pytest.raises(ValueError, match=r"^width: 0 is not allowed; use 1 to 5, the width of whole vectors$"):
         loaded.embed(texts, width=0)
 
 
@@ -75,7 +75,7 @@ def test_shapes_of_one_text_none_and_many():
 
 def test_what_is_no_text_is_refused_in_one_line():
     loaded = make_model(HeadsConfig(mlm=True))
-    refused = pytest.raises(ValueError, match=r"^input 1: \w+ .*; allowed: texts[^\n]*$")
+    refused = pytest.raises(ValueError, match=r"^input 1: \w+ .*; use texts[^\n]*$")
     for value in (None, 3, b"w1", ("w1", "w2")):
         with refused:
             loaded.embed(["w1", value])

@@ -161,7 +161,7 @@ def test_many_rows_run_in_parts(model, monkeypatch):
         ({"input_ids": IDS[0]}, r"the shape \(5,\)"),
         ({"input_ids": IDS[:0]}, r"the shape \(0, 5\)"),
         ({"input_ids": IDS[None]}, r"the shape \(1, 2, 5\)"),
-        ({"input_ids": np.ones((1, 71), int)}, "71 tokens per row; allowed: at most 70"),
+        ({"input_ids": np.ones((1, 71), int)}, "71 tokens per row; the maximum is 70"),
         ({"input_ids": IDS, "attention_mask": MASK[:1]}, "they must be equal"),
         ({"input_ids": IDS, "attention_mask": MASK * 2}, "attention_mask contains 2; allowed: 0 to 1"),
         ({"input_ids": IDS, "attention_mask": MASK * 1.0}, "attention_mask has the dtype float64"),

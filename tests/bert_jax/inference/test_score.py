@@ -120,9 +120,9 @@ class TestCausal:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("w1 " * 69, "text 1: 'w1 w1 .* has 71 tokens, special tokens included; allowed: at most 70"),
-        (" ", "text 1: ' ' has no tokens; allowed: one or more"),
-        (3, "input 1: int '3' is not allowed; allowed: texts"),
+        ("w1 " * 69, "text 1: 'w1 w1 .* has 71 tokens, special tokens included; the maximum is 70"),
+        (" ", "text 1: ' ' has no tokens"),
+        (3, "input 1: int '3' is not allowed; use texts"),
     ],
 )
 @pytest.mark.parametrize("make", [lambda: make_model(HeadsConfig(mlm=True)), causal])
@@ -131,7 +131,7 @@ def test_texts_that_are_refused(make, text, message):
     if loaded.config.attention == "causal" and isinstance(text, str) and text.strip():
         text, message = (
             "w1 " * 100,
-            "text 1: 'w1 w1 .* has 101 tokens, special tokens included; allowed: at most 100",
+            "text 1: 'w1 w1 .* has 101 tokens, special tokens included; the maximum is 100",
         )
     with pytest.raises(ValueError, match=message):
         loaded.score(["w1", text])
@@ -140,7 +140,7 @@ def test_texts_that_are_refused(make, text, message):
 def test_models_that_are_refused():
     with pytest.raises(ValueError, match="small: no language-model head; use a masked or causal language model"):
         make_model().score(["w1"])
-    with pytest.raises(ValueError, match="method: 'other' is not allowed; allowed: PLL-word-l2r, PLL-original"):
+    with pytest.raises(ValueError, match="method: 'other' is not allowed; use one of PLL-word-l2r, PLL-original"):
         make_model(HeadsConfig(mlm=True)).score(["w1"], method="other")
     loaded = make_model(HeadsConfig(mlm=True))
     loaded.tokenizer.mask_id = loaded.tokenizer.unk_id
@@ -227,7 +227,7 @@ class TestPairs:
 
     def test_the_limit_is_per_paradigm(self, file):
         assert [pair.get("UID") for pair in read_pairs(file, 1)] == ["a", "b", None]
-        with pytest.raises(ValueError, match="--limit: 0 is not allowed; allowed: 1 or more"):
+        with pytest.raises(ValueError, match="--limit: 0 is not allowed; use 1 or more"):
             read_pairs(file, 0)
 
     @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ class TestPairs:
             (b'{"sentence_good": "a"}', r'pairs\.jsonl:1: no sentence_bad; write \{"sentence_good"'),
             (b'{"sentence_good": " ", "sentence_bad": "a"}', r"pairs\.jsonl:1: no sentence_good"),
             (b'\n{"sentence_good": "a", "sentence_bad": 1}', r"pairs\.jsonl:2: no sentence_bad"),
-            (b'{"sentence_good": "a", "sentence_bad": "b", "UID": 3}', r"UID: 3 is not allowed; allowed: a text"),
+            (b'{"sentence_good": "a", "sentence_bad": "b", "UID": 3}', r"UID: 3 is not allowed; use a text"),
             (b"[1]", r"pairs\.jsonl:1: not a JSON object; write"),
             (b"a", r"pairs\.jsonl:1: not JSON"),
             (b"\xff", r"pairs\.jsonl:1: not valid UTF-8"),

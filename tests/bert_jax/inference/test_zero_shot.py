@@ -291,7 +291,7 @@ def test_command_with_several_labels(call, nli, tmp_path):
         (["--labels", "a", "b=w1,"], {}, "'b' has the words"),
         (["--labels", "a=w1, w2", "w2"], {}, "'w2' belongs to 'a' and 'w2'"),
         (["--labels", "a"], {}, "labels: too few labels (a); give 2 or more"),
-        (["--labels", "a", "b"], {"label": "c"}, "label: 'c' is not allowed; allowed: a, b"),
+        (["--labels", "a", "b"], {"label": "c"}, "label: 'c' is not allowed; use a, b"),
         (["--labels", "a", "b", "--multi_label"], {"labels": ["a", "c"]}, "labels: 'c' is not allowed"),
         (["--labels", "a", "b"], {"text_pair": "w2"}, "accepts one text, without text_pair"),
         (["--labels", "a", "b", "--entailment", "x"], {}, "no class 'x'"),

@@ -130,7 +130,7 @@ def test_family_from_the_names_of_the_tensors(tmp_path, name, form):
     assert weights.spec == expected.spec
     assert all(values.tobytes() == weights.params[key].tobytes() for key, values in expected.params.items())
     family = expected.spec.family
-    assert any(f"the names of the tensors are those of {family}" in note for note in weights.notes)
+    assert any(f"the tensor names match {family}" in note for note in weights.notes)
 
 
 def test_families_that_are_not_recognized(tmp_path, capsys):

@@ -329,7 +329,7 @@ def test_the_same_command_again(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ([], "--output is not set"),
         (["--output", "full"], "full: the folder is not empty (notes); name a new folder"),
         (["--output", "text/sub"], "is in the corpus text; name a folder outside of it"),
-        (["--output", "out", "--languages", "en", "xx"], "clean.languages: 'xx' is not allowed; allowed: ace"),
+        (["--output", "out", "--languages", "en", "xx"], "clean.languages: 'xx' is not allowed; use one of ace"),
         (["--output", "out", "--bands", "20"], "clean.rows: 0 is not allowed; allowed: a number above 0 exactly"),
         (["--output", "out", "--near_duplicates", "1.5"], "clean.near_duplicates: 1.5 is not allowed; allowed:"),
         (["--output", "out", "--boilerplate", "1"], "allowed: 0 (off), or 2 or more documents"),

@@ -163,7 +163,7 @@ def test_a_test_file_may_lack_its_labels_and_a_dev_file_may_not(tmp_path):
             {"header": "false"},
             "{path}: data.columns: text=x is not allowed with data.header false",
         ),
-        ("A\t1\n", ("text=0",), {}, "data.columns: column 0 is not allowed; allowed: numbers from 1"),
+        ("A\t1\n", ("text=0",), {}, "data.columns: column 0 is not allowed; use numbers from 1"),
         (
             "A\t1\nB\nC\t2\nD\n",
             ("text=1", "label=2"),

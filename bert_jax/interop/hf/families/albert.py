@@ -1,7 +1,7 @@
 """ALBERT (Lan et al. 2020): ``AlbertConfig`` and ``modeling_albert`` of transformers.
 
 The embeddings are narrower than the encoder, all layers share their parameters, and the sentence-pair head predicts
-the order of two texts. The pooler is one dense layer without a module of its own, and no dropout follows the
+the order of two texts. The pooler is one dense layer without a module, and no dropout follows the
 feed-forward output.
 """
 

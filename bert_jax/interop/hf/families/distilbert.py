@@ -1,7 +1,7 @@
 """DistilBERT (Sanh et al. 2019): ``DistilBertConfig`` and ``modeling_distilbert`` of transformers.
 
-No segment embeddings, no pooler and no dropout after the attention output. Sequence and choice heads have a dense
-layer with relu of their own.
+No segment embeddings, no pooler and no dropout after the attention output. Sequence and choice heads have their
+own dense layer with relu.
 """
 
 from bert_jax.interop.hf.families import bert

@@ -1,8 +1,8 @@
 """ELECTRA (Clark et al. 2020), generator and discriminator: ``ElectraConfig`` and ``modeling_electra`` of
 transformers.
 
-The network is that of BERT without a pooler. Embeddings as wide as the encoder are not projected. Sequence and
-choice heads have a dense layer with gelu of their own.
+The network is BERT without a pooler. Embeddings as wide as the encoder are not projected. Sequence and
+choice heads have their own dense layer with gelu.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _CLASSIFIER_DROPOUT = HeadDropout("classifier_dropout")
 
 
 def read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the width of the embeddings; 0: that of the encoder, without a projection."""
+    """Return the width of the embeddings; 0: the encoder's, without a projection."""
     width = integer(config, "embedding_size", name, 128)
     return {"embedding_size": 0 if width == config.get("hidden_size") else width}
 

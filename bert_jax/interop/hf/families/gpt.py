@@ -69,7 +69,7 @@ def _stored_sizes(words_table: str, positions_table: str) -> dict[str, tuple[str
 
 
 def read_gpt2(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the width of the feed-forward layer; by default four times that of the network."""
+    """Return the width of the feed-forward layer; by default four times the network width."""
     if config.get("n_inner") is None:
         return {"intermediate_size": 4 * integer(config, "n_embd", name)}
     return {"intermediate_size": integer(config, "n_inner", name)}
@@ -86,7 +86,7 @@ def write_gpt2(model: ModelConfig) -> dict[str, Any]:
 
 
 def read_gpt(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the width of the feed-forward layer, four times that of the network, and the activation."""
+    """Return the width of the feed-forward layer, four times the network width, and the activation."""
     kind = choice(config, "afn", name, "gelu", _AFN)
     return {"intermediate_size": 4 * integer(config, "n_embd", name), "activation": _AFN[kind]}
 

@@ -37,7 +37,7 @@ def read_longformer(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 def write_longformer(model: ModelConfig) -> dict[str, Any]:
     """Return the ids of the special tokens and the width of the window of each layer, both sides together.
 
-    RoBERTa's vocabularies end with the separator; in those of a BERT no token is known to begin a text.
+    RoBERTa's vocabularies end with the separator; in a BERT vocabulary, no token is known to begin a text.
     """
     return roberta.write_offset(model) | {
         "bos_token_id": 0 if model.position_offset == 2 else None,
@@ -77,7 +77,7 @@ BLOCK = 64
 
 def read_big_bird(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the size of a block, 0 for attention over whole rows, the separator, and the activation of the dense
-    layer before the sequence head, which is that of the encoder."""
+    layer before the sequence head, which equals the encoder's."""
     kind = choice(config, "attention_type", name, "block_sparse", ("block_sparse", "original_full"))
     block = integer(config, "block_size", name, BLOCK)
     if block <= 0:

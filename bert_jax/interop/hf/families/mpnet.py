@@ -1,6 +1,6 @@
 """MPNet (Song et al. 2020): ``MPNetConfig`` and ``modeling_mpnet`` of transformers.
 
-The network is that of RoBERTa without segment embeddings, with a learned bias per head and bucket of distances,
+The network is RoBERTa without segment embeddings, with a learned bias per head and bucket of distances,
 which all layers share. transformers has 32 buckets and begins at position row 2, whatever ``config.json`` states.
 """
 

@@ -58,7 +58,7 @@ _WIDTH = 256
 
 
 def read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the base of rotary positions, and all sizes if the keys are those of the authors' code."""
+    """Return the base of rotary positions, and all sizes if the authors' code wrote the keys."""
     check_code(config, name, "NomicBert")
     if "n_embd" in config and "hidden_size" not in config:
         return _authors(config, name)

@@ -1,6 +1,6 @@
 """RoBERTa (Liu et al. 2019) and families with its network: XLM-R (Conneau et al. 2020), CamemBERT.
 
-The first position has the row after that of padding, and the MLM head always has the activation gelu.
+The first position has the row after the padding row, and the MLM head always has the activation gelu.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ HEADS = {
 
 
 def read_offset(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the offset of positions: the row after that of the padding token."""
+    """Return the offset of positions: the row after the padding row."""
     return {"position_offset": integer(config, "pad_token_id", name, 1) + 1}
 
 

@@ -98,12 +98,12 @@ def test_agglomerative_cuts_equal_distances_into_the_number_asked_for():
     [
         (
             lambda: kmeans(np.ones((3, 2)), 2),
-            "clusters: 2 is not allowed; allowed: 1 to 1, the number of distinct vectors",
+            "clusters: 2 is not allowed; use 1 to 1, the number of distinct vectors",
         ),
         (lambda: kmeans(np.eye(3), 0), "clusters: 0 is not allowed"),
         (lambda: kmeans(np.eye(3), 2, restarts=0), "restarts is 0"),
         (lambda: kmeans(np.zeros((3, 2)), 1), "vector 0 is all zeros"),
-        (lambda: agglomerative(np.eye(3), clusters=4), "clusters: 4 is not allowed; allowed: 1 to 3"),
+        (lambda: agglomerative(np.eye(3), clusters=4), "clusters: 4 is not allowed; use 1 to 3"),
         (lambda: agglomerative(np.eye(3), threshold=2.5), "threshold: 2.5 is not allowed"),
         (lambda: agglomerative(np.eye(3)), "give exactly one of them"),
         (lambda: agglomerative(np.ones((20_001, 1)), clusters=2), "20,001 texts; agglomerative accepts 20,000"),

@@ -323,13 +323,13 @@ def bad(files, tmp_path):
     )
     yield ("pos", *train, "--test", tmp_path / "broken.conllu"), "broken.conllu:1: 2 column(s), but a word"
     yield ("pos", "--train", tmp_path / "few.conllu", *test), "too few words: 3 classes in 3 training sentences"
-    yield ("pos", *train, *test, "--limit", "-1"), "--limit: -1 is not allowed; allowed: 0 or more"
-    yield ("pos", *train, *test, "--layers", "0,3"), "layer 3 is not allowed; allowed: -3 to 2 (0: the embeddings"
+    yield ("pos", *train, *test, "--limit", "-1"), "--limit: -1 is not allowed; use 0 or more"
+    yield ("pos", *train, *test, "--layers", "0,3"), "layer 3 is not allowed; use -3 to 2 (0: the embeddings"
     yield ("pos", *train, *test, "--layers", "all"), "--layers: 'all' is not allowed; allowed: integers separated"
     yield ("sense", *train), "train.conllu: no such folder; sense reads a folder in the layout of CoarseWSD-20"
     yield ("sense", "--train", tmp_path), "no train.data.txt in this folder or in its subfolders; give a folder"
     yield ("sense", "--train", tmp_path / "short"), "1 senses, but train.data.txt has 2 sentences; write one"
-    yield ("sense", "--train", tmp_path / "place"), "train.data.txt:1: '7\\tw1 w2' is not allowed; allowed: the pos"
+    yield ("sense", "--train", tmp_path / "place"), "train.data.txt:1: '7\\tw1 w2' is not allowed; use the pos"
     yield ("sense", "--train", tmp_path / "text"), "train.data.txt:1"
 
 

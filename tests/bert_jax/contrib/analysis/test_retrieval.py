@@ -69,8 +69,8 @@ def test_what_is_refused(files, capsys, tmp_path):
     for words, message in (
         ([*base, "--candidates", "5"], "--candidates: requires --rerank; add --rerank with a model of pairs"),
         ([*base, "--rerank_label", "a"], "--rerank_label: requires --rerank"),
-        ([*base, *cross, "--candidates", "9"], "--candidates: 9 is not allowed; allowed: 10 or more"),
-        ([*base, *cross, "--rerank_label", "maybe"], "--rerank_label: maybe is not allowed; allowed: no, yes"),
+        ([*base, *cross, "--candidates", "9"], "--candidates: 9 is not allowed; use 10 or more"),
+        ([*base, *cross, "--rerank_label", "maybe"], "--rerank_label: maybe is not allowed; use one of no, yes"),
         ([*base, "--rerank", str(files / "bi")], "the model has no head for pairs of texts; fine-tune it on them"),
         (["search", "--corpus", str(tmp_path / "v.npy"), *cross], "v.npy: --rerank reads texts, but these are vec"),
     ):
@@ -130,11 +130,11 @@ def test_the_command_writes_what_fine_tuning_reads(files, capsys):
     np.save(files / "v.npy", np.eye(9, 16, dtype=np.float32))
     (files / "bad.jsonl").write_text('{"text": "a"}\n')
     for change, message in (
-        (["--count", "0"], "--count: 0 is not allowed; allowed: 1 or more"),
-        (["--margin", "3"], "--margin: 3.0 is not allowed; allowed: -2 or more and below 2, a difference of two"),
+        (["--count", "0"], "--count: 0 is not allowed; use 1 or more"),
+        (["--margin", "3"], "--margin: 3.0 is not allowed; use -2 or more and below 2, a difference of two"),
         (
             ["--pairs", "pairs.tsv"],
-            "pairs.tsv: a table; allowed: texts, one per line, or JSON lines; bert-data rec",
+            "pairs.tsv: a table; use texts, one per line, or JSON lines, which bert-data",
         ),
         (["--corpus", str(files / "v.npy")], "v.npy: these are vectors; give a file of texts"),
         (["--pairs", str(files / "bad.jsonl")], "bad.jsonl: entry 1: not a pair; write"),

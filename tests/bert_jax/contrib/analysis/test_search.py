@@ -79,7 +79,7 @@ def test_only_entry_and_fewer_than_asked_for():
     [
         ({"corpus": np.ones((2, 4))}, "width 3, .* width 4"),
         ({"top": 0}, "top: 0 is not allowed"),
-        ({"similarity": "l2"}, "'l2' is not allowed; allowed: cosine, dot"),
+        ({"similarity": "l2"}, "'l2' is not allowed; use one of cosine, dot"),
         ({"corpus": np.array([[1.0, 1, 1], [0, 0, 0]])}, "corpus: vector 1 is all zeros"),
     ],
 )
@@ -110,7 +110,7 @@ def test_whitened_vectors_have_the_identity_for_covariance(dimensions, rng):
 def test_whitening_of_fewer_vectors_than_dimensions(rng):
     vectors = rng.normal(size=(6, 16)).astype(np.float32)
     assert fit_whitening(vectors).apply(vectors).shape == (6, 5)
-    with pytest.raises(ValueError, match="dimensions: 6 is not allowed; allowed: 1 to 5"):
+    with pytest.raises(ValueError, match="dimensions: 6 is not allowed; use 1 to 5"):
         fit_whitening(vectors, 6)
     with pytest.raises(ValueError, match="the 3 vectors are all the same"):
         fit_whitening(np.ones((3, 4), np.float32))
@@ -164,7 +164,7 @@ def test_collections(tmp_path):
     np.save(tmp_path / "a.npy", np.eye(3, dtype=np.float32))
     found = read_collection(str(tmp_path / "a.npy"))
     assert np.array_equal(embedded(found, None, width=2), np.eye(3)[:, :2])
-    with pytest.raises(ValueError, match=r"^width: 4 is not allowed; allowed: 1 to 3, the width of whole vectors$"):
+    with pytest.raises(ValueError, match=r"^width: 4 is not allowed; use 1 to 3, the width of whole vectors$"):
         embedded(found, None, width=4)
     assert list(found.ids) == [0, 1, 2] and found.shown(1) == {}
     np.testing.assert_array_equal(embedded(found, None), np.eye(3))

@@ -129,12 +129,15 @@ def test_command_writes_text_and_json_lines(folder, words, tmp_path, capsys):
         (["☃"], "'☃': the vocabulary has no piece of this word"),
         (["{w}", "--in", "{v}"], "not a word of the text"),
         (["{w}", "--in", "{w}", "--occurrence", "2"], "--occurrence: 2 is not allowed"),
-        (["{w}", "--in", "{w}", "--layer", "9"], "layer 9 is not allowed; allowed: -3 to 2"),
+        (["{w}", "--in", "{w}", "--layer", "9"], "layer 9 is not allowed; use -3 to 2"),
         (["{w}", "--layer", "1"], "--layer: requires --in"),
         (["{w}", "+"], "+ and - must stand between words"),
         (["{w}", "--top", "0"], "--top: 0 is not allowed"),
-        (["{w}", "--in", "{w}", "--candidates", "3", "--corpus", "x"], "--candidates: not allowed with --corpus"),
-        (["{w}", "-", "{v}", "--in", "{w}"], "--in: not allowed with + and -"),
+        (
+            ["{w}", "--in", "{w}", "--candidates", "3", "--corpus", "x"],
+            "--candidates cannot be combined",
+        ),
+        (["{w}", "-", "{v}", "--in", "{w}"], "--in cannot be combined with + and -"),
     ],
 )
 def test_bad_input_is_one_line(folder, words, arguments, message, capsys):

@@ -96,12 +96,12 @@ def test_a_stopped_benchmark_keeps_its_rows(model, tmp_path, capsys, monkeypatch
 def test_bad_input(model, capsys, monkeypatch):
     monkeypatch.setattr(latency, "installed_forms", lambda: ("jax",))
     for words, message in (
-        (["--forms", "tflite"], "--forms: 'tflite' is not allowed; allowed: jax, jax-bfloat16, onnx, stablehlo"),
+        (["--forms", "tflite"], "--forms: 'tflite' is not allowed; use one of jax, jax-bfloat16, onnx, stablehlo"),
         (["--forms", "onnx"], "--forms: onnx: requires the package onnxruntime; install it, or omit onnx"),
         (["--lengths", "71"], "--lengths: texts of the model have at most 70 tokens; give a smaller length"),
-        (["--batches", "0"], "--batches: 0 is not allowed; allowed: 1 or more"),
-        (["--seconds", "0"], "--seconds, --repeats: allowed: above 0, 1 or more"),
-        (["--cpus", "4096"], "--cpus: 4096 is not allowed; allowed: 1 to "),
+        (["--batches", "0"], "--batches: 0 is not allowed; use 1 or more"),
+        (["--seconds", "0"], "--seconds must be above 0"),
+        (["--cpus", "4096"], "--cpus: 4096 is not allowed; use 1 to "),
     ):
         assert main(["benchmark-inference", model, *words]) == 2
         (line,) = capsys.readouterr().err.splitlines()

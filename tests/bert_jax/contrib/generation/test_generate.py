@@ -177,9 +177,12 @@ class TestTexts:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            ({"max_new_tokens": 0}, "max_new_tokens: 0 is not allowed; allowed: 1 or more"),
+            ({"max_new_tokens": 0}, "max_new_tokens: 0 is not allowed; use 1 or more"),
             ({"batch_size": 0}, "batch_size: 0 is not allowed"),
-            ({"max_new_tokens": 99}, "text 0: 2 tokens and 99 new ones are not allowed; allowed: one or more"),
+            (
+                {"max_new_tokens": 99},
+                "text 0: 2 tokens and 99 new ones are not allowed",
+            ),
         ],
     )
     def test_what_is_refused(self, options, words):
@@ -190,7 +193,7 @@ class TestTexts:
         ("name", "value"), [("temperature", -1.0), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5), ("seed", -1)]
     )
     def test_refused_settings(self, name, value):
-        with pytest.raises(ValueError, match=f"{name}: {value} is not allowed; allowed: "):
+        with pytest.raises(ValueError, match=f"{name}: {value} is not allowed; use "):
             Sampling(**{name: value})
 
     def test_models_that_cannot_generate(self):

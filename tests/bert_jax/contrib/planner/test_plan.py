@@ -214,7 +214,7 @@ def test_ramp_and_earlier_phases_shorten_the_recipe():
     config = PretrainConfig(training=training)
     assert full_steps(config, 0) == 20 * 16 / 64 + 80
     assert full_steps(config, 60) == 20 * 16 / 64 + 20
-    with pytest.raises(ValueError, match="--first_step: 100 is not allowed; allowed: 0 to 99"):
+    with pytest.raises(ValueError, match="--first_step: 100 is not allowed; use 0 to 99"):
         full_steps(config, 100)
 
 
