@@ -347,7 +347,7 @@ def test_fill_mask_refusals(capsys, trained, monkeypatch, tmp_path):
     run = ("--model", trained / "run")
     assert "does not contain [MASK]" in fill_refused(capsys, *run, "the cat sees a bird .")
     assert "does not contain [MASK]" in fill_refused(capsys, *run, "the [MASK] .", "the [mask] .")
-    assert "at most 32" in fill_refused(capsys, *run, "the cat " * 30 + "[MASK]")
+    assert "the maximum is 32" in fill_refused(capsys, *run, "the cat " * 30 + "[MASK]")
     assert "a text on the command line is blank; give it words" in fill_refused(capsys, *run, "the [MASK]", " ")
     assert "top: 0 is not allowed; use 1 or more" in fill_refused(capsys, *run, "--top", 0, "the [MASK]")
     assert "no model" in fill_refused(capsys, "--model", tmp_path, "the [MASK]")

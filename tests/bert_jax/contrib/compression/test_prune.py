@@ -305,7 +305,7 @@ def test_bad_input_is_one_line(tmp_path, capsys):
             ("--heads", 0.5, "--examples", unknown),
             "'perhaps' is no class of the model; allowed: no, yes, or",
         ),
-        (source, ("--heads", 0.5, "--examples", "train.tsv"), "train.tsv: a table; allowed: texts, one per line"),
+        (source, ("--heads", 0.5, "--examples", "train.tsv"), "train.tsv: a table; use texts, one per line"),
         (source, ("--heads", 0.5, "--examples", wrong), "wrong.jsonl: example 1: answers of another type; write"),
         (source, ("--heads", 0.5, "--examples", empty), 'example 1: neither "text" nor "words"'),
         (source, ("--heads", 0.5, "--examples", data, "--limit", -1), "--limit: -1 is not allowed"),
