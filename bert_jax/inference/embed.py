@@ -93,8 +93,8 @@ def sentence_config(spec: ModelSpec, pooling: str | None, normalize: bool | None
 
 
 def vector_width(spec: ModelSpec, pooling: str | None, width: int | None = None) -> int:
-    """Return E, the width of the vectors of :func:`embed`. Raises ``ValueError`` for a ``width`` that is not from 1
-    to that of whole vectors."""
+    """Return E, the width of the vectors of :func:`embed`. Raises ``ValueError`` if ``width`` is not from 1
+    to the width of whole vectors."""
     whole = sentence_config(spec, pooling, None).vector_width(spec.model.hidden_size)
     return whole if width is None else checked_width(width, whole)
 

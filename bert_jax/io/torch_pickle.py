@@ -30,7 +30,7 @@ _STORAGES = {
 
 
 class Refused(ValueError):
-    """The pickle contains something else than plain values and tensors, or it is damaged."""
+    """The pickle is damaged, or contains other objects than plain values and tensors."""
 
 
 class Storage(NamedTuple):

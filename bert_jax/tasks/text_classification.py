@@ -184,7 +184,7 @@ def with_labels(config: FinetuneConfig, splits: Splits, least: int, field: str =
     training files, in the order of :func:`class_order`.
 
     These include the labels of dev records that were split off from the training files, because some classes may
-    occur only there. ``field`` of a record has its classes: label or labels. Raises ``ValueError`` for a training
+    occur only there. ``field`` is the record field with the classes: label or labels. Raises ``ValueError`` for a training
     record without a label, and for fewer than ``least`` labels.
     """
     for record in splits["train"]:

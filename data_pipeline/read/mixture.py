@@ -75,7 +75,7 @@ class PartRecords:
 
     @property
     def are_built(self) -> bool:
-        """True if ``bert-data shards`` has written a part."""
+        """Return True if ``bert-data shards`` has written a part."""
         return any(read_manifest(index.folder) is not None for index in self.indexes)
 
     def locate(self, number: int) -> tuple[Location, int]:

@@ -83,8 +83,8 @@ def read_text(path: Location, encoding: str) -> str:
 
 
 def _is_western(data: bytes) -> bool:
-    """Return True if the bytes above 127 are as in Western text in cp1252: seldom in a row, letters between
-    letters, and none of the characters of UTF-8."""
+    """Return True if the bytes above 127 look like Western text in cp1252: rarely consecutive, letters next to
+    letters, and no UTF-8 sequences."""
     try:
         return not _NOT_WESTERN_BYTES.search(data) and not _NOT_WESTERN.search(data.decode("cp1252"))
     except UnicodeDecodeError:

@@ -220,7 +220,7 @@ def _is_text_name(relative: PurePath) -> bool:
 
 
 def _reason_against(file: Location, json_field: str, encoding: str) -> str | None:
-    """Return why a file with the name of a text file is left out, or None if it is read."""
+    """Return the reason for which a file with a text suffix is skipped, or None if it is read."""
     if file.name in (CLEANED_NAME, WIKIPEDIA_NAME):
         return "is a report of bert-data"
     if file.stat().st_size == 0:

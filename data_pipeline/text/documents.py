@@ -162,7 +162,7 @@ def read_documents(
 
 @contextmanager
 def undecodable_together(sources: Iterable[Source]) -> Iterator[None]:
-    """Raise one ``ValueError`` for all files of ``sources`` that are not in their encoding if the block finds
+    """Raise one ``ValueError`` for all files of ``sources`` that are not in their encoding if the block raises
     one."""
     try:
         yield

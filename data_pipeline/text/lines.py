@@ -136,7 +136,7 @@ def split_lines(blocks: Iterable[str], on_long: Callable[[int], None]) -> Iterat
 
 
 def newlines(blocks: Iterable[str], ends: re.Pattern[str]) -> Iterator[str]:
-    """Yield ``blocks`` with a newline for each of ``ends``."""
+    """Yield ``blocks`` with every match of ``ends`` replaced by a newline."""
     held = ""
     for block in chain(blocks, [None]):
         text = held + (block or "")

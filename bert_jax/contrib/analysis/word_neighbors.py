@@ -190,7 +190,7 @@ def vocabulary_neighbors(
 
     The vector of a vocabulary word is computed from the word alone, between the special tokens of the model; for a
     model without such a frame (GPT) it follows the first token. The candidates are the ``candidates`` words with
-    the lowest ids, without the word itself.
+    the lowest ids, excluding the word itself.
     """
     tokenizer = loaded.need_tokenizer()
     names, _ = vocabulary_words(loaded, candidates)

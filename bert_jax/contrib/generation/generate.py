@@ -234,8 +234,8 @@ def choose(
     top_k: jax.Array,
     top_p: jax.Array,
 ) -> jax.Array:
-    """Return the token ``number`` of each text, int32[B], -1 if its logits are not finite; ``numbers`` are those of
-    the texts, and the other arguments the fields of :class:`Sampling`."""
+    """Return the token ``number`` of each text, int32[B], -1 if its logits are not finite; ``numbers`` are
+    the text numbers, and the other arguments the fields of :class:`Sampling`."""
     greedy_B = jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
 
     def draw() -> jax.Array:

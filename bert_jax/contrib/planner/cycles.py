@@ -59,7 +59,7 @@ class StepCost:
     and additions in the matrix products. ``unestimated`` lists the instructions without a cycle estimate, as
     (opcode and number of instructions, fraction of ``operations``), and ``unestimated_seconds`` is their time.
     ``unknown_loops`` names the loops whose number of iterations is unknown; they are counted as one iteration.
-    ``moved_bytes``: what the kernels of a GPU read and write; 0 on a TPU.
+    ``moved_bytes`` is the number of bytes that GPU kernels read and write; 0 on a TPU.
     """
 
     seconds: float

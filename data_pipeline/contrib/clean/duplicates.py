@@ -276,7 +276,7 @@ class _Comparison:
                 self._remember(document, sets[index])
 
     def _is_similar(self, document: int, own: np.ndarray, bands: list[int]) -> bool:
-        """Drop ``document`` if it is similar to a kept document; those with the most equal bands come first."""
+        """Drop ``document`` if it is similar to a kept document; documents with the most equal bands come first."""
         shared = Counter(other for band in bands for other in self._buckets.get(band, ()))
         for other, _ in sorted(shared.items(), key=lambda item: (-item[1], item[0])):
             sizes = len(own), self._sizes[other]

@@ -1,4 +1,4 @@
-"""The report of ``bert-data clean`` as JSON and as a page to read, and the names of the files of text."""
+"""The report of ``bert-data clean`` as JSON and Markdown, and the names of the text files."""
 
 import re
 from collections.abc import Iterator, Sequence

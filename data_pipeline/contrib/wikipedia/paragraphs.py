@@ -58,7 +58,7 @@ def article_paragraphs(text: str, namespaces: Mapping[str, str], counts: Counter
 def _without_tags(text: str) -> str:
     """Remove HTML tags; block elements end paragraphs, a line break becomes a space.
 
-    ``JOINT`` before a space shows that the space did not begin the line in the source, so is no indentation.
+    ``JOINT`` before a space shows that the space did not begin the source line and is therefore not indentation.
     """
     return _TAG.sub(_tag_space, text) if "<" in text else text
 

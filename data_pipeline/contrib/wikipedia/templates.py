@@ -113,7 +113,7 @@ def _convert(values: Values) -> str:
 
 
 def _value(values: Values) -> str:
-    """Return the number of ``{{val}}`` with its power of ten and its unit."""
+    """Return the number in a ``{{val}}`` template with its power of ten and its unit."""
     exponent, unit = values.get("e", ""), values.get("u", "") or values.get("ul", "")
     parts = [_grouped(values.get("1", "")), f"×10{exponent}" if exponent else "", f" {unit}" if unit else ""]
     return "".join(parts)

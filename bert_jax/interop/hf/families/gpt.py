@@ -76,8 +76,8 @@ def read_gpt2(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def write_gpt2(model: ModelConfig) -> dict[str, Any]:
-    """Return the width of the feed-forward layer, and the id of the end of text, the last of GPT-2's vocabulary,
-    which also is the id of padding."""
+    """Return the width of the feed-forward layer, and the end-of-text id, the last of GPT-2's vocabulary,
+    which is also the padding id."""
     width, end = model.intermediate_size, model.vocab_size - 1
     return {
         "n_inner": None if width == 4 * model.hidden_size else width,
