@@ -184,8 +184,8 @@ def with_labels(config: FinetuneConfig, splits: Splits, least: int, field: str =
     training files, in the order of :func:`class_order`.
 
     These include the labels of dev records that were split off from the training files, because some classes may
-    occur only there. ``field`` is the record field with the classes: label or labels. Raises ``ValueError`` for a training
-    record without a label, and for fewer than ``least`` labels.
+    occur only there. ``field``, label or labels, names the record field. Raises ``ValueError`` for a
+    training record without a label, and for fewer than ``least`` labels.
     """
     for record in splits["train"]:
         if getattr(record, field) is None:
