@@ -29,11 +29,15 @@ def _key_of(parts: Sequence[int]) -> int:
 
 def hash_key(*parts: int | np.ndarray) -> np.ndarray:
     """Combine non-negative integers into one uint64 hash per element; arrays are broadcast."""
-    first = next((place for place, part in enumerate(parts) if not isinstance(part, int)), len(parts))
-    key = np.array([_key_of(parts[:first])], np.uint64)
-    for part in parts[first:]:
-        part = np.atleast_1d(np.asarray(part)).astype(np.uint64)
-        key = mix64((key ^ part) * np.uint64(GOLDEN) + np.uint64(GOLDEN))
+    numbers: list[int] = []
+    for part in parts:
+        if not isinstance(part, int):
+            break
+        numbers.append(part)
+    key = np.array([_key_of(numbers)], np.uint64)
+    for part in parts[len(numbers) :]:
+        values = np.atleast_1d(np.asarray(part)).astype(np.uint64)
+        key = mix64((key ^ values) * np.uint64(GOLDEN) + np.uint64(GOLDEN))
     return key
 
 

@@ -171,7 +171,8 @@ def train(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest, 
     jax.devices()  # raises for a platform of JAX_PLATFORMS that cannot be used
     require_memory(config, config.task.max_length, hosts.count())
     splits = read_splits(config.data, config.task.kind)
-    workdir, teachers, record = location(options.folder("finetune")), (), ""
+    workdir, record = location(options.folder("finetune")), ""
+    teachers: Sequence[LoadedModel] = ()
     if options.teacher or (workdir / TEACHER_RECORD).is_file():
         reading = ReadOptions(allow_mismatch=options.allow_mismatch)
         find = load("extensions", "--teacher").find_task_teachers

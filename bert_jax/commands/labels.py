@@ -82,7 +82,9 @@ def zero_shot_command(arguments: argparse.Namespace) -> None:
     tell = say if arguments.output is None else print
     if answered:
         tell(f"{len(answered):,} labeled texts")
-        for line in score_lines(scores(*zip(*answered, strict=True), [*labels], multi_label)):
+        for line in score_lines(
+            scores([right for right, _ in answered], [row for _, row in answered], [*labels], multi_label)
+        ):
             tell(line)
 
 

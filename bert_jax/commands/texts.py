@@ -79,20 +79,23 @@ def _vector_lines(loaded: Any, texts: Iterable[str], **options: Any) -> Iterator
 
 def fill_mask_command(arguments: argparse.Namespace) -> None:
     """Print the most probable pieces for each [MASK] of a text, with their probabilities."""
-    from bert_jax.inference.fill import fill_mask
+    from bert_jax.inference.fill import FilledText, fill_mask
     from bert_jax.inference.text_files import with_ids, write_json_lines
 
     inputs, options = streaming(arguments)
-    fill = partial(fill_mask, load_model(arguments), top=arguments.top, **options)
+    loaded = load_model(arguments)
+
+    def fill(noted: Iterator[Any]) -> Iterator[FilledText]:
+        return fill_mask(loaded, Each(noted, text_of), top=arguments.top, **options)
 
     def rows(noted: Iterator[Any]) -> Iterator[dict[str, Any]]:
-        for text in fill(Each(noted, text_of)):
+        for text in fill(noted):
             yield {"text": text.text, "masks": [{"predictions": mask.predictions} for mask in text.masks]}
 
     if arguments.json:
         write_json_lines(with_ids(inputs, rows), None)
         return
-    for text in fill(Each(inputs, text_of)):
+    for text in fill(inputs):
         print(text.text)
         for number, mask in enumerate(text.masks, 1):
             label = f"  [MASK] {number}" if len(text.masks) > 1 else "  [MASK]"

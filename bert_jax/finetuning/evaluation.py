@@ -19,6 +19,7 @@ from bert_jax.inference import batching
 from bert_jax.metrics import Score, value
 from bert_jax.metrics.resampling import confidence_intervals
 from bert_jax.model import BertModel
+from bert_jax.model.bert import bert_output
 from bert_jax.parallel import host_rows, to_global
 from bert_jax.records import Record
 from bert_jax.tasks.task import ModelInput, Prediction, Task
@@ -77,12 +78,13 @@ class Predictor:
         return batching.packed_batches(units, (length,), per_row, sizes, **_packing(task, units))
 
 
-def _packing(task: Task, units: Sequence[ModelInput]) -> dict[str, Any]:
+def _packing(task: Task, units: Sequence[ModelInput]) -> batching.PackOptions:
     return {"sequences": task.sequences_of(units), "targets": task.targets, "pad_id": task.tokenizer.pad_id}
 
 
 def _run(task: Task, model: BertModel, params: Any, batch: Mapping[str, jax.Array]) -> batching.DeviceOutputs:
-    return batching.by_level(task.outputs(model.apply({"params": params}, batch, None), batch))
+    output = bert_output(model.apply({"params": params}, batch, None))
+    return batching.by_level(task.outputs(output, batch))
 
 
 def scores_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> tuple[list[Score], int]:

@@ -40,7 +40,7 @@ class Evaluator:
         """Return the name of the metric that selects the best parameters, and False if it is undefined whatever the
         model predicts. Raises ``ValueError`` for an unknown ``task.metric``."""
         resolved = self._resolved
-        records, inputs = (named[self._devs[0]] for named in (resolved.records, resolved.inputs))
+        records, inputs = resolved.records[self._devs[0]], resolved.inputs[self._devs[0]]
         scores = evaluation.blank_scores(resolved.task, self._model, records, inputs)
         score = evaluation.choosing_score(resolved.config.task.metric, scores)
         count = len(resolved.task.scored(records))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def write_results(
     due = [split for split in asked if hosts.broadcast_from_lead(f"predict_{split}", is_due[split], timeout)]
     for split in due:
         predictions = evaluator.predictions(
-            context, params, split, lambda split=split: context.watchdog.beat(f"predicting {split}")
+            context, params, split, partial(context.watchdog.beat, f"predicting {split}")
         )
         if hosts.is_lead():
             pairs = zip(resolved.records[split], predictions, strict=True)

@@ -9,7 +9,7 @@ import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import jax
 import numpy as np
@@ -122,6 +122,14 @@ def _rung(length: int, ladder: Sequence[int]) -> int:
     return next(rung for rung in ladder if rung >= length)
 
 
+class PackOptions(TypedDict):
+    """Options of :func:`pack_batch`."""
+
+    pad_id: int
+    sequences: int
+    targets: Mapping[str, Target]
+
+
 def pack_batch(
     units: Sequence[ModelInput],
     rows: Sequence[Sequence[int]],
@@ -185,7 +193,7 @@ def packed_batches(
     ladder: Sequence[int],
     per_row: int,
     sizes: Callable[[int, int], Sequence[int]],
-    **options: Any,
+    **options: Unpack[PackOptions],
 ) -> Iterator[Packed]:
     """Yield batches that together contain every input once; batches with the longest rows are first.
 

@@ -15,7 +15,7 @@ from bert_jax.config import ModelSpec, SentenceConfig, SentenceModule
 from bert_jax.inference.batching import DeviceOutputs, RunOptions
 from bert_jax.inference.engine import Engine, Text, checked_texts
 from bert_jax.inference.predict import task_of
-from bert_jax.model.bert import of_layers
+from bert_jax.model.bert import bert_output, of_layers
 from bert_jax.model.layers import INTERMEDIATES
 from bert_jax.model.pooling import SentenceHead
 from bert_jax.model.pooling import normalize as divided_by_norm
@@ -133,11 +133,11 @@ def prompt_length(loaded: Engine, prompt: str) -> int:
     return length
 
 
-def _pooled(loaded: Engine, sentence: SentenceConfig, width: int) -> Callable[..., jax.Array]:
+def _pooled(loaded: Engine, sentence: SentenceConfig, width: int) -> Callable[..., DeviceOutputs]:
     def run(params: Any, batch: dict[str, jax.Array], skipped: jax.Array) -> DeviceOutputs:
         is_unit = bool(sentence.modules) and sentence.modules[-1].kind == "normalize"
         encoder, head = loaded.model.clone(sentence=None), SentenceHead(loaded.spec.model, sentence)
-        x_BxSxH = encoder.apply({"params": params}, batch).sequence_output
+        x_BxSxH = bert_output(encoder.apply({"params": params}, batch)).sequence_output
         slots_C = 1 + jnp.arange(batch["cls_positions"].shape[1])
         seen_CxBxS = batch["sequence_ids"] == slots_C[:, None, None]
         seen_CxBxS &= batch["position_ids"] >= skipped
@@ -146,6 +146,7 @@ def _pooled(loaded: Engine, sentence: SentenceConfig, width: int) -> Callable[..
             seen_CxBxS = jnp.where(known_CxBxS.any(-1, keepdims=True), known_CxBxS, seen_CxBxS)
         own = {"params": params.get("sentence_head", {})}
         vectors_CxBxE = jax.vmap(lambda seen_BxS: head.apply(own, x_BxSxH, seen_BxS))(seen_CxBxS)
+        assert isinstance(vectors_CxBxE, jax.Array)
         if width < vectors_CxBxE.shape[-1]:
             vectors_CxBxE = vectors_CxBxE[..., :width]
             vectors_CxBxE = divided_by_norm(vectors_CxBxE) if is_unit else vectors_CxBxE
@@ -206,7 +207,7 @@ def extract_features(
     """Yield one object per line with the fields of ``extract_features.py`` of google-research/bert: linex_index and
     features, each with token and layers (index, values rounded to 6 places). `` ||| `` separates the texts of a
     pair."""
-    pairs = (match.groups() if (match := _PAIR.match(line)) else line for line in lines)
+    pairs = ((match[1], match[2]) if (match := _PAIR.match(line)) else line for line in lines)
     for number, (pieces, hidden) in enumerate(embed_tokens(loaded, pairs, layers=layers, **options)):
         rounded = np.round(hidden.astype(np.float64), 6)
         yield {

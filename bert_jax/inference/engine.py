@@ -14,6 +14,7 @@ from bert_jax.config import ExecutionConfig, ModelSpec
 from bert_jax.inference.batching import (
     Outputs,
     Packed,
+    PackOptions,
     Progress,
     Shape,
     Stages,
@@ -218,7 +219,7 @@ class Engine:
             return (max(1, size // _SMALL), size) if length == ladder[0] else (size,)
 
         def pack(units: Sequence[ModelInput], more: Mapping[str, Target]) -> Iterable[Packed]:
-            options = {"pad_id": pad_id, "sequences": sequences, "targets": {**targets, **more}}
+            options: PackOptions = {"pad_id": pad_id, "sequences": sequences, "targets": {**targets, **more}}
             if may_be_small and (length := only_row([unit.length for unit in units], ladder[-1], per_row)):
                 return [pack_batch(units, [range(len(units))], Shape(1, length, per_row), **options)]
             return packed_batches(units, ladder, per_row, sizes, **options)

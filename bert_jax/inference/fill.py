@@ -11,6 +11,7 @@ import numpy as np
 from bert_jax.inference.batching import DeviceOutputs, Outputs, RunOptions
 from bert_jax.inference.engine import Engine, checked_texts
 from bert_jax.io.text_lines import Each
+from bert_jax.model.bert import bert_output, present
 from bert_jax.tasks.task import ModelInput
 
 # Maximum number of masked positions of a row; for a row with more masks the program computes every position.
@@ -93,7 +94,8 @@ def _best(loaded: Engine, mask_id: int, slots: int, count: int, pieces: int) -> 
     def run(params: Any, batch: dict[str, jax.Array]) -> DeviceOutputs:
         is_mask_BxS = (batch["input_ids"] == mask_id).astype(jnp.int32)
         _, positions_BxM = jax.lax.top_k(is_mask_BxS, slots)  # masks come first
-        logits = model.apply({"params": params}, {**batch, "mlm_positions": positions_BxM}).mlm_logits[..., :pieces]
+        output = bert_output(model.apply({"params": params}, {**batch, "mlm_positions": positions_BxM}))
+        logits = present(output.mlm_logits)[..., :pieces]
         best = jax.lax.top_k(jax.nn.softmax(logits, axis=-1), count)
         rows_Bx1 = jnp.arange(len(positions_BxM))[:, None]
         return {

@@ -15,6 +15,7 @@ from bert_jax.inference.batching import HIDDEN, Outputs, RunOptions, Stages, by_
 from bert_jax.inference.engine import Engine
 from bert_jax.io.text_lines import Each
 from bert_jax.model import BertOutput
+from bert_jax.model.bert import bert_output
 from bert_jax.model.pooling import ACTIVATIONS
 from bert_jax.records import Record
 from bert_jax.tasks.multiple_choice import choice_labels
@@ -102,7 +103,8 @@ def task_program(loaded: Engine, task: Task, head: str, exit_entropy: float | No
     model = loaded.model if head == "sentence" else loaded.model.clone(sentence=None)
 
     def run(params: Any, batch: dict[str, jax.Array]) -> Any:
-        return by_level(_activated(loaded, task.outputs(model.apply({"params": params}, batch), batch)))
+        output = bert_output(model.apply({"params": params}, batch))
+        return by_level(_activated(loaded, task.outputs(output, batch)))
 
     if exit_entropy is None:
         return loaded.program(("predict", head), run)
@@ -118,6 +120,7 @@ def task_program(loaded: Engine, task: Task, head: str, exit_entropy: float | No
     def stage(first: int, last: int) -> Any:
         def run(params: Any, batch: dict[str, jax.Array]) -> Any:
             hidden, logits = model.apply({"params": params}, batch, first, last, method="run_layers")
+            assert isinstance(logits, jax.Array)
             output = BertOutput(sequence_output=hidden, sequence_logits=logits)
             outputs = _activated(loaded, task.outputs(output, batch))
             return by_level(outputs if last == ends[-1] else {**outputs, HIDDEN: ("token", hidden)})
@@ -297,11 +300,11 @@ def _are_texts(value: Any) -> bool:
 
 def _tagged_text(decoder: Task, text: str) -> _Input:
     tokenizer = decoder.tokenizer
-    ids, offsets = tokenizer.encode_with_offsets(text)
-    encoded = Encoded(*tokenizer.build_inputs(ids, None, decoder.settings.max_length))
+    all_ids, all_offsets = tokenizer.encode_with_offsets(text)
+    encoded = Encoded(*tokenizer.build_inputs(all_ids, None, decoder.settings.max_length))
     first = int(tokenizer.framed)  # the special pieces before and after the text
-    kept, whole = len(encoded.ids) - 2 * first, len(ids)
-    ids, offsets = tokenizer.cut(ids, kept), tokenizer.cut(offsets, kept)
+    kept, whole = len(encoded.ids) - 2 * first, len(all_ids)
+    ids, offsets = tokenizer.cut(all_ids, kept), tokenizer.cut(all_offsets, kept)
     # A piece that continues the word before it does not begin a word, unless it is the first piece.
     begins = [i for i in range(kept) if not i or not tokenizer.continuation[ids[i]]]
     ends = [*begins[1:], kept][: len(begins)]

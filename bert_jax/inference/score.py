@@ -31,6 +31,7 @@ from bert_jax.inference.batching import DeviceOutputs, Outputs, RunOptions
 from bert_jax.inference.engine import WINDOW, Engine, checked_texts
 from bert_jax.io.text_lines import Each
 from bert_jax.model import BertModel
+from bert_jax.model.bert import bert_output, present
 from bert_jax.tasks.task import Encoded, ModelInput, Target
 from bert_jax.tokenization import Tokenizer
 
@@ -192,7 +193,8 @@ def _masked_program(loaded: Engine) -> Any:
     model = loaded.model.clone(heads=HeadsConfig(mlm=True), sentence=None)
 
     def run(params: Any, batch: dict[str, jax.Array]) -> DeviceOutputs:
-        logits_BxUxV = model.apply({"params": params}, {**batch, "mlm_positions": batch["masked"]}).mlm_logits
+        output = bert_output(model.apply({"params": params}, {**batch, "mlm_positions": batch["masked"]}))
+        logits_BxUxV = present(output.mlm_logits)
         return {"unit": {"log_probabilities": _log_probabilities(logits_BxUxV, batch["labels"])}}
 
     return loaded.program("score", run)
@@ -218,7 +220,7 @@ def _causal(loaded: Engine, texts: Iterable[str], options: RunOptions) -> Iterat
         return units
 
     def run(params: Any, batch: dict[str, jax.Array]) -> DeviceOutputs:
-        logits_BxSxV = model.apply({"params": params}, batch).mlm_logits
+        logits_BxSxV = present(bert_output(model.apply({"params": params}, batch)).mlm_logits)
         next_BxSx1 = jnp.roll(batch["input_ids"], -1, axis=1)[..., None]
         # The value of the last token of a text is meaningless.
         return {"token": {"log_probabilities": _log_probabilities(logits_BxSxV, next_BxSx1)[..., 0]}}

@@ -93,8 +93,8 @@ def _placed(
                 where = f"{name}:{number}"
                 if "\0" in line:
                     raise ValueError(f"{where}: a NUL character; the file is not text, or not in UTF-8")
-                value = json_object(line, where, _PAIR) if is_json else line
-                yield where, {"document": block, **value} if of_tasks and is_json else value
+                value = json_object(line, where, _PAIR) if is_json else {}
+                yield where, ({"document": block, **value} if of_tasks else value) if is_json else line
             else:
                 blank += 1
                 block += not is_empty

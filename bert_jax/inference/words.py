@@ -16,6 +16,7 @@ import numpy as np
 
 from bert_jax.inference.batching import DeviceOutputs, RunOptions
 from bert_jax.inference.engine import Engine, checked_texts
+from bert_jax.model.bert import bert_output, present
 from bert_jax.tasks.task import ModelInput
 from bert_jax.tasks.words import Span, encode_words, owners, window_spans
 from bert_jax.tokenization import Tokenizer
@@ -97,7 +98,10 @@ def pieces_of_text(text: str, tokenizer: Tokenizer, room: int) -> WordPieces:
     age = np.arange(len(ids)) - np.repeat(starts[:-1], np.diff(starts))
     kept = np.concatenate([[0], np.cumsum(age < room)])
     return WordPieces(
-        np.array(ids, np.int64)[age < room], kept[first], kept[last], list(map(tuple, spans.tolist()))
+        np.array(ids, np.int64)[age < room],
+        kept[first],
+        kept[last],
+        [(begin, end) for begin, end in spans.tolist()],
     )
 
 
@@ -281,7 +285,7 @@ def _units(pieces: Sequence[WordPieces], loaded: Engine, tokenizer: Tokenizer, l
 def _hidden(loaded: Engine) -> Any:
     """Return a function of parameters and a batch to the hidden states [1 + layers, B, S, H]."""
     encoder = loaded.model.clone(sentence=None, all_layers=True)
-    return lambda params, batch: encoder.apply({"params": params}, batch).hidden_states
+    return lambda params, batch: present(bert_output(encoder.apply({"params": params}, batch)).hidden_states)
 
 
 def _read(loaded: Engine, layers: tuple[int, ...]) -> Any:

@@ -20,6 +20,7 @@ from bert_jax.inference.engine import WINDOW, Engine, checked_texts
 from bert_jax.inference.predict import task_of, task_program
 from bert_jax.metrics.classification import classification_scores, multi_label_scores
 from bert_jax.metrics.resampling import Interval, confidence_intervals
+from bert_jax.model.bert import bert_output, present
 from bert_jax.tasks.task import ModelInput
 from bert_jax.tasks.text_classification import class_predictions, multi_label_predictions, probability_table
 from bert_jax.tasks.truncation import cut_text
@@ -229,8 +230,8 @@ def _by_prompt(
         is_mask_BxS = (batch["input_ids"] == tokenizer.mask_id).astype(jnp.int32)
         count = min(batch["cls_positions"].shape[1], is_mask_BxS.shape[1])
         _, positions_BxC = jax.lax.top_k(is_mask_BxS, count)
-        logits = model.apply({"params": params}, {**batch, "mlm_positions": positions_BxC}).mlm_logits
-        return {"unit": {"logits": logits[..., ids_W]}}
+        output = bert_output(model.apply({"params": params}, {**batch, "mlm_positions": positions_BxC}))
+        return {"unit": {"logits": present(output.mlm_logits)[..., ids_W]}}
 
     windows = loaded.windows(
         checked_texts(texts), featurize, loaded.program("prompt", run), ids_W, window=_PROMPT_WINDOW, **options
@@ -287,12 +288,12 @@ def scores(
     probabilities = probability_table(rows, labels)
     if multi_label:
         both = (right, [row["labels"] for row in rows])
-        marks = [np.array([[label in one for label in labels] for one in answers], int) for answers in both]
-        all_scores = multi_label_scores(*marks, labels, probabilities)
+        gold, marked = (np.array([[label in one for label in labels] for one in answers], int) for answers in both)
+        all_scores = multi_label_scores(gold, marked, labels, probabilities)
     else:
         both = (right, [row["label"] for row in rows])
-        numbers = [np.array([labels.index(one) for one in answers]) for answers in both]
-        all_scores = classification_scores(*numbers, labels, probabilities)
+        gold, predicted = (np.array([labels.index(one) for one in answers]) for answers in both)
+        all_scores = classification_scores(gold, predicted, labels, probabilities)
     chosen = [score for score in all_scores if score.name in _SCORES]
     intervals = confidence_intervals(chosen, len(right), seed=0)
     named = {score.name: interval for score, interval in zip(chosen, intervals, strict=True)}

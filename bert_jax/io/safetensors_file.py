@@ -94,12 +94,13 @@ def _tensor(file: Path, name: str, entry: Any, start: int, size: int) -> StoredT
     where = f"{file}: tensor {name[:80]!r}"
     if not isinstance(entry, dict):
         raise ValueError(f"{where}: the header entry is not a JSON object")
-    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    dtype = entry.get("dtype")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"{where}: dtype {str(dtype)[:20]!r} is not supported; supported: {', '.join(DTYPES)}")
-    if not _naturals(shape) or len(shape) > 8:
+    shape, offsets = _naturals(entry.get("shape")), _naturals(entry.get("data_offsets"))
+    if shape is None or len(shape) > 8:
         raise ValueError(f"{where}: the shape is not a list of at most 8 sizes")
-    if not _naturals(offsets) or len(offsets) != 2:
+    if offsets is None or len(offsets) != 2:
         raise ValueError(f"{where}: data_offsets is not a list of two byte offsets")
     begin, end = start + offsets[0], start + offsets[1]
     if not begin <= end <= size:
@@ -111,8 +112,12 @@ def _tensor(file: Path, name: str, entry: Any, start: int, size: int) -> StoredT
     return StoredTensor(file, dtype, tuple(shape), begin, end)
 
 
-def _naturals(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 63 for item in value)
+def _naturals(value: Json) -> list[int] | None:
+    """Return ``value`` if it is a list of integers from 0 to 2^63 - 1, else None."""
+    if not isinstance(value, list):
+        return None
+    numbers = [item for item in value if type(item) is int and 0 <= item < 1 << 63]
+    return numbers if len(numbers) == len(value) else None
 
 
 def _check_layout(file: Path, tensors: dict[str, StoredTensor], start: int, size: int) -> None:
@@ -129,7 +134,7 @@ def _check_layout(file: Path, tensors: dict[str, StoredTensor], start: int, size
 def read_values(tensor: StoredTensor) -> np.ndarray:
     """Read the values of a tensor into a new array. Raises ``ValueError`` if the file is too short."""
     values = aligned_empty(tensor.shape, DTYPES[tensor.dtype])
-    view = memoryview(values.reshape(-1).view(np.uint8))
+    view = values.reshape(-1).view(np.uint8).data
     descriptor = os.open(tensor.file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         done = 0

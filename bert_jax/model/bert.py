@@ -4,7 +4,7 @@ Shapes: B rows, S tokens, H width, M masked positions, C sequences per row, V vo
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,8 @@ from bert_jax.model.task_layers import (
     in_question,
     pair_features,
 )
+
+T = TypeVar("T")
 
 
 def padded_vocab_size(config: ModelConfig, execution: ExecutionConfig) -> int:
@@ -167,6 +169,18 @@ class BertOutput:
     exit_logits: jax.Array | None = None  # [exits, B, C, labels]
     crf: tuple[jax.Array, jax.Array, jax.Array] | None = None  # transitions [L, L], start [L], end [L]
     hidden_states: jax.Array | None = None  # [1 + layers, B, S, H], with all_layers
+
+
+def bert_output(applied: object) -> BertOutput:
+    """Return ``applied``, the result of :meth:`BertModel.apply`, whose type Linen does not declare."""
+    assert isinstance(applied, BertOutput)
+    return applied
+
+
+def present(output: T | None) -> T:
+    """Return ``output``, a field of :class:`BertOutput` whose head the model has."""
+    assert output is not None
+    return output
 
 
 def _at_tokens(key: DropoutKey | None, positions_BxC: jax.Array | None) -> DropoutKey | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 from flax import linen as nn
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
@@ -50,7 +50,9 @@ def to_spec(axes: Axes, shape: Sequence[int], sizes: Mapping[str, int]) -> Parti
     placed: list[tuple[str, ...]] = [()] * len(axes)
     left = list(shape)
     for dim, axis in enumerate(axes):
-        for mesh_axis in RULES[axis] if axis else ():
+        if axis is None:
+            continue
+        for mesh_axis in RULES[axis]:
             count = sizes[mesh_axis]
             if count == 1 or any(mesh_axis in names for names in placed):
                 continue
@@ -102,7 +104,7 @@ def axis_names(part: Any) -> tuple[str, ...]:
     return () if part is None else (part,) if isinstance(part, str) else tuple(part)
 
 
-def sharding_here(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
+def sharding_here(mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> NamedSharding:
     """Return the sharding ``spec`` on ``mesh`` or, inside ``jax.shard_map``, on the current abstract mesh."""
     inside = jax.sharding.get_abstract_mesh()
     return NamedSharding(inside if inside.manual_axes else mesh, spec)

@@ -94,7 +94,7 @@ def host_rows(mesh: Mesh, batch_size: int) -> list[int]:
     The sharding determines the indices; the process index does not.
     """
     indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
-    return sorted({row for (rows,) in indices for row in range(*rows.indices(batch_size))})
+    return sorted({row for index in indices if index for row in range(*index[0].indices(batch_size))})
 
 
 def to_global(batch: Mapping[str, np.ndarray], mesh: Mesh, batch_size: int) -> dict[str, jax.Array]:

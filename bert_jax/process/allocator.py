@@ -36,7 +36,7 @@ def keep_freed_memory(model: ModelConfig, tokens: int, length: int) -> bool:
     temporary = tokens * (68 * model.num_layers * width + 10 * sum(model.heads_by_layer) * length)
     is_cpu = not may_have_accelerator()
     c_library = ctypes.CDLL(None) if os.name == "posix" else None
-    if not (is_cpu and hasattr(c_library, "mallopt") and parameters <= _MOST_PARAMETERS):
+    if c_library is None or not (is_cpu and hasattr(c_library, "mallopt") and parameters <= _MOST_PARAMETERS):
         return False
     if _free_memory() < _SPARE + 2 * temporary:
         return False

@@ -15,7 +15,7 @@ from bert_jax.process import exits
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOPPED = "stopped; run the same command again"
-_CODES = {signal.SIGINT: exits.INTERRUPTED, signal.SIGTERM: exits.PREEMPTED}
+_CODES: dict[int, int] = {signal.SIGINT: exits.INTERRUPTED, signal.SIGTERM: exits.PREEMPTED}
 # Maximum seconds that hosts wait for each other at the step where they stop: a host may still compile or save.
 AGREED_WITHIN = 900.0
 

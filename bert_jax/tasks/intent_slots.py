@@ -12,7 +12,7 @@ from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.metrics import Score
 from bert_jax.metrics.entities import joint_scores
-from bert_jax.model.bert import BertOutput
+from bert_jax.model.bert import BertOutput, present
 from bert_jax.objectives.label_losses import softmax_denominator
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
@@ -80,13 +80,15 @@ class JointTask(TaggingTask):
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         weights_BxU = batch["weights"] * batch["intent_shares"]
-        of_intents = class_loss(self.loss_options, output.sequence_logits, batch["intent_labels"], weights_BxU)
+        of_intents = class_loss(
+            self.loss_options, present(output.sequence_logits), batch["intent_labels"], weights_BxU
+        )
         of_tags = super().loss(output, batch, axis=axis)
         return {f"intent_{name}": pair for name, pair in of_intents.items()} | of_tags
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
         """Return the outputs of :class:`TaggingTask` and ``intent_logits`` float32[rows, units per row, labels]."""
-        return {"intent_logits": ("unit", output.sequence_logits), **super().outputs(output, batch)}
+        return {"intent_logits": ("unit", present(output.sequence_logits)), **super().outputs(output, batch)}
 
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
         """Return for each text the :func:`class_predictions` of its intent, with the labels as in the input files.

@@ -16,7 +16,7 @@ from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.metrics import Score
 from bert_jax.metrics.classification import classification_scores
-from bert_jax.model.bert import BertOutput
+from bert_jax.model.bert import BertOutput, present
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
 from bert_jax.tasks.task import Constant, ModelInput, Outputs, Prediction, Target, class_loss, most_frequent
@@ -67,7 +67,7 @@ class ChoiceTask(SequenceTask):
         return int(record.label or 0)
 
     def logits(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> jax.Array:
-        return output.choice_logits.reshape(*batch["weights"].shape, -1)
+        return present(output.choice_logits).reshape(*batch["weights"].shape, -1)
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         return class_loss(self.loss_options, self.logits(output, batch), batch["labels"], batch["weights"])

@@ -12,7 +12,7 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.metrics import Score
 from bert_jax.metrics.chinese_qa import chinese_answer_scores
 from bert_jax.metrics.squad import squad_scores
-from bert_jax.model.bert import BertOutput
+from bert_jax.model.bert import BertOutput, present
 from bert_jax.objectives.objective import Sums
 from bert_jax.objectives.span import span_loss
 from bert_jax.records import Answer, Record
@@ -96,12 +96,13 @@ class QaTask(Task):
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         return span_loss(
-            output.start_logits, output.end_logits, batch["sequence_ids"], batch["start"], batch["end"],
-            batch["weights"],
+            present(output.start_logits), present(output.end_logits), batch["sequence_ids"], batch["start"],
+            batch["end"], batch["weights"],
         )  # fmt: skip
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
-        return {"start_logits": ("token", output.start_logits), "end_logits": ("token", output.end_logits)}
+        start, end = present(output.start_logits), present(output.end_logits)
+        return {"start_logits": ("token", start), "end_logits": ("token", end)}
 
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
         """Return for each question ``answer`` ("" for no answer), its character offsets ``start`` and ``end``

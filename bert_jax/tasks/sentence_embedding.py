@@ -16,7 +16,7 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.metrics.correlation import regression_scores
 from bert_jax.metrics.retrieval import COLLAPSED, RESOLUTION, first_rank_scores, mean_ranks
 from bert_jax.metrics.score import Score, mean_score
-from bert_jax.model.bert import BertOutput
+from bert_jax.model.bert import BertOutput, present
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
 from bert_jax.tasks.classes import Splits
@@ -168,9 +168,10 @@ class SentenceTask(Task):
     # ------------------------------------------------------------------ on the device
 
     def _embeddings(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> jax.Array:
-        rows, sequences, width = output.sentence_embeddings.shape
+        vectors = present(output.sentence_embeddings)
+        rows, sequences, width = vectors.shape
         units = batch["weights"].shape[1]
-        return output.sentence_embeddings.reshape(rows, units, sequences // units, width)
+        return vectors.reshape(rows, units, sequences // units, width)
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         return self._training.loss_of_widths(self._embeddings(output, batch), output.pair_logits, batch, axis)

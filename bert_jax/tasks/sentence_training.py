@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.model.bert import present
 from bert_jax.model.pooling import normalize
 from bert_jax.objectives.objective import Sums
 from bert_jax.objectives.sentence_losses import cosent_loss, cosine_loss, in_batch_negatives_loss, triplet_loss
@@ -91,7 +92,7 @@ class Softmax(SentenceTraining):
     label_type = np.int32
 
     def loss(self, vectors_BxUxKxE: jax.Array, logits: Logits, batch: Batch, axis: str | None) -> Sums:
-        return class_loss(self.config.loss, logits, batch["labels"], batch["weights"])
+        return class_loss(self.config.loss, present(logits), batch["labels"], batch["weights"])
 
 
 class Cosent(SentenceTraining):
@@ -191,7 +192,8 @@ def texts_of_classes(records: Sequence[Record], seed: int) -> list[tuple[str, ..
 
     Raises ``ValueError`` if a class has only one text, or if there is only one class.
     """
-    groups, draws = [], (permutation(len(records), seed, 1), permutation(len(records), seed, 2))
+    groups: list[tuple[str, ...]] = []
+    draws = permutation(len(records), seed, 1), permutation(len(records), seed, 2)
     _, classes = np.unique([record.label or "" for record in records], return_inverse=True)
     order, sizes = np.argsort(classes, kind="stable"), np.bincount(classes)
     members = np.split(order, np.cumsum(sizes)[:-1])

@@ -16,7 +16,7 @@ from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.metrics import Score
 from bert_jax.metrics.entities import tag_accuracy, tagging_scores
-from bert_jax.model.bert import BertOutput
+from bert_jax.model.bert import BertOutput, present
 from bert_jax.objectives.crf import crf_decode, crf_denominator, crf_loss
 from bert_jax.objectives.label_losses import softmax_denominator
 from bert_jax.objectives.objective import Sums
@@ -43,7 +43,7 @@ class TaggingTask(Task):
         "tag_labels": Target("token", np.int32),  # index of the tag of a scored token
         "tag_scored": Target("token", np.float32),  # 1 at the first piece of each word that the window tags
     }
-    gold = ("tags",)
+    gold: ClassVar[tuple[str, ...]] = ("tags",)
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:
@@ -109,9 +109,10 @@ class TaggingTask(Task):
 
     def loss(self, output: BertOutput, batch: Mapping[str, jax.Array], *, axis: str | None) -> Sums:
         weights_BxS, labels_BxS = tag_weights(batch), batch["tag_labels"]
-        logits_BxSxL = output.token_logits
+        logits_BxSxL = present(output.token_logits)
         if self.settings.crf:
-            sums = crf_loss(logits_BxSxL, labels_BxS, batch["sequence_ids"], weights_BxS > 0, *output.crf)
+            crf = present(output.crf)
+            sums = crf_loss(logits_BxSxL, labels_BxS, batch["sequence_ids"], weights_BxS > 0, *crf)
         else:
             sums = class_loss(self.loss_options, logits_BxSxL, labels_BxS, weights_BxS)
         return {f"tag_{name}": pair for name, pair in sums.items()}
@@ -120,9 +121,10 @@ class TaggingTask(Task):
         """Return ``tags`` int32[B, S]: with a CRF the best path, otherwise the most probable tags. Without a CRF,
         also return their probabilities ``scores`` float32[B, S]. Logits are not returned, because they would be L
         times as much data to copy to the host."""
-        logits_BxSxL = output.token_logits
+        logits_BxSxL = present(output.token_logits)
         if self.settings.crf:
-            tags_BxS = crf_decode(logits_BxSxL, batch["sequence_ids"], batch["tag_scored"] > 0, *output.crf)
+            crf = present(output.crf)
+            tags_BxS = crf_decode(logits_BxSxL, batch["sequence_ids"], batch["tag_scored"] > 0, *crf)
             return {"tags": ("token", tags_BxS)}
         tags_BxS = jnp.argmax(logits_BxSxL, axis=-1).astype(jnp.int32)
         scores_BxS = jnp.exp(jnp.max(logits_BxSxL, axis=-1) - jax.nn.logsumexp(logits_BxSxL, axis=-1))

@@ -39,8 +39,8 @@ Outputs = Sequence[Mapping[str, np.ndarray]]
 class Encoded:
     """Token ids of one text or text pair, including special tokens, and their token type ids."""
 
-    ids: Sequence[int]
-    types: Sequence[int]
+    ids: Sequence[int] | np.ndarray
+    types: Sequence[int] | np.ndarray
     # Additional input of ``Task.decode``; stays on the host.
     extra: Any = None
 
@@ -135,7 +135,7 @@ class Task(ABC):
             for name in ("label", "labels", "tags"):
                 values, known = ({*map(_number, field_values(splits[one], name))} for one in (split, "train"))
                 if values == {-1.0} and not any(one < 0 for one in known):
-                    prepared[split] = [dataclasses.replace(record, **{name: None}) for record in prepared[split]]
+                    prepared[split] = [_hidden(record, name) for record in prepared[split]]
                     lines.append(f"{split}: {name} is -1 in every record, which is read as hidden")
         return config, prepared, lines
 
@@ -239,6 +239,12 @@ class Task(ABC):
         class (rows) and predicted class (columns).
         """
         return None
+
+
+def _hidden(record: Record, name: Literal["label", "labels", "tags"]) -> Record:
+    if name == "label":
+        return dataclasses.replace(record, label=None)
+    return dataclasses.replace(record, labels=None) if name == "labels" else dataclasses.replace(record, tags=None)
 
 
 def _number(value: str) -> float:

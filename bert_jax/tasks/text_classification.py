@@ -21,7 +21,7 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.metrics import Score
 from bert_jax.metrics.classification import classification_scores, confusion_matrix, multi_label_scores
 from bert_jax.metrics.correlation import regression_scores
-from bert_jax.model.bert import BertOutput
+from bert_jax.model.bert import BertOutput, present
 from bert_jax.objectives.label_losses import multilabel_loss, regression_loss, softmax_denominator
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
@@ -72,7 +72,7 @@ class SequenceTask(Task):
                 "longest_first, head, tail, head_tail, key_sentences"
             )
         seconds = iter(tokenizer.encode_batch([record.text_pair or "" for record in pairs]))
-        one, two = (len(tokenizer.build_inputs([], pair)[0]) for pair in (None, []))
+        one, two = (len(tokenizer.build_inputs([], second)[0]) for second in (None, list[int]()))
         inputs: list[list[Encoded]] = []
         for record, first in zip(records, firsts, strict=True):
             if record.text_pair is None:
@@ -110,7 +110,7 @@ class SequenceTask(Task):
 
     def logits(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> jax.Array:
         """Return the logits of the model inputs, float32[rows, units per row, labels]."""
-        logits, orders = output.sequence_logits, self.sequences_per_unit
+        logits, orders = present(output.sequence_logits), self.sequences_per_unit
         return logits if orders == 1 else logits.reshape(len(logits), -1, orders, logits.shape[-1]).sum(2)
 
     def outputs(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> dict[str, tuple[Level, jax.Array]]:
@@ -272,8 +272,8 @@ class ClassificationTask(SequenceTask):
         return self.constant_class(train)
 
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
-        numbers = _class_numbers(records, predictions, self.settings.labels)
-        return {"labels": list(self.names), "counts": confusion_matrix(*numbers, len(self.names)).tolist()}
+        gold, predicted = _class_numbers(records, predictions, self.settings.labels)
+        return {"labels": list(self.names), "counts": confusion_matrix(gold, predicted, len(self.names)).tolist()}
 
 
 class MultiLabelTask(ClassificationTask):
@@ -385,7 +385,7 @@ class RegressionTask(SequenceTask):
         return HeadsConfig(pooler=True, sequence_labels=("score",), problem="regression", both_orders=both)
 
     def target(self, record: Record) -> Mapping[str, Any]:
-        return {"values": np.float32([number_of(record)])}
+        return {"values": np.array([number_of(record)], np.float32)}
 
     def reference(self, record: Record) -> float:
         return number_of(record)
@@ -416,8 +416,8 @@ def class_scores(
 ) -> list[Score]:
     """Return the scores of :func:`class_predictions` of labeled records. In the names of the scores, each label is
     replaced by the corresponding entry of ``names``."""
-    numbers = _class_numbers(records, predictions, labels)
-    return classification_scores(*numbers, names, probability_table(predictions, labels))
+    gold, predicted = _class_numbers(records, predictions, labels)
+    return classification_scores(gold, predicted, names, probability_table(predictions, labels))
 
 
 def _class_numbers(

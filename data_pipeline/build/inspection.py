@@ -206,7 +206,7 @@ def _sequences(row: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
     """Yield the sequences of a packed row as records without padding."""
     for slot in range(row["sequence_ids"].max(initial=0)):
         own = row["sequence_ids"] == slot + 1
-        sequence = {name: row[name][own] for name in ("input_ids", "segment_ids", "word_starts") if name in row}
+        sequence = {name: row[name][own] for name in row if name in ("input_ids", "segment_ids", "word_starts")}
         for name in ("next_sentence_labels", "document_classes"):
             if name in row:
                 sequence[name] = row[name][slot : slot + 1]
@@ -259,8 +259,8 @@ def _facts(
     yield "predictions", f"{totals['predictions']:,}, {share('predictions', 'tokens')} of all tokens"
     if tokenizer:
         totals["random"] = totals["predictions"] - totals["masked"] - totals["unchanged"]
-        names = {"masked": "[MASK]", "random": "random", "unchanged": "unchanged"}
-        yield "masking shares", ", ".join(f"{name} {share(key, 'predictions')}" for key, name in names.items())
+        fates = {"masked": "[MASK]", "random": "random", "unchanged": "unchanged"}
+        yield "masking shares", ", ".join(f"{name} {share(key, 'predictions')}" for key, name in fates.items())
         whole = share("whole_words", "words")
         yield "words masked whole", f"{whole} of {totals['words']:,} words with a prediction"
 
@@ -269,7 +269,8 @@ def _text_facts(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what the build did with its text; nothing for shards of before, whose manifest does not tell it."""
     if text := manifest.get("text"):
         for line in text_lines(text):
-            yield tuple(line.split(": ", 1))  # type: ignore[misc]
+            name, _, value = line.partition(": ")
+            yield name, value
         if text["merged"]:
             shown = ", ".join(map(shown_merge, text["merged_most"]))
             yield "accents stripped", f"{text['merged'] / text['characters']:.2%} of the characters: {shown}"

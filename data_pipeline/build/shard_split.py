@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -228,12 +229,13 @@ def build_split(split: Split, tokenizer: Tokenizer, workers: Workers, report: Ca
 
 
 def _move(folder: Location, target: Location) -> None:
-    if isinstance(folder, ObjectPath):
+    if isinstance(folder, ObjectPath) and isinstance(target, ObjectPath):
         # An object store renames one file at a time. The manifest, which marks a complete folder, comes last.
         target.mkdir(parents=True, exist_ok=True)
         for path in sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST_NAME):
             path.replace(target / path.name)
         return
+    assert isinstance(folder, Path) and isinstance(target, Path)
     if target.is_dir() and not any(target.iterdir()):
         target.rmdir()
     folder.rename(target)

@@ -103,18 +103,18 @@ def warnings_of(
     total: int,
 ) -> Iterator[str]:  # fmt: skip
     """Yield a line for each share that is beyond its bound, with the option to change."""
-    is_wordpiece = isinstance(tokenizer, WordPieceTokenizer)
     unknown = text.get("unknown", 0) / max(total, 1)
-    of_words = is_wordpiece and not tokenizer.continuation.any()
+    of_words = isinstance(tokenizer, WordPieceTokenizer) and not tokenizer.continuation.any()
     unused, keep = 0.0, ""
-    if is_wordpiece and data.vocab:
+    if isinstance(tokenizer, WordPieceTokenizer) and data.vocab:
         unused = _unused(tokenizer, lower_case=tokenizer.lower_case, strip_accents=tokenizer.strip_accents)
     if unused > MOST_UNUSED_PIECES and data.vocab.endswith(".txt"):
         has_case = tokenizer.lower_case and _unused(tokenizer, lower_case=True) > unused / 2
         keep = "--data.lower_case false" if has_case else "--data.strip_accents false"
     if unknown > (MOST_UNKNOWN_WORDS if of_words else MOST_UNKNOWN):
         remedy = f"use {keep}" if keep else "use a vocabulary of this text, or a larger one"
-        if is_wordpiece and not tokenizer.lower_case and _unused(tokenizer, lower_case=True) < MOST_UNUSED_PIECES:
+        is_cased = isinstance(tokenizer, WordPieceTokenizer) and not tokenizer.lower_case
+        if is_cased and _unused(tokenizer, lower_case=True) < MOST_UNUSED_PIECES:
             remedy = "the vocabulary has no capital letters: --data.lower_case true"
         yield f"WARNING: {unknown:.1%} of the tokens are [UNK]; {remedy}"
     if keep:

@@ -326,7 +326,7 @@ def tokenize_chunk(path: Location, documents: list[Document], vocab: str, data: 
     arrays["contents"] = contents[sentences > 0]
     arrays["classes"] = np.array([document.label for document in documents], "<u2")[sentences > 0]
     with scratch_file(path) as part, part.open("wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, allow_pickle=False, **arrays)
     return sum(map(len, texts))
 
 
@@ -380,7 +380,7 @@ def merge_chunks(
     facts = []
     remove_scratch(folder)
     in_store = isinstance(folder, ObjectPath)
-    scratch = Path(tempfile.mkdtemp()) if in_store else scratch_folder(folder)
+    scratch = Path(tempfile.mkdtemp()) if isinstance(folder, ObjectPath) else scratch_folder(folder)
     files = {name: (scratch / f"{name}.bin").open("wb") for name in _ARRAYS}
     documents = sentences = tokens = labeled = 0
     try:
@@ -397,7 +397,7 @@ def merge_chunks(
                 files["contents"].write(chunk["contents"].tobytes())
                 if "classes" in chunk:  # an earlier version made chunks without classes
                     files["classes"].write(chunk["classes"].tobytes())
-                    labeled += np.count_nonzero(chunk["classes"])
+                    labeled += int(np.count_nonzero(chunk["classes"]))
                 documents, sentences, tokens = documents + len(first) - 1, int(first[-1]), int(offsets[-1])
         files["sentences"].write(np.array([tokens], "<u8").tobytes())
         files["documents"].write(np.array([sentences, tokens], "<u8").tobytes())
@@ -423,8 +423,8 @@ def merge_chunks(
             built, final = scratch / f"{name}.bin", folder / f"{name}.bin"
             final.upload(built) if isinstance(final, ObjectPath) else built.replace(final)
     shutil.rmtree(scratch)
-    meta = {"settings": settings, "dtype": _id_dtype(tokenizer), "text": text}
-    meta |= {"documents": documents, "sentences": sentences, "tokens": tokens}
+    counts = {"documents": documents, "sentences": sentences, "tokens": tokens}
+    meta = {"settings": settings, "dtype": _id_dtype(tokenizer), "text": text, **counts}
     write_whole(folder / META_NAME, json.dumps(meta, sort_keys=True, indent=1) + "\n")
 
 

@@ -110,11 +110,14 @@ def _signals_held() -> Iterator[None]:
     """
     resource_tracker.ensure_running()  # if it started with the first worker, it would unblock the signals
     numbers = {signal.SIGINT, signal.SIGTERM}
-    came: list[int] = []
+    came: list[signal.Signals] = []
     handlers = {}
     if threading.current_thread() is threading.main_thread():
         # A signal blocked in this thread reaches another (of numpy), but its Python handler still runs in this one.
-        handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
+        handlers = {
+            number: signal.signal(number, lambda number, _: came.append(signal.Signals(number)))
+            for number in numbers
+        }
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -130,7 +133,7 @@ def _signals_held() -> Iterator[None]:
 def _main_module_hidden() -> Iterator[None]:
     """Prevent spawned workers from importing the main script, which may import much more than they need."""
     main = sys.modules["__main__"]
-    saved = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
+    saved = {name: value for name, value in main.__dict__.items() if name in ("__file__", "__spec__")}
     main.__dict__.pop("__file__", None)
     main.__spec__ = None
     try:

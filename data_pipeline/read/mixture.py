@@ -162,7 +162,8 @@ class PartLog:
         """Return the share of the rows, and the number of passes, of each part before ``position`` of the lanes."""
         if not self._is_mixture:
             return {}
-        rows, values = self._order.rows(position), {}
+        rows = self._order.rows(position)
+        values: dict[str, float] = {}
         for name, share, epochs in zip(self._names, rows / rows.sum(), rows / self._counts, strict=True):
             values |= {f"share_{name}": float(share), f"epoch_{name}": float(epochs)}
         return values

@@ -307,7 +307,7 @@ def order_facts(
         facts["data.mixture"] = list(order.weights)
     if data.contiguous:
         facts["data.contiguous"] = True
-    content = [data.masking]
+    content: list[str | int | float] = [data.masking]
     if data.masking == "dynamic":
         content += [data.mask_unit, data.mask_fraction, data.mask_token_share, data.random_token_share]
         content += [data.max_predictions, data.span_mean, data.span_max]

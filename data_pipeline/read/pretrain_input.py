@@ -319,10 +319,10 @@ def pretrain_batches(
     sizes = BatchSizes(batch_size, tuple(batch_ramp))
     for size in sizes.all:
         if lanes < 1 or size % lanes:
-            rows = "rows" if data.packing == "none" else "packed rows"
+            unit = "rows" if data.packing == "none" else "packed rows"
             raise ValueError(
                 f"data.lanes: {lanes} is not allowed; use 0, or a divisor of every batch size, including "
-                f"{size} {rows}"
+                f"{size} {unit}"
             )
     fewest = min(records.counts)
     usable = usable_lanes(lanes, fewest)

@@ -83,8 +83,8 @@ class RecordReader:
         self.index = index
         self._first = np.concatenate([[0], np.cumsum([entry.records for entry in index.entries])])
         self._blocks: dict[int, np.ndarray] = {}
-        remote = isinstance(index.folder, ObjectPath)
-        self.files: LocalFiles | ObjectFiles = (ObjectFiles if remote else LocalFiles)(index.folder)
+        folder = index.folder
+        self.files = ObjectFiles(folder) if isinstance(folder, ObjectPath) else LocalFiles(folder)
 
     def locate(self, number: int) -> tuple[Location, int]:
         """Return the path of the file that contains record ``number``, and the index of the record in this file."""
@@ -137,7 +137,7 @@ class RecordReader:
             begin, stop = int(frame_starts[done]), int(frame_ends[here.stop - 1])
             places.append((here, begin, stop))
             name = self.index.entries[shard].name
-            requests.append(_Request(name, self._offset(shard, first), memoryview(data)[begin:stop]))
+            requests.append(_Request(name, self._offset(shard, first), data.data[begin:stop]))
             done = here.stop
         for (here, begin, stop), got in zip(places, self.files.read(requests), strict=True):
             data[begin + max(got, 0) : stop] = 0  # np.empty is not initialized
@@ -151,7 +151,7 @@ class RecordReader:
         if order is None:
             order = np.arange(len(numbers))
         picked = (column[order].tolist() for column in (starts, ends, crcs, status))
-        return _Loaded(memoryview(data), numbers[order].tolist(), *picked)
+        return _Loaded(data.data, numbers[order].tolist(), *picked)
 
 
 class _Request(NamedTuple):

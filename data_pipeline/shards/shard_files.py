@@ -264,7 +264,7 @@ def read_index(folder: Location | str) -> ShardIndex:
         raise ValueError(f"{path}: the index is damaged; check the shards, then {remedy}")
     # Memory-mapped, because eight bytes per record are gigabytes on every host for a corpus of the size of C4.
     data = np.memmap(local, np.uint8, "r")
-    (header_bytes,) = struct.unpack_from("<Q", data, _FIXED_BYTES - 8)
+    (header_bytes,) = struct.unpack_from("<Q", data.data, _FIXED_BYTES - 8)
     shards = json.loads(data[_FIXED_BYTES : _FIXED_BYTES + header_bytes].tobytes())["shards"]
     lengths, crcs = np.asarray(data)[_FIXED_BYTES + header_bytes :].view("<u4").reshape(2, -1)
     borders = np.cumsum([0, *(shard["records"] for shard in shards)]).tolist()
@@ -299,7 +299,8 @@ def index_folder(folder: Location | str) -> ShardIndex:
     folder = location(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
-    paths = [p for p in sorted(folder.iterdir()) if p.is_file() and _looks_like_shard(p)]
+    held: Iterable[Location] = folder.iterdir()
+    paths = [p for p in sorted(held) if p.is_file() and _looks_like_shard(p)]
     if not paths:
         raise ValueError(f"{folder}: no TFRecord files; name the folder of the shards")
     return write_index(folder, [scan_shard(path) for path in paths])

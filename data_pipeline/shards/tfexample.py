@@ -38,7 +38,7 @@ def _pack_ints(values: np.ndarray) -> tuple[bytes, np.ndarray]:
     """Encode ``values`` [N, K] as varints in row order; return the bytes, and the number of bytes of each row,
     int64[N]."""
     rows, columns = values.shape
-    unsigned = values.astype(np.int64).view(np.uint64)
+    unsigned: np.ndarray = values.astype(np.int64).view(np.uint64)
     top = int(unsigned.max(initial=0))
     if top < 128:
         return unsigned.astype(np.uint8).tobytes(), np.full(rows, columns)
@@ -61,8 +61,8 @@ def encode_examples(features: Mapping[str, np.ndarray]) -> list[bytes]:
     Features are sorted by name, so equal arrays yield equal bytes. Raises ``ValueError`` if an array is not
     two-dimensional, if the arrays differ in N, or if a dtype is not supported.
     """
-    sizes = {np.shape(a)[0] if np.ndim(a) == 2 else None for a in features.values()}
-    if len(sizes) != 1 or None in sizes:
+    sizes = {np.shape(a)[0] if np.ndim(a) == 2 else -1 for a in features.values()}
+    if len(sizes) != 1 or -1 in sizes:
         shapes = {name: np.shape(a) for name, a in features.items()}
         raise ValueError(f"features must be arrays [N, K] with the same N; got shapes {shapes}")
     columns = []  # per feature: name, kind, bytes of all rows, end of each row in them

@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable
 from itertools import chain, repeat
-from pathlib import Path
 from typing import Literal
 
 from bert_jax.io.files import write_whole
+from bert_jax.io.storage import Location
 from bert_jax.tokenization import SPECIAL_PIECES
 from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, chunks, is_cjk, is_punctuation, split_words
 
@@ -29,10 +29,10 @@ def train_vocabulary(
     kind: Literal["wordpiece", "words", "unigram", "bpe"],
     vocab_size: int,
     lower_case: bool,
-    output: Path,
+    output: Location,
     strip_accents: bool | None = None,
     split_cjk: bool = True,
-) -> Path:
+) -> Location:
     """Train a vocabulary of at most ``vocab_size`` pieces, including special ones, and write it to ``output``.
 
     ``texts`` is iterated once; without ``split_cjk``, white space divides all words, Chinese ones too. The file is

@@ -118,7 +118,7 @@ def fit_whitening(vectors: np.ndarray, dimensions: int | None = None) -> Whiteni
     which the vectors vary, at most N - 1. Raises ``ValueError`` if ``dimensions`` exceeds the number of these
     directions.
     """
-    mean = np.mean(vectors, axis=0, dtype=np.float64)
+    mean = vectors.mean(axis=0, dtype=np.float64)
     covariance = np.zeros((len(mean), len(mean)))
     for part in blocks(len(vectors)):
         centered = vectors[part] - mean

@@ -30,7 +30,7 @@ class Clusters(NamedTuple):
     nearness: np.ndarray
 
     @property
-    def count(self) -> int:
+    def clusters(self) -> int:
         """Number of clusters, K."""
         return int(self.labels.max()) + 1
 
@@ -212,7 +212,7 @@ def cluster_lines(found: Clusters, collection: Collection) -> Iterator[dict[str,
 
 def summary_lines(found: Clusters, collection: Collection) -> Iterator[str]:
     """Yield a line per cluster: index, size, and the text (or, without texts, the id) of the central member."""
-    for cluster in range(found.count):
+    for cluster in range(found.clusters):
         row = found.central(cluster)
         text = collection.shown(row).get("text", f"entry {collection.ids[row]}")
         yield f"cluster {cluster}: {len(found.members(cluster)):,}  {' '.join(text.split())[:100]}"

@@ -3,6 +3,7 @@ together (Nogueira and Cho 2019), and hard negatives, on which retrieval is trai
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,7 +72,8 @@ def reranked(
 # ------------------------------------------------------------------ hard negatives
 
 
-class Mining(NamedTuple):
+@dataclass(frozen=True)
+class Mining:
     """Choice of negatives among the ``candidates`` nearest texts: at most ``count``, each less similar than the
     right answer by ``margin``."""
 

@@ -144,7 +144,8 @@ def _heads(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], str]
     for name, own in zip(("training", "test"), parts, strict=True):
         skipped = f", {own.skipped:,} of them too long and omitted" if own.skipped else ""
         say(f"{name}: {own.sentences:,} sentences{skipped}, {len(own.relations):,} words with a head")
-    for one in best_heads(*parts, seed=arguments.seed):
+    train, test = parts
+    for one in best_heads(train, test, seed=arguments.seed):
         yield relation_line(one), printed(one)
 
 

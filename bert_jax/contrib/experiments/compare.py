@@ -199,8 +199,9 @@ def _class(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
 
 def _classes(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
     gold, predicted = line.get("gold", []), line.get("labels")
-    lists = isinstance(gold, list) and isinstance(predicted, list)
-    if not (lists and all(one in labels for one in (*gold, *predicted)) and _has_probabilities(line, labels)):
+    if not (isinstance(gold, list) and isinstance(predicted, list) and _has_probabilities(line, labels)):
+        return None
+    if not all(one in labels for one in (*gold, *predicted)):
         return None
     # The metrics ignore the order.
     return Record(id="", source="", labels=tuple(sorted(gold)) if "gold" in line else None)

@@ -148,16 +148,16 @@ def _say(text: str) -> None:
 
 def write_results(base: FinetuneConfig, cells: Sequence[Cell], workdir: Path) -> None:
     """Write sweep.md, sweep.json and sweep.png from the finished runs; equal results produce identical files."""
-    results = []
+    results: list[dict[str, Any]] = []
     for cell in cells:
         entries = read_results(workdir / RUNS / cell.name)
-        splits = {
+        values = {
             entry["split"]: {name: metric["value"] for name, metric in entry["metrics"].items()}
             for entry in entries
         }
         chosen = next((entry["chosen_by"] for entry in entries if "chosen_by" in entry), None)
-        run = {"run": cell.name, "settings": dict(cell.settings), "seed": cell.seed}
-        results.append({**run, "chosen_by": chosen, "metrics": splits})
+        run = {"run": cell.name, "settings": dict(cell.settings), "seed": cell.seed, "chosen_by": chosen}
+        results.append({**run, "metrics": values})
     write_whole(workdir / DATA, f"{json.dumps(results, indent=1, ensure_ascii=False)}\n")
     done = [run for run in results if run["metrics"]]
     if not done:

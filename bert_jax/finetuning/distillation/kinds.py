@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelSpec
 from bert_jax.finetuning.distillation.soft_targets import Batch, SoftTargets
-from bert_jax.model.bert import BertOutput
+from bert_jax.model.bert import BertOutput, present
 from bert_jax.objectives.crf import crf_loss
 from bert_jax.objectives.distillation_losses import cosine_distance_loss, soft_target_loss
 from bert_jax.objectives.objective import Sums, denominator
@@ -161,7 +161,7 @@ class Both(Tags):
         return super().arrays() | {"soft_logits": Target("unit", np.float32, (labels,))}
 
     def outputs(self, output: BertOutput, batch: Batch) -> dict[str, tuple[Level, jax.Array]]:
-        return super().outputs(output, batch) | {"soft_logits": ("unit", output.sequence_logits)}
+        return super().outputs(output, batch) | {"soft_logits": ("unit", present(output.sequence_logits))}
 
     def has_head(self, spec: ModelSpec) -> bool:
         return bool(spec.heads.token_labels and spec.heads.sequence_labels)
@@ -184,7 +184,7 @@ class Both(Tags):
     def loss(self, output: BertOutput, batch: Batch) -> Sums:
         shares = batch["soft_weights"] * batch["intent_shares"]
         of_intents = soft_target_loss(
-            "teacher_intent", output.sequence_logits, batch["soft_logits"], shares, self.temperature
+            "teacher_intent", present(output.sequence_logits), batch["soft_logits"], shares, self.temperature
         )
         return of_intents | super().loss(output, batch)
 
@@ -198,7 +198,8 @@ class Places(SoftTargets):
         return dict.fromkeys(("soft_start", "soft_end"), Target("token", np.float32))
 
     def outputs(self, output: BertOutput, batch: Batch) -> dict[str, tuple[Level, jax.Array]]:
-        return {"soft_start": ("token", output.start_logits), "soft_end": ("token", output.end_logits)}
+        start, end = present(output.start_logits), present(output.end_logits)
+        return {"soft_start": ("token", start), "soft_end": ("token", end)}
 
     def has_head(self, spec: ModelSpec) -> bool:
         return spec.heads.span
@@ -222,11 +223,13 @@ class Places(SoftTargets):
         slots_U = 1 + jnp.arange(weights_BxU.shape[1])
         own_BxUxS = batch["sequence_ids"][:, None] == slots_U[:, None]
         total = jnp.zeros(())
-        for student, teacher in (
-            (output.start_logits, batch["soft_start"]), (output.end_logits, batch["soft_end"]),
+        for logits, target in (
+            (present(output.start_logits), batch["soft_start"]), (present(output.end_logits), batch["soft_end"]),
         ):  # fmt: skip
-            both = (jnp.where(own_BxUxS, logits[:, None], ABSENT) for logits in (student, teacher))
-            total += soft_target_loss("teacher", *both, weights_BxU, self.temperature)["teacher_loss"][0] / 2
+            student, teacher = (jnp.where(own_BxUxS, one[:, None], ABSENT) for one in (logits, target))
+            total += (
+                soft_target_loss("teacher", student, teacher, weights_BxU, self.temperature)["teacher_loss"][0] / 2
+            )
         return {"teacher_loss": (total, jnp.sum(weights_BxU))}
 
 
@@ -243,7 +246,7 @@ class Vectors(SoftTargets):
     @property
     def width(self) -> int:
         """Width of the student's vectors."""
-        return self.task.sentence.vector_width(self.task.config.model.hidden_size)
+        return present(self.task.sentence).vector_width(self.task.config.model.hidden_size)
 
     def arrays(self) -> dict[str, Target]:
         texts = self.task.sequences_per_unit
@@ -284,7 +287,7 @@ class Vectors(SoftTargets):
     def loss(self, output: BertOutput, batch: Batch) -> Sums:
         weights_BxC = batch["soft_texts"].reshape(len(batch["soft_texts"]), -1)
         teacher_BxCxE = batch["soft_vectors"].reshape(*weights_BxC.shape, -1)
-        student_BxCxE = jnp.where(weights_BxC[..., None] > 0, output.sentence_embeddings, 0.0)
+        student_BxCxE = jnp.where(weights_BxC[..., None] > 0, present(output.sentence_embeddings), 0.0)
         return cosine_distance_loss("teacher", student_BxCxE, teacher_BxCxE, weights_BxC)
 
 
@@ -330,18 +333,19 @@ def columns(option: str, taught: Sequence[str], task: Task) -> list[int]:
 def tag_logits(output: BertOutput, batch: Batch) -> jax.Array:
     """Return float32[B, S, L], the logits of the tags of each token; with a CRF, the logarithms of their marginal
     probabilities: the derivative of the logarithm of the sum over all paths (Sutton and McCallum 2012)."""
-    if output.crf is None:
-        return output.token_logits
+    logits_BxSxL, crf = present(output.token_logits), output.crf
+    if crf is None:
+        return logits_BxSxL
     is_scored_BxS = batch["tag_scored"] > 0
     any_tag_BxS = jnp.zeros(is_scored_BxS.shape, jnp.int32)
 
     def loss(emissions_BxSxL: jax.Array) -> jax.Array:
         ids = batch["sequence_ids"]
-        return crf_loss(emissions_BxSxL, any_tag_BxS, ids, is_scored_BxS, *output.crf)["loss"][0]
+        return crf_loss(emissions_BxSxL, any_tag_BxS, ids, is_scored_BxS, *crf)["loss"][0]
 
     # The loss is that sum minus the score of the path of tag 0.
-    of_path_L = (jnp.arange(output.token_logits.shape[-1]) == 0).astype(jnp.float32)
-    marginals = jax.grad(loss)(output.token_logits) + of_path_L
+    of_path_L = (jnp.arange(logits_BxSxL.shape[-1]) == 0).astype(jnp.float32)
+    marginals = jax.grad(loss)(logits_BxSxL) + of_path_L
     return jnp.log(jnp.clip(marginals, _SMALLEST, 1.0))
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelSpec
-from bert_jax.model.bert import BertOutput
+from bert_jax.model.bert import BertOutput, present
 from bert_jax.model.pooling import gather_positions
 from bert_jax.objectives.objective import Sums, denominator
 from bert_jax.tasks.task import Level, ModelInput, Outputs, Target, Task
@@ -100,7 +100,8 @@ def first_tokens(output: BertOutput, batch: Batch, layers: Sequence[int]) -> jax
     """Return float32[B, U, K, layers, H]: the output of each of ``layers`` (1: the first) for the first token of
     each sequence, divided by its norm (Sun et al. 2019, equation 7)."""
     positions_BxC, units = batch["cls_positions"], batch["weights"].shape[1]
-    states = [gather_positions(output.hidden_states[n], positions_BxC) for n in layers]
+    hidden = present(output.hidden_states)
+    states = [gather_positions(hidden[n], positions_BxC) for n in layers]
     x_BxCxNxH = jnp.stack(states, axis=2).astype(jnp.float32)
     x_BxCxNxH *= jax.lax.rsqrt(jnp.maximum(jnp.sum(x_BxCxNxH**2, axis=-1, keepdims=True), 1e-24))
     return x_BxCxNxH.reshape(len(positions_BxC), units, -1, *x_BxCxNxH.shape[2:])

@@ -13,6 +13,7 @@ from bert_jax.finetuning.distillation.kinds import Vectors, soft_targets
 from bert_jax.finetuning.distillation.soft_targets import SoftTargets, first_tokens
 from bert_jax.inference.batching import by_level
 from bert_jax.inference.engine import Engine
+from bert_jax.model.bert import bert_output
 from bert_jax.records import Record
 from bert_jax.tasks.task import ModelInput, Outputs, Task
 from bert_jax.training.launch import Teaching
@@ -138,7 +139,7 @@ def _outputs(
     model = teacher.model.clone(sentence=sentence, all_layers=bool(layers))
 
     def run(params: Any, batch: dict[str, jax.Array]) -> Any:
-        output = model.apply({"params": params}, batch)
+        output = bert_output(model.apply({"params": params}, batch))
         outputs = soft.outputs(output, batch)
         if layers:
             outputs["soft_layers"] = ("unit", first_tokens(output, batch, layers))

@@ -59,8 +59,10 @@ def build_with_beam(
     re-raised. Raises ``ValueError`` (one line) if the pipeline fails for another reason.
     """
     chosen = check_options(data.workers, options)
-    places = {name: getattr(data, name) for name in ("shards", "eval_shards", "token_store")}
-    data = dataclasses.replace(data, **{name: str(location(p).absolute()) for name, p in places.items() if p})
+    data = dataclasses.replace(
+        data, shards=_absolute(data.shards), eval_shards=_absolute(data.eval_shards),
+        token_store=_absolute(data.token_store),
+    )  # fmt: skip
     sources = [dataclasses.replace(source, path=source.path.absolute()) for source in listing.sources]
     jobs = _Jobs(location(data.shards) / f".build-beam-{uuid.uuid4().hex[:8]}")
     jobs.folder.mkdir(parents=True)
@@ -158,6 +160,10 @@ def check_options(workers: int, options: Sequence[str]) -> Any:
     if workers and unknown:
         raise ValueError(f"command line, after --: {unknown[0]} is not an option of Apache Beam; remove it")
     return chosen
+
+
+def _absolute(name: str) -> str:
+    return name and str(location(name).absolute())
 
 
 class _WithoutTracebacks:

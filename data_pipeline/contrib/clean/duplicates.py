@@ -141,8 +141,8 @@ def _drop_lines(
         held = [line for line, gone in zip(lines[mine], repeated[mine], strict=True) if not gone]
         if not held or remaining[document] < plan.options.clean.least_words:
             tally.add("boilerplate", documents=1, characters=sum(map(len, held)))
-            fields = {"words_left": int(remaining[document]), "text": excerpt("\n".join(held))}
-            make = partial(example, plan, source_of(name), int(numbers[document]), **fields)
+            left, text = int(remaining[document]), excerpt("\n".join(held))
+            make = partial(example, plan, source_of(name), int(numbers[document]), words_left=left, text=text)
             tally.offer("boilerplate", (source_of(name), int(numbers[document])), 0, make)
             held = []
             is_line_kept[mine] = False

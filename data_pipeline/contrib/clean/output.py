@@ -85,8 +85,9 @@ def _near_example(
     arrays = load_arrays(plan.path("signed", f"{chunk}.npz"))
     kept = split_text(plan.path("kept", f"{chunk}.txt").read_bytes(), arrays["bytes"])[index]
     similar_to = example(plan, source_of(chunk), int(arrays["number"][index]), text=excerpt("\n".join(kept)))
-    fields = {"similarity": round(similarity, 3), "similar_to": similar_to}
-    return example(plan, *place, **fields, text=excerpt("\n".join(text)))
+    return example(
+        plan, *place, similarity=round(similarity, 3), similar_to=similar_to, text=excerpt("\n".join(text))
+    )
 
 
 def finish(plan: Plan, target: Location) -> dict[str, Any]:

@@ -43,15 +43,14 @@ def make_report(plan: Plan, counts: dict[str, dict[str, int]], examples: dict[st
     """Return the report: settings, counts per source, and per rule the counts and examples."""
     settings = settings_of(plan.options, plan.corpus)
     names = output_names(plan.sources)
-    sources = []
+    sources: list[dict[str, Any]] = []
     for index, (source, name) in enumerate(zip(plan.sources, names, strict=True)):
         own = {"documents_in": 0, "characters_in": 0, **counts[str(index)]}
         sources.append({"name": source.name, "file": name if own["documents_out"] else "", **own})
-    rules = {rule: {"documents": 0, "lines": 0, "characters": 0, **counts.get(rule, {})} for rule in RULES}
-    for rule, own in rules.items():
-        own["examples"] = [
-            {name: value for name, value in one.items() if name != "place"} for one in examples.get(rule, [])
-        ]
+    rules = {}
+    for rule in RULES:
+        shown = [{name: value for name, value in one.items() if name != "place"} for one in examples.get(rule, [])]
+        rules[rule] = {"documents": 0, "lines": 0, "characters": 0, **counts.get(rule, {}), "examples": shown}
     bands, rows = plan.options.clean.banding
     chances = {str(similarity): round(chance(similarity, bands, rows), 4) for similarity in _SIMILARITIES}
     totals = {name: sum(source[name] for source in sources) for name in _COUNTS}

@@ -127,7 +127,9 @@ def _check_empty(target: Location, folder: Location) -> None:
 
 def _remove_work(target: Location, keep: str = "") -> list[Location]:
     """Remove the folders of runs from ``target``, except ``keep``; return what else it contains."""
-    held = list(target.iterdir()) if not isinstance(target, ObjectPath) or target.is_dir() else []
+    held: list[Location] = []
+    if not isinstance(target, ObjectPath) or target.is_dir():
+        held += target.iterdir()
     left = [path for path in held if path.name == keep or not path.name.startswith(".clean-")]
     for path in {*held} - {*left}:
         remove_tree(path)

@@ -28,7 +28,7 @@ from data_pipeline.contrib.clean.workspace import (
     source_of,
     write_whole,
 )
-from data_pipeline.text.documents import Reading
+from data_pipeline.text.documents import Document, Reading
 
 _KEY_BYTES = 12  # of a line in a .keys file
 _RANGE_KEYS = 1 << 20  # lines that one counting job sorts
@@ -37,7 +37,7 @@ FIRST_NAME = "first.bin"  # int64[D]: for every scanned document, the first docu
 
 def cut_source(
     plan: Plan, index: int, readings: list[Reading] | None = None
-) -> Iterator[tuple[str, int, list[list[str]]]]:
+) -> Iterator[tuple[str, int, list[Document]]]:
     """Yield (name of the chunk, index of its first document in the source, documents) for a source. How it is read
     is appended to ``readings``."""
     # Lines stay as they are: whether they are sentences is decided when shards are built.
@@ -48,7 +48,7 @@ def cut_source(
         first += len(documents)
 
 
-def scan_chunk(folder: Location, name: str, first: int, documents: list[list[str]]) -> int:
+def scan_chunk(folder: Location, name: str, first: int, documents: Sequence[list[str]]) -> int:
     """Apply the rules on single documents to a chunk; return its number of characters (a worker job).
 
     ``first`` is the index in the source of the first of the ``documents``.

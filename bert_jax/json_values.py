@@ -1,0 +1,6 @@
+"""The type of JSON values, and typed access to those that a file holds."""
+
+from collections.abc import Mapping, Sequence
+
+# A JSON value: a parsed object is a ``dict``, a parsed array a ``list``.
+Json = Mapping[str, "Json"] | Sequence["Json"] | str | int | float | bool | None
