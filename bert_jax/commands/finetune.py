@@ -21,6 +21,7 @@ from bert_jax.registry import load
 from bert_jax.training.launch import TEACHER_RECORD, Launch, Teaching
 
 if TYPE_CHECKING:
+    from bert_jax.inference.loaded import LoadedModel
     from bert_jax.start.start import Start
 
 

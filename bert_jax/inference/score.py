@@ -64,7 +64,7 @@ class _Open:
 
     text: str
     ids: np.ndarray
-    types: Sequence[int]
+    types: Sequence[int] | np.ndarray
     first: int
     ends: np.ndarray
     values: np.ndarray = field(init=False)

@@ -11,6 +11,7 @@ import numpy as np
 
 from bert_jax.config import ExecutionConfig, ModelSpec
 from bert_jax.config.switches import Supported
+from bert_jax.io.storage import Location
 
 StoredDtype = Literal["float32", "float16", "bfloat16", "int8"]
 
@@ -92,7 +93,7 @@ def parameter_shapes(spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
     return canonical_shapes(BertModel(spec.model, execution, spec.heads, spec.sentence))
 
 
-def check_sizes(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]], where: str | Path) -> None:
+def check_sizes(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]], where: str | Location) -> None:
     """Raise a ``ValueError``, which begins with ``where``, if a size in ``spec`` is too large for arrays of the
     ``shapes``, by name: more layers than arrays, or another size above the number of values.
 
@@ -107,7 +108,7 @@ def check_sizes(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]], where: s
             raise ValueError(f"{where}: model.{name} is {getattr(model, name)}, but {arrays}; restore the files")
 
 
-def check_shapes(spec: ModelSpec, params: Mapping[str, np.ndarray], where: str | Path) -> None:
+def check_shapes(spec: ModelSpec, params: Mapping[str, np.ndarray], where: str | Location) -> None:
     """Raise a ``ValueError`` that lists all missing and unexpected parameters and all parameters of the wrong
     shape.
 

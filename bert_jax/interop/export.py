@@ -61,7 +61,7 @@ def export_model(
     target: Path,
     format: str,
     *,
-    dtype: str = "float32",
+    dtype: StoredDtype = "float32",
     force: bool = False,
     heads: Sequence[str] | None = None,
     width: int | None = None,

@@ -184,8 +184,8 @@ def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[Mode
         notes.append(f"{format} cannot state that the logits of both orders of a pair are to be added{reader}")
         spec = weights.spec
         kind = "classification" if spec.heads.problem == "single_label" else spec.heads.problem
-        heads = dataclasses.replace(spec.heads, both_orders=False)
-        spec = dataclasses.replace(spec, heads=heads, task=spec.task or spec.settings_of(kind))
+        single = dataclasses.replace(spec.heads, both_orders=False)
+        spec = dataclasses.replace(spec, heads=single, task=spec.task or spec.settings_of(kind))
         weights = dataclasses.replace(weights, spec=spec)
     dropped = [row for row in rows if verdict(row, format) == "encoder only" and row != "several heads"]
     if dropped:

@@ -178,7 +178,7 @@ class StoredModel:
                     f"{self.path}: the {self.what} are not those of a BERT encoder: {listed([*self.tensors])}"
                 )
             actual["num_layers"] = 1 + max(layers)
-        differing = {name: size for name, size in actual.items() if size != getattr(model, name)}
+        differing: dict[str, Any] = {name: size for name, size in actual.items() if size != getattr(model, name)}
         for name, size in differing.items():
             self.contradict(name, getattr(model, name), size)
         if not self.options.allow_mismatch:

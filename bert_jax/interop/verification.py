@@ -67,7 +67,7 @@ def fingerprints(bundle: ModelBundle) -> dict[str, tuple[tuple[int, ...], bytes]
     With these values two models can be compared while only one of them is in memory.
     """
     return {
-        name: (values.shape, hashlib.sha256(memoryview(np.ascontiguousarray(values)).cast("B")).digest())
+        name: (values.shape, hashlib.sha256(np.ascontiguousarray(values).data.cast("B")).digest())
         for name, values in bundle.params.items()
     }
 
@@ -96,9 +96,9 @@ def check_read_back(folder: Path, bundle: ModelBundle, report: Callable[[str], N
         if found[name] != value:
             report(f"the format does not state model.{name} {value}; set it to train the exported model")
     expected, stored = fingerprints(bundle), fingerprints(again)
-    differing = [name for name in expected if expected[name] != stored.get(name)]
-    if differing:
-        raise Stop(VERIFICATION_FAILED, f"read back: {differing[0]} differs from the model; nothing was exported")
+    other = [name for name in expected if expected[name] != stored.get(name)]
+    if other:
+        raise Stop(VERIFICATION_FAILED, f"read back: {other[0]} differs from the model; nothing was exported")
     report(f"read back: {len(stored)} arrays, bitwise equal")
 
 

@@ -17,6 +17,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from bert_jax.json_values import Json
+
 # The header of BERT-large has about 50 KB; the format allows 100 MB, which would parse to a gigabyte of objects.
 LARGEST_HEADER = 4 << 20
 DTYPES: dict[str, np.dtype] = {

@@ -5,6 +5,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bert_jax.io.errors import one_line
+from bert_jax.io.storage import Location
 
 # Maximum bytes of a text file; parsed JSON needs up to 40 times its size.
 LARGEST = 16 << 20
@@ -61,7 +62,7 @@ def read_small(file: Path, what: str, most: int = LARGEST) -> bytes:
     return file.read_bytes()
 
 
-def parse_json(content: str | bytes, where: Path | str) -> Any:
+def parse_json(content: str | bytes, where: Location | str) -> Any:
     """Parse a JSON value of any type. Raises ``ValueError`` for invalid JSON; the message begins with ``where``."""
     try:
         return json.loads(content)
@@ -69,7 +70,7 @@ def parse_json(content: str | bytes, where: Path | str) -> Any:
         raise ValueError(f"{where}: not JSON ({one_line(error, 200)})") from None
 
 
-def json_object(content: str | bytes, where: Path | str, hint: str = "") -> dict[str, Any]:
+def json_object(content: str | bytes, where: Location | str, hint: str = "") -> dict[str, Any]:
     """Parse a JSON object. Raises ``ValueError`` for other content; the one-line message begins with ``where`` and
     ends with ``hint``."""
     value = parse_json(content, where)

@@ -81,9 +81,10 @@ class Encoder(Block):
         if execution.scan_layers and config.has_equal_layers:
             assert part == (0, config.num_layers)
             is_shared = config.shared_layers
+            stacked = [INTERMEDIATES, VECTORS, CACHE, *([] if is_shared else ["params"])]
             scanned = nn.scan(
                 layer_type,
-                variable_axes={INTERMEDIATES: 0, VECTORS: 0, CACHE: 0} | ({} if is_shared else {"params": 0}),
+                variable_axes={collection: 0 for collection in stacked},
                 variable_broadcast="params" if is_shared else False,
                 split_rngs={"params": not is_shared},
                 in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
@@ -91,8 +92,10 @@ class Encoder(Block):
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
             name, window = "layer_0" if is_shared else "layers", config.layer_windows[0]
-            sizes = {"heads": config.heads_by_layer[0], "units": config.units_by_layer[0]}
-            layers = scanned(config, execution, self.mesh, self.collect, window, name=name, **sizes)
+            heads, units = config.heads_by_layer[0], config.units_by_layer[0]
+            layers = scanned(
+                config, execution, self.mesh, self.collect, window, name=name, heads=heads, units=units
+            )
             numbers = 1 + jnp.arange(config.num_layers)
             x_BxSxH, all_LxBxSxH = layers(x_BxSxH, numbers, tokens, relative, dropout_key)
         else:
@@ -102,11 +105,21 @@ class Encoder(Block):
                 name = "layer_0" if config.shared_layers else f"layer_{i}"
                 if name not in made:
                     skip = i == 0 and config.norm_position == "pre_skip_first"
-                    sizes = {"heads": config.heads_by_layer[i], "units": config.units_by_layer[i]}
-                    options = (self.collect, window, skip)
-                    made[name] = layer_type(config, execution, self.mesh, *options, name=name, **sizes)
+                    heads, units = config.heads_by_layer[i], config.units_by_layer[i]
+                    made[name] = layer_type(
+                        config,
+                        execution,
+                        self.mesh,
+                        self.collect,
+                        window,
+                        skip,
+                        name=name,
+                        heads=heads,
+                        units=units,
+                    )
                 x_BxSxH, also = made[name](x_BxSxH, 1 + i, tokens, relative, dropout_key)
-                collected.append(also)
+                if also is not None:
+                    collected.append(also)
             all_LxBxSxH = jnp.stack(collected) if self.collect else None
         if config.has_final_norm and part[1] == config.num_layers:
             x_BxSxH = Norm(config, compute_dtype(execution), name="final_layer_norm")(x_BxSxH)
@@ -274,7 +287,7 @@ class BertModel(nn.Module):
         if heads.rtd:
             outputs["rtd_logits"] = self.rtd_head(x_BxSxH)
         if heads.features != "last":
-            x_BxSxH = self.feature_mix(all_LxBxSxH)
+            x_BxSxH = self.feature_mix(present(all_LxBxSxH))
         if heads.pooler:
             positions = features.get("cls_positions")
             pooled_BxCxH = outputs["pooled_output"] = self._pooled(x_BxSxH, features)
@@ -284,7 +297,7 @@ class BertModel(nn.Module):
             if heads.sequence_labels:
                 outputs["sequence_logits"] = self.sequence_head(dropped_BxCxH)
             if heads.exits:
-                lower = [self.exit_logits(n, all_LxBxSxH[n], features, dropout_key) for n in heads.exits]
+                lower = [self.exit_logits(n, present(all_LxBxSxH)[n], features, dropout_key) for n in heads.exits]
                 outputs["exit_logits"] = jnp.stack(lower)
             if heads.choice:
                 outputs["choice_logits"] = self.choice_head(dropped_BxCxH)[..., 0]
@@ -363,8 +376,12 @@ class BertModel(nn.Module):
         The output of layer ``first``, [B, S, H], is ``features["hidden"]``. Returns that of layer ``last`` and the
         logits of its head, float32[B, C, labels]. Layers in a loop (``execution.scan_layers``) are not allowed.
         """
-        names = ("input_ids", "token_type_ids", "position_ids")
-        x_BxSxH = features["hidden"] if first else self.embeddings(*(features[name] for name in names), None)[0]
+        if first:
+            x_BxSxH = features["hidden"]
+        else:
+            x_BxSxH, _ = self.embeddings(
+                features["input_ids"], features["token_type_ids"], features["position_ids"], None
+            )
         x_BxSxH, _ = self.encoder(x_BxSxH, self._tokens(features), None, (first, last))
         if last == self.config.num_layers:
             return x_BxSxH, self.pooled_logits(x_BxSxH, features, None)

@@ -14,6 +14,7 @@ layers (logits differ by 8e-3). Here the index of the layer and the index of the
 key, so that scanned, unrolled and rematerialized layers use the same bits.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -107,7 +108,7 @@ def site_key(key: DropoutKey | None, layer: int | jax.Array, site: Site) -> Drop
     if key is None:
         return None
     folded = jax.random.fold_in(jax.random.fold_in(whole_key(key), layer), int(site))
-    return key.replace(key=folded) if isinstance(key, ShardKey | TokenKey) else folded
+    return dataclasses.replace(key, key=folded) if isinstance(key, ShardKey | TokenKey) else folded
 
 
 def whole_key(key: DropoutKey) -> jax.Array:
@@ -236,7 +237,9 @@ def locked_dropout(x_BxSxH: jax.Array, rate: float, key: DropoutKey | None) -> j
     if key is None or rate == 0.0:
         return x_BxSxH
     if isinstance(key, TokenKey):
-        kept = dropout(jnp.ones_like(x_BxSxH), rate, key.replace(positions=jnp.zeros_like(key.positions)))
+        kept = dropout(
+            jnp.ones_like(x_BxSxH), rate, dataclasses.replace(key, positions=jnp.zeros_like(key.positions))
+        )
     else:
         kept = dropout(jnp.ones_like(x_BxSxH[:, :1]), rate, key)
     return x_BxSxH * kept

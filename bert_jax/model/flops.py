@@ -17,7 +17,7 @@ from flax import linen as nn
 from bert_jax.batch import feature_shapes
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.config.schema import ExecutionConfig
-from bert_jax.model.bert import BertForPretraining
+from bert_jax.model.bert import BertForPretraining, bert_output, present
 from bert_jax.model.canonical import abstract_params
 
 
@@ -33,6 +33,10 @@ def traced_flops(function: Callable[..., Any], *arguments: Any) -> Counter[str]:
     return counts
 
 
+def _operations(counts: Counter[str]) -> int:
+    return counts.total()
+
+
 def _add(jaxpr: Any, times: int, scope: str, counts: Counter[str]) -> None:
     for equation in jaxpr.eqns:
         kind, params = equation.primitive.name, equation.params
@@ -46,7 +50,7 @@ def _add(jaxpr: Any, times: int, scope: str, counts: Counter[str]) -> None:
             branches = [Counter[str]() for _ in params["branches"]]
             for branch, found in zip(params["branches"], branches, strict=True):
                 _add(branch.jaxpr, times, here, found)
-            counts += max(branches, key=Counter.total)
+            counts += max(branches, key=_operations)
         else:
             rounds = params["length"] if kind == "scan" else 1
             if kind == "shard_map":  # its body is the program of one device
@@ -100,8 +104,9 @@ def training_flops(model: ModelConfig, *, seq_length: int, max_predictions: int,
     batch = {name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in shapes}
 
     def loss(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-        output = network.apply({"params": params}, batch)
-        return jnp.sum(output.mlm_logits) + (jnp.sum(output.nsp_logits) if has_nsp else 0)
+        output = bert_output(network.apply({"params": params}, batch))
+        mlm_sum = jnp.sum(present(output.mlm_logits))
+        return mlm_sum + (jnp.sum(present(output.nsp_logits)) if has_nsp else 0)
 
     return traced_flops(jax.grad(loss), nn.unbox(abstract_params(network)), batch)
 

@@ -79,6 +79,10 @@ class Norm(nn.Module):
         return (normal * scale + bias if self.config.has_norm_bias else normal * scale).astype(self.dtype)
 
 
+# An operand of the function that computes the attention of a layer.
+_Operand = jax.Array | tuple[jax.Array, ...] | RelativeScores | None
+
+
 class Block(nn.Module):
     """Base class of the encoder modules. Its fields are the sizes, the execution options and the mesh."""
 
@@ -140,9 +144,11 @@ def output_residual_norm(
         return Norm(config, dtype, name="layer_norm")(sum_BxSxH) if is_post else sum_BxSxH
     vectors = (bias, *Norm(config, dtype, name="layer_norm").parameters(width))
     product_BxSxH = constrain(product_BxSxH, ACT, mesh)
-    options = {"dropout_rate": dropout_rate, "dropout_key": dropout_key, "kernels": kernels, "mesh": mesh}
     with jax.named_scope("add_norm"):
-        return kernel_add_norm(product_BxSxH, x_BxSxH, vectors, epsilon=config.norm_epsilon, **options)
+        return kernel_add_norm(
+            product_BxSxH, x_BxSxH, vectors, epsilon=config.norm_epsilon, dropout_rate=dropout_rate,
+            dropout_key=dropout_key, kernels=kernels, mesh=mesh,
+        )  # fmt: skip
 
 
 class SelfAttention(Block):
@@ -191,7 +197,11 @@ class SelfAttention(Block):
             self.sow(VECTORS, "attention", jnp.stack(self._heads(products, biases, tokens["position_ids"])))
         if kernel:
             of_heads, bias, turns = self._kernel_operands(products, biases, tokens["position_ids"], kernel)
-            operands = [of_heads, bias, sequence_ids_BxS]
+            operands: list[tuple[jax.Array, ...] | jax.Array | RelativeScores | None] = [
+                of_heads,
+                bias,
+                sequence_ids_BxS,
+            ]
             form = Form(head_size, rate, self.window, causal)
             attend = functools.partial(kernel_attention, kernel=kernel, form=form, mesh=mesh, turns=turns)
         else:
@@ -202,11 +212,12 @@ class SelfAttention(Block):
             attend, scores, slots = local.attention_function(
                 config, self.window, tokens, scores, sees, plain, probabilities_key
             )
-            operands = [*(constrain(y, axes_of_heads, mesh) for y in vectors), sequence_ids_BxS, scores]
+            query, keys, values = (constrain(y, axes_of_heads, mesh) for y in vectors)
+            operands = [query, keys, values, sequence_ids_BxS, scores]
         if self.execution.remat == "attention":
             attend = jax.checkpoint(attend)
         if look_inside:
-            probabilities = attention_probabilities(*operands[:2], sees(sequence_ids_BxS), operands[-1])
+            probabilities = attention_probabilities(query, keys, sees(sequence_ids_BxS), scores)
             self.sow(INTERMEDIATES, "attentions", probabilities)
         with jax.named_scope("dot_product_attention"):
             context = attend(*operands, dropout_key=probabilities_key)
@@ -301,14 +312,14 @@ class SelfAttention(Block):
         inputs = (x_BxSxH if slots_BxG is None else local.at_slots(x_BxSxH, slots_BxG), x_BxSxH, x_BxSxH)
         axes = ("act_batch", "act_length", "act_heads", None)
         heads = [dense(x) for dense, x in zip(projections, inputs, strict=True)]
-        heads = [y.reshape(*y.shape[:2], *shape) for y in heads]
+        query, keys, values = (y.reshape(*y.shape[:2], *shape) for y in heads)
         rate = config.attention_dropout
         if slots_BxG is not None:
             return local.replace_global(
-                real_BxSxAxD, *heads, ids_BxS, slots_BxG, dropout_rate=rate, dropout_key=key
+                real_BxSxAxD, query, keys, values, ids_BxS, slots_BxG, dropout_rate=rate, dropout_key=key
             )
-        heads = [constrain(y, axes, self.mesh) for y in heads]
-        rows = dot_product_attention(*heads, ids_BxS, dropout_rate=rate, dropout_key=key)
+        query, keys, values = (constrain(y, axes, self.mesh) for y in (query, keys, values))
+        rows = dot_product_attention(query, keys, values, ids_BxS, dropout_rate=rate, dropout_key=key)
         return jnp.where(tokens["is_global"][:, :, None, None], rows, real_BxSxAxD)
 
     def _relative_scores(

@@ -72,14 +72,18 @@ def attention_function(
     if has_blocks(config, length):
         sizes, random = (config.attention_block, config.random_blocks), tokens.get("random_blocks")
         if not plain and isinstance(length, int) and has_cut_bits(rate, key):
-            blocks = {"block": sizes[0], "number": sizes[1], "random_AxMxR": random}
-            return functools.partial(block_attention, dropout_rate=rate, **blocks), None, None
+            in_blocks = functools.partial(
+                block_attention, dropout_rate=rate, block=sizes[0], number=sizes[1], random_AxMxR=random
+            )
+            return in_blocks, None, None
         scores = block_scores(length, *sizes, random)
     else:
         other = length - slots.shape[1] if slots is not None else length
         if not plain and scores is None and is_shorter(other, window, causal, rate, key):
-            limits = {"window": window, "causal": causal, "slots_BxG": slots}
-            return functools.partial(local_attention, dropout_rate=rate, **limits), None, slots
+            in_window = functools.partial(
+                local_attention, dropout_rate=rate, window=window, causal=causal, slots_BxG=slots
+            )
+            return in_window, None, slots
     return functools.partial(dot_product_attention, dropout_rate=rate, visible=sees), scores, None
 
 

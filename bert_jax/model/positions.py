@@ -153,7 +153,7 @@ def relative_bias(config: ModelConfig, length: int, table_RxA: jax.Array | None)
     ``table`` of buckets, with buckets."""
     if table_RxA is None:
         slopes = alibi_slopes(config.num_attention_heads)
-        return -slopes[:, None, None] * jnp.abs(distances(length)).astype(jnp.float32)
+        return jnp.multiply(-slopes[:, None, None], jnp.abs(distances(length)).astype(jnp.float32))
     # A product with one-hot rows, whose gradient is a matrix product instead of a scatter into few rows.
     chosen = jax.nn.one_hot(distance_rows(config, length), config.relative_buckets, dtype=jnp.float32)
     return jnp.einsum("STR,RA->AST", chosen, table_RxA)

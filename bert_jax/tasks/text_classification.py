@@ -406,7 +406,7 @@ class RegressionTask(SequenceTask):
         return f"the mean {mean:.4g} for all", lambda one: {**one, "value": mean}
 
 
-def probability_table(predictions: Sequence[Prediction], labels: Sequence[str]) -> np.ndarray:
+def probability_table(predictions: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> np.ndarray:
     """Return float64[N, L]: the probability of every class in each prediction."""
     return np.array([[one["probabilities"][label] for label in labels] for one in predictions])
 

@@ -4,7 +4,7 @@ together (Nogueira and Cho 2019), and hard negatives, on which retrieval is trai
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 

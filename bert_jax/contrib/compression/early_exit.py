@@ -80,7 +80,8 @@ def exit_lines(curve: Sequence[ExitPoint], layers: int) -> list[str]:
 
 
 def _point(loaded: Engine, task: Task, records: Sequence[Record], entropy: float | None) -> ExitPoint:
-    program, depth, seconds = task_program(loaded, task, "sequence", entropy), loaded.config.num_layers, []
+    program, depth = task_program(loaded, task, "sequence", entropy), loaded.spec.model.num_layers
+    seconds: list[float] = []
     for _ in range(3):  # the first compiles
         start = time.perf_counter()
         predictions, layers = [], list[int]()

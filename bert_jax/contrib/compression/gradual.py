@@ -129,11 +129,11 @@ def _pruning(rounds: Rounds, after: tuple[int, int], folder: Path, source: str) 
     """Return what the removal of a round keeps: ``after`` heads and units of the model that was trained in
     ``folder`` from ``source``."""
     model = read_weights(folder, ReadOptions()).spec.model
-    now = sum(model.heads_by_layer), sum(model.units_by_layer)
-    shares = {name: kept / whole for name, kept, whole in zip(("heads", "units"), after, now, strict=True)}
+    heads, units = after
     importance = rounds.importance
     return Pruning(
-        **shares,
+        heads=heads / sum(model.heads_by_layer),
+        units=units / sum(model.units_by_layer),
         importance=importance,
         examples=rounds.records if importance == "gradient" else (),
         start=source if importance == "movement" else "",

@@ -29,6 +29,7 @@ from bert_jax.hashing import permutation
 from bert_jax.inference.batching import Shape, pack_batch
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.predict import HEADS, task_head, task_of
+from bert_jax.model.bert import bert_output, present
 from bert_jax.objectives.objective import weighted_cross_entropy
 from bert_jax.records import Record
 from bert_jax.tasks.task import ModelInput, Task
@@ -140,7 +141,7 @@ def _of_task(loaded: Engine, records: Sequence[Record]) -> tuple[Loss, Iterator[
 
     def loss(params: Any, batch: Batch) -> jax.Array:
         denominators = task.denominators(batch)
-        sums = task.loss(model.apply({"params": params}, batch), batch, axis=None)
+        sums = task.loss(bert_output(model.apply({"params": params}, batch)), batch, axis=None)
         return jnp.asarray(sum(sums[name][0] / total for name, total in denominators.items()))
 
     return loss, _batches(loaded, task.featurize(records, training=True), task)
@@ -152,7 +153,7 @@ def _of_masked_lm(loaded: Engine, records: Sequence[Record], seed: int) -> tuple
     tokenizer.require_mask(loaded.name)
 
     def loss(params: Any, batch: Batch) -> jax.Array:
-        logits = model.apply({"params": params}, batch).mlm_logits
+        logits = present(bert_output(model.apply({"params": params}, batch)).mlm_logits)
         total, weight = weighted_cross_entropy("mlm", logits, batch["mlm_labels"], batch["mlm_weights"])["mlm_loss"]
         return total / jnp.maximum(weight, 1)
 

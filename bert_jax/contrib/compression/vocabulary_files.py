@@ -217,8 +217,8 @@ class _Json(VocabularyFile):
             return _continued(piece, self.model.get("continuing_subword_prefix", _CONTINUES))
         suffix = self.model.get("end_of_word_suffix") or ""
         if suffix and piece.endswith(suffix) and piece != suffix:
-            *first, last = piece.removesuffix(suffix)
-            return [*first, last + suffix]
+            characters = list(piece.removesuffix(suffix))
+            return [*characters[:-1], characters[-1] + suffix]
         return list(piece)
 
     def string(self, piece: str) -> str:
@@ -307,7 +307,7 @@ class _Merges:
         if symbols in self._done:
             return []
         self._done.add(symbols)
-        word, formed = list(symbols), []
+        word, formed = list(symbols), list[str]()
         while True:
             ranks = [
                 (rank, place) for place, pair in enumerate(itertools.pairwise(word))

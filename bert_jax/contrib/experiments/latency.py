@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
+from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype
 from bert_jax.interop.export import export_model
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
@@ -75,7 +75,7 @@ def benchmark(
             format, folder = FORMS[form][0], Path(scratch) / form
             try:
                 if format:
-                    dtype = "int8" if form.endswith("int8") else "float32"
+                    dtype: StoredDtype = "int8" if form.endswith("int8") else "float32"
                     export_model(
                         source, folder, format, options=options, dtype=dtype, verify=False, report=lambda line: None
                     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
-from bert_jax.config.spec import Activation
+from bert_jax.config.spec import Activation, Problem
 from bert_jax.config.switches import function_of
 from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.family import (
@@ -35,7 +35,7 @@ CONFIG_FILE = "config.json"
 # The largest allowed number of labels.
 _MOST_LABELS = 1 << 20
 
-_PROBLEMS = {
+_PROBLEMS: dict[str, Problem] = {
     "single_label_classification": "single_label",
     "multi_label_classification": "multi_label",
     "regression": "regression",
@@ -64,7 +64,7 @@ class HfConfig:
     # Names of the classes in id order; None: not stated.
     labels: tuple[str, ...] | None
     # None: not stated; then one label means regression, and several labels mean single_label.
-    problem: Literal["single_label", "multi_label", "regression"] | None
+    problem: Problem | None
     # Function of the score of a cross-encoder; empty: not stated.
     activation: Literal["", Activation]
     # Task head -> dropout before it; None: the encoder's.

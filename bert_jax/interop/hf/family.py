@@ -179,9 +179,8 @@ class Family:
         for name, held in self.classes.items():
             if set(held) - {"pooler"} == heads:
                 return name
-        held = ", ".join(spec.heads.present())
-        known = ", ".join(self.classes)
-        raise ValueError(f"no {self.title} class of transformers has exactly the heads {held}; known: {known}")
+        wanted, known = ", ".join(spec.heads.present()), ", ".join(self.classes)
+        raise ValueError(f"no {self.title} class of transformers has exactly the heads {wanted}; known: {known}")
 
 
 def headed(prefix: str, *more: tuple[str, tuple[str, ...]], without: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -247,10 +246,12 @@ def with_pruned_heads(model: ModelConfig, config: Mapping[str, Any], name: str) 
     problem = f"{name}: pruned_heads is {short(table)}; allowed: a map from layers (0 to {layers - 1}) to heads"
     left = {}
     for layer, heads in table.items() if isinstance(table, dict) else [("", None)]:
-        fits = isinstance(heads, list) and all(type(head) is int and 0 <= head < most for head in heads)
-        if not (layer in map(str, range(layers)) and fits and len({*heads}) < most):
+        pruned = {*heads} if isinstance(heads, list) and all(type(head) is int for head in heads) else {most}
+        if not (
+            layer in map(str, range(layers)) and len(pruned) < most and all(0 <= head < most for head in pruned)
+        ):
             raise ValueError(f"{problem} (0 to {most - 1}), one or more of which is left")
-        left[int(layer)] = most - len({*heads})
+        left[int(layer)] = most - len(pruned)
     if not left:
         return model
     if model.num_layers > layers:

@@ -76,7 +76,7 @@ def hf_names(spec: ModelSpec, prefix: str | None = None) -> dict[str, StoredName
 
 def stored_head(modules: Mapping[str, str | Place]) -> str:
     """Return the stored name of the output layer of a head, the last of its modules whose name ends in _head."""
-    return next(as_place(place).module for name, place in reversed(modules.items()) if name.endswith("_head"))
+    return next(as_place(place).module for name, place in reversed(list(modules.items())) if name.endswith("_head"))
 
 
 def module_places(spec: ModelSpec, prefix: str) -> dict[str, Place]:

@@ -151,7 +151,9 @@ class _FolderReader(StoredModel):
     def model(self) -> ModelConfig:
         """Return the model config after comparing it with the sizes of the tensors (:meth:`sizes`)."""
         family = self.config.family
-        places = {field: (f"{self.prefix}{name}", *other) for field, (name, *other) in family.sizes.items()}
+        places = {
+            name: (f"{self.prefix}{tensor}", dim, factor) for name, (tensor, dim, factor) in family.sizes.items()
+        }
         layer = re.compile(re.escape(self.prefix + family.layer).replace(r"\{i\}", r"(\d{1,6})"))
         return self.sizes(self.config.model, places, layer if layer.groups else None)
 

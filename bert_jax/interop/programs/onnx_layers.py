@@ -6,7 +6,7 @@ names.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -120,7 +120,8 @@ def _attention_bias(graph: Graph) -> str:
     return graph.op("Mul", hidden_Bx1x1xS, graph.scalar(MASKED_SCORE))
 
 
-class Layer(NamedTuple):
+@dataclass(frozen=True)
+class Layer:
     """One encoder layer of the graph: prefix of its weights, index, window, bias of its scores, distances, hidden
     keys, tokens whose context is kept, global tokens."""
 

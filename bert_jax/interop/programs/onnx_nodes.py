@@ -35,7 +35,7 @@ class Graph:
 
     def constant(self, value: Any, dtype: type) -> str:
         """Add a small constant, unless the graph already contains an equal one."""
-        array = np.asarray(value, dtype)
+        array: np.ndarray = np.asarray(value, dtype)
         for name, known in self.constants.items():
             if known.dtype == array.dtype and known.shape == array.shape and np.array_equal(known, array):
                 return name

@@ -18,6 +18,7 @@ from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.write import write_json
 from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
 from bert_jax.model import BertModel, BertOutput
+from bert_jax.model.bert import bert_output
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 # Scores below are those of tokens that a head excludes (-1e6: the question in BigBird's question answering).
@@ -110,7 +111,7 @@ def forward(
         "sequence_ids": (attention_mask != 0).astype(jnp.int32),
         **(more or {}),
     }
-    output = network.apply({"params": traverse_util.unflatten_dict(dict(params), sep="/")}, features)
+    output = bert_output(network.apply({"params": traverse_util.unflatten_dict(dict(params), sep="/")}, features))
     return {name: output_array(output, FIELDS[field]) for name, field in output_names(spec).items()}
 
 
@@ -132,7 +133,7 @@ def output_shapes(spec: ModelSpec) -> dict[str, list[str | int]]:
     }
 
 
-def symbolic_sizes(spec: ModelSpec) -> tuple[Any, ...]:
+def symbolic_sizes(spec: ModelSpec) -> Sequence[Any]:
     """Return the symbolic sizes "batch" and "sequence". "sequence" is at most the maximum length of the model."""
     limit = f"sequence <= {spec.model.max_length}"
     return jax.export.symbolic_shape("batch, sequence", constraints=[limit])
@@ -157,7 +158,7 @@ def sample_inputs(
     # Two tokens, two separators, and a separator at the end.
     separated = spec.model.global_tokens > 0 and (spec.heads.span or spec.heads.choice)
     least = 5 if separated else 1
-    sizes = shapes or ((1, least), (3, min(17, longest)), (2, longest))
+    sizes = [*shapes] or [(1, least), (3, min(17, longest)), (2, longest)]
     if spec.model.attention_block:
         # transformers fills the last block beyond the length, and no longer divides rows after a short one.
         whole = longest - longest % spec.model.attention_block

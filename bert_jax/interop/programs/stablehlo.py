@@ -81,9 +81,11 @@ def check_stablehlo(
 
 
 def _export(spec: ModelSpec, dtype: Any) -> Any:
-    def program(params: dict[str, jax.Array], *inputs: jax.Array) -> dict[str, jax.Array]:
+    def program(
+        params: dict[str, jax.Array], input_ids: jax.Array, attention_mask: jax.Array, token_type_ids: jax.Array
+    ) -> dict[str, jax.Array]:
         raised = {name: values.astype(jnp.float32) for name, values in params.items()}
-        return forward(spec, raised, *inputs)
+        return forward(spec, raised, input_ids, attention_mask, token_type_ids)
 
     batch, sequence = symbolic_sizes(spec)
     ids = jax.ShapeDtypeStruct((batch, sequence), jnp.int32)

@@ -93,11 +93,11 @@ def read_tf1(path: Path, options: ReadOptions) -> ModelBundle:
     model = reader.sizes(config, _SIZES, _LAYER)
     reader.settle()
     details = _details(folder, model)
-    activation = options.activation or (details and details.model.activation)
+    activation = options.activation or (details.model.activation if details is not None else None)
     if activation:
         model = dataclasses.replace(model, activation=activation)
         reader.notes = [note for note in reader.notes if " specifies gelu: " not in note]
-    spec = ModelSpec(model=model, heads=reader.heads(details), task=details and details.task)
+    spec = ModelSpec(model=model, heads=reader.heads(details), task=details.task if details is not None else None)
     params = reader.read(spec, tf1_names(spec), ())
     tokenizer, content, tokenizer_notes = read_tokenizer_files(folder, options)
     stated = details.tokenizer if details is not None else None

@@ -107,14 +107,14 @@ def require_sentencepiece(content: bytes, name: str) -> None:
         raise ValueError(f"{name}: not a SentencePiece model") from None
 
 
-def gpt2_json(ids: Mapping[str, int], merges: Sequence[tuple[str, str]], *, add_prefix_space: bool = False) -> Json:
+def gpt2_json(ids: dict[str, int], merges: Sequence[tuple[str, str]], *, add_prefix_space: bool = False) -> Json:
     """Return the ``tokenizer.json`` of GPT-2: byte-level BPE without special tokens around a text."""
     level = {"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": True, "use_regex": True}
     added = _added(ids, [GPT2_PIECE], (), "")
     return _state(_bpe(ids, merges), added, None, level, level, {**level, "trim_offsets": False})
 
 
-def gpt_json(ids: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> Json:
+def gpt_json(ids: dict[str, int], merges: Sequence[tuple[str, str]]) -> Json:
     """Return the ``tokenizer.json`` of GPT: lower-cased BPE whose pieces mark the end of a word with ``</w>``."""
     return _state(
         {**_bpe(ids, merges, unk_token="<unk>"), "end_of_word_suffix": "</w>"},

@@ -89,10 +89,10 @@ def read_tokenizer_files(
         return None, None, ("the folder has no tokenizer: the inputs of the model are ids",)
     tokenizer = build_tokenizer(config, content, str(folder / config.file))  # raises for an invalid file
     lower_case = config.lower_case if tokenizer.kind == "wordpiece" else tokenizer.lower_case
-    names = settings.get("model_input_names")
+    inputs = settings.get("model_input_names")
     config = dataclasses.replace(
         config, lower_case=lower_case, max_length=max_length, truncation_side=files.truncation_side(settings),
-        pair_types=not (isinstance(names, list) and tokenizer.second_type) or "token_type_ids" in names,
+        pair_types=not (isinstance(inputs, list) and tokenizer.second_type) or "token_type_ids" in inputs,
     )  # fmt: skip
     return config, content, tuple(files.notes)
 

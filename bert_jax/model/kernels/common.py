@@ -21,7 +21,7 @@ try:
     # The GPU kernels are lowered through Triton, which a later jax may do without (docs/design/gpu-performance.md).
     from jax.experimental.pallas import triton
 except ImportError:
-    triton = None
+    triton = None  # type: ignore[assignment]
 
 LANES = 128
 # Compute capability of the first GPUs with bfloat16 matrix units; Triton compiles for no older ones.

@@ -167,8 +167,9 @@ class _Call:
         )
         programs, num_bytes = self.length // tokens, 0.0
         for x, spec in arrays:
-            num_bytes_of_block = math.prod(size or 1 for size in spec.block_shape) * jnp.dtype(x.dtype).itemsize
-            is_row = self.length in spec.block_shape and programs > 1
+            sizes = [size if isinstance(size, int) else 1 for size in spec.block_shape or ()]
+            num_bytes_of_block = math.prod(sizes) * jnp.dtype(x.dtype).itemsize
+            is_row = self.length in sizes and programs > 1
             num_bytes += num_bytes_of_block * (seen / self.length if is_row else 1)
         heads = self.width // self.form.head_size
         products = _PRODUCTS[kernel.__name__]

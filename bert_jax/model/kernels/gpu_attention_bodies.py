@@ -8,6 +8,7 @@ name.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -221,7 +222,7 @@ def for_queries_kernel(
 def for_keys_kernel(*refs: Any, form: Form, blocks: Blocks) -> None:
     *operands, for_key, for_value, sums_k, sums_v = refs
     for ref, sums, total in zip(
-        (for_key, for_value), (sums_k, sums_v), _for_keys(*operands, form, blocks), strict=True
+        (for_key, for_value), (sums_k, sums_v), _for_keys(operands, form, blocks), strict=True
     ):
         ref[:, :] = total.astype(ref.dtype)
         sums[:] = jnp.sum(total, axis=0)
@@ -229,16 +230,14 @@ def for_keys_kernel(*refs: Any, form: Form, blocks: Blocks) -> None:
 
 def for_keys_in_one_kernel(*refs: Any, form: Form, blocks: Blocks) -> None:
     *operands, _, for_heads, sums_k, sums_v = refs
-    for index, sums, total in zip((1, 2), (sums_k, sums_v), _for_keys(*operands, form, blocks), strict=True):
+    for index, sums, total in zip((1, 2), (sums_k, sums_v), _for_keys(operands, form, blocks), strict=True):
         for_heads[:, index, :] = total.astype(for_heads.dtype)
         sums[:] = jnp.sum(total, axis=0)
 
 
-def _for_keys(
-    first: Any, bounds: Any, biases: Any, tokens: Any, query: Any, key: Any, value: Any, gradient: Any,
-    log_sums: Any, deltas: Any, form: Form, blocks: Blocks,
-) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+def _for_keys(operands: Sequence[Any], form: Form, blocks: Blocks) -> tuple[jax.Array, jax.Array]:
     """Return the gradients of the keys and values of a program."""
+    first, bounds, biases, tokens, query, key, value, gradient, log_sums, deltas = operands
     # Tiles of scores are transposed, [keys, queries], so that no probabilities have to be.
     tile = _Tile(first, tokens, form, 1, (blocks.keys, blocks.queries))
     begin = pl.program_id(0) * blocks.keys

@@ -67,11 +67,14 @@ def _call(
     total, width = arrays[0].shape
     block = pl.BlockSpec((tokens, width), lambda i: (i, 0))
     kind = jax.typeof(arrays[0]).manual_axis_type
-    out_shape = [jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype, manual_axis_type=kind)] * outputs
+    out_shape: list[jax.ShapeDtypeStruct] = [
+        jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype, manual_axis_type=kind)
+    ] * outputs
     out_specs = [block] * outputs
     if outputs > 1:
         out_shape.append(jax.ShapeDtypeStruct((total // tokens, 3, width), jnp.float32, manual_axis_type=kind))
         out_specs.append(pl.BlockSpec((None, 3, width), lambda i: (i, 0, 0)))
+    all_arrays: list[jax.Array | jax.ShapeDtypeStruct] = [*arrays, *words, *out_shape]
     return pl.pallas_call(
         kernel,
         out_shape=out_shape,
@@ -82,7 +85,7 @@ def _call(
             *[pl.BlockSpec((tokens, 2), lambda i: (i, 0))] * len(words),
         ],
         out_specs=out_specs,
-        metadata=stated_cost(0, sum(x.size * jnp.dtype(x.dtype).itemsize for x in (*arrays, *words, *out_shape))),
+        metadata=stated_cost(0, sum(x.size * jnp.dtype(x.dtype).itemsize for x in all_arrays)),
         compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=1),
         interpret=interpret,
         name="add_norm" + kernel.func.__name__.removesuffix("_kernel"),

@@ -117,14 +117,13 @@ def _forward(
 
 
 def _backward(form: Form, interpret: bool, saved: tuple[Any, ...], gradient: jax.Array) -> tuple[Any, ...]:
-    query, key, value, *common, out, log_sums = saved
-    turns = common[3]
-    call = _Call(out, *common, form, interpret)
+    query, key, value, biases, query_tokens, key_tokens, turns, first_head, out, log_sums = saved
+    call = _Call(out, biases, query_tokens, key_tokens, turns, first_head, form, interpret)
     arrays = (*(x.reshape(out.shape) for x in (query, key, value)), out, gradient)
     *gradients, sums = call.run(backward_kernel, arrays, arrays[:3], log_sums)
     for_biases = jnp.sum(sums.reshape(-1, 3, 8, sums.shape[-1]), axis=(0, 2))
     # Gradients of integers have the dtype float0.
-    zeros = [np.zeros(x.shape, jax.dtypes.float0) for x in (*common[1:3], common[4])]
+    zeros = [np.zeros(x.shape, jax.dtypes.float0) for x in (query_tokens, key_tokens, first_head)]
     return (*gradients, for_biases, *zeros[:2], tuple(jnp.zeros_like(x) for x in turns), zeros[2])
 
 

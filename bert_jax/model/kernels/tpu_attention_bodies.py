@@ -220,7 +220,9 @@ def forward_kernel(
     place = _place(first, query, form)
 
     def row(r: Any, _: Any) -> None:
-        operands = _Row(r, place, bounds, biases, query_tokens, key_tokens, turns, *memory or (None,), form)
+        operands = _Row(
+            r, place, bounds, biases, query_tokens, key_tokens, turns, memory[0] if memory else None, form
+        )
         _forward_row(operands, (query, key, value), out, log_sums)
 
     jax.lax.fori_loop(0, query.shape[0], row, None)
@@ -286,7 +288,9 @@ def backward_kernel(
     sums[...] = jnp.zeros(sums.shape, jnp.float32)
 
     def row(r: Any, _: Any) -> None:
-        of_row = _Row(r, place, bounds, biases, query_tokens, key_tokens, turns, *memory or (None,), form)
+        of_row = _Row(
+            r, place, bounds, biases, query_tokens, key_tokens, turns, memory[0] if memory else None, form
+        )
         _backward_row(of_row, inputs, outputs)
 
     jax.lax.fori_loop(0, inputs[0].shape[0], row, None)
@@ -319,7 +323,9 @@ def _backward_row(operands: _Row, inputs: tuple[Any, ...], outputs: tuple[Any, .
             keys, values, turned = once or of_keys(span)
             visible = operands.visible(begin, at)
             kept = operands.kept(begin, at) if form.dropout_rate else []
-            for_keys, for_values, after = 0.0, 0.0, []
+            for_keys: jax.Array | float = 0.0
+            for_values: jax.Array | float = 0.0
+            after = []
             for head, for_queries in enumerate(carry):
                 one_query, one_gradient = _head(queries, head, form), _head(incoming, head, form)
                 scores = jnp.where(visible, dot(keys, one_query, 1, 1), MASKED_SCORE)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from bert_jax.contrib.ancestors.config import LstmConfig
 from bert_jax.model.dropout import DropoutKey, Site, dropout, locked_dropout, site_key, whole_key
 from bert_jax.model.layers import CACHE, INTERMEDIATES, Block
 from bert_jax.parallel.axes import with_logical_axes
@@ -24,6 +25,7 @@ class LstmLayer(Block):
     and ``projection_clip`` of the config limit the cells and the projected outputs, as ELMo does.
     """
 
+    config: LstmConfig
     width: int = 0
     cells: int = 0
     has_projection: bool = False
@@ -52,14 +54,17 @@ class LstmLayer(Block):
         stored = None
         if "cache_start" in tokens:
             stored = self.variable(CACHE, "state", lambda: (*state, first_id))
-            *state, first_id = stored.value
+            *both, first_id = stored.value
+            state = both[0], both[1]
         if self.is_backward:
             gates_BxSxG, ids_BxS = gates_BxSxG[:, ::-1], ids_BxS[:, ::-1]
         before_BxS = jnp.concatenate([first_id[:, None], ids_BxS[:, :-1]], axis=1)
         goes_on_BxS = (ids_BxS == before_BxS) & (ids_BxS > 0)
         limit, projection_limit = config.lstm_cell_clip, config.lstm_projection_clip
 
-        def step(state: tuple[jax.Array, jax.Array], inputs: tuple[jax.Array, jax.Array]):  # type: ignore[no-untyped-def]
+        def step(
+            state: tuple[jax.Array, jax.Array], inputs: tuple[jax.Array, jax.Array]
+        ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
             gates, goes_on = inputs
             hidden, cell = (jnp.where(goes_on[:, None], part, 0.0) for part in state)
             enter, forget, new, out = jnp.split(gates + hidden @ recurrent_PxG, 4, axis=-1)
@@ -71,7 +76,7 @@ class LstmLayer(Block):
                 hidden = jnp.clip(hidden, -projection_limit, projection_limit) if projection_limit else hidden
             return (hidden, cell), hidden
 
-        last, output_SxBxP = jax.lax.scan(step, tuple(state), (gates_BxSxG.swapaxes(0, 1), goes_on_BxS.T))
+        last, output_SxBxP = jax.lax.scan(step, state, (gates_BxSxG.swapaxes(0, 1), goes_on_BxS.T))
         if stored is not None:
             stored.value = (*last, ids_BxS[:, -1])
         output_BxSxP = output_SxBxP.swapaxes(0, 1)
@@ -86,6 +91,7 @@ class LstmBlock(Block):
     """Layer ``layer`` (from 0): one LSTM layer per direction, each with ``width`` outputs and ``cells`` cells,
     which do not read each other. The output is the concatenation of the directions. Dropout is locked."""
 
+    config: LstmConfig
     layer: int = 0
     width: int = 0
     cells: int = 0
@@ -118,6 +124,7 @@ class LstmEncoder(Block):
     """A stack of LSTM layers from left to right (``encoder`` lstm; Merity et al. 2018), or two that do not read
     each other (bidirectional_lstm; Peters et al. 2018, section 3.1)."""
 
+    config: LstmConfig
     collect: bool = False
 
     @nn.compact

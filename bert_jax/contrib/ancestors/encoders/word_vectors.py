@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from bert_jax.contrib.ancestors.config import NnlmConfig
 from bert_jax.model.dense import Dense
 from bert_jax.model.dropout import DropoutKey, Site, dropout, site_key
 from bert_jax.model.layers import CACHE, INTERMEDIATES, Block
@@ -31,6 +32,8 @@ class NnlmLayer(Block):
     embeddings of a token and of the ``context_size`` - 1 tokens before it, the nearest first. Tokens before the
     sequence are zeros. The direct connections from x to the output layer, which are optional in the paper, do not
     exist."""
+
+    config: NnlmConfig
 
     @nn.compact
     def __call__(
@@ -72,6 +75,7 @@ class NnlmLayer(Block):
 class Nnlm(Block):
     """The hidden layer of the neural language model, as an encoder of one layer."""
 
+    config: NnlmConfig
     collect: bool = False
 
     @nn.compact

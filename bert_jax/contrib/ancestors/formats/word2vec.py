@@ -73,6 +73,11 @@ def read_word2vec(path: Path, options: ReadOptions) -> ModelBundle:
     lower_case = options.lower_case
     if lower_case is None:
         lower_case = all(word == word.lower() for word in words if word not in SPECIAL_PIECES)
+    # The words of many files have accents: they are stripped only where none has.
+    rules = TokenizerConfig(
+        lower_case=lower_case, strip_accents=False if _has_accents(words) else None,
+        cjk_words=any(len(word) > 1 and CJK_RUN.fullmatch(word) for word in words),
+    )  # fmt: skip
     spec = ModelSpec(
         model=WordVectorsConfig(
             encoder="none", vocab_size=len(table), hidden_size=table.shape[1], num_layers=0, type_vocab_size=0,
@@ -80,15 +85,11 @@ def read_word2vec(path: Path, options: ReadOptions) -> ModelBundle:
             pooling="mean",
         ),
         heads=HeadsConfig(),
-        # The words of many files have accents: they are stripped only where none has.
-        tokenizer=TokenizerConfig(
-            lower_case=lower_case, strip_accents=False if _has_accents(words) else None,
-            cjk_words=any(len(word) > 1 and CJK_RUN.fullmatch(word) for word in words),
-        ),
+        tokenizer=rules,
     )  # fmt: skip
     params = {TABLE: table}
     content = "".join(f"{word}\n" for word in vocabulary).encode()
-    tokenizer = build_tokenizer(spec.tokenizer, content, str(file))
+    tokenizer = build_tokenizer(rules, content, str(file))
     ids = tokenizer.encode_batch(words)
     found = sum(len(own) == 1 and own[0] == len(missing) + row for row, own in enumerate(ids))
     notes = [f"{len(words):,} words, {table.shape[1]} values each"]

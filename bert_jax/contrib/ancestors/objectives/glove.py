@@ -15,6 +15,7 @@ from flax import linen as nn
 
 from bert_jax.batch import PretrainSource
 from bert_jax.config import HeadsConfig, ModelConfig, PretrainConfig
+from bert_jax.contrib.ancestors.config import GloveConfig
 from bert_jax.contrib.ancestors.objectives.sampling import one_of, special_ids, training_ids
 from bert_jax.contrib.ancestors.objectives.word_vectors import CONTEXTS, WORDS, WordVectorObjective
 from bert_jax.objectives.display import Column, Display, Panel, Tile
@@ -77,9 +78,15 @@ class Glove(WordVectorObjective):
         tiles=(Tile("weighted squared error of log counts", "glove_loss"),),
     )
 
+    @property
+    def options(self) -> GloveConfig:
+        """The section of the objective."""
+        assert isinstance(self.config.objective, GloveConfig)
+        return self.config.objective
+
     def prepare(self, source: PretrainSource, tokenizer: Tokenizer) -> None:
         """Count the co-occurrences of the training records."""
-        size, window = self.config.model.vocab_size, self.config.objective.window
+        size, window = self.config.model.vocab_size, self.options.window
         counts = co_occurrences(training_ids(source), size, window, special_ids(tokenizer))
         if not counts.nnz:
             raise ValueError("data.shards: no two words of the vocabulary occur together; build the shards again")
@@ -101,8 +108,7 @@ class Glove(WordVectorObjective):
         words_VxD, contexts_VxD, bias_V, context_bias_V = self.model.apply({"params": params}, batch, None)
         products = jnp.sum(jnp.take(words_VxD, first, axis=0) * jnp.take(contexts_VxD, second, axis=0), axis=-1)
         errors = products + bias_V[first] + context_bias_V[second] - jnp.log(counts)
-        objective = self.config.objective
-        weights = jnp.minimum(counts / objective.largest_count, 1) ** objective.count_power
+        weights = jnp.minimum(counts / self.options.largest_count, 1) ** self.options.count_power
         return weights * jnp.square(errors)
 
     def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:

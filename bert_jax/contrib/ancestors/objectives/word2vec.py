@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.batch import PretrainSource
+from bert_jax.contrib.ancestors.config import Word2VecConfig
 from bert_jax.contrib.ancestors.objectives.sampling import AliasTable, token_counts, uniform
 from bert_jax.contrib.ancestors.objectives.word_vectors import WordVectorObjective
 from bert_jax.model.dropout import TokenKey, mix
@@ -98,16 +99,21 @@ class Word2vec(WordVectorObjective):
         tiles=(Tile("held-out negative-sampling loss", "ns_loss"),),
     )
 
+    @property
+    def options(self) -> Word2VecConfig:
+        """The section of the objective."""
+        assert isinstance(self.config.objective, Word2VecConfig)
+        return self.config.objective
+
     def prepare(self, source: PretrainSource, tokenizer: Tokenizer) -> None:
         """Count the tokens of the training records."""
         self.set_counts(token_counts(source, tokenizer, self.config.model.vocab_size))
 
     def set_counts(self, counts_V: np.ndarray) -> None:
         """Set the number of occurrences of every token, from which subsampling and negatives follow."""
-        objective = self.config.objective
-        self._kept_V = keep_probabilities(counts_V, objective.subsample)
+        self._kept_V = keep_probabilities(counts_V, self.options.subsample)
         # 0 ** 0 is 1: words that do not occur must not become negatives.
-        powers_V = np.maximum(counts_V, 1).astype(np.float64) ** objective.noise_power
+        powers_V = np.maximum(counts_V, 1).astype(np.float64) ** self.options.noise_power
         self._noise = AliasTable.of(np.where(counts_V > 0, powers_V, 0))
 
     def windows(self, batch: Batch, key: Any) -> Windows:
@@ -118,15 +124,15 @@ class Word2vec(WordVectorObjective):
         kept_BxS &= sequence_ids_BxS > 0
         # Dropped words leave no gap, as in word2vec.
         order_BxS = jnp.argsort(~kept_BxS, axis=1, stable=True)
-        window = self.config.objective.window
+        window = self.options.window
         sizes_BxS = 1 + (uniform(_random_words(random, _WINDOW)) * window).astype(jnp.int32)
-        moved = (
+        kept_ids_BxS, kept_sequences_BxS, kept_sizes_BxS = (
             jnp.take_along_axis(x, order_BxS, axis=1) for x in (ids_BxS, sequence_ids_BxS * kept_BxS, sizes_BxS)
         )
         rows = TokenKey(random.key, random.sequence_keys[:, :1], random.positions[:, :1])
         columns_N = _NEGATIVE + 2 * jnp.arange(self.row_negatives, dtype=jnp.int32)
         words = _random_words(rows, columns_N), _random_words(rows, columns_N + 1)
-        return Windows(*moved, self._noise.draw(*words))
+        return Windows(kept_ids_BxS, kept_sequences_BxS, kept_sizes_BxS, self._noise.draw(*words))
 
     def negative_sums(
         self, states_BxSxD: jax.Array, weights_BxSxN: jax.Array, negatives_BxNxD: jax.Array
@@ -135,7 +141,7 @@ class Word2vec(WordVectorObjective):
         compared with those of the negatives of its row, ``weights`` times."""
         scores_BxSxN = jnp.einsum("bsd,bnd->bsn", states_BxSxD, negatives_BxNxD)
         total = jnp.sum(softplus(scores_BxSxN) * weights_BxSxN)
-        return total * (self.config.objective.negatives / self.row_negatives)
+        return total * (self.options.negatives / self.row_negatives)
 
 
 def equals_negative(windows: Windows) -> jax.Array:

@@ -15,6 +15,7 @@ from bert_jax.inference.predict import HEADS, task_of
 from bert_jax.interop.exchange import ModelBundle
 from bert_jax.metrics.score import Score
 from bert_jax.metrics.score import value as value_of
+from bert_jax.model.bert import bert_output
 from bert_jax.process.exits import VERIFICATION_FAILED, Stop
 from bert_jax.records import Record
 from bert_jax.tasks.task import Prediction, Task
@@ -46,11 +47,9 @@ def program_scores(folder: Path, weights: ModelBundle, file: str) -> Scores:
     """
     engine = prepare(weights)
     task, records = _labelled(engine, file)
-    values = []
-    for one in predictions(engine, task, records, folder):
-        score, count, value = _chosen(task, records, one)
-        values.append(value)
-    return Scores(score.name, count, *values, score.higher_is_better)
+    model, program = (_chosen(task, records, one) for one in predictions(engine, task, records, folder))
+    score, count, value = model
+    return Scores(score.name, count, value, program[2], score.higher_is_better)
 
 
 def model_score(weights: ModelBundle, file: str) -> tuple[str, float, int]:
@@ -116,7 +115,7 @@ def predictions(
 
 def _program_of(engine: Engine, task: Task) -> Callable[..., Any]:
     def run(params: Any, batch: Mapping[str, Any]) -> Any:
-        return by_level(task.outputs(engine.model.apply({"params": params}, batch), batch))
+        return by_level(task.outputs(bert_output(engine.model.apply({"params": params}, batch)), batch))
 
     return engine.program("check", run)
 

@@ -59,8 +59,8 @@ def _distances(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     norms = str(config.get("norm_rel_ebd", "none")).lower()
     if not flag(config, "relative_attention", name, False):
         if kinds or norms != "none":
-            stated = f"pos_att_type {short(kinds)}, norm_rel_ebd {norms}"
-            raise ValueError(f"{name}: relative_attention is false with {stated}; supported: neither of them")
+            other = f"pos_att_type {short(kinds)}, norm_rel_ebd {norms}"
+            raise ValueError(f"{name}: relative_attention is false with {other}; supported: neither of them")
         return {"relative_positions": "none"}
     stated = {
         "pos_att_type": sorted(kinds),

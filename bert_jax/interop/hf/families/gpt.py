@@ -40,7 +40,7 @@ _HARMLESS = words(
     """summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout n_ctx n_special
         predict_special_tokens clf_pdrop"""
 )
-_LAYERS = {
+_LAYERS: dict[str, str | Place] = {
     "attention/layer_norm": "ln_1",
     **{
         f"attention/{name}": Place("attn.c_attn", part, 3, input_first=True)
