@@ -3,12 +3,13 @@
 import dataclasses
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_jax.config import PretrainConfig, RunOptions, dump_yaml, load_config
 from bert_jax.config.loader import HELP, Setting, read_settings, take_options
 from bert_jax.config.pretrain import with_text_length
-from bert_jax.io.storage import Location, location
+from bert_jax.io.storage import location
 from bert_jax.objectives.registry import objective_class
 from bert_jax.process import early
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
@@ -142,7 +143,7 @@ def train(options: RunOptions, arguments: list[str], stop: StopRequest) -> None:
 def _prepared(
     config: PretrainConfig, options: RunOptions, arguments: list[str], start: "Start", teacher: "Teacher | None",
     stop: StopRequest,
-) -> "tuple[Location, Tokenizer]":  # fmt: skip
+) -> "tuple[Path, Tokenizer]":  # fmt: skip
     """Build the vocabulary and the shards that do not exist yet; return the vocabulary file and the tokenizer.
 
     Raises ``ValueError``, before anything is built, if a checkpoint, an earlier phase or the teacher has another

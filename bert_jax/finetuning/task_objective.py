@@ -10,6 +10,7 @@ from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.distillation.soft_targets import SoftTargets
 from bert_jax.model import BertModel, BertOutput
+from bert_jax.model.bert import present
 from bert_jax.model.canonical import STACKED, path_name
 from bert_jax.model.dropout import DropoutKey, whole_key
 from bert_jax.objectives.causal_lm import CausalLm, next_weights
@@ -76,7 +77,7 @@ class TaskObjective(PooledObjective):
 
     def vectors(self, params: Any, batch: Batch, key: DropoutKey | None, *, start: Any) -> tuple[jax.Array, Sums]:
         output, others = self._outputs(params, batch, key, start)
-        return output.sentence_embeddings, others
+        return present(output.sentence_embeddings), others
 
     def pooled_sums(self, vectors: jax.Array, batch: Batch, *, axis: str | None) -> Sums:
         output = BertOutput(sequence_output=vectors, sentence_embeddings=vectors)

@@ -33,10 +33,6 @@ def traced_flops(function: Callable[..., Any], *arguments: Any) -> Counter[str]:
     return counts
 
 
-def _operations(counts: Counter[str]) -> int:
-    return counts.total()
-
-
 def _add(jaxpr: Any, times: int, scope: str, counts: Counter[str]) -> None:
     for equation in jaxpr.eqns:
         kind, params = equation.primitive.name, equation.params
@@ -50,7 +46,8 @@ def _add(jaxpr: Any, times: int, scope: str, counts: Counter[str]) -> None:
             branches = [Counter[str]() for _ in params["branches"]]
             for branch, found in zip(params["branches"], branches, strict=True):
                 _add(branch.jaxpr, times, here, found)
-            counts += max(branches, key=_operations)
+            largest = max(branches, key=Counter.total)
+            counts += largest
         else:
             rounds = params["length"] if kind == "scan" else 1
             if kind == "shard_map":  # its body is the program of one device

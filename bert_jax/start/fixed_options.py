@@ -102,7 +102,8 @@ def plan_phase(name: str, given: Given) -> tuple[tuple[Setting, ...], str]:
     The record is that of the earlier phase with the options in ``PHASE_MAY_CHANGE`` that the command line sets. The
     phase gets its first step if an option counts from it.
     """
-    folder, settings = location(name), ()
+    folder = location(name)
+    settings: tuple[Setting, ...] = ()
     steps = saved_steps(folder)
     if steps and any(given[key][0] for key in OF_PHASE if key in given):
         settings = (Setting(name, _FIRST_STEP, str(steps[-1])),)

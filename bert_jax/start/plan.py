@@ -77,9 +77,9 @@ def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> S
         from bert_jax.start.initial_model import pretraining_from  # reads all formats of models
 
         return pretraining_from(options, given)
-    if record := read_record(workdir):
-        flag = "continue_from" if record["continue_from"] else "init_from"
-        start = f"was started with --{flag} {record[flag]} and has no checkpoint"
+    if begun := read_record(workdir):
+        flag = "continue_from" if begun["continue_from"] else "init_from"
+        start = f"was started with --{flag} {begun[flag]} and has no checkpoint"
         raise ValueError(f"{workdir}: the run {start}; give the same --{flag}, or another --workdir")
     if flags:
         first = next((flag for flag in flags if flag != "--extend_positions"), flags[0])

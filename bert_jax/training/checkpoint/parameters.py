@@ -9,10 +9,11 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from flax import linen as nn
 
 from bert_jax.config import MeshConfig, RunConfig
 from bert_jax.io.storage import Location
-from bert_jax.model import BertModel, to_canonical
+from bert_jax.model import to_canonical
 from bert_jax.parallel import make_mesh
 from bert_jax.training.checkpoint.digest import digest_lines, lines_digest
 from bert_jax.training.checkpoint.folder import COMMIT_FILE, checkpoint_folder, saved_steps
@@ -41,7 +42,7 @@ class Parameters(NamedTuple):
 
 
 def read_parameters(
-    workdir: Location, config: RunConfig, model: BertModel, *, average: bool | None, report: Callable[[str], None]
+    workdir: Location, config: RunConfig, model: nn.Module, *, average: bool | None, report: Callable[[str], None]
 ) -> Parameters | None:
     """Read only the parameters, or their moving average, of the newest undamaged checkpoint of a run.
 
@@ -92,7 +93,7 @@ def _read_part(folder: Location, step: int, config: RunConfig, average: bool | N
 
 
 def _read_whole(
-    workdir: Location, config: RunConfig, model: BertModel, average: bool | None, report: Callable[[str], None]
+    workdir: Location, config: RunConfig, model: nn.Module, average: bool | None, report: Callable[[str], None]
 ) -> Parameters | None:
     mesh = make_mesh(MeshConfig(), jax.local_devices()[:1])
     restored = restore_newest(workdir, config, mesh, model, read_only=True, may_change=set(), report=report)
