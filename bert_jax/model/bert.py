@@ -94,7 +94,7 @@ class Encoder(Block):
             name, window = "layer_0" if is_shared else "layers", config.layer_windows[0]
             heads, units = config.heads_by_layer[0], config.units_by_layer[0]
             layers = scanned(
-                config, execution, self.mesh, self.collect, window, name=name, heads=heads, units=units
+                config, execution, self.mesh, self.collect, window, heads=heads, units=units, name=name
             )
             numbers = 1 + jnp.arange(config.num_layers)
             x_BxSxH, all_LxBxSxH = layers(x_BxSxH, numbers, tokens, relative, dropout_key)
@@ -107,15 +107,7 @@ class Encoder(Block):
                     skip = i == 0 and config.norm_position == "pre_skip_first"
                     heads, units = config.heads_by_layer[i], config.units_by_layer[i]
                     made[name] = layer_type(
-                        config,
-                        execution,
-                        self.mesh,
-                        self.collect,
-                        window,
-                        skip,
-                        name=name,
-                        heads=heads,
-                        units=units,
+                        config, execution, self.mesh, self.collect, window, skip, heads, units, name=name
                     )
                 x_BxSxH, also = made[name](x_BxSxH, 1 + i, tokens, relative, dropout_key)
                 if also is not None:

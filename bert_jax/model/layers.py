@@ -197,11 +197,7 @@ class SelfAttention(Block):
             self.sow(VECTORS, "attention", jnp.stack(self._heads(products, biases, tokens["position_ids"])))
         if kernel:
             of_heads, bias, turns = self._kernel_operands(products, biases, tokens["position_ids"], kernel)
-            operands: list[tuple[jax.Array, ...] | jax.Array | RelativeScores | None] = [
-                of_heads,
-                bias,
-                sequence_ids_BxS,
-            ]
+            operands: list[_Operand] = [of_heads, bias, sequence_ids_BxS]
             form = Form(head_size, rate, self.window, causal)
             attend = functools.partial(kernel_attention, kernel=kernel, form=form, mesh=mesh, turns=turns)
         else:
@@ -227,8 +223,7 @@ class SelfAttention(Block):
         context = constrain(context.reshape(batch, length, -1, head_size), axes_of_heads, mesh)
         inner = (context.reshape(batch, length, -1),)
         output = self.dense(width, ("heads", "embed"), config.attention_output_bias, True, name="output")
-        rate = config.dropout_at("attention_output")
-        return output_residual_norm(self, inner, x_BxSxH, output, rate, output_key)
+        return output_residual_norm(self, inner, x_BxSxH, output, config.dropout_at("attention_output"), output_key)
 
     def _kernel_operands(
         self, products: list[jax.Array], biases: list[jax.Array], position_ids_BxS: jax.Array, kernel: str
