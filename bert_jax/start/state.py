@@ -72,7 +72,7 @@ def first_state(
         if start.continue_from is not None:
             before = _end_of_phase(start, job, programs, report)
             return FirstState(before.state, before.step, before.step, meter, guard)
-        params = dict(start.params)
+        params: Mapping[str, Any] = dict(start.params)
         start.params.clear()  # so that their host memory is free during the run
         _require_finite(params, "the initial model")
         params = job.initial_params(params)
@@ -110,7 +110,7 @@ def _end_of_phase(start: Start, job: Job, programs: TrainPrograms, report: Calla
     _check_steps(before.step, num_steps, folder)
     report(f"starting a new phase from step {before.step:,} of {folder}")
     # Rows of the new phase do not follow those of the earlier one.
-    return replace(before, state=before.state.replace(carry=zero_carry(before.state.carry)))
+    return replace(before, state=replace(before.state, carry=zero_carry(before.state.carry)))
 
 
 def check_checkpoint(
