@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 # COMMANDS: subcommands of bert-jax. ENCODERS: values of model.encoder. OBJECTIVES: values of objective.name.
 # ENCODER_OPTIONS, OBJECTIVE_OPTIONS: the class of the section model or objective for these, where it has options of
-# its own; importing its module does not import jax. FORMATS: files of models (interop/exchange.py, Format).
+# its own; importing its module does not import jax. FORMATS: files of models (interop/model_bundle.py, Format).
 # EXTENSIONS: what an option of the trunk needs from a room. DATA_COMMANDS, DATA_EXTENSIONS: the same for bert-jax
 # data, from the rooms of data_pipeline.
 Kind = Literal[

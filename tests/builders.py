@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from bert_jax.config import ModelConfig, ModelSpec
-from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.process.signals import StopRequest
 from bert_jax.tokenization import SPECIAL_PIECES
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelSpec
-from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.config_json import model_parts
 from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.write import WEIGHTS_FILE
+from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.io.safetensors_file import read_header
 
 SIZES = {

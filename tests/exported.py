@@ -17,8 +17,8 @@ from bert_jax.config import (
     TokenizerConfig,
     pretraining_heads,
 )
-from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.export import export_model
+from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.interop.npz import write_npz
 
 VOCABULARY = content(words(96))

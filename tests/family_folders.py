@@ -7,7 +7,7 @@ import numpy as np
 from golden.family_cases import values
 from hf_folders import FIXTURES, save
 
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.programs.serving import INPUTS, forward
 from bert_jax.interop.readers import read_weights
 

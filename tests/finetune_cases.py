@@ -14,7 +14,7 @@ from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, RunOptions, Tok
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.training_model import training_programs
-from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.process.signals import StopRequest
 from bert_jax.records import Record

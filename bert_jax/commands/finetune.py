@@ -165,7 +165,7 @@ def train(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest, 
     import jax
 
     from bert_jax.finetuning.finetune import finetune
-    from bert_jax.interop.exchange import ReadOptions
+    from bert_jax.interop.model_bundle import ReadOptions
     from bert_jax.process import hosts
     from data_pipeline.tasks import read_splits, read_unlabelled, split_names
 

@@ -173,7 +173,7 @@ OUTPUT = option("--output", type=Path, metavar="FILE", help="JSON lines (default
 
 def read_options(arguments: argparse.Namespace) -> Any:
     """Return the ``ReadOptions`` for the parsed options of :func:`reading`."""
-    from bert_jax.interop.exchange import ReadOptions
+    from bert_jax.interop.model_bundle import ReadOptions
 
     return ReadOptions(
         lower_case=arguments.do_lower_case,

@@ -62,7 +62,7 @@ def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfi
     start = plan_start(PretrainConfig, options, workdir, arguments)
     teacher = None
     if options.teacher or options.teacher_outputs or (workdir / TEACHER_RECORD).is_file():
-        from bert_jax.interop.exchange import ReadOptions
+        from bert_jax.interop.model_bundle import ReadOptions
 
         reading = ReadOptions(allow_mismatch=options.allow_mismatch)
         find_teacher = load("extensions", "--teacher").find_teacher

@@ -29,7 +29,7 @@ def embed_command(arguments: argparse.Namespace) -> None:
     layer."""
     from bert_jax.inference.embed import LAST_FOUR, embed, extract_features
     from bert_jax.inference.text_files import with_ids, write_json_lines, write_vectors
-    from bert_jax.inference.words import word_lines
+    from bert_jax.inference.word_vectors import word_lines
 
     parts = [name for name in ("per_token", "per_word") if getattr(arguments, name)]
     if len(parts) == 2:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from bert_jax.batch import BatchInfo
 from bert_jax.finetuning import nsp_auxiliary
 from bert_jax.finetuning.augment import augmented, mask_batch
-from bert_jax.finetuning.packing import choose_shape, plan_shapes
+from bert_jax.finetuning.batch_shapes import choose_shape, plan_shapes
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.inference.batching import Shape, pack_batch
 from bert_jax.parallel import host_rows

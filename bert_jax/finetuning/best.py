@@ -11,7 +11,7 @@ import numpy as np
 
 from bert_jax.config import ModelSpec, spec_from_json, to_dict
 from bert_jax.finetuning.resolve import ResolvedTask
-from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import BEST, SPEC_FILE, replace_saved
 from bert_jax.interop.taken_over import with_prompts

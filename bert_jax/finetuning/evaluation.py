@@ -13,7 +13,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bert_jax.finetuning.packing import row_length
+from bert_jax.finetuning.batch_shapes import row_length
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.inference import batching
 from bert_jax.metrics import Score, value

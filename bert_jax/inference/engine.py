@@ -25,7 +25,7 @@ from bert_jax.inference.batching import (
     run_packed,
     run_stages,
 )
-from bert_jax.interop.exchange import ModelBundle
+from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.io.text_lines import Each
 from bert_jax.model import BertModel
 from bert_jax.tasks.task import Encoded, ModelInput, Target

@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_jax.inference.engine import Engine, not_finite
 from bert_jax.interop.programs.serving import FIELDS, INPUTS, output_array, position_ids
-from bert_jax.interop.stored import listed
+from bert_jax.interop.stored_model import listed
 from bert_jax.io.files import whole_file
 from bert_jax.io.npz_file import NpzFile
 from bert_jax.model import BertOutput

@@ -14,7 +14,7 @@ from bert_jax.inference.forward import forward
 from bert_jax.inference.predict import predict
 from bert_jax.inference.score import score
 from bert_jax.inference.zero_shot import Labels, zero_shot
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 

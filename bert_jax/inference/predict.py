@@ -22,7 +22,7 @@ from bert_jax.tasks.multiple_choice import choice_labels
 from bert_jax.tasks.registry import TASKS
 from bert_jax.tasks.tagging import window_input
 from bert_jax.tasks.task import Encoded, Level, ModelInput, Task
-from bert_jax.tasks.words import Window
+from bert_jax.tasks.word_windows import Window
 
 HEADS = ("sequence", "token", "span", "choice")
 _KINDS: dict[str, TaskKind] = {

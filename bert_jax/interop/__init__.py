@@ -1,1 +1,1 @@
-"""Readers and writers of model formats. They share one in-memory form, ``exchange.ModelBundle``."""
+"""Readers and writers of model formats. They share one in-memory form, ``model_bundle.ModelBundle``."""

@@ -11,9 +11,9 @@ from typing import Protocol
 import numpy as np
 
 from bert_jax import registry
-from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype
 from bert_jax.interop.export_table import DTYPES, all_formats, fit, keep_heads, keep_width
 from bert_jax.interop.hf.details import write_hf_folder, write_sentence_folder
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, StoredDtype
 from bert_jax.interop.model_card import architecture, is_read_back, model_card
 from bert_jax.interop.npz import check_npz, write_npz
 from bert_jax.interop.programs import check_onnx, check_stablehlo, write_onnx, write_stablehlo

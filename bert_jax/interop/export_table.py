@@ -10,9 +10,9 @@ from bert_jax import registry
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceModule
 from bert_jax.config.spec import HEADS_OF
 from bert_jax.config.switches import every_field, unsupported_fields
-from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf import config_json
 from bert_jax.interop.hf.config_json import heads_of_class, hf_class
+from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.interop.programs import onnx_layers
 from bert_jax.interop.tf1 import names as tf1_names
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from bert_jax import registry
 from bert_jax.config import ModelSpec
-from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.config_json import CONFIG_FILE
 from bert_jax.interop.hf.families import FAMILIES
+from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.interop.programs.serving import output_names
 
 _ACTIVATIONS = {

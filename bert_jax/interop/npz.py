@@ -15,7 +15,7 @@ import numpy as np
 
 from bert_jax.config import ModelSpec, spec_from_json, spec_to_json
 from bert_jax.config.switches import check_fields, every_field
-from bert_jax.interop.exchange import (
+from bert_jax.interop.model_bundle import (
     ModelBundle,
     ReadOptions,
     StoredDtype,
@@ -23,7 +23,7 @@ from bert_jax.interop.exchange import (
     check_sizes,
     parameter_shapes,
 )
-from bert_jax.interop.stored import listed
+from bert_jax.interop.stored_model import listed
 from bert_jax.io.npz_file import Header, NpzFile
 from bert_jax.io.safetensors_file import aligned_empty
 from bert_jax.io.untrusted_folder import inside, needed, parse_json, read_small

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import registry
-from bert_jax.interop.exchange import Format, ModelBundle, ReadOptions, without_folders
 from bert_jax.interop.hf.details import read_details
 from bert_jax.interop.hf.read import is_hf, read_hf
 from bert_jax.interop.hf.sentence_transformers import is_sentence_transformers, read_sentence_transformers
 from bert_jax.interop.hf.tensors import WEIGHT_FILES
+from bert_jax.interop.model_bundle import Format, ModelBundle, ReadOptions, without_folders
 from bert_jax.interop.npz import is_npz, read_npz
 from bert_jax.interop.saved_model import is_native, read_native
-from bert_jax.interop.stored import require_finite
+from bert_jax.interop.stored_model import require_finite
 from bert_jax.interop.tf1.checkpoint import is_tf1, read_tf1
 from bert_jax.io.errors import near_path
 

@@ -20,8 +20,8 @@ from bert_jax.config import (
     spec_to_json,
     to_dict,
 )
-from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_shapes, parameter_shapes, without_folders
 from bert_jax.interop.hf.families.long import copy_projections
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, check_shapes, parameter_shapes, without_folders
 from bert_jax.interop.taken_over import with_kept
 from bert_jax.io.files import new_folder, whole_folder
 from bert_jax.io.untrusted_folder import json_object

@@ -12,9 +12,9 @@ import numpy as np
 
 from bert_jax.config import ModelSpec, SentenceConfig
 from bert_jax.config.switches import function_of, training_values
-from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.hf.config_json import CONFIG_FILE, read_config
 from bert_jax.interop.hf.peer import peer_outputs
+from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.interop.programs.serving import EXCLUDED, largest_differences, output_names, sample_inputs
 from bert_jax.interop.readers import read_weights
 from bert_jax.process.exits import VERIFICATION_FAILED, Stop

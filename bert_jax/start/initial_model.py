@@ -5,8 +5,8 @@ from pathlib import Path
 
 from bert_jax.config import ModelConfig, PretrainConfig, RunOptions
 from bert_jax.config.schema import PRESETS
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.hf.families.long import has_own_projections
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import leaves_activation_open, leaves_case_open, read_weights
 from bert_jax.interop.taken_over import described, kept_facts
 from bert_jax.start.fixed_options import Given, fixed_settings, model_section, whole_name

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from bert_jax.config import ModelConfig
-from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.hf.families.long import GLOBAL_TOKENS, copy_projections
+from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.start.vocabulary import WORD_ROWS
 from bert_jax.tokenization import Tokenizer
 from bert_jax.tokenization.json_tokenizer import INPUT_PIECES, with_input_pieces

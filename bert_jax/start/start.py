@@ -13,7 +13,7 @@ from bert_jax.tokenization import Tokenizer, build_tokenizer
 if TYPE_CHECKING:
     import numpy as np
 
-    from bert_jax.interop.exchange import ModelBundle
+    from bert_jax.interop.model_bundle import ModelBundle
     from bert_jax.interop.taken_over import Kept
     from bert_jax.training.job import Job
     from bert_jax.training.launch import Launch
@@ -81,7 +81,7 @@ class Start:
         messages = [*self.messages]
         kept = {}
         if self.weights is not None:
-            from bert_jax.interop.exchange import parameter_shapes
+            from bert_jax.interop.model_bundle import parameter_shapes
 
             wanted, heads = parameter_shapes(spec), self.weights.spec.heads
             for name, shape in wanted.items():

@@ -14,7 +14,7 @@ import numpy as np
 
 from bert_jax.config import DataConfig, RunOptions, TokenizerConfig
 from bert_jax.config.schema import SWITCH
-from bert_jax.interop.exchange import ModelBundle
+from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.io.storage import location
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, WordPieceTokenizer, build_tokenizer, load_tokenizer
 from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, chunks, split_words

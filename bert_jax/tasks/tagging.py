@@ -24,7 +24,7 @@ from bert_jax.records import Record
 from bert_jax.tasks import task
 from bert_jax.tasks.classes import class_lines, class_order, field_values
 from bert_jax.tasks.task import Level, ModelInput, Outputs, Prediction, Target, Task, class_loss
-from bert_jax.tasks.words import Window, word_windows
+from bert_jax.tasks.word_windows import Window, word_windows
 
 # Prefixes of entity tags (such as B-PER) in default and in strict scoring; see ``bert_jax.metrics.entities``.
 PREFIXES, STRICT_PREFIXES = ("B", "I", "E", "S"), ("B", "I")

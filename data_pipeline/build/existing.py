@@ -6,7 +6,7 @@ from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.shard_split import split_folder
 from data_pipeline.build.vocabulary import existing_vocabulary
 from data_pipeline.shards.compatibility import changed_settings, check_layout, shard_settings
-from data_pipeline.shards.parts import held_out_parts, shard_parts, train_folder
+from data_pipeline.shards.mixture_parts import held_out_parts, shard_parts, train_folder
 from data_pipeline.shards.shard_files import INDEX_NAME, MANIFEST_NAME, read_index, read_manifest
 
 # Settings of a build in which the parts of a mixture may differ from the config and from each other.

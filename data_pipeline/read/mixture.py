@@ -14,7 +14,7 @@ from bert_jax.tokenization import Tokenizer
 from data_pipeline.read.order import BatchSizes, HostRows, MixtureOrder, assign_places
 from data_pipeline.read.reader import LaneReader, RawBatch, RecordReader, SequentialReader
 from data_pipeline.shards.compatibility import Layout, check_layout, warn_of_changed_files
-from data_pipeline.shards.parts import Part
+from data_pipeline.shards.mixture_parts import Part
 from data_pipeline.shards.shard_files import MANIFEST_NAME, read_index, read_manifest
 
 

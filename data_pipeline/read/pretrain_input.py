@@ -32,7 +32,7 @@ from data_pipeline.read.order import (
 from data_pipeline.read.reader import BlankCounter, RawBatch
 from data_pipeline.read.streams import Masker, Stream, open_stream
 from data_pipeline.shards.compatibility import Layout, check_layout
-from data_pipeline.shards.parts import Part, held_out_parts, train_parts
+from data_pipeline.shards.mixture_parts import Part, held_out_parts, train_parts
 
 _log = logging.getLogger(__name__)
 

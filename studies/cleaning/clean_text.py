@@ -35,7 +35,7 @@ from scipy.sparse import csr_array
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from data_pipeline.contrib.clean.words import band_hashes, min_hashes, ngrams, word_hashes
+from data_pipeline.contrib.clean.word_hashes import band_hashes, min_hashes, ngrams, word_hashes
 
 LEAST_RECALL, LOW, MOST_LOW, MOST_RATIO = 0.95, 0.4, 0.001, 1.5
 SIMILAR = 0.7

@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from drawn_families import digest, drawn_models
 
 from bert_jax.config.switches import function_of
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.hf import peer
 from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.write import write_hf

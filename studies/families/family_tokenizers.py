@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from family_files import FAMILIES, make_files
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
-from bert_jax.interop.exchange import ReadOptions
+from bert_jax.interop.model_bundle import ReadOptions
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
 from bert_jax.tokenization import Tokenizer, build_tokenizer

@@ -24,7 +24,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from bert_jax.config import ModelConfig, ModelSpec, PretrainConfig, load_config
 from bert_jax.config.spec import HeadsConfig
-from bert_jax.interop.exchange import parameter_shapes
+from bert_jax.interop.model_bundle import parameter_shapes
 from bert_jax.interop.hf.config_json import hf_config
 from bert_jax.interop.hf.families import FAMILIES
 

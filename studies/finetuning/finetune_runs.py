@@ -17,7 +17,7 @@ from bert_jax.config import ModelSpec, RunOptions, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import take_options
 from bert_jax.finetuning.finetune import FinetuneJob
-from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.write import write_hf
 from bert_jax.start.plan import plan_start
 from bert_jax.start.start import Start

@@ -35,7 +35,7 @@ import numpy as np
 from bert_jax.config import HeadsConfig, ModelSpec, PretrainConfig, load_config
 from bert_jax.contrib.generation.generate import cached_logits, generate_ids, language_model
 from bert_jax.inference.loaded import LoadedModel, prepare
-from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.write import write_hf
 
 MODELS = Path(__file__).resolve().parents[2] / "configs" / "models"

@@ -42,7 +42,7 @@ from bert_jax.contrib.compression.onnx.calibration import TEXTS, calibrated
 from bert_jax.contrib.compression.onnx.quality import program_scores
 from bert_jax.contrib.compression.onnx.session import padded
 from bert_jax.inference.loaded import prepare
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.export_table import fit
 from bert_jax.interop.programs import write_onnx
 from bert_jax.interop.readers import read_weights

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "finetuning"))
 from text_baselines import regression
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, ModelSpec, RunOptions, TokenizerConfig
-from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.start.initial_model import changed_weights
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved

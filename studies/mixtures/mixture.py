@@ -33,7 +33,7 @@ from bert_jax.config.pretrain import DataConfig
 from bert_jax.tokenization import SPECIAL_PIECES
 from bert_jax.training.logging.metrics_file import TIMING_KEYS, read_metrics
 from data_pipeline.read.pretrain_input import PretrainBatches, pretrain_batches
-from data_pipeline.shards.parts import shard_parts
+from data_pipeline.shards.mixture_parts import shard_parts
 from data_pipeline.shards.shard_files import write_index, write_records
 from data_pipeline.shards.tfexample import encode_examples
 

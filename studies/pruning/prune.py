@@ -42,14 +42,14 @@ from small_runs import REPOSITORY, command, report
 
 from bert_jax.contrib.compression.examples import read_examples
 from bert_jax.contrib.compression.importance import gradient_importance, magnitude_importance, random_importance
-from bert_jax.contrib.compression.parts import Parts, cut, kept, masked, whole_masks
+from bert_jax.contrib.compression.heads_and_units import Parts, cut, kept, masked, whole_masks
 from bert_jax.contrib.compression.prune import encoder_flops
 from bert_jax.contrib.compression.trim import trim_model
 from bert_jax.contrib.experiments.latency_worker import NAMES as INPUTS
 from bert_jax.contrib.experiments.latency_worker import with_jax, with_onnx
 from bert_jax.hashing import permutation
 from bert_jax.inference.loaded import LoadedModel, load, prepare
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.export import export_model
 from bert_jax.start.network_changes import with_layers
 from bert_jax.interop.readers import read_weights

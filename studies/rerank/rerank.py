@@ -26,7 +26,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "shared"))
 from small_runs import cells, command
 
-from bert_jax.contrib.analysis.collection import Collection
+from bert_jax.contrib.analysis.texts_or_vectors import Collection
 from bert_jax.contrib.analysis.neighbors import Hits, nearest
 from bert_jax.contrib.analysis.retrieval import reranked
 from bert_jax.hashing import permutation

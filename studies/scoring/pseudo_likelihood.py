@@ -91,7 +91,7 @@ class Ours:
 def write_drawn(folder: Path, vocabulary: Path) -> None:
     """Write a BERT of 6 layers of width 256 with drawn weights, larger than initial ones, so that texts differ."""
     from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
-    from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+    from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
     from bert_jax.interop.hf.write import write_hf
 
     content = vocabulary.read_bytes()

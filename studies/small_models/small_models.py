@@ -36,7 +36,7 @@ from small_tasks import texts
 
 from bert_jax.contrib.compression.onnx.quality import program_scores
 from bert_jax.contrib.experiments.latency_worker import NAMES, with_onnx
-from bert_jax.interop.exchange import ReadOptions
+from bert_jax.interop.model_bundle import ReadOptions
 from bert_jax.interop.export_table import fit
 from bert_jax.interop.readers import read_weights
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator

@@ -24,7 +24,7 @@ import numpy as np
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.contrib.compression.trim import trim_model
 from bert_jax.inference.loaded import load
-from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.tokenization import Tokenizer, load_tokenizer

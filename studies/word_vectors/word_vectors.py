@@ -128,7 +128,7 @@ def speed(workdir: Path, words_per_epoch: int, rows: int, batch: int) -> float:
 
 def unit(path: Path, words: list[str]) -> np.ndarray:
     """Return the vectors of ``words`` in a model, divided by their norms (0 for absent words)."""
-    from bert_jax.interop.exchange import ReadOptions
+    from bert_jax.interop.model_bundle import ReadOptions
     from bert_jax.interop.readers import read_weights
 
     bundle = read_weights(path, ReadOptions())
@@ -143,7 +143,7 @@ def is_read_by_gensim(workdir: Path, gensim: Path, work: Path) -> bool:
     """Return True if gensim reads the same words and, bit by bit, the same values from both files of the model in
     ``workdir``."""
     from bert_jax.contrib.ancestors.formats.word2vec import BINARY_FILE, TABLE, TEXT_FILE, write_word2vec
-    from bert_jax.interop.exchange import ReadOptions
+    from bert_jax.interop.model_bundle import ReadOptions
     from bert_jax.interop.readers import read_weights
 
     bundle = read_weights(workdir, ReadOptions())

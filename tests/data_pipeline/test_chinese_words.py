@@ -8,7 +8,7 @@ import pytest
 from bert_jax.commands.data import main
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.contrib.ancestors.formats.word2vec import read_word2vec
-from bert_jax.interop.exchange import ReadOptions
+from bert_jax.interop.model_bundle import ReadOptions
 from bert_jax.tokenization import SPECIAL_PIECES, WordPieceTokenizer, build_tokenizer, load_tokenizer
 from data_pipeline.build.ensure import ensure_data
 from data_pipeline.build.token_store import TokenStore

@@ -21,7 +21,7 @@ from bert_jax.batch import DataBudgetError
 from data_pipeline.read.order import LaneOrder, MixtureOrder, part_counts
 from data_pipeline.read.pretrain_input import eval_batches
 from data_pipeline.shards import shard_files as shards
-from data_pipeline.shards.parts import Part
+from data_pipeline.shards.mixture_parts import Part
 from data_pipeline.shards.tfexample import encode_examples
 
 COUNTS, WEIGHTS = (512, 100, 9), (7, 2, 1)

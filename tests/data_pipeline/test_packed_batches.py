@@ -17,7 +17,7 @@ from data_pipeline.build.packing import (
 )
 from data_pipeline.read.pretrain_input import eval_batches
 from data_pipeline.shards import shard_files as shards
-from data_pipeline.shards.parts import Part
+from data_pipeline.shards.mixture_parts import Part
 from data_pipeline.shards.tfexample import encode_examples
 
 PAIRS = config(seq_length=2 * S, packing="best_fit", sequences_per_row=2, max_blank_records=10_000)

@@ -31,7 +31,7 @@ from data_pipeline.build.ensure import ensure_data
 from data_pipeline.build.inspection import inspect
 from data_pipeline.read.pretrain_input import ShardSource, eval_batches
 from data_pipeline.shards import shard_files as shards
-from data_pipeline.shards.parts import Part
+from data_pipeline.shards.mixture_parts import Part
 from data_pipeline.shards.tfexample import decode_example, encode_examples
 
 # ------------------------------------------------------------------ builds

@@ -15,7 +15,7 @@ from bert_jax.config import DataConfig, ModelConfig, PretrainConfig, TrainingCon
 from bert_jax.tokenization import load_tokenizer
 from data_pipeline.build.ensure import ensure_data, require_shards
 from data_pipeline.read.pretrain_input import ShardSource
-from data_pipeline.shards.parts import held_out_parts, shard_parts
+from data_pipeline.shards.mixture_parts import held_out_parts, shard_parts
 
 VOCABULARY = 416
 

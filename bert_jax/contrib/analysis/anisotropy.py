@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bert_jax.contrib.analysis.collection import blocks, lengths_of
+from bert_jax.contrib.analysis.texts_or_vectors import blocks, lengths_of
 from bert_jax.inference.engine import Engine
 from bert_jax.model.embeddings import word_table
 

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 
-from bert_jax.contrib.analysis.collection import BLOCK, Collection, blocks, is_id, lengths_of
+from bert_jax.contrib.analysis.texts_or_vectors import BLOCK, Collection, blocks, is_id, lengths_of
 from bert_jax.inference.text_files import read_texts
 
 Distance = Literal["cosine", "euclidean"]

@@ -30,8 +30,8 @@ def search_command(arguments: argparse.Namespace) -> None:
     """Find the texts of a corpus, or of an index of bert-jax embed, that are nearest to each query; every query is
     compared with every text. Writes JSON lines with query, text and hits (id, score, text). The best hits come
     first; hits with equal scores are in the order of the corpus."""
-    from bert_jax.contrib.analysis.collection import read_collection
     from bert_jax.contrib.analysis.neighbors import hit_lines, read_relevant, relevance
+    from bert_jax.contrib.analysis.texts_or_vectors import read_collection
     from bert_jax.contrib.analysis.vector_index import VectorIndex
     from bert_jax.inference.text_files import write_json_lines
 
@@ -112,7 +112,7 @@ def _corpus_hits(arguments: argparse.Namespace, corpus: Any, queries: Any, leave
 
 
 def _index_hits(arguments: argparse.Namespace, index: Any, queries: Any) -> Iterator[Any]:
-    from bert_jax.contrib.analysis.collection import embedded
+    from bert_jax.contrib.analysis.texts_or_vectors import embedded
 
     loaded, options = _model(arguments, queries)
     if loaded is not None:
@@ -135,7 +135,7 @@ def _reranker(arguments: argparse.Namespace, queries: Any, corpus: Any) -> Calla
     """Return a function that orders hits by the model of --rerank, which is checked here, before the search."""
     from bert_jax.contrib.analysis.retrieval import relevance_label, require_texts, reranked
     from bert_jax.inference.loaded import load
-    from bert_jax.interop.exchange import ReadOptions
+    from bert_jax.interop.model_bundle import ReadOptions
 
     require_texts(queries, corpus)
     cross_encoder = load(arguments.rerank, options=ReadOptions(allow_mismatch=arguments.allow_mismatch))
@@ -146,7 +146,7 @@ def _reranker(arguments: argparse.Namespace, queries: Any, corpus: Any) -> Calla
 def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[Any, Any]:
     """Return the vectors of ``corpus`` and of ``queries``, whitened if --whiten is set."""
     from bert_jax.contrib.analysis.anisotropy import anisotropy, fit_whitening
-    from bert_jax.contrib.analysis.collection import embedded
+    from bert_jax.contrib.analysis.texts_or_vectors import embedded
 
     loaded, options = _model(arguments, corpus, queries)
     vectors = embedded(corpus, loaded, prompt=arguments.corpus_prompt, **options)
@@ -179,8 +179,8 @@ def mine_command(arguments: argparse.Namespace) -> None:
     """Add hard negatives to pairs of texts: for each pair the texts that are nearest to its first text, but no
     known answer to it, and less similar than its own answer by the margin. Writes JSON lines with text, text_pair
     and negative, which fine-tuning reads (sentence.loss negatives or triplet)."""
-    from bert_jax.contrib.analysis.collection import read_collection
     from bert_jax.contrib.analysis.retrieval import Mining, with_negatives
+    from bert_jax.contrib.analysis.texts_or_vectors import read_collection
     from bert_jax.inference.text_files import read_texts, write_json_lines
 
     if not -2 <= arguments.margin < 2:
@@ -215,7 +215,7 @@ def cluster_command(arguments: argparse.Namespace) -> None:
     """Group texts with similar vectors. Writes JSON lines with id, text and cluster, and prints the size and the
     most central text of every cluster (to standard error if the JSON lines go to standard output)."""
     from bert_jax.contrib.analysis.clusters import agglomerative, cluster_lines, kmeans, read_labels, summary_lines
-    from bert_jax.contrib.analysis.collection import embedded, read_collection
+    from bert_jax.contrib.analysis.texts_or_vectors import embedded, read_collection
     from bert_jax.inference.text_files import write_json_lines
     from bert_jax.metrics.clustering import clustering_scores
 
@@ -252,7 +252,7 @@ def anisotropy_command(arguments: argparse.Namespace) -> None:
     cosine of the rows of the embedding table, grouped by the frequency of their pieces in the texts (Li et al.
     2020). search --whiten removes the common direction."""
     from bert_jax.contrib.analysis.anisotropy import anisotropy, counted_embeddings, frequency_bands
-    from bert_jax.contrib.analysis.collection import embedded, read_collection
+    from bert_jax.contrib.analysis.texts_or_vectors import embedded, read_collection
 
     collection = read_collection(arguments.input)
     loaded, options = _model(arguments, collection)

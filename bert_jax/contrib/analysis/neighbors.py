@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from bert_jax.contrib.analysis.collection import BLOCK, Collection, Id, blocks, is_id, lengths_of, norms
+from bert_jax.contrib.analysis.texts_or_vectors import BLOCK, Collection, Id, blocks, is_id, lengths_of, norms
 from bert_jax.inference.text_files import read_texts
 from bert_jax.metrics.resampling import Interval, confidence_intervals
 from bert_jax.metrics.retrieval import have_collapsed, retrieval_scores, tie_width

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.contrib.analysis.collection import Collection, embedded, lengths_of
 from bert_jax.contrib.analysis.neighbors import Hits, nearest
+from bert_jax.contrib.analysis.texts_or_vectors import Collection, embedded, lengths_of
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.predict import predict
 from bert_jax.metrics.retrieval import RESOLUTION

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.contrib.analysis.collection import Collection, Id, blocks, is_id, lengths_of
 from bert_jax.contrib.analysis.neighbors import Hits, nearest
+from bert_jax.contrib.analysis.texts_or_vectors import Collection, Id, blocks, is_id, lengths_of
 from bert_jax.inference.embed import embed, prompt_text
 from bert_jax.inference.engine import Engine
 from bert_jax.io.files import new_folder, whole_folder

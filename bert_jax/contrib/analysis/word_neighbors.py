@@ -16,7 +16,7 @@ import numpy as np
 from bert_jax.contrib.analysis.neighbors import nearest
 from bert_jax.inference.batching import RunOptions
 from bert_jax.inference.engine import Engine
-from bert_jax.inference.words import (
+from bert_jax.inference.word_vectors import (
     WordVectors,
     hidden_layers,
     sentence_word_vectors,
@@ -25,7 +25,7 @@ from bert_jax.inference.words import (
     word_vectors,
 )
 from bert_jax.model.embeddings import word_table
-from bert_jax.tasks.words import Span
+from bert_jax.tasks.word_windows import Span
 
 # Words that are run alone together.
 _ALONE = 1024

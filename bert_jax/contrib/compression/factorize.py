@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.contrib.compression.onnx.quality import model_score
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.io.files import new_folder, whole_folder

@@ -15,9 +15,9 @@ from pathlib import Path
 import jax
 
 from bert_jax.config import ModelConfig
-from bert_jax.contrib.compression.parts import kept, whole_masks
+from bert_jax.contrib.compression.heads_and_units import kept, whole_masks
 from bert_jax.contrib.compression.prune import Importance, Pruning, check_prunable, prune_model
-from bert_jax.interop.exchange import ReadOptions
+from bert_jax.interop.model_bundle import ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.io.files import write_whole
 from bert_jax.process import exits

@@ -22,9 +22,9 @@ from flax import traverse_util
 
 from bert_jax.config import ModelConfig
 from bert_jax.contrib.compression.examples import with_classes
-from bert_jax.contrib.compression.parts import Parts, masked, whole_masks
+from bert_jax.contrib.compression.heads_and_units import Parts, masked, whole_masks
 from bert_jax.finetuning.augment import mask_batch
-from bert_jax.finetuning.packing import row_length
+from bert_jax.finetuning.batch_shapes import row_length
 from bert_jax.hashing import permutation
 from bert_jax.inference.batching import Shape, pack_batch
 from bert_jax.inference.engine import Engine

@@ -11,9 +11,9 @@ import numpy as np
 
 from bert_jax.config import ModelConfig
 from bert_jax.contrib.compression import importance
-from bert_jax.contrib.compression.parts import Parts, cut, kept, masked, whole_masks
+from bert_jax.contrib.compression.heads_and_units import Parts, cut, kept, masked, whole_masks
 from bert_jax.inference.loaded import LoadedModel, load, prepare
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.io.files import new_folder, whole_folder

@@ -12,7 +12,7 @@ from bert_jax.contrib.compression.vocabulary import Subset, subset
 from bert_jax.inference.forward import forward
 from bert_jax.inference.loaded import load, prepare
 from bert_jax.inference.text_files import read_texts
-from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.io.files import new_folder, whole_folder

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype
 from bert_jax.interop.export import export_model
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, StoredDtype
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 

@@ -28,7 +28,7 @@ from bert_jax.interop.hf.family import (
     short,
     with_pruned_heads,
 )
-from bert_jax.interop.stored import default_labels
+from bert_jax.interop.stored_model import default_labels
 from bert_jax.io.untrusted_folder import json_object, read_small
 
 CONFIG_FILE = "config.json"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from bert_jax.config import ModelSpec, TaskSettings
 from bert_jax.config.spec import FORMAT, described
-from bert_jax.interop.exchange import ModelBundle, StoredDtype, parameter_shapes
 from bert_jax.interop.hf.sentence_transformers import write_sentence_transformers
 from bert_jax.interop.hf.tensors import safetensors
 from bert_jax.interop.hf.write import write_hf, write_json, write_safetensors
-from bert_jax.interop.stored import FLOATS, StoredName, listed, read_float32
+from bert_jax.interop.model_bundle import ModelBundle, StoredDtype, parameter_shapes
+from bert_jax.interop.stored_model import FLOATS, StoredName, listed, read_float32
 from bert_jax.io.untrusted_folder import inside, needed, read_small
 
 DETAILS_FILE, WEIGHTS_FILE = "bert_jax.json", "bert_jax.safetensors"

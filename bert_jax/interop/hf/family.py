@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.config import ModelConfig, ModelSpec
-from bert_jax.interop.stored import Tensor
+from bert_jax.interop.stored_model import Tensor
 
 
 def words(text: str) -> frozenset[str]:

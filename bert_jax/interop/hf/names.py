@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Mapping
 
 from bert_jax.config import ModelSpec
-from bert_jax.interop.exchange import parameter_shapes
 from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.family import Place
-from bert_jax.interop.stored import StoredName
+from bert_jax.interop.model_bundle import parameter_shapes
+from bert_jax.interop.stored_model import StoredName
 
 # Buffers that some versions of transformers store. They contain constants, not weights. The last two are masks of
 # GPT and GPT-2.

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
-from bert_jax.interop.exchange import ModelBundle, ReadOptions, check_sizes
 from bert_jax.interop.hf.config_json import CONFIG_FILE, HfConfig, model_parts, names_family, read_config
 from bert_jax.interop.hf.family import TASK_HEADS
 from bert_jax.interop.hf.names import BUFFERS, as_place, hf_names, recognized_family, stored_head
 from bert_jax.interop.hf.tensors import open_tensors
-from bert_jax.interop.stored import FLOATS, StoredModel, Tensor, listed, read_float32
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, check_sizes
+from bert_jax.interop.stored_model import FLOATS, StoredModel, Tensor, listed, read_float32
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.io.untrusted_folder import needed
 from bert_jax.tokenization import build_tokenizer

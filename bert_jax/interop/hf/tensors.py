@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from bert_jax.interop.stored import Tensor, listed
+from bert_jax.interop.stored_model import Tensor, listed
 from bert_jax.io.safetensors_file import DTYPES, read_header, read_values
 from bert_jax.io.torch_file import read_torch
 from bert_jax.io.untrusted_folder import inside, json_object, needed, read_small

@@ -10,11 +10,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from bert_jax.interop.exchange import ModelBundle, StoredDtype, check_shapes
 from bert_jax.interop.hf.config_json import CONFIG_FILE, hf_class, hf_config
 from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.names import as_place, hf_names
-from bert_jax.interop.stored import StoredName, stored_array
+from bert_jax.interop.model_bundle import ModelBundle, StoredDtype, check_shapes
+from bert_jax.interop.stored_model import StoredName, stored_array
 from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
 from bert_jax.tokenization import build_tokenizer
 

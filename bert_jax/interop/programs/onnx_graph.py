@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_jax.config import ModelSpec
 from bert_jax.config.switches import check_fields
-from bert_jax.interop.exchange import ModelBundle, StoredDtype, check_shapes
+from bert_jax.interop.model_bundle import ModelBundle, StoredDtype, check_shapes
 from bert_jax.interop.programs.onnx_int8 import CalibrationGraph, Int8Graph
 from bert_jax.interop.programs.onnx_layers import SUPPORTED, add_network
 from bert_jax.interop.programs.onnx_nodes import FLOAT, INT64, Graph

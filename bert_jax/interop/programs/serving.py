@@ -12,10 +12,10 @@ import numpy as np
 from flax import traverse_util
 
 from bert_jax.config import ExecutionConfig, ModelSpec
-from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.hf.config_json import CONFIG_FILE, hf_config
 from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.write import write_json
+from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
 from bert_jax.model import BertModel, BertOutput
 from bert_jax.model.bert import bert_output

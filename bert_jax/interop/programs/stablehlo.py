@@ -20,8 +20,8 @@ from safetensors.numpy import load_file
 
 from bert_jax.config import ModelSpec
 from bert_jax.config.switches import check_fields, every_field
-from bert_jax.interop.exchange import ModelBundle, StoredDtype, check_shapes, parameter_shapes
 from bert_jax.interop.hf.write import write_json, write_safetensors
+from bert_jax.interop.model_bundle import ModelBundle, StoredDtype, check_shapes, parameter_shapes
 from bert_jax.interop.programs.serving import (
     INPUTS,
     forward,
@@ -31,7 +31,7 @@ from bert_jax.interop.programs.serving import (
     symbolic_sizes,
     write_companions,
 )
-from bert_jax.interop.stored import StoredName
+from bert_jax.interop.stored_model import StoredName
 
 PROGRAM, TEXT, WEIGHTS, SIGNATURE = "program.bin", "program.mlir", "weights.safetensors", "signature.json"
 PLATFORMS = ("cpu", "cuda", "tpu")

@@ -19,11 +19,11 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, spec_from_json, spec_to_json
 from bert_jax.config.spec import Activation, Problem
-from bert_jax.interop.exchange import ModelBundle, ReadOptions, StoredDtype, check_shapes
 from bert_jax.interop.hf.config_json import read_config
 from bert_jax.interop.hf.read import with_tokenizer
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, StoredDtype, check_shapes
 from bert_jax.interop.npz import same_arrays
-from bert_jax.interop.stored import FLOATS, StoredModel, Tensor, aligned_copy, listed
+from bert_jax.interop.stored_model import FLOATS, StoredModel, Tensor, aligned_copy, listed
 from bert_jax.interop.tf1.names import CONFIG_FILE, HEADS, tf1_config, tf1_model, tf1_names
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.io.untrusted_folder import inside, needed, read_small

@@ -10,11 +10,11 @@ from typing import Any
 
 from bert_jax.config import ModelConfig, ModelSpec
 from bert_jax.config.switches import SIZES, Supported, check_fields
-from bert_jax.interop.exchange import parameter_shapes
 from bert_jax.interop.hf.config_json import keys_of, model_config
 from bert_jax.interop.hf.families import bert
 from bert_jax.interop.hf.names import module_places
-from bert_jax.interop.stored import StoredName
+from bert_jax.interop.model_bundle import parameter_shapes
+from bert_jax.interop.stored_model import StoredName
 
 CONFIG_FILE = "bert_config.json"
 # google-research/bert always uses this value, regardless of bert_config.json.

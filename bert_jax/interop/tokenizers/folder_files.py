@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import TokenizerConfig
-from bert_jax.interop.exchange import ReadOptions
+from bert_jax.interop.model_bundle import ReadOptions
 from bert_jax.interop.tokenizers.family_files import (
     GPT2_PIECE,
     SENTENCEPIECE_FILES,

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from data_pipeline.contrib.beam.pipeline import Jobs, check_options, expect, run_pipeline
+from data_pipeline.contrib.clean.job_table import STAGES
 from data_pipeline.contrib.clean.scanning import cut_source, find_exact, scan_chunk
-from data_pipeline.contrib.clean.stages import STAGES
 from data_pipeline.contrib.clean.workspace import Plan, chunk_name, load_plan
 
 _SHARE_BYTES = 4 << 20  # a job scans at least this much of a larger source

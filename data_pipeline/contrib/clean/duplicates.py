@@ -14,9 +14,9 @@ import numpy as np
 
 from bert_jax.io.files import local_copy, write_whole
 from bert_jax.io.storage import Location
+from data_pipeline.contrib.clean.drop_counts import Tally, excerpt
 from data_pipeline.contrib.clean.scanning import count_ranges, first_copies
-from data_pipeline.contrib.clean.tally import Tally, excerpt
-from data_pipeline.contrib.clean.words import band_hashes, jaccard, line_keys, min_hashes, ngrams, word_hashes
+from data_pipeline.contrib.clean.word_hashes import band_hashes, jaccard, line_keys, min_hashes, ngrams, word_hashes
 from data_pipeline.contrib.clean.workspace import (
     TALLIES,
     Chunks,

@@ -9,9 +9,9 @@ import numpy as np
 from bert_jax.io.files import write_whole
 from bert_jax.io.storage import Location
 from data_pipeline.build.workers import scratch_file
+from data_pipeline.contrib.clean.drop_counts import Tally, excerpt, merge
 from data_pipeline.contrib.clean.duplicates import comparison_jobs
 from data_pipeline.contrib.clean.report import REPORT_NAME, as_text, make_report
-from data_pipeline.contrib.clean.tally import Tally, excerpt, merge
 from data_pipeline.contrib.clean.workspace import (
     TALLIES,
     Plan,

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from data_pipeline.contrib.clean.drop_counts import EXAMPLES, RULES
 from data_pipeline.contrib.clean.options import chance, settings_of
-from data_pipeline.contrib.clean.tally import EXAMPLES, RULES
 from data_pipeline.contrib.clean.workspace import Plan
 from data_pipeline.text.compressed import COMPRESSIONS
 from data_pipeline.text.corpus import CLEANED_NAME

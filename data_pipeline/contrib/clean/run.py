@@ -20,12 +20,12 @@ from bert_jax.io.storage import Location, ObjectPath, location
 from data_pipeline.build.identity import HASHES_NAME, file_settings
 from data_pipeline.build.text_facts import cut_lines_note
 from data_pipeline.build.workers import Workers, exclusive, processor_count, remove_scratch
+from data_pipeline.contrib.clean.job_table import STAGES
 from data_pipeline.contrib.clean.options import CleanOptions, settings_of
 from data_pipeline.contrib.clean.output import finish
 from data_pipeline.contrib.clean.report import summary
 from data_pipeline.contrib.clean.rules import check_languages, load_ftfy
 from data_pipeline.contrib.clean.scanning import cut_source, find_exact, scan_chunk
-from data_pipeline.contrib.clean.stages import STAGES
 from data_pipeline.contrib.clean.workspace import Plan, save_plan
 from data_pipeline.text.corpus import CLEANED_NAME, list_corpus
 from data_pipeline.text.documents import Reading

@@ -8,10 +8,10 @@ import numpy as np
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.io.storage import Location
 from data_pipeline.build.token_store import content_hash, cut_documents
+from data_pipeline.contrib.clean.drop_counts import Tally, excerpt
 from data_pipeline.contrib.clean.options import CleanConfig
 from data_pipeline.contrib.clean.rules import Line, check_line, is_plain, language_of, load_ftfy
-from data_pipeline.contrib.clean.tally import Tally, excerpt
-from data_pipeline.contrib.clean.words import line_keys, word_hashes
+from data_pipeline.contrib.clean.word_hashes import line_keys, word_hashes
 from data_pipeline.contrib.clean.workspace import (
     TALLIES,
     Plan,

@@ -9,9 +9,9 @@ from command import REPOSITORY
 from hf_folders import FIXTURES
 
 from bert_jax.config import HeadsConfig, ModelSpec, PretrainConfig, load_config
-from bert_jax.interop.exchange import parameter_shapes
 from bert_jax.interop.hf.config_json import unsupported
 from bert_jax.interop.hf.families import FAMILIES
+from bert_jax.interop.model_bundle import parameter_shapes
 
 MODELS = sorted((REPOSITORY / "configs" / "models").glob("*.yaml"))
 # Class and number of parameters of transformers 5.23 (studies/families/named_models.py).

@@ -17,10 +17,10 @@ from safetensors import safe_open
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceConfig, TokenizerConfig
 from bert_jax.inference.loaded import load
 from bert_jax.interop import export
-from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.export import export_model
 from bert_jax.interop.export_table import DTYPES, FORMATS, ROWS, TABLE, fit, rows_of
 from bert_jax.interop.hf.config_json import hf_class
+from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.interop.readers import read_weights
 from bert_jax.process import exits
 

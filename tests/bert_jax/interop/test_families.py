@@ -20,7 +20,7 @@ from bert_jax.interop.hf.names import hf_names
 from bert_jax.interop.hf.write import write_hf
 from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx
 from bert_jax.interop.programs.stablehlo import check_stablehlo, write_stablehlo
-from bert_jax.interop.stored import stored_array
+from bert_jax.interop.stored_model import stored_array
 from bert_jax.io.safetensors_file import read_header, read_values
 
 REPOSITORY = Path(__file__).resolve().parents[3]

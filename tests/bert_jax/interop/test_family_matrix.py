@@ -15,9 +15,9 @@ from exported import VOCABULARY
 
 from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, TokenizerConfig
 from bert_jax.interop import export
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.export_table import FORMATS, fit
 from bert_jax.interop.hf.families import FAMILIES
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.model_card import model_card
 from bert_jax.interop.readers import read_weights
 

@@ -11,7 +11,7 @@ from golden.tokenizer_cases import byte_pieces
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
 from bert_jax.inference.engine import Engine
-from bert_jax.interop.exchange import ReadOptions
+from bert_jax.interop.model_bundle import ReadOptions
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
 from bert_jax.tokenization import Tokenizer, build_tokenizer

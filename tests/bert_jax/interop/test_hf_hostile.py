@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hf_folders import load, make_folder, save
 
-from bert_jax.interop.exchange import ReadOptions
 from bert_jax.interop.import_model import import_model
+from bert_jax.interop.model_bundle import ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.io.safetensors_file import LARGEST_HEADER, read_header, read_values
 from bert_jax.process import exits

@@ -11,10 +11,10 @@ import pytest
 from golden.hf_cases import CLASSES, inputs
 from hf_folders import FIXTURES, drop, load, make_folder, rename, save
 
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.hf.config_json import CLASSES as READABLE
 from bert_jax.interop.hf.config_json import hf_class, hf_config, model_parts
 from bert_jax.interop.hf.names import hf_names
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.programs.serving import INPUTS, forward
 from bert_jax.interop.readers import read_weights
 

@@ -9,9 +9,9 @@ import pytest
 from hf_folders import load, make_folder, rename
 from torch_files import Global, Raw, opcodes, save_old, save_zip, state_of
 
-from bert_jax.interop.exchange import ReadOptions
 from bert_jax.interop.hf.names import recognized_family
 from bert_jax.interop.import_model import import_model
+from bert_jax.interop.model_bundle import ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.process import exits
 

@@ -15,9 +15,9 @@ from hf_folders import drop, make_folder
 
 from bert_jax.config import HeadsConfig, ModelSpec
 from bert_jax.interop import import_model as module
-from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.hf.names import hf_names
 from bert_jax.interop.import_model import import_model
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.interop.verification import Differences, check_hf
@@ -228,7 +228,7 @@ def test_another_python_without_numpy(tmp_path):
 SCRIPT = """
 import sys
 from pathlib import Path
-from bert_jax.interop.exchange import ReadOptions
+from bert_jax.interop.model_bundle import ReadOptions
 from bert_jax.interop.import_model import import_model
 
 def status(name):

@@ -7,8 +7,8 @@ import pytest
 from exported import SPECS, exported, source
 from support import tiny_config, train_synthetic
 
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.export import export_model
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.model_card import model_card
 from bert_jax.interop.readers import read_weights
 from bert_jax.training.checkpoint import parameters

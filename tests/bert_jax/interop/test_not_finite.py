@@ -12,8 +12,8 @@ from bert_jax.commands.main import main
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
 from bert_jax.contrib.ancestors.encoders.characters import CHARACTER_IDS, stored_ids
 from bert_jax.contrib.ancestors.formats.allennlp import write_allennlp
-from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.hf.sentence_transformers import write_sentence_transformers
+from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.interop.npz import write_npz
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved

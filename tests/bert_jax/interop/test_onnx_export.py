@@ -15,7 +15,7 @@ from exported import MODEL, PLAIN, SPECS, mostly_slow, random_weights
 from onnxruntime.quantization import quantize_dynamic
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
-from bert_jax.interop.exchange import ModelBundle, parameter_shapes
+from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.interop.programs import onnx_graph, serving
 from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx
 

@@ -22,9 +22,9 @@ from bert_jax.config import (
     to_dict,
 )
 from bert_jax.contrib.ancestors.encoders.characters import CHARACTER_IDS, stored_ids
-from bert_jax.interop.exchange import ReadOptions, without_folders
 from bert_jax.interop.export import all_formats, export_model
 from bert_jax.interop.import_model import import_model
+from bert_jax.interop.model_bundle import ReadOptions, without_folders
 from bert_jax.interop.saved_model import write_saved
 
 MODEL = tiny_model(40)

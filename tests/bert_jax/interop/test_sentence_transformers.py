@@ -13,10 +13,10 @@ from hf_folders import make_folder
 
 from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, SentenceModule, TokenizerConfig
 from bert_jax.inference import loaded
-from bert_jax.interop.exchange import ReadOptions, parameter_shapes
 from bert_jax.interop.hf.config_json import cross_encoder_activation
 from bert_jax.interop.hf.sentence_transformers import read_sentence_transformers, write_sentence_transformers
 from bert_jax.interop.hf.write import write_hf
+from bert_jax.interop.model_bundle import ReadOptions, parameter_shapes
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.tokenization import build_tokenizer

@@ -14,7 +14,7 @@ from exported import MODEL, PLAIN, SPECS, mostly_slow, random_weights
 from safetensors.numpy import load_file
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
-from bert_jax.interop.exchange import ModelBundle
+from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.interop.programs import serving
 from bert_jax.interop.programs.stablehlo import check_stablehlo, write_stablehlo
 

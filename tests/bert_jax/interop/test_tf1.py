@@ -10,8 +10,8 @@ from builders import content, words
 from exported import SPECS, random_weights
 
 from bert_jax.config import ModelSpec, TokenizerConfig
-from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.export_table import fit
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.tf1.checkpoint import PREFIX, write_tf1
 

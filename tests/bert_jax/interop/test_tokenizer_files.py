@@ -14,7 +14,7 @@ import tokenizers
 from golden.tokenizer_cases import FIXTURE, LENGTHS, PAIRS, TEXTS, byte_pieces, cases
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
-from bert_jax.interop.exchange import ReadOptions
+from bert_jax.interop.model_bundle import ReadOptions
 from bert_jax.interop.tokenizers import tokenizer_state
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files

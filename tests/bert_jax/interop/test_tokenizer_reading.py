@@ -8,7 +8,7 @@ import pytest
 from golden.tokenizer_cases import byte_pieces
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
-from bert_jax.interop.exchange import ReadOptions
+from bert_jax.interop.model_bundle import ReadOptions
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
 from bert_jax.interop.tokenizers.json_format import wordpiece_json

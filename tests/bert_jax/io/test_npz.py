@@ -12,7 +12,7 @@ import pytest
 from exported import SPECS, random_weights
 
 from bert_jax.config import TokenizerConfig
-from bert_jax.interop.exchange import ReadOptions, parameter_shapes
+from bert_jax.interop.model_bundle import ReadOptions, parameter_shapes
 from bert_jax.interop.npz import read_npz, write_npz
 from bert_jax.interop.readers import read_weights
 

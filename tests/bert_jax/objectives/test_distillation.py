@@ -15,8 +15,8 @@ from support import random_batch, relative_difference, tiny_config, train_synthe
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.contrib.compression.teachers.find import check_vocabulary, find_teacher
 from bert_jax.inference.loaded import prepare
-from bert_jax.interop.exchange import ReadOptions
 from bert_jax.interop.export import export_model
+from bert_jax.interop.model_bundle import ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.model import from_canonical, to_canonical

@@ -20,8 +20,8 @@ from support import objective_of, random_batch, relative_difference, tiny_config
 
 from bert_jax.config import DataConfig, ModelConfig, PretrainConfig
 from bert_jax.config.objective import ObjectiveConfig
-from bert_jax.interop.exchange import ReadOptions
 from bert_jax.interop.export import export_model
+from bert_jax.interop.model_bundle import ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import from_canonical, to_canonical
 from bert_jax.model.dropout import TokenKey

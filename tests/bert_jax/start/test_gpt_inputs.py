@@ -21,10 +21,10 @@ from bert_jax.config import (
 )
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.finetune import FinetuneJob
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
 from bert_jax.interop.export import export_model
 from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.write import write_hf
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files

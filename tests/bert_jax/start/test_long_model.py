@@ -24,9 +24,9 @@ from bert_jax.config import (
 )
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.switches import function_of
-from bert_jax.interop.exchange import ModelBundle
 from bert_jax.interop.export import export_model
 from bert_jax.interop.hf.families.long import has_own_projections
+from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.interop.programs.serving import sample_inputs
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved

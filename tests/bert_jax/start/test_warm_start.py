@@ -22,7 +22,7 @@ from bert_jax.config import (
     load_config,
 )
 from bert_jax.config.finetune import FinetuneConfig, FinetuneOptimizerConfig
-from bert_jax.interop.exchange import ModelBundle
+from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.model import BertForPretraining, to_canonical
 from bert_jax.optim import make_optimizer

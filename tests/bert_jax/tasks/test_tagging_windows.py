@@ -5,7 +5,7 @@ import pytest
 from tagging_cases import TOKENIZER, pieces, random_sentences, record
 
 from bert_jax.tasks.task import Encoded
-from bert_jax.tasks.words import encode_words, owners, window_spans, word_windows
+from bert_jax.tasks.word_windows import encode_words, owners, window_spans, word_windows
 from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES, ByteBPETokenizer, byte_bpe_content
 
 CLS, SEP, UNK = TOKENIZER.cls_id, TOKENIZER.sep_id, TOKENIZER.unk_id

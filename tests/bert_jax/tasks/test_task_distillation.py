@@ -17,7 +17,7 @@ from bert_jax.config.task import TaskDataConfig
 from bert_jax.contrib.compression.teachers.find import find_task_teachers, find_teacher
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.finetuning.task_objective import TaskObjective
-from bert_jax.interop.exchange import ModelBundle, ReadOptions, parameter_shapes
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.parallel import batch_sharding, make_mesh
 from bert_jax.process import exits

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bert_jax.commands.data import main
-from data_pipeline.contrib.clean.tally import Tally, merge
+from data_pipeline.contrib.clean.drop_counts import Tally, merge
 from data_pipeline.text.corpus import list_sources
 from data_pipeline.text.documents import read_documents
 

@@ -10,7 +10,7 @@ from bert_jax.commands.data import main
 from bert_jax.io.files import remove_tree
 from bert_jax.io.storage import ObjectPath
 from data_pipeline.build import token_store
-from data_pipeline.contrib.clean import duplicates, scanning, stages
+from data_pipeline.contrib.clean import duplicates, job_table, scanning
 
 WORDS = [f"w{number}" for number in range(300)]
 OPTIONS = ["--encoding", "off", "--boilerplate", "4", "--near_duplicates", "0.6"]
@@ -123,7 +123,7 @@ def test_finished_work_is_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
     made: list[str] = []
 
     def fail_after(count: int, stage: int) -> None:
-        before = stages.STAGES[stage]
+        before = job_table.STAGES[stage]
 
         def job(folder, item):
             if len(made) >= count:
@@ -131,7 +131,7 @@ def test_finished_work_is_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
             made.append(f"{before.name} {item}")
             before.job(folder, item)
 
-        changed = (*stages.STAGES[:stage], before._replace(job=job), *stages.STAGES[stage + 1 :])
+        changed = (*job_table.STAGES[:stage], before._replace(job=job), *job_table.STAGES[stage + 1 :])
         monkeypatch.setattr("data_pipeline.contrib.clean.run.STAGES", changed)
 
     real = scanning.save_text
@@ -154,7 +154,7 @@ def test_finished_work_is_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_changed_text_is_cleaned_anew(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing = (stages.STAGES[0]._replace(items=lambda folder: 1 // 0),)
+    failing = (job_table.STAGES[0]._replace(items=lambda folder: 1 // 0),)
     monkeypatch.setattr("data_pipeline.contrib.clean.run.STAGES", failing)
     with pytest.raises(ZeroDivisionError):
         run(place, place / "again")

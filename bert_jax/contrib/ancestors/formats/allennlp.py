@@ -18,7 +18,14 @@ from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.switches import ANY, Supported, check_fields
 from bert_jax.contrib.ancestors.config import BidirectionalLstmConfig
 from bert_jax.contrib.ancestors.encoders.characters import CHARACTER_IDS, CHARACTERS, stored_ids
-from bert_jax.interop.exchange import Format, ModelBundle, ReadOptions, StoredDtype, check_shapes, parameter_shapes
+from bert_jax.interop.model_bundle import (
+    Format,
+    ModelBundle,
+    ReadOptions,
+    StoredDtype,
+    check_shapes,
+    parameter_shapes,
+)
 from bert_jax.io.errors import one_line
 from bert_jax.io.untrusted_folder import inside, needed, parse_json, read_small
 from bert_jax.tokenization import SPECIAL_PIECES

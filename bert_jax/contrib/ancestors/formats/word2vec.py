@@ -18,7 +18,7 @@ import numpy as np
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.switches import ANY, Supported, check_fields
 from bert_jax.contrib.ancestors.config import WordVectorsConfig
-from bert_jax.interop.exchange import Format, ModelBundle, ReadOptions, StoredDtype, check_shapes
+from bert_jax.interop.model_bundle import Format, ModelBundle, ReadOptions, StoredDtype, check_shapes
 from bert_jax.io.text_lines import opened
 from bert_jax.tokenization import SPECIAL_PIECES, build_tokenizer
 from bert_jax.tokenization.wordpiece import CJK_RUN

@@ -12,7 +12,7 @@ from bert_jax.contrib.compression.onnx.session import open_session, padded
 from bert_jax.inference.engine import Text
 from bert_jax.inference.loaded import prepare
 from bert_jax.inference.text_files import read_texts
-from bert_jax.interop.exchange import ModelBundle
+from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.interop.programs import write_calibration
 
 # The first texts of the files, which determine the ranges closely; each file has an equal share.

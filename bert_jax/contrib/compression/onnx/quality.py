@@ -12,7 +12,7 @@ from bert_jax.inference.batching import by_level
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.loaded import prepare
 from bert_jax.inference.predict import HEADS, task_of
-from bert_jax.interop.exchange import ModelBundle
+from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.metrics.score import Score
 from bert_jax.metrics.score import value as value_of
 from bert_jax.model.bert import bert_output

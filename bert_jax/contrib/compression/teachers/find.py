@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bert_jax.contrib.compression.teachers.outputs import stored_teacher
 from bert_jax.inference.loaded import LoadedModel, prepare
-from bert_jax.interop.exchange import ModelBundle, ReadOptions
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.io.storage import Location
 from bert_jax.tokenization import Tokenizer, build_tokenizer

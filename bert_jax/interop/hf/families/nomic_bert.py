@@ -24,7 +24,7 @@ from bert_jax.interop.hf.family import (
     short,
     words,
 )
-from bert_jax.interop.stored import Tensor
+from bert_jax.interop.stored_model import Tensor
 
 _PREFIX, _AUTHORS_PREFIX = "nomic_bert.", "bert."
 # Key of the authors' code -> (kind, field, default); the class derives from GPT2Config.

@@ -10,9 +10,9 @@ from bert_jax.commands.main import main
 from bert_jax.config import HeadsConfig, SentenceConfig
 from bert_jax.config.task import TaskDataConfig
 from bert_jax.contrib.analysis import retrieval
-from bert_jax.contrib.analysis.collection import Collection
 from bert_jax.contrib.analysis.neighbors import Hits
 from bert_jax.contrib.analysis.retrieval import Mining, relevance_label, reranked, with_negatives
+from bert_jax.contrib.analysis.texts_or_vectors import Collection
 from bert_jax.interop.saved_model import write_saved
 from data_pipeline.tasks import read_splits
 

@@ -8,8 +8,8 @@ from inference_models import make_model
 
 from bert_jax.contrib.analysis import neighbors as search
 from bert_jax.contrib.analysis.anisotropy import Band, anisotropy, fit_whitening, frequency_bands
-from bert_jax.contrib.analysis.collection import Collection, embedded, read_collection
 from bert_jax.contrib.analysis.neighbors import Hits, hit_lines, nearest, read_relevant, relevance
+from bert_jax.contrib.analysis.texts_or_vectors import Collection, embedded, read_collection
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def brute_force(queries, corpus, top, similarity="cosine", own=None):
 @pytest.fixture
 def small_blocks(monkeypatch):
     monkeypatch.setattr(search, "BLOCK", 64)
-    monkeypatch.setattr("bert_jax.contrib.analysis.collection.BLOCK", 64)
+    monkeypatch.setattr("bert_jax.contrib.analysis.texts_or_vectors.BLOCK", 64)
     monkeypatch.setattr(search, "_BUDGET", 2**11)
 
 
@@ -125,7 +125,7 @@ def mean_cosine(vectors):
 
 
 def test_anisotropy(rng, monkeypatch):
-    monkeypatch.setattr("bert_jax.contrib.analysis.collection.BLOCK", 16)
+    monkeypatch.setattr("bert_jax.contrib.analysis.texts_or_vectors.BLOCK", 16)
     vectors = rng.normal(2, 1, (40, 16)).astype(np.float32)
     assert anisotropy(vectors) == pytest.approx(mean_cosine(vectors), rel=1e-6)
     assert anisotropy(np.vstack([vectors, np.zeros((1, 16))])) == anisotropy(vectors)

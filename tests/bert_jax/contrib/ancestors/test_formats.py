@@ -21,8 +21,8 @@ from bert_jax.contrib.ancestors.encoders.characters import (
 )
 from bert_jax.contrib.ancestors.formats.allennlp import from_file, names_of, to_file
 from bert_jax.inference.loaded import load
-from bert_jax.interop.exchange import ModelBundle, parameter_shapes
 from bert_jax.interop.export import export_model
+from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.tokenization import SPECIAL_PIECES

@@ -13,10 +13,10 @@ from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.contrib.analysis.attention_heads import attended
 from bert_jax.contrib.compression import prune
 from bert_jax.contrib.compression.examples import read_examples
+from bert_jax.contrib.compression.heads_and_units import Parts, cut, kept, masked, whole_masks
 from bert_jax.contrib.compression.importance import gradient_importance, magnitude_importance, movement_importance
-from bert_jax.contrib.compression.parts import Parts, cut, kept, masked, whole_masks
 from bert_jax.inference.loaded import load, prepare
-from bert_jax.interop.exchange import check_shapes
+from bert_jax.interop.model_bundle import check_shapes
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 

@@ -11,7 +11,7 @@ from bert_jax.commands.main import main
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.contrib.compression import trim
 from bert_jax.inference.loaded import load, prepare
-from bert_jax.interop.exchange import parameter_shapes
+from bert_jax.interop.model_bundle import parameter_shapes
 from bert_jax.interop.saved_model import write_saved
 
 PIECES = ["[unused0]", *words(40), "w", *(f"##{i}" for i in range(10)), "##x", "##y", "##xy", ",", "?"]

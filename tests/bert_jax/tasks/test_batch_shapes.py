@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from bert_jax.finetuning.packing import choose_shape, plan_shapes
+from bert_jax.finetuning.batch_shapes import choose_shape, plan_shapes
 from bert_jax.inference.batching import Shape, fill_rows, pack_batch
 from bert_jax.tasks.task import Encoded, ModelInput, Target
 

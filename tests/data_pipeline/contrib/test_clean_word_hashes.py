@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from data_pipeline.contrib.clean import words as module
+from data_pipeline.contrib.clean import word_hashes as module
 from data_pipeline.contrib.clean.options import CleanConfig, chance
-from data_pipeline.contrib.clean.words import band_hashes, jaccard, line_keys, min_hashes, ngrams, word_hashes
+from data_pipeline.contrib.clean.word_hashes import band_hashes, jaccard, line_keys, min_hashes, ngrams, word_hashes
 
 TEXTS = [
     "The cat (my_cat) can't sleep -- 3.5 hours, ÉTÉ 2024!", "", "...", "THE CAT", "naïve Straße İstanbul",

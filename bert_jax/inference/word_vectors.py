@@ -18,7 +18,7 @@ from bert_jax.inference.batching import DeviceOutputs, RunOptions
 from bert_jax.inference.engine import Engine, checked_texts
 from bert_jax.model.bert import bert_output, present
 from bert_jax.tasks.task import ModelInput
-from bert_jax.tasks.words import Span, encode_words, owners, window_spans
+from bert_jax.tasks.word_windows import Span, encode_words, owners, window_spans
 from bert_jax.tokenization import Tokenizer
 from bert_jax.tokenization.wordpiece import is_cjk
 

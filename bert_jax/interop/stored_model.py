@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bert_jax.config import ModelConfig, ModelSpec
-from bert_jax.interop.exchange import ReadOptions, parameter_shapes
+from bert_jax.interop.model_bundle import ReadOptions, parameter_shapes
 from bert_jax.io.safetensors_file import aligned_empty
 
 # Dtypes that are converted to float32.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import ModelConfig
-from bert_jax.interop.exchange import ModelBundle
+from bert_jax.interop.model_bundle import ModelBundle
 
 _HEADS, _UNITS = "encoder/layer_{i}/attention/", "encoder/layer_{i}/feed_forward/"
 _OUTPUT = "output/kernel"
