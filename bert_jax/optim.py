@@ -153,7 +153,7 @@ def scale_by_stable_adamw(
     The moments have debiased decay rates, so they need no later correction. The root mean square is that of a
     canonical parameter: each of the stacked layers has its own, and rows that pad the vocabulary to more than
     ``vocab_size`` do not count. It also divides the weight decay. ``unfreeze_at``: see
-    :func:`scale_by_adam_with_start_step`. The state is that of ``optax.scale_by_adam``.
+    :func:`scale_by_adam_with_start_step`. The state has the type of ``optax.scale_by_adam``.
     """
     epsilon = config.epsilon
 
@@ -244,7 +244,7 @@ def orthogonalize(matrices: jax.Array) -> jax.Array:
 def scale_by_orthogonal_momentum() -> optax.GradientTransformation:
     """Return Muon's direction: the orthogonalized Nesterov momentum of each matrix times 0.2 * sqrt(longer side).
 
-    The state is that of ``optax.trace``.
+    The state has the type of ``optax.trace``.
     """
     momentum = optax.trace(MUON_MOMENTUM, nesterov=True)
 

@@ -26,7 +26,7 @@ from bert_jax.objectives.objective import (
 )
 from bert_jax.tasks.task import Task
 
-# First number of the random keys of weight dropout and mixout, above those of dropout in the layers.
+# First number of the random keys of weight dropout and mixout, above the layer dropout keys.
 _WEIGHTS = 1 << 20
 
 
@@ -144,7 +144,7 @@ def perturbed(params: Any, start: Any, key: DropoutKey, weight_dropout: float, m
 
 def check_layers(config: FinetuneConfig, heads: HeadsConfig) -> None:
     """Raise ``ValueError`` if ``loss.layers`` names a layer that the model lacks or that the pooler of ``heads``
-    cannot read, or if a width of ``sentence.matryoshka`` is not below that of the vectors."""
+    cannot read, or if a width of ``sentence.matryoshka`` is not below the width of the vectors."""
     widths, size = config.sentence.matryoshka, config.model.hidden_size
     if len({*widths} & {*range(1, size)}) < len(widths):
         raise ValueError(

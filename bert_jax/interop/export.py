@@ -81,7 +81,7 @@ def export_model(
         heads: heads to export; the pooler is added if one of them needs it. None: all heads.
         width: number of the first values of a text's vector that the exported model returns. None: all.
         exact_tokenizer: write a tokenizer.json with exactly the rules of google-research/bert (WordPiece), which
-            only the tokenizers library reads, instead of those of transformers' BertTokenizer.
+            only the tokenizers library reads, instead of the rules of transformers' BertTokenizer.
         calibrate: for int8: function that returns the model with ``ranges``. None: ranges of each batch.
         check: for onnx: function that is called with the new folder and the model before the folder is renamed.
         options: options of the reader.
@@ -186,7 +186,7 @@ def _verify(
 def _as_stored(bundle: ModelBundle, dtype: str) -> ModelBundle:
     """Return ``bundle`` with every value rounded to a floating-point ``dtype`` and converted back to float32."""
     if dtype == "int8":
-        return bundle  # outputs are compared with those of the weights before rounding
+        return bundle  # outputs are compared with the outputs before rounding
     # numpy accepts the dtype name bfloat16 after ml_dtypes is imported, which JAX does.
     rounded = {
         name: np.asarray(values.astype(dtype, copy=False), np.float32) for name, values in bundle.params.items()

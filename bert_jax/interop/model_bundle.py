@@ -32,7 +32,7 @@ class ReadOptions:
 
     # For sources that do not state the case. True: the vocabulary is lower-cased; None: guess from the pieces.
     lower_case: bool | None = None
-    # Class names of the task head, in id order; None: those of the source.
+    # Class names of the task head, in id order; None: the source's.
     labels: tuple[str, ...] | None = None
     # If the config and the tensors contradict each other, use the tensors and add a note instead of raising.
     allow_mismatch: bool = False
@@ -50,7 +50,7 @@ class ModelBundle:
     """A model in the form that every reader returns and every writer accepts."""
 
     spec: ModelSpec
-    # Canonical name -> float32 array; the names are exactly those of parameter_shapes(spec).
+    # Canonical name -> float32 array; the names are exactly the keys of parameter_shapes(spec).
     params: Mapping[str, np.ndarray]
     # Content of the file that spec.tokenizer names; None if the source has no tokenizer.
     tokenizer_content: bytes | None = None

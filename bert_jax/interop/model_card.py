@@ -81,7 +81,7 @@ def _front_matter(spec: ModelSpec, format: str) -> str:
     return "\n".join(["---", *lines, f"pipeline_tag: {tag}", "tags:", f"- {spec.model.TAG or spec.family}", "---"])
 
 
-# Key of the origin -> change of a model after its training, whose metrics are therefore those of another model.
+# Key of the origin -> change after training; the metrics describe the unchanged model.
 _CHANGES = {"pruned": "pruned", "pieces": "trimmed", "factorized": "factorized"}
 
 
@@ -129,7 +129,7 @@ def _facts(spec: ModelSpec, dtype: str) -> list[tuple[str, str]]:
 
 
 def _sizes(of_layers: Sequence[int]) -> str:
-    """Return the size of all layers, or that of each layer."""
+    """Return the size of all layers, or the size of each layer."""
     return f"{of_layers[0]}" if len(set(of_layers)) == 1 else f"{', '.join(map(str, of_layers))} (by layer)"
 
 

@@ -41,7 +41,7 @@ def is_npz(path: Path) -> bool:
 def write_npz(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
     """Write every parameter under its canonical name into the empty ``folder``; return notes.
 
-    16-bit values are rounded to nearest even, those of bfloat16 stored as uint16. ``dtypes.json`` names the
+    16-bit values are rounded to nearest even; bfloat16 values are stored as uint16. ``dtypes.json`` names the
     dtype of every array.
     """
     check_fields(weights.spec.model, every_field(weights.spec.model), "npz")

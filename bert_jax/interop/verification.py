@@ -120,7 +120,7 @@ def check_sentence_transformers(
 ) -> Differences | str:
     """Compare the sentence vectors of ``folder`` in sentence-transformers with those of ``bundle``.
 
-    The contract is otherwise that of :func:`check_hf`, but all padding is on the right.
+    As :func:`check_hf`, except that all padding is on the right.
     """
     spec = dataclasses.replace(bundle.spec, sentence=bundle.spec.sentence or SentenceConfig())
     batches = []

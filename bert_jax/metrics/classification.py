@@ -1,4 +1,4 @@
-"""Metrics of single-label and multi-label classification; values are equal to those of scikit-learn."""
+"""Metrics of single-label and multi-label classification; values equal scikit-learn's."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,7 +30,7 @@ def classification_scores(
 
     auroc requires ``probabilities`` [records, classes], or other values that rank the records. The names of the
     scores are accuracy; precision, recall and f1, each with the suffixes _micro, _macro, _weighted and, for each
-    class, /NAME; matthews; auroc. For two classes, precision, recall and f1 without a suffix are those of class 1.
+    class, /NAME; matthews; auroc. For two classes, precision, recall and f1 without a suffix belong to class 1.
     _macro averages over the classes that occur in gold or predicted, as in scikit-learn. With two classes, auroc is
     that of class 1; otherwise, it is the mean of the one-vs-rest values of all classes. It is NaN if a class does
     not occur in gold. Raises ``ValueError`` for wrong shapes or labels.
@@ -99,7 +99,7 @@ def matthews(counts: np.ndarray) -> float:
     """Return the Matthews correlation; 0 if the gold labels or the predicted labels are constant.
 
     ``counts`` [3, classes] contains the numbers of correct, gold and predicted labels of each class. The formula
-    is that of Gorodkin 2004, "Comparing two K-category assignments by a K-category correlation coefficient".
+    follows Gorodkin 2004, "Comparing two K-category assignments by a K-category correlation coefficient".
     """
     hits, gold, predicted = counts
     n = gold.sum()

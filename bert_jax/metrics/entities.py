@@ -1,4 +1,4 @@
-"""Metrics of tag sequences: entities (values equal to those of seqeval), tags, and intents with slots."""
+"""Metrics of tag sequences: entities (values equal seqeval's), tags, and intents with slots."""
 
 from collections.abc import Sequence
 from functools import partial

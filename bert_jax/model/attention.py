@@ -30,7 +30,7 @@ from bert_jax.model.kernels.tiles import Form
 from bert_jax.model.positions import RelativeScores
 from bert_jax.parallel.axes import Axes
 
-# Lengths of rows whose random blocks are those of the authors' pretraining, and the tokens from which they come.
+# Lengths of rows whose random blocks follow the authors' pretraining, and the tokens from which they come.
 PUBLISHED_LENGTHS, PUBLISHED_REACH = (1024, 3072, 4096), 1024
 # Finite, so a row without any visible key (a blank row) gives a uniform softmax instead of NaN.
 MASKED_SCORE = -1e9
@@ -71,7 +71,7 @@ def random_blocks(layer: int, heads: int, length: int, block: int, number: int, 
     """Return the ``number`` random blocks that each block between the first and the last one sees, int32[A, M, R],
     in a row of ``length`` tokens of a model for ``longest`` tokens.
 
-    They are those of ``BigBirdBlockSparseAttention`` of transformers, drawn with numpy's legacy generator, whose
+    They equal those of transformers' ``BigBirdBlockSparseAttention``, sampled with numpy's legacy generator, whose
     seed is the index of the layer, from 0. In rows of PUBLISHED_LENGTHS they come from the first 1,024 tokens, and
     may be blocks that the query sees anyway, which then count twice; in others they come from the first
     5 + 2 * ``number`` blocks and are other ones.

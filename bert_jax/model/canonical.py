@@ -2,7 +2,7 @@
 parameter tree of a run.
 
 The parameter tree of a run depends on ``ExecutionConfig`` (layers stacked under ``encoder/layers`` when scanned,
-vocabulary padded). These functions work on any tree whose paths end like those of parameters: parameters,
+vocabulary padded). These functions work on any tree whose paths end like parameter paths: parameters,
 gradients, moments, moving averages. Files and comparisons of runs use canonical names.
 """
 
@@ -72,7 +72,7 @@ def canonical_shapes(model: nn.Module) -> Mapping[str, tuple[int, ...]]:
 
 def clear_padding(tree: Any, vocab_size: int) -> Any:
     """Return ``tree`` (arrays on devices, or traced) with the padding rows of the vocabulary set to 0. They are
-    already 0 unless the tree is damaged, or is that of an optimizer whose state starts at another value."""
+    already 0 unless the tree is damaged, or belongs to an optimizer whose state starts at another value."""
 
     def clear(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         if not path_name(path).endswith(VOCABULARY_ROWS) or leaf.shape[0] <= vocab_size:

@@ -155,7 +155,7 @@ class SelfAttention(Block):
     """Multi-head self-attention with output projection, dropout, residual connection and LayerNorm.
 
     ``window``: number of keys on each side that a query sees; 0: no limit. ``skip_norm``: True for the first layer
-    with ``norm_position`` pre_skip_first. ``heads``: number of heads; 0: that of the config. ``relative``, if it
+    with ``norm_position`` pre_skip_first. ``heads``: number of heads; 0: the config's. ``relative``, if it
     is an input, is the bias of the scores, float32[A, S, T], or (disentangled) the embeddings of distances, [R, H].
     """
 
@@ -335,7 +335,7 @@ class SelfAttention(Block):
 class FeedForward(Block):
     """Feed-forward block of an encoder layer: two dense layers with the activation between them, dropout, residual
     connection and LayerNorm. A gated layer multiplies the activated output of a third dense layer with that of the
-    first (Shazeer 2020). ``units``: width between them; 0: that of the config."""
+    first (Shazeer 2020). ``units``: width between them; 0: the config's."""
 
     units: int = 0
 

@@ -108,7 +108,7 @@ def local_attention(
     if window:
         return _window_attention(*operands, window, causal, dropout_rate, dropout_key, slots_BxG)
     part = query_BxSxAxD.shape[1] // CAUSAL_PARTS
-    # Split once: the gradients of a part of the keys are added at its size, not at that of the row.
+    # Split once: the gradients of a part of the keys are added at its size, not at the row size.
     query, key, value, ids = (jnp.split(x, CAUSAL_PARTS, axis=1) for x in operands)
 
     def one(i: int) -> jax.Array:
@@ -258,7 +258,7 @@ def _is_at(slots_BxG: jax.Array, length: int) -> jax.Array:
 
 
 def at_slots(x_BxSx_: jax.Array, slots_BxG: jax.Array) -> jax.Array:
-    """Return the tokens of ``x`` in ``slots``; that of an empty slot is the last one."""
+    """Return the tokens of ``x`` in ``slots``; an empty slot has the last token."""
     return jax.vmap(lambda x, slots: jnp.take(x, slots, axis=0, mode="clip"))(x_BxSx_, slots_BxG)
 
 

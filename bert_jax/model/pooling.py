@@ -1,6 +1,6 @@
 """The head that computes one vector per text: pooling, then dense layers and division by the norm.
 
-The modules are those of sentence-transformers folders (Sentence-BERT; Reimers and Gurevych 2019).
+The modules follow sentence-transformers folders (Sentence-BERT; Reimers and Gurevych 2019).
 """
 
 from collections.abc import Mapping

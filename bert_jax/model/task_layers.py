@@ -59,7 +59,7 @@ class MlmHead(Block):
 
     @nn.compact
     def __call__(self, x_BxMxH: jax.Array, table_VxE: jax.Array) -> jax.Array:
-        """Return the logits, float32[B, M, V]; those of the padding rows of the vocabulary are -inf."""
+        """Return the logits, float32[B, M, V]; padding rows of the vocabulary are -inf."""
         config, dtype = self.config, compute_dtype(self.execution)
         if config.mlm_transform:
             width, has_bias = config.embedding_width, config.mlm_transform_bias

@@ -21,7 +21,7 @@ class MaskedLmClasses(MaskedLm):
     """The losses of :class:`MaskedLm`, plus ``objective.class_weight`` times the mean cross-entropy of the classes
     of labeled documents, predicted from the pooled output of each sequence.
 
-    A batch without labeled documents has class loss 0. The heads are those of a fine-tuned classifier, so that
+    A batch without labeled documents has class loss 0. The heads equal a fine-tuned classifier's, so that
     ``bert-jax predict`` reads the run.
     """
 

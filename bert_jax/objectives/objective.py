@@ -119,7 +119,7 @@ class PretrainObjective(Objective):
     ) -> tuple[ModelConfig, HeadsConfig, Mapping[str, np.ndarray]]:
         """Return the architecture, the heads and the parameters of the network ``name`` (of :attr:`networks`).
 
-        ``params`` are the canonical parameters of ``model``. By default, they are those of the only network.
+        ``params`` are the canonical parameters of ``model``. By default, they belong to the only network.
         """
         return config.model, getattr(model, "heads", HeadsConfig()), params
 
@@ -311,7 +311,7 @@ def z_loss(name: str, coefficient: float, logits: jax.Array, weights: jax.Array)
     """Return the (sum, weight) pair ``{name}_z_loss`` of ``coefficient`` times the squared logarithm of the softmax
     normalizer (Chowdhery et al. 2022, section 5), for float32 ``logits`` [..., classes] and ``weights`` [...].
 
-    Its denominator is that of the cross-entropy of the same logits. The result is empty if ``coefficient`` is 0.
+    It has the denominator of the cross-entropy of the same logits. The result is empty if ``coefficient`` is 0.
     """
     if not coefficient:
         return {}

@@ -44,9 +44,9 @@ _PROJECTION, _TABLES = "projection", ("word_embeddings", "position_embeddings")
 
 
 def generator_config(config: PretrainConfig) -> ModelConfig:
-    """Return the architecture of the generator: that of the discriminator, with fewer or narrower layers.
+    """Return the architecture of the generator: the discriminator's, with fewer or narrower layers.
 
-    The width of its heads is that of the discriminator, or its whole width if that is less. Shared embeddings keep
+    Its heads are as wide as the discriminator's, or as its own layers if these are narrower. Shared embeddings keep
     their width. Raises ``ValueError`` if its heads do not divide its width.
     """
     model, objective = config.model, config.objective
@@ -285,13 +285,13 @@ def detection_sums(scores_BxS: jax.Array, is_replaced_BxS: jax.Array, is_token_B
 
 
 def _folded(key: DropoutKey) -> DropoutKey:
-    """Return the dropout key of the discriminator, so that its bits differ from those of the generator."""
+    """Return the dropout key of the discriminator, so that its bits differ from the generator's."""
     folded = jax.random.fold_in(whole_key(key), _DISCRIMINATOR_KEY)
     return folded if isinstance(key, jax.Array) else key.replace(key=folded)
 
 
 def _nested(params: Mapping[str, np.ndarray], prefix: str) -> dict[str, Any]:
-    """Return the arrays whose names begin with ``prefix``, those of the embeddings as a tree."""
+    """Return the arrays whose names begin with ``prefix``; embeddings are a tree."""
     tree: dict[str, Any] = {"embeddings": {}}
     for name, array in params.items():
         if name.startswith(f"{prefix}embeddings/"):

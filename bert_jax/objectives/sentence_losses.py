@@ -2,7 +2,7 @@
 
 Shapes: B rows, U examples per row, K texts per example, E width; n = B x U examples of this replica, N examples of
 all replicas. Embeddings and weights are float32. Examples of weight 0 affect neither values nor gradients, even if
-they are NaN. Divided by the sum of the weights, the losses equal those of sentence-transformers.
+they are NaN. Divided by the sum of the weights, the losses equal sentence-transformers'.
 
 Two losses, :func:`cosent_loss` and :func:`in_batch_negatives_loss`, compare examples with each other. Inside
 ``jax.shard_map`` they require ``axis``, the mesh axis over which the batch is sharded: each replica contributes the
@@ -99,7 +99,7 @@ def in_batch_negatives_loss(
             not candidates. Not allowed with hard negatives.
         texts_BxU: int, number of texts of each example, 2 to K; the vectors after them are not read. None: K.
         similarity: cosine or dot.
-        symmetric: average the loss with that of retrieving the anchor of each positive among all anchors.
+        symmetric: average the loss with the loss of retrieving the anchor of each positive among all anchors.
     """
     if similarity not in ("cosine", "dot"):
         raise ValueError(f"similarity: {similarity!r} is not allowed; allowed: cosine, dot")

@@ -4,7 +4,7 @@ All values are per chip (TPU) or per board (GPU). Sources for peak, memory, memo
 data sheets of the vendors (Cloud TPU's page for each generation; NVIDIA's data sheet for each board). ``clock_ghz``
 of a TPU is its bf16 peak divided by the operations of its matrix units per cycle (v5e: 4 units of 128 x 128); it
 equals the published clock where Google publishes one. ``vector_width``: 1,024 lanes, 4 operations per cycle (v2,
-v3: 2; Jouppi et al. 2020). ``fast_memory_mib`` is that of ``jax.experimental.pallas.tpu.get_tpu_info``.
+v3: 2; Jouppi et al. 2020). ``fast_memory_mib`` comes from ``jax.experimental.pallas.tpu.get_tpu_info``.
 ``program_memory_gib`` is the memory that libtpu 0.0.42 leaves to a program, according to its out-of-memory message.
 TPU links: 90% of the figure in the data sheet per link and direction, which "How to Scale Your Model" (jax-
 ml.github.io/scaling-book) reports as achievable; v2 and v3: from "A Domain Specific Supercomputer for Training Deep

@@ -124,7 +124,7 @@ class JsonTokenizer(Tokenizer):
     The special pieces are those of BERT ([PAD], [UNK], [CLS], [SEP], [MASK]), of RoBERTa (<pad>, <unk>, <s>,
     </s>, <mask>) or of both, and the post-processor frames texts with the first token and the separator. It
     states the number of separators and the token type of the second text. GPT-2 and GPT have one special piece,
-    <|endoftext|> or <unk>, and no frame but that of :func:`with_input_pieces`. Other added tokens are found in the
+    <|endoftext|> or <unk>, and no frame except :func:`with_input_pieces`. Other added tokens are found in the
     text before any rule applies. Raises ``ValueError`` for any other file; the message begins with ``name``.
     """
 

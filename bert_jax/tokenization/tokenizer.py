@@ -127,7 +127,7 @@ class Tokenizer(ABC):
 
         The input is [CLS] a [SEP] or [CLS] a [SEP] b [SEP], with [SEP] repeated ``separators`` times between a and
         b. The token type is ``second_type`` for b and the final [SEP], and 0 for all tokens before them. The final
-        token is ``end_id``, by default that of [SEP].
+        token is ``end_id``, by default [SEP].
 
         If ``framed`` is False (GPT), the input is a or a b, and all token types are 0.
 

@@ -14,7 +14,7 @@ def is_wordpiece(state: Any) -> bool:
 
 
 def wordpiece_of(state: Mapping[str, Any], name: str) -> WordPieceTokenizer:
-    """Return the tokenizer of ``state``, whose case, accents and CJK are those of its normalizer.
+    """Return the tokenizer of ``state``, whose normalizer sets case, accents and CJK.
 
     Words of 101 to 200 characters are split into pieces, as for a ``vocab.txt``. Raises ``ValueError``, with a
     message that begins with ``name``, for rules that BERT does not have.

@@ -63,7 +63,7 @@ def factorize_command(arguments: argparse.Namespace) -> None:
 
 def early_exit_command(arguments: argparse.Namespace) -> None:
     """Print what early exit costs and gives on labeled examples: for each entropy, the mean number of layers, the
-    metrics of the task, and the seconds, beside those of all layers. The model must have heads on lower layers
+    metrics of the task, and the seconds, also for all layers. The model must have heads on lower layers
     (fine-tuning with loss.layers and loss.layer_heads own)."""
     from bert_jax.contrib.compression.early_exit import exit_curve, exit_lines
     from bert_jax.inference.text_files import write_json_lines

@@ -16,7 +16,7 @@ from bert_jax.metrics.score import value
 from bert_jax.records import Record
 from bert_jax.tasks.task import Task
 
-# Default thresholds, as shares of the greatest entropy, that of equal probabilities.
+# Default thresholds, as shares of the maximum entropy (equal probabilities).
 _SHARES = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
@@ -68,7 +68,7 @@ def _labelled(task: Task, files: Sequence[str]) -> list[Record]:
 
 
 def exit_lines(curve: Sequence[ExitPoint], layers: int) -> list[str]:
-    """Return a table of ``curve`` for a model of ``layers`` layers, whose first point is that of all layers."""
+    """Return a table of ``curve`` for a model of ``layers`` layers, whose first point uses all layers."""
     name, whole = next(iter(curve[0].metrics)), curve[0]
     width = max(7, len(name))
     lines = [f"entropy  layers  share  {name:>{width}}  seconds  speed"]

@@ -28,7 +28,7 @@ def factorized(weights: ModelBundle, rank: int) -> tuple[ModelBundle, float]:
         raise ValueError(f"cannot be factorized: the model has {has}")
     table = weights.params[_TABLE].astype(np.float64)
     rows, width = table.shape
-    most = (rows * width - 1) // (rows + width)  # of parameters fewer than those of the table
+    most = (rows * width - 1) // (rows + width)  # fewer parameters than the table
     if not 1 <= rank <= most:
         what = f"which make the table of {rows} x {width} smaller"
         raise ValueError(f"--rank: {rank} is not allowed; allowed: 1 to {most}, {what}")

@@ -1,7 +1,7 @@
 """Gradual pruning: rounds of fine-tuning and removal of attention heads and feed-forward units.
 
 WORKDIR/rounds/K is the workdir of the training of round K, from 1, and WORKDIR/rounds/K/pruned the smaller model,
-with which the next round starts; the last training is that of WORKDIR itself. A round whose smaller model exists is
+with which the next round starts; the last training happens in WORKDIR itself. A round whose smaller model exists is
 not repeated, so the same command continues a killed one.
 """
 

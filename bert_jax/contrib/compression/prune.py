@@ -79,7 +79,7 @@ def prune_model(
     """Save the model ``source`` with a part of its layers, attention heads and feed-forward units to the new folder
     ``target``.
 
-    Layers are left out first; importance is that in the network of the other ones. The outputs are those of this
+    Layers are removed first; importance is computed in the remaining network. The outputs are those of this
     network with masks on the removed heads and units, up to rounding, which is verified before the model is saved.
     ``report`` is called with each line of the log.
 
@@ -111,7 +111,7 @@ def prune_model(
 
 
 def check_prunable(model: ModelConfig, pruning: Pruning, name: str) -> None:
-    """Raise ``ValueError`` if the heads or units of ``model`` cannot be removed; ``name`` is that of the model."""
+    """Raise ``ValueError`` if the heads or units of ``model`` cannot be removed; ``name`` names the model."""
     reason = ""
     if not model.has_attention:
         reason = f"the encoder ({model.encoder}) has no attention heads and feed-forward units"

@@ -28,7 +28,7 @@ Rank = Callable[[str, str], float | None]
 
 
 class VocabularyFile(ABC):
-    """A kind of vocabulary: the pieces that it needs besides those of the texts, and its file."""
+    """A kind of vocabulary: the pieces that it needs in addition to the text's, and its file."""
 
     def __init__(self, tokenizer: Tokenizer, content: bytes) -> None:
         self.tokenizer, self.content = tokenizer, content

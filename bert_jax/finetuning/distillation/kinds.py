@@ -152,7 +152,7 @@ class Tags(SoftTargets):
 
 
 class Both(Tags):
-    """The divergence of the distribution of intents, and that of tags."""
+    """The divergences of the intent distribution and of the tag distributions."""
 
     needs = "output layers for classes and for tags"
 

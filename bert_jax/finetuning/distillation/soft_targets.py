@@ -23,7 +23,7 @@ Batch = Mapping[str, jax.Array]
 
 
 class SoftTargets(ABC):
-    """The outputs of a teacher for one kind of task, and the losses between them and those of the student.
+    """The outputs of a teacher for one kind of task, and their losses against the student's outputs.
 
     ``targets`` describes the arrays that each unit of the student gets; all are float32. Arrays of several teachers
     are averaged: of logits, this is the geometric mean of their distributions.
@@ -35,7 +35,7 @@ class SoftTargets(ABC):
     def __init__(self, task: Task) -> None:
         config = task.config
         self.task, self.options, self.temperature = task, config.distillation, config.distillation.temperature
-        # Layers of the student, from 1, that learn from those of the teacher: all but the last.
+        # Layers of the student, from 1, that learn from the teacher's layers: all but the last.
         self.layers = range(1, config.model.num_layers) if self.options.layers_weight else range(0)
         # The share of a unit in the loss: the windows of a text count as one.
         self.targets: Mapping[str, Target] = {"soft_weights": Target("unit", np.float32), **self.arrays()}

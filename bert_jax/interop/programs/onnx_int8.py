@@ -37,7 +37,7 @@ def input_scale(low: float, high: float) -> tuple[np.float32, np.uint8]:
 
 
 class Int8Graph(Graph):
-    """A graph with 8-bit products. ``ranges`` are those of the inputs of all products; empty: from each batch."""
+    """A graph with 8-bit products. ``ranges`` are the input ranges of all products; empty: from each batch."""
 
     def __init__(self, spec: ModelSpec, params: Mapping[str, np.ndarray], ranges: Ranges) -> None:
         super().__init__(spec, cast_weights=False)

@@ -47,7 +47,7 @@ def global_tokens(graph: Graph, seen_BxS: str) -> str:
 
 
 class ScoreGraph:
-    """Terms of the attention scores, which the layers share. ``global_BxS`` is that of :func:`global_tokens`."""
+    """Terms of the attention scores, which the layers share. ``global_BxS`` comes from :func:`global_tokens`."""
 
     def __init__(self, graph: Graph, global_BxS: str = "") -> None:
         self.graph = graph
@@ -133,7 +133,7 @@ class ScoreGraph:
         return keys_1xS, queries_Sx1
 
     def _distances(self) -> str:
-        """Append the index of the key minus that of the query, int64[S, S]."""
+        """Append key index minus query index, int64[S, S]."""
         if not self._ahead:
             self._ahead = self.graph.op("Sub", *self._places())
         return self._ahead

@@ -21,7 +21,7 @@ from bert_jax.model import BertModel, BertOutput
 from bert_jax.model.bert import bert_output
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-# Scores below are those of tokens that a head excludes (-1e6: the question in BigBird's question answering).
+# Scores below belong to tokens that a head excludes (-1e6: the question in BigBird's question answering).
 EXCLUDED = -1e5
 # Name of an output of a model with several heads -> field of BertOutput.
 FIELDS = {
@@ -43,7 +43,7 @@ HEAD_OUTPUTS = {
 def output_names(spec: ModelSpec) -> dict[str, str]:
     """Return a dict from the name of each output of the exported program, in order, to its key in :data:`FIELDS`.
 
-    The names are those of transformers. A model without task heads has the output last_hidden_state and, with a
+    The names follow transformers. A model without task heads has the output last_hidden_state and, with a
     pooler, pooler_output. A model with one task head has the output logits (start_logits and end_logits for a span
     head). With several task heads each output has its name in :data:`FIELDS`, such as prediction_logits and
     seq_relationship_logits. A sentence model has last_hidden_state as its first output and sentence_embedding as
@@ -147,7 +147,7 @@ def sample_inputs(
     ``shapes`` are pairs (batch, length). Default: a single token, short rows, and rows of the maximum length (at
     most 1,024 without a position table). All rows of a batch except the first may have padding on the right or
     left. Rows whose separators bound global tokens have three of them, as the classes of transformers require.
-    With the pooling last, transformers recognizes padding by its id, ``padding`` (None: that of the family).
+    With the pooling last, transformers recognizes padding by its id, ``padding`` (None: the family's).
     """
     rng = np.random.default_rng(0)
     longest = spec.model.max_length
@@ -200,7 +200,7 @@ def largest_differences(
     The maximum is over all ``batches``; outputs of padding tokens that see no token, which differ between
     implementations, do not count. It is infinite if shapes differ or a value is not finite. ``names`` are the
     outputs of ``program``; None: all outputs in :func:`output_names`. If ``compiled`` is True, XLA compiles
-    ``forward``, so that its rounding is closest to that of another XLA program. Otherwise ``forward`` runs
+    ``forward``, so that it rounds as similarly as possible to another XLA program. Otherwise ``forward`` runs
     operation by operation, which needs no compilation per shape. Raises ``ValueError`` if ``program`` returns other
     names.
     """

@@ -1,6 +1,6 @@
 """Variable names in TF1 checkpoints of google-research/bert; conversion to and from ``bert_config.json``.
 
-Kernels have the shape [inputs, outputs], except those of output layers, which have the shape [outputs, inputs]
+Kernels have the shape [inputs, outputs], except for output layers, whose kernels have the shape [outputs, inputs]
 (``tf.matmul(..., transpose_b=True)``).
 """
 
@@ -61,7 +61,7 @@ def _variable(name: str, modules: Mapping[str, str]) -> StoredName:
     module, _, leaf = name.rpartition("/")
     if module in _OUTPUTS:
         return StoredName(f"{_OUTPUTS[module]}output_{'weights' if leaf == 'kernel' else 'bias'}", leaf == "kernel")
-    # The names are those of transformers with slashes instead of dots.
+    # The names are transformers' with slashes instead of dots.
     target = modules[module].replace("encoder.layer.", "encoder.layer_").replace(".", "/")
     leaf = _NORM_LEAF[leaf] if module.endswith("layer_norm") else leaf
     return StoredName(target if leaf == "embedding" else f"{target}/{leaf}", False)

@@ -1,7 +1,7 @@
 """Builder of a ``tokenizer.json`` for folders that contain only the older files of their family.
 
 The files are SentencePiece models (ALBERT, BigBird, CamemBERT, DeBERTa, XLM-R), ``vocab.json`` with
-``merges.txt`` (GPT, GPT-2) and the ``vocab.txt`` of MPNet. Rules and ids are those of ``convert_slow_tokenizer.py``
+``merges.txt`` (GPT, GPT-2) and the ``vocab.txt`` of MPNet. Rules and ids follow ``convert_slow_tokenizer.py``
 in transformers 4.57, which ``AutoTokenizer`` applies to such folders. Equal files yield equal bytes.
 """
 
@@ -145,7 +145,7 @@ def mpnet_json(pieces: Sequence[str], settings: Mapping[str, Any]) -> Json:
 
 def with_added_tokens(state: Json, added: Sequence[Mapping[str, Any]], name: str) -> Json:
     """Return ``state`` with the further ``added`` tokens (``content``, ``id`` and, if known, the flags of
-    ``tokenizer.json``). A token whose ``id`` is None has that of the vocabulary, else the next free one. Raises
+    ``tokenizer.json``). A token whose ``id`` is None has its vocabulary id, else the next free one. Raises
     ``ValueError`` if an id contradicts the vocabulary or leaves a gap."""
     vocab = state["model"]["vocab"]
     ids = {piece: i for i, (piece, _) in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)

@@ -49,7 +49,7 @@ _CLASSES = {
     "Albert": "albert", "BigBird": "big_bird", "Camembert": "camembert", "DebertaV2": "deberta-v2",
     "MPNet": "mpnet", "XLMRoberta": "xlm-roberta",
 }  # fmt: skip
-# Classes of transformers (without Tokenizer, Fast) whose rules for a file are those of BERT or RoBERTa.
+# Classes of transformers (without Tokenizer, Fast) whose rules for a file are BERT's or RoBERTa's.
 _GENERAL = ("", "PreTrained", "TokenizersBackend")
 _WITH_RULES_OF_BERT = (
     *_GENERAL, "Bert", "BertLegacy", "ConvBert", "DPRContextEncoder", "DPRQuestionEncoder", "DPRReader",
@@ -73,7 +73,7 @@ def read_tokenizer_files(
     """Return the tokenizer settings of a folder, the content of its vocabulary file, and notes.
 
     ``tokenizer.model`` takes precedence over ``tokenizer.json``. For WordPiece the pieces are those of
-    ``vocab.txt``, which is kept byte for byte, or those of ``tokenizer.json`` if ``vocab.txt`` does not exist.
+    ``vocab.txt``, which is kept byte for byte, or of ``tokenizer.json`` if ``vocab.txt`` does not exist.
     Returns (None, None, notes) for a folder without a tokenizer. Raises ``ValueError`` with a one-line message for
     files that are damaged or too large, a missing vocabulary, an unsupported tokenizer and, unless
     ``options.allow_mismatch`` is True, files that contradict each other.
@@ -141,7 +141,7 @@ class _Files:
         self.notes.append(message)
 
     def truncation_side(self, settings: Mapping[str, Any]) -> Any:
-        """Return the side at which transformers truncates: that of ``settings`` or of ``tokenizer.json``."""
+        """Return the side at which transformers truncates, from ``settings`` or ``tokenizer.json``."""
         stored = part_of(self.state or {}, "truncation").get("direction", "right")
         side = settings.get("truncation_side") or str(stored).lower()
         if side not in ("right", "left"):
@@ -327,7 +327,7 @@ class _Files:
 
     def with_special(self, pieces: list[str], added: Added, special: Sequence[str]) -> list[str]:
         """Return ``pieces`` followed by those ``special`` pieces among the added tokens that ``pieces`` lacks.
-        Raises ``ValueError`` if their ids do not follow those of ``pieces``."""
+        Raises ``ValueError`` if their ids do not follow the ids of ``pieces``."""
         ids = {token["content"]: token["id"] for token in added}
         lacking = {*ids}.intersection(special).difference(pieces)
         extra = sorted(lacking, key=lambda piece: str(ids[piece]).zfill(20))

@@ -241,7 +241,7 @@ def lower_cased(state: Mapping[str, Any]) -> Json:
 
 
 def lowers_first(state: Mapping[str, Any]) -> bool:
-    """Return True if the first rule of ``state`` is that of :func:`lower_cased`."""
+    """Return True if the first rule of ``state`` was added by :func:`lower_cased`."""
     return (part_of(state, "normalizer").get("normalizers") or [None])[0] == {"type": "Lowercase"}
 
 

@@ -98,7 +98,7 @@ def _points(chars: Sequence[str]) -> str:
 @lru_cache(maxsize=8)
 def otherwise_treated(*, lower_case: bool, strip_accents: bool | None, split_cjk: bool) -> tuple[str, ...]:
     """Return the characters that :func:`bert_rules` and ``WordPieceTokenizer`` treat differently in a word, and the
-    sigma, which they treat differently at the end of one. Unassigned characters and those of private use, which
+    sigma, which they treat differently at the end of one. Unassigned and private-use characters, which
     :func:`bert_rules` drop, are not listed."""
     rules = bert_rules(lower_case=lower_case, strip_accents=strip_accents, split_cjk=split_cjk)
     state = wordpiece_json(SPECIAL_PIECES, rules)
@@ -157,7 +157,7 @@ def check_state(tokenizer: Tokenizer, written: bytes, otherwise: Collection[str]
     notes on differences.
 
     Padding and truncation that the file states do not apply. Texts with characters in ``otherwise``, unassigned
-    ones or those of private use may differ if ``otherwise`` is not empty. Raises ``exits.Stop`` if there are other
+    or private-use ones may differ if ``otherwise`` is not empty. Raises ``exits.Stop`` if there are other
     differences and the tokenizer is not SentencePiece.
     """
     other = tokenizers.Tokenizer.from_str(written.decode())

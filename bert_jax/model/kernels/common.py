@@ -51,7 +51,7 @@ def platform_of(mesh: Mesh | None) -> str:
 
 
 def kernels_for(mesh: Mesh | None) -> str:
-    """Return the kernels that run on ``mesh``, tpu or gpu; a CPU interprets those of :data:`INTERPRETED`."""
+    """Return the kernels that run on ``mesh``, tpu or gpu; a CPU interprets the kernels in :data:`INTERPRETED`."""
     platform = platform_of(mesh)
     return platform if platform in ("tpu", "gpu") else INTERPRETED
 

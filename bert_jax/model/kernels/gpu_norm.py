@@ -93,7 +93,7 @@ def _call(
 
 
 def _pieces(width: int) -> list[Any]:
-    """Return the slices of the columns of a token: those of the first half, then those of the second."""
+    """Return the column slices of a token, first half before second half."""
     size = min(math.gcd(width // 2, 1 << 20), _PIECE)
     return [pl.ds(begin, size) for begin in range(0, width, size)]
 

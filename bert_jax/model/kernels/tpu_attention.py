@@ -32,7 +32,7 @@ from bert_jax.model.kernels.tpu_attention_bodies import Tiles, Work, backward_ke
 # Most tokens of a row, and what the backward pass keeps of a token (float32) and of a tile in the fast memory.
 MAX_LENGTH = 8192
 _TOKEN_BYTES = 2 * (8 * 4 * LANES + 4 * LANES) + 2 * 4 * LANES
-# What rotary positions add: two factors, read while those of the block before are used, and the rotated key.
+# Memory of rotary positions: two factors, read while the previous block's are used, and the rotated key.
 _ROTARY_BYTES = 2 * (2 * 4 * LANES) + 4 * LANES
 _TILE_BYTES = 4 * 2**20
 _HEAD_SIZES = (16, 32, 64, 128)

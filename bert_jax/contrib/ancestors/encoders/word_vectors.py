@@ -60,7 +60,7 @@ class NnlmLayer(Block):
         return dropout(output_BxSxH, rate, site_key(dropout_key, 1, Site.FEED_FORWARD_OUTPUT))
 
     def _with_cache(self, x_BxSxE: jax.Array, ids_BxS: jax.Array, before: int) -> tuple[jax.Array, jax.Array]:
-        """Return embeddings and sequence ids after those of the last ``before`` tokens of the cache, and put the
+        """Return embeddings and sequence ids after the last ``before`` tokens of the cache, and put the
         last ones into the cache."""
         batch, _, width = x_BxSxE.shape
         old_x = self.variable(CACHE, "embeddings", jnp.zeros, (batch, before, width), x_BxSxE.dtype)

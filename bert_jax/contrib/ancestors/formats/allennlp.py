@@ -2,7 +2,7 @@
 
 Names and layouts of the weights: ``allennlp/modules/elmo.py`` and ``elmo_lstm.py``, ``bilm/training.py`` of
 github.com/allenai/bilm-tf. These files contain no output layer. AllenNLP reads the characters of any word; a model
-here reads those of the words of its vocabulary, a word a line, which the folder must contain.
+here reads the words of its vocabulary, one per line, which the folder must contain.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ def _weights_file(folder: Path) -> Path | None:
 
 
 def names_of(model: BidirectionalLstmConfig) -> dict[str, str]:
-    """Return a dict from the name of each array in the HDF5 file to that of the parameter here. The first dimension
+    """Return a dict from the name of each array in the HDF5 file to the parameter name. The first dimension
     of the arrays W_0 holds the inputs, then the recurrent inputs."""
     names = {"char_embed": f"{_CHARACTERS}/character_embeddings"}
     for i in range(len(model.character_filters) // 2):

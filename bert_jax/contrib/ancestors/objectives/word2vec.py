@@ -19,7 +19,7 @@ from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import Batch, Sums, padding_sums
 from bert_jax.tokenization import Tokenizer
 
-# Numbers of the random words of a token: those of subsampling and of the window; negatives follow.
+# Numbers of the random words of a token, for subsampling and the window; negatives follow.
 _KEEP, _WINDOW, _NEGATIVE = 0, 1, 2
 
 
@@ -88,7 +88,7 @@ class Word2vec(WordVectorObjective):
     """Base class of skip-gram and CBOW: subsampling of frequent words, windows of random size, negatives."""
 
     # Negatives that the words of a row share. Each counts objective.negatives / row_negatives times for every pair,
-    # so the expected loss is that of word2vec, and the products are those of matrices. With few, the neighbors of
+    # so the expected loss equals word2vec's, and the products are matrix products. With few, the neighbors of
     # frequent words show the noise that the words of a row share (studies/word_vectors).
     row_negatives: ClassVar[int]
 
@@ -117,7 +117,7 @@ class Word2vec(WordVectorObjective):
         self._noise = AliasTable.of(np.where(counts_V > 0, powers_V, 0))
 
     def windows(self, batch: Batch, key: Any) -> Windows:
-        """Return the windows of a batch and its negatives, a function of ``key`` (None: that of evaluations)."""
+        """Return the windows of a batch and its negatives, a function of ``key`` (None: for evaluation)."""
         random = self.random_tokens(batch, key)
         ids_BxS, sequence_ids_BxS = original_ids(batch), batch["sequence_ids"]
         kept_BxS = uniform(_random_words(random, _KEEP)) < jnp.asarray(self._kept_V)[ids_BxS]

@@ -21,7 +21,7 @@ from bert_jax.objectives.objective import TEXT_FEATURES, Batch, PretrainObjectiv
 from bert_jax.parallel.axes import constrain, with_logical_axes
 from bert_jax.tokenization import Tokenizer
 
-# Canonical names of the vectors of tokens, and of those of contexts.
+# Canonical names of the token vectors and of the context vectors.
 WORDS, CONTEXTS = "embeddings/word_embeddings/embedding", "context_embeddings/embedding"
 
 
@@ -72,7 +72,7 @@ class TwoTables(BertModel):
 
 class WordVectorObjective(PretrainObjective):
     """Base class of the objectives that train a vector per token. Its losses are sums over the global batch, not
-    means, so that the learning rate is that of the papers, whatever the size of the batch."""
+    means, so that the papers' learning rate applies to any batch size."""
 
     has_bias = False
     reads_records = True

@@ -1,4 +1,4 @@
-"""Scores of an exported program beside those of the model: does rounding cost quality on the user's own texts?"""
+"""Scores of an exported program and of its model: does rounding cost quality on the user's own texts?"""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

@@ -21,7 +21,7 @@ def find_teacher(
     """Return the teacher of a pretraining run: the model that ``names`` names or, if it is empty, the one with
     which the run in ``workdir`` began; None if there is neither.
 
-    ``outputs`` (default: those of the run in ``workdir``) is a folder of stored outputs. If it is complete, the
+    ``outputs`` (default: stored with the run in ``workdir``) is a folder of stored outputs. If it is complete, the
     model is not read, and need not be named. ``options``: how the model is read.
 
     Raises ``ValueError`` if there are several names, if the model cannot be read, if the run began with another
@@ -98,7 +98,7 @@ def _read(name: str, options: ReadOptions) -> tuple[ModelBundle, dict[str, str]]
 
 
 def check_vocabulary(teacher: Teacher, tokenizer: Tokenizer | None, vocabulary: Path) -> None:
-    """Raise ``ValueError`` if the vocabulary of a run is not that of its teacher. ``tokenizer``: of the file
+    """Raise ``ValueError`` if a run and its teacher have different vocabularies. ``tokenizer``: of the file
     ``vocabulary``; None if this file does not exist yet, so that it would be trained."""
     if tokenizer is None and teacher.fingerprint is not None:
         raise ValueError(f"data.vocab: missing; set it to the vocabulary of the teacher, {teacher.name}")

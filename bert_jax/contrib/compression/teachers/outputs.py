@@ -1,7 +1,7 @@
 """Outputs of a teacher over static shards, computed once and stored (``--teacher_outputs``).
 
 A folder holds, for the training and the held-out records, one npy file per array with a row for each record, in the
-order of the shards, and ``outputs.json``, which is written last. ``progress.json`` is that of an unfinished folder.
+order of the shards, and ``outputs.json``, which is written last. An unfinished folder has ``progress.json``.
 """
 
 import json
@@ -41,7 +41,7 @@ class NumberedSource(PretrainSource, Protocol):
 
     def numbered(self, *, held_out: bool, batch_size: int, first: int) -> Iterator[Numbered]:
         """Yield the batches from ``first`` on, in which each record occurs once: the numbers of the records,
-        int64[at most B], and the features of B rows. Rows after those of the records are blank."""
+        int64[at most B], and the features of B rows. Rows after the records are blank."""
 
 
 class TeacherOutputs:
