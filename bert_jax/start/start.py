@@ -1,4 +1,4 @@
-"""Where a run starts: the plan, which is made before any file is written, and the first state."""
+"""The start of a run: the plan, which is made before any file is written, and the first state."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""How a run gets its first state. ``bert_jax.start`` implements it."""
+"""The interface through which a run gets its first state; ``bert_jax.start`` implements it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class FirstState:
 
 
 class RunStart(Protocol):
-    """Where a run starts: ``bert_jax.start.start.Start``."""
+    """The start of a run: ``bert_jax.start.start.Start``."""
 
     @property
     def messages(self) -> tuple[str, ...]:
