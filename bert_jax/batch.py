@@ -6,10 +6,15 @@ The features in shards have the names of google-research/bert; see ``data_pipeli
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+if TYPE_CHECKING:
+    import jax
+
+# Features of a batch on the devices, by name.
+Batch = Mapping[str, "jax.Array"]
 # name -> (dimensions after the batch dimension, dtype)
 PRETRAIN_FEATURES: dict[str, tuple[str, type]] = {
     "input_ids": ("S", np.int32),  # token ids, after masking

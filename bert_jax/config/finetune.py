@@ -48,8 +48,8 @@ _HEAD = (*WHOLE, "choice", *WORDS)
 # Automatic learning rates: that of a Transformer of the width of BERT-base, the power of the width with which it
 # falls, the highest one; that of heads on a frozen Transformer.
 _BASE_WIDTH, _BASE_RATE, _POWER, _HIGHEST_RATE, _FROZEN_RATE = 768, 2e-5, 2.2, 1e-3, 3e-3
-# A share of the whole.
-Share = Annotated[float, Range("a number above 0, at most 1", lambda value: 0 < value <= 1)]
+# A share of the whole that is not empty.
+PositiveShare = Annotated[float, Range("a number above 0, at most 1", lambda value: 0 < value <= 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ class DistillationConfig(Section, prefix="distillation."):
     """Loss between the model and its teachers, the models of ``--teacher`` (Hinton et al. 2015)."""
 
     # Share of the loss between student and teacher in the loss; the rest is the loss of the labels.
-    weight: Share = 0.5
+    weight: PositiveShare = 0.5
     # The logits of student and teacher are divided by this.
     temperature: Positive[float] = only(2.0, {KIND: (*_SOFTMAX[KIND][:-1], "multi_label", "qa")})
     # Weight of the distance between the first tokens of the layers of student and teacher, without the last (Sun et

@@ -16,7 +16,7 @@ from bert_jax.training.logging.report import HTML_FILE
 METRICS, PREDICTIONS = "metrics.json", "predictions_{}.jsonl"
 
 
-def read_options(workdir: Location, names: Collection[str]) -> FinetuneConfig:
+def stored_options(workdir: Location, names: Collection[str]) -> FinetuneConfig:
     """Return the config of a run with the options named in ``names`` as stored; all other options have their
     defaults, because an older version of bert_jax may have written the file. Raises ``ValueError`` if ``workdir``
     is not a workdir of fine-tuning."""

@@ -23,7 +23,7 @@ def augmented(unit: ModelInput, config: FinetuneConfig, tokenizer: Tokenizer, ke
     return dataclasses.replace(unit, sequences=sequences)
 
 
-def mask_batch(features: dict[str, np.ndarray], tokenizer: Tokenizer, seed: int, data_step: int) -> None:
+def mask_for_mlm_loss(features: dict[str, np.ndarray], tokenizer: Tokenizer, seed: int, data_step: int) -> None:
     """Mask 15% of the tokens of a batch in place, and add ``mlm_positions``, ``mlm_labels`` and ``mlm_weights``,
     each [B, M]. Of the selected tokens, 80% are replaced by [MASK] and 10% by a random piece; 10% remain unchanged
     (Devlin et al. 2018, section 3.1)."""

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import BatchInfo
 from bert_jax.finetuning import nsp_auxiliary
-from bert_jax.finetuning.augment import augmented, mask_batch
+from bert_jax.finetuning.augment import augmented, mask_for_mlm_loss
 from bert_jax.finetuning.batch_shapes import choose_shape, plan_shapes
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.inference.batching import Shape, pack_batch
@@ -86,7 +86,7 @@ class ExampleBatches:
             units, rows, shape, sequences=sequences, targets=targets, pad_id=tokenizer.pad_id, keys=keys
         )
         if config.loss.mlm_weight:
-            mask_batch(packed.features, tokenizer, config.training.seed, data_step)
+            mask_for_mlm_loss(packed.features, tokenizer, config.training.seed, data_step)
         return packed.features, len(numbers)
 
     def __next__(self) -> tuple[dict[str, np.ndarray], BatchInfo]:

@@ -9,7 +9,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.finetuning.artifacts import read_options
+from bert_jax.finetuning.artifacts import stored_options
 from bert_jax.finetuning.batches import ExampleBatches, Shape, planned_shapes
 from bert_jax.finetuning.evaluator import Evaluator
 from bert_jax.finetuning.resolve import Splits, resolve_task
@@ -47,7 +47,7 @@ def _stored_order(given: FinetuneConfig, resolved: FinetuneConfig, workdir: Path
     stated, found = given.data, resolved.data
     if stated.labels or stated.tags or not (workdir / "config.yaml").is_file():
         return None
-    own = read_options(workdir, ("task.kind", "data.labels", "data.tags")).data
+    own = stored_options(workdir, ("task.kind", "data.labels", "data.tags")).data
     same = all(sorted(getattr(own, name)) == sorted(getattr(found, name)) for name in ("labels", "tags"))
     if not same or (own.labels, own.tags) == (found.labels, found.tags):
         return None

@@ -30,7 +30,7 @@ Program = Callable[[dict[str, np.ndarray]], DeviceOutputs]
 Progress = Callable[[int], None]
 
 
-class RunOptions(TypedDict, total=False):
+class BatchOptions(TypedDict, total=False):
     """Options of every function that runs texts through a model."""
 
     # Tokens of one batch; None: a number that suits the device.

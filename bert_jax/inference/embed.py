@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import ModelSpec, SentenceConfig, SentenceModule
-from bert_jax.inference.batching import DeviceOutputs, RunOptions
+from bert_jax.inference.batching import BatchOptions, DeviceOutputs
 from bert_jax.inference.engine import Engine, Text, checked_texts
 from bert_jax.inference.predict import task_of
 from bert_jax.model.bert import bert_output, of_layers
@@ -39,7 +39,7 @@ def embed(
     prompt: str | None = None,
     prompt_name: str | None = None,
     width: int | None = None,
-    **options: Unpack[RunOptions],
+    **options: Unpack[BatchOptions],
 ) -> Iterator[np.ndarray]:
     """Yield the vector of every text, float32[E], in order; ``texts`` may be endless.
 
@@ -51,7 +51,7 @@ def embed(
         prompt_name: name of a prompt of the model. None: the default prompt of the model, unless
             ``prompt`` is set.
         width: return the first values of each vector only, divided by their norm if whole vectors are. None: all.
-        options: see ``RunOptions``.
+        options: see ``BatchOptions``.
 
     Raises ``ValueError`` for an unknown pooling or prompt, for a width that the vectors do not have, and for a
     model without a vocabulary.
@@ -163,7 +163,7 @@ def embed_tokens(
     texts: Iterable[Text],
     *,
     layers: Sequence[int] = LAST_FOUR,
-    **options: Unpack[RunOptions],
+    **options: Unpack[BatchOptions],
 ) -> Iterator[tuple[list[str], np.ndarray]]:
     """Yield (pieces, float32[layers, tokens, H]) for every text, including special tokens.
 
@@ -202,7 +202,7 @@ def embed_tokens(
 
 
 def extract_features(
-    loaded: Engine, lines: Iterable[str], *, layers: Sequence[int] = LAST_FOUR, **options: Unpack[RunOptions]
+    loaded: Engine, lines: Iterable[str], *, layers: Sequence[int] = LAST_FOUR, **options: Unpack[BatchOptions]
 ) -> Iterator[dict[str, Any]]:
     """Yield one object per line with the fields of ``extract_features.py`` of google-research/bert: linex_index and
     features, each with token and layers (index, values rounded to 6 places). `` ||| `` separates the texts of a

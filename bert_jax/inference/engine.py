@@ -167,7 +167,7 @@ class Engine:
                 stages of one.
             sequences: function that returns K, the number of sequences per input, for the model inputs of a window.
             targets: targets of the model inputs that the program reads.
-            batch_tokens, progress: see ``RunOptions``.
+            batch_tokens, progress: see ``BatchOptions``.
 
         Raises ``ValueError``, which names the first input, for an output with a NaN or infinite value.
         """

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.inference.batching import DeviceOutputs, Outputs, RunOptions
+from bert_jax.inference.batching import BatchOptions, DeviceOutputs, Outputs
 from bert_jax.inference.engine import Engine, checked_texts
 from bert_jax.io.text_lines import Each
 from bert_jax.model.bert import bert_output, present
@@ -36,7 +36,7 @@ class FilledText:
 
 
 def fill_mask(
-    loaded: Engine, texts: Iterable[str], *, top: int = 5, **options: Unpack[RunOptions]
+    loaded: Engine, texts: Iterable[str], *, top: int = 5, **options: Unpack[BatchOptions]
 ) -> Iterator[FilledText]:
     """Yield the ``top`` most probable pieces, with their probabilities, for every mask of each text, in order;
     ``texts`` may be endless.

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import entr, softmax
 
 from bert_jax.config.spec import TaskKind
-from bert_jax.inference.batching import HIDDEN, Outputs, RunOptions, Stages, by_level
+from bert_jax.inference.batching import HIDDEN, BatchOptions, Outputs, Stages, by_level
 from bert_jax.inference.engine import Engine
 from bert_jax.io.text_lines import Each
 from bert_jax.model import BertOutput
@@ -22,7 +22,7 @@ from bert_jax.tasks.multiple_choice import choice_labels
 from bert_jax.tasks.registry import TASKS
 from bert_jax.tasks.tagging import window_input
 from bert_jax.tasks.task import Encoded, Level, ModelInput, Task
-from bert_jax.tasks.word_windows import Window
+from bert_jax.tasks.word_windows import WordWindow
 
 HEADS = ("sequence", "token", "span", "choice")
 _KINDS: dict[str, TaskKind] = {
@@ -44,7 +44,7 @@ def predict(
     *,
     task: str | None = None,
     exit_entropy: float | None = None,
-    **options: Unpack[RunOptions],
+    **options: Unpack[BatchOptions],
 ) -> Iterator[dict[str, Any]]:
     """Yield one JSON-serializable object per input, in order; ``texts`` may be endless.
 
@@ -310,7 +310,7 @@ def _tagged_text(decoder: Task, text: str) -> _Input:
     ends = [*begins[1:], kept][: len(begins)]
     places = [(offsets[i][0], offsets[after - 1][1]) for i, after in zip(begins, ends, strict=True)]
     words = tuple(text[start:end] for start, end in places)
-    window = Window(encoded, np.arange(len(words)), first + np.array(begins, np.int64))
+    window = WordWindow(encoded, np.arange(len(words)), first + np.array(begins, np.int64))
     unit = window_input(0, window, np.full(len(words), -1, np.int32))
     return _Input(Record(id="", source="", words=words), (unit,), places, kept < whole)
 

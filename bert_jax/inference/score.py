@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import HeadsConfig, ModelConfig
-from bert_jax.inference.batching import DeviceOutputs, Outputs, RunOptions
+from bert_jax.inference.batching import BatchOptions, DeviceOutputs, Outputs
 from bert_jax.inference.engine import WINDOW, Engine, checked_texts
 from bert_jax.io.text_lines import Each
 from bert_jax.model import BertModel
@@ -90,13 +90,13 @@ _Place = tuple[_Open, int]
 
 
 def score(
-    loaded: Engine, texts: Iterable[str], *, method: Method | None = None, **options: Unpack[RunOptions]
+    loaded: Engine, texts: Iterable[str], *, method: Method | None = None, **options: Unpack[BatchOptions]
 ) -> Iterator[ScoredText]:
     """Yield the log-probability of each text, in order; ``texts`` may be endless.
 
     Args:
         method: how a masked model masks; None: PLL-word-l2r. A causal model has no choice.
-        options: see ``RunOptions``; ``progress`` counts the copies that were run.
+        options: see ``BatchOptions``; ``progress`` counts the copies that were run.
 
     Raises ``ValueError`` for a model without a language-model head, a text without tokens, a text that exceeds the
     maximum length of the model, and another ``method``.
@@ -127,7 +127,7 @@ def _checked(loaded: Engine, number: int, text: str, tokens: int, special: int) 
 # ------------------------------------------------------------------ masked models
 
 
-def _masked(loaded: Engine, texts: Iterable[str], method: Method, options: RunOptions) -> Iterator[ScoredText]:
+def _masked(loaded: Engine, texts: Iterable[str], method: Method, options: BatchOptions) -> Iterator[ScoredText]:
     tokenizer, waiting = loaded.need_tokenizer(), deque[_Open]()
 
     def places() -> Iterator[_Place]:
@@ -209,7 +209,7 @@ def _log_probabilities(logits: jax.Array, labels: jax.Array) -> jax.Array:
 # ------------------------------------------------------------------ causal models
 
 
-def _causal(loaded: Engine, texts: Iterable[str], options: RunOptions) -> Iterator[ScoredText]:
+def _causal(loaded: Engine, texts: Iterable[str], options: BatchOptions) -> Iterator[ScoredText]:
     tokenizer, model = loaded.need_tokenizer(), with_output_layer(loaded)
 
     def featurize(part: list[tuple[int, str]]) -> list[ModelInput]:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.inference.batching import DeviceOutputs, RunOptions
+from bert_jax.inference.batching import BatchOptions, DeviceOutputs
 from bert_jax.inference.engine import Engine, checked_texts
 from bert_jax.model.bert import bert_output, present
 from bert_jax.tasks.task import ModelInput
@@ -61,7 +61,7 @@ class WordInput(NamedTuple):
 # ------------------------------------------------------------------ words of a text
 
 
-def split_words(text: str) -> list[Span]:
+def word_spans(text: str) -> list[Span]:
     """Return the character range of every word of ``text``: a run of letters, digits, combining marks and
     underscores, a single CJK character, or any other single character that is not white space."""
     spans = []
@@ -83,10 +83,10 @@ def _kind(char: str) -> str:
 
 
 def pieces_of_text(text: str, tokenizer: Tokenizer, room: int) -> WordPieces:
-    """Return the pieces of ``text`` and its words (:func:`split_words`). Words without pieces, such as control
+    """Return the pieces of ``text`` and its words (:func:`word_spans`). Words without pieces, such as control
     characters, are omitted. Of a word and the white space after it, at most ``room`` pieces are kept."""
     ids, offsets = tokenizer.encode_with_offsets(text)
-    spans = np.array(split_words(text), np.int64).reshape(-1, 2)
+    spans = np.array(word_spans(text), np.int64).reshape(-1, 2)
     ranges = np.array(offsets, np.int64).reshape(-1, 2)
     first = np.searchsorted(ranges[:, 1], spans[:, 0], "right")
     last = np.searchsorted(ranges[:, 0], spans[:, 1], "left")
@@ -178,16 +178,16 @@ def word_vectors(
     *,
     layers: Sequence[int] = (-1,),
     pooling: WordPooling = "mean",
-    **options: Unpack[RunOptions],
+    **options: Unpack[BatchOptions],
 ) -> Iterator[WordVectors]:
-    """Yield the words of every text (:func:`split_words`) with their contextual vectors; ``texts`` may be endless.
+    """Yield the words of every text (:func:`word_spans`) with their contextual vectors; ``texts`` may be endless.
 
     The text is tokenized as a whole. A text that exceeds the maximum length is read in windows.
 
     Args:
         layers: layers to read, 0 for the embeddings; negative indices count from the last layer.
         pooling: mean: mean over the pieces of a word. first: vector of its first piece (Devlin et al. 2018, 5.3).
-        options: see ``RunOptions``.
+        options: see ``BatchOptions``.
 
     Raises ``ValueError`` for a layer that does not exist, and for a model without a vocabulary.
     """
@@ -213,7 +213,7 @@ def word_lines(
     *,
     layers: Sequence[int],
     pooling: WordPooling,
-    **options: Unpack[RunOptions],
+    **options: Unpack[BatchOptions],
 ) -> Iterator[dict[str, Any]]:
     """Yield one object per text: ``{"words": [{"word", "start", "end", "layers": [{"index", "values"}]}]}``, with
     values rounded to 6 places. Arguments as in :func:`word_vectors`."""
@@ -242,7 +242,7 @@ def sentence_word_vectors(
     pooling: WordPooling = "mean",
     lead: Sequence[int] = (),
     window: int = _WINDOW,
-    **options: Unpack[RunOptions],
+    **options: Unpack[BatchOptions],
 ) -> Iterator[np.ndarray]:
     """Yield float32[N, W, H] for every sentence of W words, which are encoded separately; arguments as in
     :func:`word_vectors`. The pieces ``lead`` precede every sentence. ``window`` sentences are processed

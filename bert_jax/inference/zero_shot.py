@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.inference.batching import DeviceOutputs, Outputs, RunOptions
+from bert_jax.inference.batching import BatchOptions, DeviceOutputs, Outputs
 from bert_jax.inference.engine import WINDOW, Engine, checked_texts
 from bert_jax.inference.predict import task_of, task_program
 from bert_jax.metrics.classification import classification_scores, multi_label_scores
@@ -44,7 +44,7 @@ def zero_shot(
     template: str | None = None,
     multi_label: bool = False,
     entailment: str | None = None,
-    **options: Unpack[RunOptions],
+    **options: Unpack[BatchOptions],
 ) -> Iterator[dict[str, Any]]:
     """Yield one JSON-serializable object per text, in order, with the fields that ``predict`` yields for a sequence
     head; ``texts`` may be endless.
@@ -64,7 +64,7 @@ def zero_shot(
         labels: a mapping from each label to its words, or a sequence of labels, each of which is its own word.
         template: hypothesis or prompt; None: :data:`HYPOTHESIS`.
         entailment: name of the class of entailment; None: the class whose name begins with "entail".
-        options: see ``RunOptions``.
+        options: see ``BatchOptions``.
 
     Raises ``ValueError`` for a model without the head or class, a template that has another form or leaves no room
     for a text, and words for a mask that are not one piece of the vocabulary.
@@ -122,7 +122,7 @@ def _by_entailment(
     template: str,
     multi_label: bool,
     entailment: str | None,
-    options: RunOptions,
+    options: BatchOptions,
 ) -> Logits:
     yes, no = _entailment(loaded, entailment)
     decoder, tokenizer = task_of(loaded, "sequence"), loaded.need_tokenizer()
@@ -186,7 +186,7 @@ def _room(limit: int, taken: int, template: str) -> int:
 
 
 def _by_prompt(
-    loaded: Engine, texts: Iterable[str], words: Sequence[str], template: str, options: RunOptions
+    loaded: Engine, texts: Iterable[str], words: Sequence[str], template: str, options: BatchOptions
 ) -> Logits:
     if not loaded.spec.heads.mlm:
         raise ValueError(f"{loaded.name}: no masked-LM head; use a template without a mask, or another model")

@@ -48,6 +48,11 @@ def first_rank_scores(ranks: np.ndarray) -> list[Score]:
     return [mean_score("mrr", 1 / ranks), mean_score("precision@1", is_first)]
 
 
+def unit_vectors(vectors: np.ndarray) -> np.ndarray:
+    """Return ``vectors`` [..., E] divided by their Euclidean norms; zero vectors remain zero."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+
+
 def have_collapsed(vectors: np.ndarray) -> bool:
     """Return True if the three or more ``vectors`` [N, E] have the same direction, as those of a model that has
     diverged; of many vectors, a thousand are compared with the first."""

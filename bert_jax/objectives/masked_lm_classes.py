@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.batch import PRETRAIN_FEATURES
+from bert_jax.batch import PRETRAIN_FEATURES, Batch
 from bert_jax.config import PretrainConfig
 from bert_jax.model import BertForPretraining, BertModel, BertOutput
 from bert_jax.objectives.display import Column, Panel, Tile
 from bert_jax.objectives.masked_lm import MLM_EPSILON, MaskedLm
-from bert_jax.objectives.objective import Batch, Sums, weighted_cross_entropy
+from bert_jax.objectives.objective import Sums, weighted_cross_entropy
 
 
 class MaskedLmClasses(MaskedLm):

@@ -10,14 +10,13 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from bert_jax.batch import PRETRAIN_FEATURES, PretrainSource
+from bert_jax.batch import PRETRAIN_FEATURES, Batch, PretrainSource
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig, RunConfig
 from bert_jax.model.dropout import TOKEN_FEATURES
 from bert_jax.model.layers import CACHE
 from bert_jax.objectives.display import Display
 from bert_jax.tokenization import Tokenizer
 
-Batch = Mapping[str, jax.Array]
 # Features from which the tokens before masking follow.
 TEXT_FEATURES = (
     "input_ids", "token_type_ids", "sequence_ids", "position_ids", "mlm_positions", "mlm_labels", "mlm_weights",

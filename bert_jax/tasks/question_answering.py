@@ -16,7 +16,7 @@ from bert_jax.model.bert import BertOutput, present
 from bert_jax.objectives.objective import Sums
 from bert_jax.objectives.span import span_loss
 from bert_jax.records import Answer, Record
-from bert_jax.tasks.spans import Passage, Span, SpanPiece, Window, best_spans, span_inputs
+from bert_jax.tasks.spans import Passage, PassageWindow, Span, SpanPiece, best_spans, span_inputs
 from bert_jax.tasks.task import Constant, Level, ModelInput, Outputs, Prediction, Target, Task
 
 # Token span that is in no window, for a question without an answer.
@@ -177,7 +177,7 @@ def _lost_line(lost: Sequence[Record], count: int) -> list[str]:
     ]
 
 
-def _targets(window: Window, first: int, last: int) -> dict[str, int]:
+def _targets(window: PassageWindow, first: int, last: int) -> dict[str, int]:
     if not (window.begin <= first and last < window.begin + window.count):
         return {"start": 0, "end": 0}
     shift = window.first - window.begin

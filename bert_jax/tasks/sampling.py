@@ -11,8 +11,9 @@ def _mixed(values: np.ndarray) -> np.ndarray:
     return mix64(values + np.uint64(GOLDEN))
 
 
-def permutation(count: int, *key: int) -> np.ndarray:
-    """Return a permutation int64[count] that depends only on ``count`` and ``key``."""
+def record_permutation(count: int, *key: int) -> np.ndarray:
+    """Return a permutation int64[count] of task records that depends only on ``count`` and ``key``. Its hash is not
+    that of ``bert_jax.hashing.permutation``, which orders the rows of shards: stored runs depend on both."""
     mixed = np.zeros(1, np.uint64)
     for part in key:
         mixed = _mixed(mixed ^ np.uint64(part))
@@ -27,7 +28,7 @@ def epoch_order(count: int, seed: int, epoch: int, classes: np.ndarray | None = 
     are spread over several epochs.
     """
     if classes is None:
-        return permutation(count, seed, epoch)
+        return record_permutation(count, seed, epoch)
     present = np.unique(classes)
     order = np.zeros(count, np.int64)
     for place, label in enumerate(present):
@@ -35,7 +36,7 @@ def epoch_order(count: int, seed: int, epoch: int, classes: np.ndarray | None = 
         wanted = len(order[place :: len(present)])
         first = epoch * wanted
         taken = np.arange(first, first + wanted)
-        rounds = np.stack([members[permutation(len(members), seed, int(r), int(label))] for r in
+        rounds = np.stack([members[record_permutation(len(members), seed, int(r), int(label))] for r in
                            range(taken[0] // len(members), taken[-1] // len(members) + 1)]).reshape(-1)  # fmt: skip
         order[place :: len(present)] = rounds[taken - taken[0] // len(members) * len(members)]
     return order
@@ -54,5 +55,5 @@ def few_shot(labels: Sequence[str], count: int, seed: int) -> list[int]:
                 f"input.few_shot: {count} is more than the {len(members)} examples of class {label!r}; set "
                 f"input.few_shot to {len(members)} or less"
             )
-        chosen += [members[i] for i in permutation(len(members), seed, number)[:count]]
+        chosen += [members[i] for i in record_permutation(len(members), seed, number)[:count]]
     return sorted(chosen)

@@ -14,7 +14,7 @@ import numpy as np
 from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule, TaskSettings
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.metrics.correlation import regression_scores
-from bert_jax.metrics.retrieval import COLLAPSED, RESOLUTION, first_rank_scores, mean_ranks
+from bert_jax.metrics.retrieval import COLLAPSED, RESOLUTION, first_rank_scores, mean_ranks, unit_vectors
 from bert_jax.metrics.score import Score, mean_score
 from bert_jax.model.bert import BertOutput, present
 from bert_jax.objectives.objective import Sums
@@ -196,7 +196,7 @@ class SentenceTask(Task):
         """
         if not units:
             return []
-        unit_NxKxE = _unit(np.stack([output["embeddings"] for output in outputs]).astype(np.float64))
+        unit_NxKxE = unit_vectors(np.stack([output["embeddings"] for output in outputs]).astype(np.float64))
         pairs = [i for i, unit in enumerate(units) if len(unit.sequences) > 1]
         unlabelled = [i for i in pairs if records[i].label is None and len(units[i].sequences) == 2]
         predictions: list[Prediction] = [{} if one.label is None else {"gold": one.label} for one in records]
@@ -205,7 +205,7 @@ class SentenceTask(Task):
             if texts > 1:
                 one["cosine"] = round_significant(unit_KxE[0] @ unit_KxE[1])
                 for width in self.settings.matryoshka:
-                    part_KxE = _unit(unit_KxE[:, :width])
+                    part_KxE = unit_vectors(unit_KxE[:, :width])
                     one[f"cosine_{width}"] = round_significant(part_KxE[0] @ part_KxE[1])
             if texts > 2:
                 one["cosine_negative"] = round_significant(unit_KxE[0] @ unit_KxE[2])
@@ -272,11 +272,6 @@ class SentenceTask(Task):
 def _scored_texts(record: Record) -> tuple[str, ...]:
     """Return the texts of a record that are scored. If there is no second text, the negatives are ignored."""
     return record_texts(record)[:_SCORED_TEXTS] if record.text_pair is not None else (record.text,)
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    """Normalize vectors to unit length; zero vectors remain zero."""
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 
 def _ranks(

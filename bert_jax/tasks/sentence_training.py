@@ -4,23 +4,23 @@ Shapes: B rows, U units per row, K texts per unit, E width of a vector.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from bert_jax.batch import Batch
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.model.bert import present
 from bert_jax.model.pooling import normalize
 from bert_jax.objectives.objective import Sums
 from bert_jax.objectives.sentence_losses import cosent_loss, cosine_loss, in_batch_negatives_loss, triplet_loss
 from bert_jax.records import Record
-from bert_jax.tasks.sampling import permutation
+from bert_jax.tasks.sampling import record_permutation
 from bert_jax.tasks.task import class_loss
 from bert_jax.tasks.text_classification import class_number, number_of
 
-Batch = Mapping[str, jax.Array]
 # Logits of the classifier, float32[B, U, classes]; None: the model has no classifier.
 Logits = jax.Array | None
 
@@ -193,7 +193,7 @@ def texts_of_classes(records: Sequence[Record], seed: int) -> list[tuple[str, ..
     Raises ``ValueError`` if a class has only one text, or if there is only one class.
     """
     groups: list[tuple[str, ...]] = []
-    draws = permutation(len(records), seed, 1), permutation(len(records), seed, 2)
+    draws = record_permutation(len(records), seed, 1), record_permutation(len(records), seed, 2)
     _, classes = np.unique([record.label or "" for record in records], return_inverse=True)
     order, sizes = np.argsort(classes, kind="stable"), np.bincount(classes)
     members = np.split(order, np.cumsum(sizes)[:-1])

@@ -49,7 +49,7 @@ class Passage:
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
+class PassageWindow:
     """Tokens ``begin`` to ``begin + count`` (exclusive) of a passage, starting at position ``first`` of a model
     input."""
 
@@ -67,7 +67,7 @@ class SpanPiece:
 
     starts: np.ndarray
     ends: np.ndarray
-    window: Window
+    window: PassageWindow
 
 
 class Span(NamedTuple):
@@ -97,8 +97,8 @@ def span_inputs(
     """Return model inputs of at most ``settings.max_length`` tokens, one per window, for the token ids of a
     question and a passage.
 
-    The field ``extra`` of each input is its :class:`Window`. Raises ``ValueError`` if the special tokens leave no
-    room for a passage.
+    The field ``extra`` of each input is its :class:`PassageWindow`. Raises ``ValueError`` if the special tokens
+    leave no room for a passage.
     """
     max_length, left = settings.max_length, settings.max_length - len(tokenizer.build_inputs([], [])[0])
     if left < 1:
@@ -111,14 +111,14 @@ def span_inputs(
         count = len(most_context)
         ids, types = tokenizer.build_inputs(asked, passage.ids[begin : begin + count])
         first = len(ids) - tokenizer.framed - count  # the passage ends before the last special token
-        window = Window(passage, begin, count, first, most_context)
+        window = PassageWindow(passage, begin, count, first, most_context)
         windows.append(Encoded(ids, types if settings.pair_types else [0] * len(ids), window))
     return windows
 
 
 def _layout(tokens: int, room: int, stride: int) -> list[tuple[int, np.ndarray]]:
-    """Return (index of the first token, ``Window.most_context``) for every window. Each token has its most context
-    in exactly one window."""
+    """Return (index of the first token, ``PassageWindow.most_context``) for every window. Each token has its most
+    context in exactly one window."""
     stride = min(stride, room)
     begins = range(0, max(tokens - room, 0) + stride, stride)
     most, owner = np.full(tokens, -1.0), np.zeros(tokens, np.int64)
@@ -177,7 +177,7 @@ def _best_spans(questions: Sequence[Sequence[SpanPiece]], n_best: int | None, lo
 
 def _best_in_windows(pieces: Sequence[SpanPiece], n_best: int | None, longest: int) -> tuple[np.ndarray, ...]:
     """Return three arrays [W] that describe the best span in each of W windows: its score (-inf: no span), its
-    first token and its last token, counted from ``Window.begin``."""
+    first token and its last token, counted from ``PassageWindow.begin``."""
     width = max(1, *(piece.window.count for piece in pieces))
     starts, ends = np.full((2, len(pieces), width), -np.inf)
     for row, piece in enumerate(pieces):

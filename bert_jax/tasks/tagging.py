@@ -24,7 +24,7 @@ from bert_jax.records import Record
 from bert_jax.tasks import task
 from bert_jax.tasks.classes import class_lines, class_order, field_values
 from bert_jax.tasks.task import Level, ModelInput, Outputs, Prediction, Target, Task, class_loss
-from bert_jax.tasks.word_windows import Window, word_windows
+from bert_jax.tasks.word_windows import WordWindow, word_windows
 
 # Prefixes of entity tags (such as B-PER) in default and in strict scoring; see ``bert_jax.metrics.entities``.
 PREFIXES, STRICT_PREFIXES = ("B", "I", "E", "S"), ("B", "I")
@@ -35,8 +35,8 @@ class TaggingTask(Task):
 
     A text that exceeds the maximum length is split into windows, each a separate chain for a CRF. Each word is used
     in training and tagged only in the window in which it has the most context. ``ModelInput.extra`` is the
-    :class:`Window`. Records without tags also have targets (with weight 0), because the computation on the device
-    requires the positions of the scored tokens.
+    :class:`WordWindow`. Records without tags also have targets (with weight 0), because the computation on the
+    device requires the positions of the scored tokens.
     """
 
     targets: ClassVar[Mapping[str, Target]] = {
@@ -138,7 +138,7 @@ class TaggingTask(Task):
         tokens: list[list[Prediction]] = [[{"text": word} for word in record.words] for record in records]
         tags = self.settings.tags
         for unit, output in zip(units, outputs, strict=True):
-            window: Window = unit.extra
+            window: WordWindow = unit.extra
             columns = {"label": [tags[number] for number in output["tags"][window.tokens]]}
             if not self.settings.crf:
                 columns["score"] = output["scores"][window.tokens].tolist()
@@ -174,7 +174,7 @@ def are_entity_tags(tags: Iterable[str], prefixes: Sequence[str] = PREFIXES) -> 
     return all(tag == "O" or tag.partition("-")[0] in prefixes for tag in tags)
 
 
-def window_input(number: int, window: Window, labels: np.ndarray) -> ModelInput:
+def window_input(number: int, window: WordWindow, labels: np.ndarray) -> ModelInput:
     """Return the model input for a window of the record with the index ``number``. ``labels`` int32[words] contains
     the tag index of every word of the record, or -1 for an unknown tag."""
     here = labels[window.words]

@@ -18,7 +18,7 @@ from bert_jax.tokenization import Tokenizer
 Span = tuple[int, int]
 
 
-class Window(NamedTuple):
+class WordWindow(NamedTuple):
     """A model input and the W words of a record that it scores."""
 
     encoded: Encoded
@@ -39,7 +39,7 @@ def encode_words(words: Iterable[str], tokenizer: Tokenizer, room: int) -> dict[
 
 def word_windows(
     records: Sequence[Record], tokenizer: Tokenizer, max_length: int, *, context: bool
-) -> Iterator[list[Window]]:
+) -> Iterator[list[WordWindow]]:
     """Yield the windows of each record, in order. A record without words has one window, which scores no words.
 
     With ``context``, a window also contains as many words of neighboring records as fit. Neighbors are consecutive
@@ -65,7 +65,7 @@ def word_windows(
                 # A span without own words is omitted: each of its words has more context in another span.
                 if len(own) or not words:
                     encoded = Encoded(*tokenizer.build_inputs(flat[starts[begin] : starts[end]].tolist()))
-                    windows.append(Window(encoded, own, tokenizer.framed + starts[first + own] - starts[begin]))
+                    windows.append(WordWindow(encoded, own, tokenizer.framed + starts[first + own] - starts[begin]))
             yield windows
 
 

@@ -23,7 +23,7 @@ from data_pipeline.read.reader import BAD_IDS, RawBatch
 from data_pipeline.shards.compatibility import Layout
 from data_pipeline.shards.tfexample import BatchDecoder, encode_examples
 
-Batch = dict[str, np.ndarray]
+HostBatch = dict[str, np.ndarray]
 # Features of a batch in the order in which TensorFlow passes them on, with their dtypes.
 _DTYPES = {
     "input_ids": np.int32, "token_type_ids": np.int32, "sequence_ids": np.int32, "position_ids": np.int32,
@@ -37,7 +37,7 @@ _KINDS = {"int64": np.int64, "float": np.float32}
 _CHECKED = {"input_ids", "masked_lm_ids"}
 
 
-class Stream(ABC, Iterator[Batch]):
+class Stream(ABC, Iterator[HostBatch]):
     """Iterator over batches that are prepared ahead; a batch has the features, ``status`` and ``numbers``."""
 
     @abstractmethod
@@ -75,8 +75,9 @@ def _no_keys(raw: RawBatch) -> np.ndarray:
 
 def features(
     layout: Layout, data: DataConfig, mask: Masker | None,
-    parsed: Batch, live: np.ndarray, status: np.ndarray, numbers: np.ndarray, keys: np.ndarray, steps: np.ndarray,
-) -> Batch:  # fmt: skip
+    parsed: HostBatch, live: np.ndarray, status: np.ndarray, numbers: np.ndarray, keys: np.ndarray,
+    steps: np.ndarray,
+) -> HostBatch:  # fmt: skip
     """Return the batch of ``parsed`` examples, by their names in google-research/bert. Rows for which ``live`` is
     False, or that contain an id outside the vocabulary, are zero. ``steps`` int64[1] is the index of the batch."""
     if layout.vocab_size is not None:
@@ -138,12 +139,12 @@ class NumpyStream(Stream):
     are already requested."""
 
     def __init__(
-        self, read: Callable[[int], RawBatch], finish: Callable[..., Batch], layout: Layout, prefetch: int,
+        self, read: Callable[[int], RawBatch], finish: Callable[..., HostBatch], layout: Layout, prefetch: int,
         steps: tuple[int, int], keys: Callable[[RawBatch], np.ndarray],
     ) -> None:  # fmt: skip
         decode = BatchDecoder({stored: length for stored, _, length in layout.features.values()})
 
-        def prepare(step: int) -> Batch:
+        def prepare(step: int) -> HostBatch:
             raw = read(step)
             live = np.array([record is not None for record in raw.records])
             decoded = decode([record for record in raw.records if record is not None])
@@ -154,10 +155,10 @@ class NumpyStream(Stream):
             return finish(parsed, live, raw.status, raw.numbers, keys(raw), np.array([step]))
 
         self._prepare, self._steps, self._prefetch = prepare, iter(range(*steps)), prefetch
-        self._pending = deque[Future[Batch]]()
+        self._pending = deque[Future[HostBatch]]()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> HostBatch:
         """Return the next batch. Raises ``StorageError`` if the object store is no longer available."""
         while len(self._pending) <= self._prefetch and (step := next(self._steps, None)) is not None:
             self._pending.append(self._pool.submit(self._prepare, step))
@@ -181,7 +182,7 @@ class TensorFlowStream(Stream):
     ``__next__`` does, because the transfer of all features to TensorFlow and back costs more than they do."""
 
     def __init__(
-        self, read: Callable[[int], RawBatch], finish: Callable[..., Batch], layout: Layout, prefetch: int,
+        self, read: Callable[[int], RawBatch], finish: Callable[..., HostBatch], layout: Layout, prefetch: int,
         steps: tuple[int, int], keys: Callable[[RawBatch], np.ndarray], *, ahead: bool,
     ) -> None:  # fmt: skip
         tf = load_tensorflow()
@@ -213,7 +214,7 @@ class TensorFlowStream(Stream):
 
         count = len(layout.features)
 
-        def complete(*arrays: np.ndarray) -> Batch:
+        def complete(*arrays: np.ndarray) -> HostBatch:
             return finish(dict(zip(layout.features, arrays[:count], strict=True)), *arrays[count:])
 
         def in_order(*arrays: np.ndarray) -> list[np.ndarray]:
@@ -238,7 +239,7 @@ class TensorFlowStream(Stream):
             self, lambda *parts: [part.clear() for part in parts], self._iterator, readers
         )
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> HostBatch:
         """Return the next batch. Raises ``StorageError`` if the object store is no longer available."""
         try:
             arrays = next(self._iterator[0])

@@ -193,11 +193,11 @@ def make_record(fields: Iterable[tuple[str, Any]], *, source: str, number: int, 
         answers=answers_of(values["answers"], source) if "answers" in values else None,
         group=texts.get("group", "").strip(),
     )
-    check_tags(record)
+    check_tag_count(record)
     return record
 
 
-def check_tags(record: Record) -> None:
+def check_tag_count(record: Record) -> None:
     """Raise ``ValueError`` if ``record`` has tags, but not exactly one per word."""
     if record.tags is not None and len(record.tags) != len(record.words):
         raise ValueError(

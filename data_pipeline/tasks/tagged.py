@@ -6,7 +6,7 @@ from bert_jax.config.task import TaskDataConfig
 from bert_jax.io.conll import conll_sentences
 from bert_jax.io.storage import Location
 from bert_jax.records import Record
-from data_pipeline.tasks.columns import Columns, blank_separated, check_tags
+from data_pipeline.tasks.columns import Columns, blank_separated, check_tag_count
 from data_pipeline.tasks.task_files import find, find_file, plain_name, read_lines, without_blank_end
 
 # ------------------------------------------------------------------ CoNLL
@@ -47,7 +47,7 @@ def read_conll(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
             id=str(number), source=f"{path}:{sentence.line}", words=tuple(words), tags=tuple(tags) or None,
             group=f"{path}:{sentence.document if has_documents else number}",
         )  # fmt: skip
-        check_tags(record)
+        check_tag_count(record)
         yield record
 
 

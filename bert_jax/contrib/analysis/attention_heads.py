@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.contrib.analysis.probe_tasks import spread, universal
-from bert_jax.inference.batching import DeviceOutputs, RunOptions
+from bert_jax.inference.batching import BatchOptions, DeviceOutputs
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.word_vectors import pieces_of_words, word_inputs
 from bert_jax.io.conll import ParsedSentence
@@ -59,7 +59,7 @@ class Relation:
 
 
 def attended(
-    loaded: Engine, sentences: Sequence[ParsedSentence], limit: int = 0, **options: Unpack[RunOptions]
+    loaded: Engine, sentences: Sequence[ParsedSentence], limit: int = 0, **options: Unpack[BatchOptions]
 ) -> Attended:
     """Return for every word of the parsed sentences (:func:`bert_jax.io.conll.read_treebank`), every attention head
     of the network and both directions whether attention finds the syntactic head of the word.

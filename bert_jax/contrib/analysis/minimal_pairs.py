@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from bert_jax.inference.batching import RunOptions
+from bert_jax.inference.batching import BatchOptions
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.score import Method, score
 from bert_jax.io.text_lines import numbered_lines, opened
@@ -84,7 +84,11 @@ def read_pairs(file: Path, limit: int | None = None) -> list[dict[str, Any]]:
 
 
 def score_pairs(
-    loaded: Engine, pairs: Sequence[dict[str, Any]], *, method: Method | None = None, **options: Unpack[RunOptions]
+    loaded: Engine,
+    pairs: Sequence[dict[str, Any]],
+    *,
+    method: Method | None = None,
+    **options: Unpack[BatchOptions],
 ) -> Iterator[ScoredPair]:
     """Yield the scores of each pair, in order; see :func:`bert_jax.inference.score.score`.
 

@@ -22,7 +22,7 @@ from bert_jax.contrib.analysis.linear_probe import (
     standardized,
 )
 from bert_jax.contrib.analysis.probe_tasks import Examples
-from bert_jax.inference.batching import RunOptions
+from bert_jax.inference.batching import BatchOptions
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.word_vectors import checked_layers, hidden_layers, sentence_word_vectors
 from bert_jax.metrics.resampling import Interval, confidence_intervals
@@ -69,7 +69,7 @@ def probe_layers(
     layers: Sequence[int] | None = None,
     classifier: Classifier = "linear",
     seed: int = 0,
-    **options: Unpack[RunOptions],
+    **options: Unpack[BatchOptions],
 ) -> list[Row]:
     """Return the scores of each of ``layers`` (None: all; 0: the embeddings, -1: the last layer) on ``test``, of a
     classifier that is fitted to ``train``; ``row.scores["accuracy"].value`` is the accuracy. Arguments and errors
@@ -138,7 +138,7 @@ class Probe:
         return rows
 
     def layers(
-        self, loaded: Engine, layers: Sequence[int] | None = None, **options: Unpack[RunOptions]
+        self, loaded: Engine, layers: Sequence[int] | None = None, **options: Unpack[BatchOptions]
     ) -> Iterator[Row]:
         """Yield the row of each of ``layers``: 0 for the embeddings, -1 for the last layer; None: all.
 
@@ -231,7 +231,7 @@ def layer_vectors(
     examples: Examples,
     layers: Sequence[int],
     path: Path | None = None,
-    **options: Unpack[RunOptions],
+    **options: Unpack[BatchOptions],
 ) -> np.ndarray:
     """Return the stored vectors of the examples at ``layers``, float32[L, R, H], of which :meth:`Examples.features`
     makes the features of a layer. With ``path``, they are an array on disk in this file. Raises ``ValueError`` if a

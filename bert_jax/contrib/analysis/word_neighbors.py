@@ -14,16 +14,17 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from bert_jax.contrib.analysis.neighbors import nearest
-from bert_jax.inference.batching import RunOptions
+from bert_jax.inference.batching import BatchOptions
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.word_vectors import (
     WordVectors,
     hidden_layers,
     sentence_word_vectors,
-    split_words,
+    word_spans,
     word_tokens,
     word_vectors,
 )
+from bert_jax.metrics.retrieval import unit_vectors
 from bert_jax.model.embeddings import word_table
 from bert_jax.tasks.word_windows import Span
 
@@ -110,7 +111,7 @@ def static_neighbors(
     for query in queries:
         tokens = word_tokens(loaded.need_tokenizer(), [word for _, word in query])
         parts = [table[own].mean(axis=0, dtype=np.float64) for own in tokens]
-        vectors.append(sum(sign * _unit(part) for (sign, _), part in zip(query, parts, strict=True)))
+        vectors.append(sum(sign * unit_vectors(part) for (sign, _), part in zip(query, parts, strict=True)))
     fold = _folding(loaded)
     excluded = [{fold(word) for _, word in query} for query in queries]
     yield from _ranked(np.stack(vectors), names, table[ids], excluded, top, fold)
@@ -130,10 +131,6 @@ def _ranked(
         yield [Neighbor(*pair) for pair in itertools.islice((p for p in pairs if fold(p[0]) not in own), top)]
 
 
-def _unit(vector: np.ndarray) -> np.ndarray:
-    return vector / max(float(np.linalg.norm(vector)), 1e-30)
-
-
 def _folding(loaded: Engine) -> Any:
     """Return the function that makes texts comparable: of lower case if the tokenizer lower-cases."""
     return str.casefold if loaded.need_tokenizer().lower_case else str
@@ -149,11 +146,16 @@ def default_layer(loaded: Engine) -> int:
 
 
 def find_occurrences(
-    loaded: Engine, words: Sequence[str], text: str, layer: int, occurrence: int = 1, **options: Unpack[RunOptions]
+    loaded: Engine,
+    words: Sequence[str],
+    text: str,
+    layer: int,
+    occurrence: int = 1,
+    **options: Unpack[BatchOptions],
 ) -> list[Occurrence]:
     """Return each of ``words`` in ``text`` with its vector at ``layer``: its ``occurrence``-th place, from 1.
 
-    A word that :func:`split_words` splits, such as "don't", is searched as a sequence, whose vectors are averaged.
+    A word that :func:`word_spans` splits, such as "don't", is searched as a sequence, whose vectors are averaged.
     Upper case is distinguished unless the tokenizer lower-cases. Raises ``ValueError`` for a word that is not in
     the text so often, and for one of which the vocabulary has no piece.
     """
@@ -163,7 +165,7 @@ def find_occurrences(
     present = [fold(text[begin:end]) for begin, end in spans]
     occurrences = []
     for word in words:
-        parts = [fold(word[begin:end]) for begin, end in split_words(word)]
+        parts = [fold(word[begin:end]) for begin, end in word_spans(word)]
         places = [i for i in range(len(present)) if parts and present[i : i + len(parts)] == parts]
         if not places:
             raise ValueError(f"{word!r}: not a word of the text {text[:80]!r}; write it as in the text")
@@ -184,7 +186,7 @@ def vocabulary_neighbors(
     top: int,
     *,
     candidates: int,
-    **options: Unpack[RunOptions],
+    **options: Unpack[BatchOptions],
 ) -> Iterator[list[Neighbor]]:
     """Yield the ``top`` vocabulary words nearest to each occurrence, by the cosine of vectors at ``layer``.
 
@@ -211,12 +213,12 @@ def corpus_neighbors(
     corpus: Iterable[str],
     layer: int,
     top: int,
-    **options: Unpack[RunOptions],
+    **options: Unpack[BatchOptions],
 ) -> list[list[Neighbor]]:
     """Return the ``top`` occurrences in the texts of ``corpus`` nearest to each query, by the cosine of vectors at
     ``layer``. Every word with a letter or digit is a candidate, except for the query itself in ``text``. The texts
     are read once, and memory does not grow with their number."""
-    unit_QxH = np.stack([_unit(query.vector.astype(np.float64)) for query in queries])
+    unit_QxH = np.stack([unit_vectors(query.vector.astype(np.float64)) for query in queries])
     # Heaps of (score, -order, neighbor): the worst of the best is first, and of equal scores the earlier text wins.
     best: list[list[tuple[float, int, Neighbor]]] = [[] for _ in queries]
     order = itertools.count()

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from bert_jax.inference.batching import RunOptions
+from bert_jax.inference.batching import BatchOptions
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.fill import FilledText, fill_mask
 
@@ -52,7 +52,7 @@ def augment(
     loaded: Engine,
     inputs: Iterable[Sequence[str]],
     options: Replacement = Replacement(),
-    **running: Unpack[RunOptions],
+    **running: Unpack[BatchOptions],
 ) -> Iterator[dict[str, str]]:
     """Yield new texts of each input, a text or a pair of texts, as {"text"} or {"text", "text_pair"}.
 
@@ -87,7 +87,7 @@ def _replaced(text: str, words: Sequence[_Word], share: float, rng: np.random.Ge
 
 
 def _replaceable(
-    loaded: Engine, texts: Sequence[str], candidates: int, **running: Unpack[RunOptions]
+    loaded: Engine, texts: Sequence[str], candidates: int, **running: Unpack[BatchOptions]
 ) -> list[list[_Word]]:
     """Return the words of each text that have others in their place."""
     tokenizer = loaded.need_tokenizer()

@@ -20,10 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
+from bert_jax.batch import Batch
 from bert_jax.config import ModelConfig
 from bert_jax.contrib.compression.examples import with_classes
 from bert_jax.contrib.compression.heads_and_units import Parts, masked, whole_masks
-from bert_jax.finetuning.augment import mask_batch
+from bert_jax.finetuning.augment import mask_for_mlm_loss
 from bert_jax.finetuning.batch_shapes import row_length
 from bert_jax.hashing import permutation
 from bert_jax.inference.batching import Shape, pack_batch
@@ -34,7 +35,6 @@ from bert_jax.objectives.objective import weighted_cross_entropy
 from bert_jax.records import Record
 from bert_jax.tasks.task import ModelInput, Task
 
-Batch = Mapping[str, Any]
 # Loss of parameters on a batch.
 Loss = Callable[[Any, Batch], jax.Array]
 
@@ -127,7 +127,7 @@ def _comparable(scores: Parts) -> Parts:
     return jax.tree.map(lambda values: values / max(float(np.linalg.norm(values)), 1e-30), scores)
 
 
-def _of_task(loaded: Engine, records: Sequence[Record]) -> tuple[Loss, Iterator[Batch]]:
+def _of_task(loaded: Engine, records: Sequence[Record]) -> tuple[Loss, Iterator[Mapping[str, np.ndarray]]]:
     """Return the loss of the task head, and the batches of one example each, the longest first."""
     task, model = task_of(loaded, head := task_head(loaded), records), loaded.model.clone(sentence=None)
     if head == "sequence" and loaded.spec.heads.problem != "regression":
@@ -147,7 +147,9 @@ def _of_task(loaded: Engine, records: Sequence[Record]) -> tuple[Loss, Iterator[
     return loss, _batches(loaded, task.featurize(records, training=True), task)
 
 
-def _of_masked_lm(loaded: Engine, records: Sequence[Record], seed: int) -> tuple[Loss, Iterator[Batch]]:
+def _of_masked_lm(
+    loaded: Engine, records: Sequence[Record], seed: int
+) -> tuple[Loss, Iterator[Mapping[str, np.ndarray]]]:
     """Return the loss of the masked-LM head, and the batches of one text each."""
     tokenizer, model = loaded.need_tokenizer(), loaded.model.clone(sentence=None)
     tokenizer.require_mask(loaded.name)
@@ -157,11 +159,11 @@ def _of_masked_lm(loaded: Engine, records: Sequence[Record], seed: int) -> tuple
         total, weight = weighted_cross_entropy("mlm", logits, batch["mlm_labels"], batch["mlm_weights"])["mlm_loss"]
         return total / jnp.maximum(weight, 1)
 
-    def masked_batches() -> Iterator[Batch]:
+    def masked_batches() -> Iterator[Mapping[str, np.ndarray]]:
         texts = [record.text for record in records]
         units = [ModelInput(i, (encoded,)) for i, encoded in enumerate(loaded.encode(texts))]
         for number, batch in enumerate(_batches(loaded, units, None)):
-            mask_batch(batch, tokenizer, seed, number)
+            mask_for_mlm_loss(batch, tokenizer, seed, number)
             yield batch
 
     return loss, masked_batches()

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.finetuning.artifacts import read_options, read_predictions
+from bert_jax.finetuning.artifacts import read_predictions, stored_options
 from bert_jax.io.storage import Location
 from bert_jax.metrics import Score, value
 from bert_jax.metrics.resampling import mcnemar, paired_bootstrap
@@ -160,7 +160,7 @@ def _check_alike(a: _Run, b: _Run) -> None:
 
 
 def _read_run(workdir: Location, split: str) -> _Run:
-    config = read_options(workdir, _READ)
+    config = stored_options(workdir, _READ)
     kind = config.task.kind
     if config.task.module or kind not in _READERS:
         what = f"task.module {config.task.module}" if config.task.module else f"task.kind {kind}"

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_jax.finetuning.artifacts import predicted_splits, read_options, read_predictions
+from bert_jax.finetuning.artifacts import predicted_splits, read_predictions, stored_options
 from bert_jax.io.files import whole_file, write_whole
 from bert_jax.io.storage import Location
 
@@ -56,7 +56,7 @@ def write_submission(workdirs: Iterable[Location], output: Path) -> list[str]:
     files: dict[str, str] = {}
     sources: dict[str, Location] = {}
     for workdir in workdirs:
-        task = read_options(workdir, ("task.kind", "task.name")).task.name
+        task = stored_options(workdir, ("task.kind", "task.name")).task.name
         if task not in FILES:
             raise ValueError(f"{workdir}: task.name {task!r} is not a GLUE task; allowed: {', '.join(FILES)}")
         predicted, splits = predicted_splits(workdir), FILES[task]

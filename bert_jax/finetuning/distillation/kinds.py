@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.batch import Batch
 from bert_jax.config import HeadsConfig, ModelSpec
-from bert_jax.finetuning.distillation.soft_targets import Batch, SoftTargets
+from bert_jax.finetuning.distillation.soft_targets import SoftTargets
 from bert_jax.model.bert import BertOutput, present
 from bert_jax.objectives.crf import crf_loss
 from bert_jax.objectives.distillation_losses import cosine_distance_loss, soft_target_loss

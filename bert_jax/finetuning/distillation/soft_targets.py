@@ -13,13 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.batch import Batch
 from bert_jax.config import HeadsConfig, ModelSpec
 from bert_jax.model.bert import BertOutput, present
 from bert_jax.model.pooling import gather_positions
 from bert_jax.objectives.objective import Sums, denominator
 from bert_jax.tasks.task import Level, ModelInput, Outputs, Target, Task
-
-Batch = Mapping[str, jax.Array]
 
 
 class SoftTargets(ABC):

@@ -13,8 +13,8 @@ from bert_jax.config import ModelConfig, ModelSpec
 from bert_jax.interop.stored_model import Tensor
 
 
-def words(text: str) -> frozenset[str]:
-    """Return the words of ``text``."""
+def name_set(text: str) -> frozenset[str]:
+    """Return the names in ``text``, which are separated by white space."""
     return frozenset(text.split())
 
 
@@ -39,7 +39,7 @@ HEADED = {
 # Task heads that may have their own dropout rate.
 TASK_HEADS = ("sequence", "token", "choice")
 # Keys of every config class that have no effect on the outputs of an encoder.
-HARMLESS = words(
+HARMLESS = name_set(
     """_name_or_path name_or_path architectures model_type transformers_version _commit_hash torch_dtype
         dtype output_hidden_states output_attentions output_scores return_dict
         return_dict_in_generate torchscript use_cache use_bfloat16 tf_legacy_loss

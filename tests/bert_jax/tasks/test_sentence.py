@@ -14,7 +14,7 @@ from bert_jax.config.task import SentenceTaskConfig, TaskConfig, TaskDataConfig
 from bert_jax.finetuning.evaluation import point_values, remarks_of, scores_of
 from bert_jax.model.bert import BertOutput
 from bert_jax.records import Record
-from bert_jax.tasks.sampling import permutation
+from bert_jax.tasks.sampling import record_permutation
 from bert_jax.tasks.sentence_embedding import SentenceTask
 from bert_jax.tasks.sentence_training import TRAININGS
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
@@ -118,7 +118,7 @@ def test_some_triplets_among_pairs_are_refused():
 
 def drawn_one_by_one(records, seed):
     """Each record's text, one of its class, one of another."""
-    draws = permutation(len(records), seed, 1), permutation(len(records), seed, 2)
+    draws = record_permutation(len(records), seed, 1), record_permutation(len(records), seed, 2)
     labels = np.array([record.label for record in records])
     for i, record in enumerate(records):
         own = np.flatnonzero((labels == record.label) & (np.arange(len(records)) != i))

@@ -13,13 +13,13 @@ import numpy as np
 import scipy.sparse
 from flax import linen as nn
 
-from bert_jax.batch import PretrainSource
+from bert_jax.batch import Batch, PretrainSource
 from bert_jax.config import HeadsConfig, ModelConfig, PretrainConfig
 from bert_jax.contrib.ancestors.config import GloveConfig
 from bert_jax.contrib.ancestors.objectives.sampling import one_of, special_ids, training_ids
 from bert_jax.contrib.ancestors.objectives.word_vectors import CONTEXTS, WORDS, WordVectorObjective
 from bert_jax.objectives.display import Column, Display, Panel, Tile
-from bert_jax.objectives.objective import Batch, Sums, padding_sums
+from bert_jax.objectives.objective import Sums, padding_sums
 from bert_jax.tokenization import Tokenizer
 
 # Pairs that are collected before they are added to the matrix.

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.batch import PretrainSource
+from bert_jax.batch import Batch, PretrainSource
 from bert_jax.contrib.ancestors.config import Word2VecConfig
 from bert_jax.contrib.ancestors.objectives.sampling import AliasTable, token_counts, uniform
 from bert_jax.contrib.ancestors.objectives.word_vectors import WordVectorObjective
 from bert_jax.model.dropout import TokenKey, mix
 from bert_jax.objectives.causal_lm import original_ids
 from bert_jax.objectives.display import Column, Display, Panel, Tile
-from bert_jax.objectives.objective import Batch, Sums, padding_sums
+from bert_jax.objectives.objective import Sums, padding_sums
 from bert_jax.tokenization import Tokenizer
 
 # Numbers of the random words of a token, for subsampling and the window; negatives follow.

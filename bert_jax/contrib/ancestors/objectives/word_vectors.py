@@ -13,11 +13,11 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from bert_jax.batch import PretrainSource
+from bert_jax.batch import Batch, PretrainSource
 from bert_jax.config import HeadsConfig, ModelConfig, PretrainConfig
 from bert_jax.model import BertModel, padded_vocab_size
 from bert_jax.model.dropout import TokenKey, whole_key
-from bert_jax.objectives.objective import TEXT_FEATURES, Batch, PretrainObjective
+from bert_jax.objectives.objective import TEXT_FEATURES, PretrainObjective
 from bert_jax.parallel.axes import constrain, with_logical_axes
 from bert_jax.tokenization import Tokenizer
 

@@ -6,7 +6,7 @@ feed-forward output.
 """
 
 from bert_jax.interop.hf.families import bert
-from bert_jax.interop.hf.family import TASK_HEADS, Family, HeadDropout, Key, headed, words
+from bert_jax.interop.hf.family import TASK_HEADS, Family, HeadDropout, Key, headed, name_set
 
 FAMILY = Family(
     name="albert",
@@ -23,7 +23,7 @@ FAMILY = Family(
     },
     fixed={"shared_layers": True, "feed_forward_dropout": 0.0},
     # Options of the authors' code without a counterpart in transformers.
-    harmless=words("net_structure_type gap_size num_memory_blocks down_scale_factor layers_to_keep"),
+    harmless=name_set("net_structure_type gap_size num_memory_blocks down_scale_factor layers_to_keep"),
     refused={
         "num_hidden_groups": (1,),
         "inner_group_num": (1,),

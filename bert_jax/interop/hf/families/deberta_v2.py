@@ -22,8 +22,8 @@ from bert_jax.interop.hf.family import (
     flag,
     headed,
     integer,
+    name_set,
     short,
-    words,
 )
 
 _POOLER = {"pooler": "pooler.dense"}
@@ -123,13 +123,13 @@ FAMILY = Family(
         "type_vocab_size": Key("type_vocab_size", "integer", 0),
         "layer_norm_eps": Key("norm_epsilon", "number", 1e-7, announced=True),
     },
-    other_keys=words(
+    other_keys=name_set(
         """embedding_size pooler_hidden_size attention_head_size pooler_hidden_act position_biased_input legacy
             relative_attention pos_att_type norm_rel_ebd share_att_key position_buckets max_relative_positions"""
     ),
     read=read,
     write=write,
-    harmless=words("conv_act conv_groups"),
+    harmless=name_set("conv_act conv_groups"),
     refused={"conv_kernel_size": (0, None), "pooler_dropout": (0, 0.0, None)},
     encoder=bert.EMBEDDINGS
     | {

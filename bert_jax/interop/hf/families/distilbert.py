@@ -5,7 +5,7 @@ own dense layer with relu.
 """
 
 from bert_jax.interop.hf.families import bert
-from bert_jax.interop.hf.family import Family, HeadDropout, Key, headed, words
+from bert_jax.interop.hf.family import Family, HeadDropout, Key, headed, name_set
 
 _POOLER = {"pooler": "pre_classifier"}
 _DROPOUT = HeadDropout("seq_classif_dropout", 0.2)
@@ -33,7 +33,7 @@ FAMILY = Family(
         "type_vocab_size": 0, "norm_epsilon": 1e-12, "attention_output_dropout": 0.0, "pooler_activation": "relu",
     },
     # Sinusoidal positions are initial values of a stored table.
-    harmless=words("sinusoidal_pos_embds qa_dropout tie_weights_"),
+    harmless=name_set("sinusoidal_pos_embds qa_dropout tie_weights_"),
     encoder={
         "embeddings/word_embeddings": "embeddings.word_embeddings",
         "embeddings/position_embeddings": "embeddings.position_embeddings",

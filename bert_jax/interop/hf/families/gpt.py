@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_jax.config import ModelConfig
-from bert_jax.interop.hf.family import Family, HeadDropout, Key, Place, choice, integer, words
+from bert_jax.interop.hf.family import Family, HeadDropout, Key, Place, choice, integer, name_set
 
 _SIZES = {
     "vocab_size": Key("vocab_size", "integer"),
@@ -36,7 +36,7 @@ _FIXED = {
     "mlm_output_bias": False,
 }
 # Keys of OpenAIGPTDoubleHeadsModel and GPT2DoubleHeadsModel, and of old releases.
-_HARMLESS = words(
+_HARMLESS = name_set(
     """summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout n_ctx n_special
         predict_special_tokens clf_pdrop"""
 )

@@ -20,9 +20,9 @@ from bert_jax.interop.hf.family import (
     choice,
     flag,
     integer,
+    name_set,
     number,
     short,
-    words,
 )
 
 _POOLER = {"pooler": "head.dense", "pooler_norm": "head.norm"}
@@ -151,14 +151,14 @@ FAMILY = Family(
         "position_embeddings": "rotary", "pooler_norm": True, "token_pooler": True,
         "hidden_dropout": 0.0, "initialization": "megatron",
     },
-    other_keys=words(
+    other_keys=name_set(
         """local_attention layer_types global_attn_every_n_layers global_rope_theta local_rope_theta
         rope_parameters classifier_pooling attention_bias attention_dropout classifier_bias
         classifier_activation"""
     ),
     read=read,
     write=write,
-    harmless=words(
+    harmless=name_set(
         """initializer_cutoff_factor layer_norm_eps deterministic_flash_attn sparse_prediction
         sparse_pred_ignore_index reference_compile repad_logits_with_grad position_embedding_type"""
     ),

@@ -17,9 +17,9 @@ from bert_jax.interop.hf.family import (
     check_code,
     check_head_size,
     integer,
+    name_set,
     number,
     short,
-    words,
 )
 
 _MULTIPLE = 8
@@ -99,7 +99,7 @@ FAMILY = Family(
     other_keys=frozenset({"auto_map", "kwargs", "dim_head", "dropout", *_SUPPORTED}),
     read=read,
     write=write,
-    harmless=words(
+    harmless=name_set(
         """embedding_init_range classifier_init_range flash_attention pretrained_model_name_or_path
             trust_remote_code base_scale max_position_embeddings"""
     ),

@@ -20,9 +20,9 @@ from bert_jax.interop.hf.family import (
     check_code,
     check_head_size,
     integer,
+    name_set,
     number,
     short,
-    words,
 )
 from bert_jax.interop.stored_model import Tensor
 
@@ -183,7 +183,7 @@ FAMILY = Family(
     | {*_SIZES, *_RATES, *_SUPPORTED},
     read=read,
     write=write,
-    harmless=words(
+    harmless=name_set(
         """embd_pdrop fused_bias_fc fused_dropout_add_ln use_flash_attn use_xentropy dense_seq_output
             parallel_block_tied_norm max_trained_positions n_ctx summary_type summary_use_proj summary_activation
             summary_proj_to_labels summary_first_dropout scale_attn_weights scale_attn_by_inverse_layer_idx

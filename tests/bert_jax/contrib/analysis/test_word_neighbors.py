@@ -8,7 +8,7 @@ from inference_models import make_model, make_weights
 
 from bert_jax.commands.main import main
 from bert_jax.contrib.analysis import word_neighbors
-from bert_jax.inference.word_vectors import split_words, word_vectors
+from bert_jax.inference.word_vectors import word_spans, word_vectors
 from bert_jax.interop.saved_model import write_saved
 
 
@@ -39,7 +39,7 @@ def states(loaded, text):
 
 def test_words_of_a_text():
     text = "Don't stop 中文, naïve_x!"
-    assert [text[a:b] for a, b in split_words(text)] == [
+    assert [text[a:b] for a, b in word_spans(text)] == [
         "Don", "'", "t", "stop", "中", "文", ",", "naïve_x", "!"
     ]  # fmt: skip
 
