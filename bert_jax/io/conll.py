@@ -93,11 +93,11 @@ def read_treebank(path: Path) -> Iterator[ParsedSentence]:
         columns = list(zip(*(fields for _, fields in sentence.rows), strict=True))
         yield ParsedSentence(columns[_FORM], columns[_UPOS], tuple(heads), columns[_DEPREL])
     if empty:
-        raise ValueError(f"{path}: no sentences; give a file in the format CoNLL-U, as text or .gz")
+        raise ValueError(f"{path}: no sentences; give a CoNLL-U file, as text or .gz")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     if not path.is_file():
-        raise ValueError(f"{path}: no such file; give a file in the format CoNLL-U, as text or .gz")
+        raise ValueError(f"{path}: no such file; give a CoNLL-U file, as text or .gz")
     with opened(path) as file:
         yield from numbered_lines(file, path)

@@ -24,10 +24,10 @@ def remove_tree(folder: Location) -> None:
 
 def require_folder(folder: Path, option: str = "") -> None:
     """Raise ``ValueError`` if ``folder``, which may be missing, cannot be one, because it or a folder above it is a
-    file or a link to nothing. The message begins with ``option``, if set."""
+    file or a dangling link. The message begins with ``option``, if set."""
     for path in (folder, *folder.parents):
         if path.is_symlink() and not path.exists():
-            raise ValueError(f"{option}{path}: a link to nothing; create its target, or name another folder")
+            raise ValueError(f"{option}{path}: a dangling link; create its target, or name another folder")
         if path.exists():
             if not path.is_dir():
                 raise ValueError(f"{option}{path}: a file, not a folder; name another folder")

@@ -241,10 +241,10 @@ def _tensor(arguments: tuple[Any, ...]) -> TensorView:
         if type(sizes) is not tuple or len(sizes) > _MOST_DIMENSIONS or not all(map(_natural, sizes)):
             raise Refused(f"the shape or the strides of a tensor are not at most {_MOST_DIMENSIONS} sizes")
     if not _natural(offset) or len(shape) != len(strides):
-        raise Refused("the offset, shape and strides of a tensor contradict each other")
+        raise Refused("the offset, shape and strides of a tensor are inconsistent")
     view = TensorView(storage, storage.begin + offset, shape, strides)
     if view.offset + view.length > storage.end:
-        raise Refused("the offset, shape and strides of a tensor lead out of its storage")
+        raise Refused("the offset, shape and strides of a tensor exceed its storage")
     return view
 
 

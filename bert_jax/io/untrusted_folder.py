@@ -19,13 +19,15 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 def inside(folder: Path, name: str) -> Path | None:
     """Return the path of the regular file ``name`` in ``folder``, or None if it does not exist.
 
-    Raises ``ValueError`` for an absolute name, a name with ``..``, a link that leads out of the folder, and the
+    Raises ``ValueError`` for an absolute name, a name with ``..``, a link that points outside the folder, and the
     pointer of Git LFS in place of a file. In a snapshot of a Hugging Face cache and in its subfolders, links into
     the ``blobs`` folder of the cached repository are allowed, because a snapshot consists of such links.
     """
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or ":" in parts[0] or {"\\", "\0"} & set(name):
-        raise ValueError(f"{folder}: the name {name[:80]!r} leads out of the folder; name a file inside the folder")
+        raise ValueError(
+            f"{folder}: the name {name[:80]!r} points outside the folder; name a file inside the folder"
+        )
     path = folder.joinpath(*parts)
     if path.is_symlink() and not path.exists():
         raise ValueError(f"{path}: the link points to a missing file; replace the link with the file")
@@ -34,7 +36,7 @@ def inside(folder: Path, name: str) -> Path | None:
     root, target = folder.resolve(), path.resolve()
     caches = [place.parent.parent / "blobs" for place in (root, *root.parents) if place.parent.name == "snapshots"]
     if not any(target.is_relative_to(place) for place in (root, *caches)):
-        raise ValueError(f"{path}: the link leads out of the folder; replace the link with the file")
+        raise ValueError(f"{path}: the link points outside the folder; replace the link with the file")
     if not target.is_file():
         raise ValueError(f"{path}: not a regular file")
     with target.open("rb") as stream:

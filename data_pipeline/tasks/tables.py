@@ -70,11 +70,11 @@ def _tsv_rows(path: Location, lines: Sequence[str], first: int) -> list[Row]:
         with contextlib.suppress(ValueError):
             parsed = list(_parsed(path, lines, first, "\t"))
             if len({len(fields) for _, fields in parsed}) == 1:
-                _log.warning("%s: read as CSV separated by tabs, because fields in quotes have several lines", path)
+                _log.warning("%s: read as CSV separated by tabs, because quoted fields span several lines", path)
                 return parsed
     quoted = [field for _, fields in rows for field in fields if '"' in field]
     if any('""' in field[1:-1] for field in quoted) and all(map(_QUOTED.fullmatch, quoted)):
-        _log.warning("%s: quotes around fields are removed, because those inside are doubled, as in CSV", path)
+        _log.warning("%s: quotes around fields are removed, because inner quotes are doubled, as in CSV", path)
         return [(number, [_unquoted(field) for field in fields]) for number, fields in rows]
     return rows
 

@@ -61,7 +61,7 @@ def gpu_devices(chip: Chip, boards: int) -> list[Any]:
         )
     except NotImplementedError:  # JAX looked for a GPU first, and gave its compiler up
         raise ValueError(
-            "compiling for a GPU that is not here requires the environment variable JAX_PLATFORMS=cpu"
+            "compiling for an absent GPU requires the environment variable JAX_PLATFORMS=cpu"
         ) from None
     return list(described.devices)
 

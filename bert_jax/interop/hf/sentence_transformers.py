@@ -76,7 +76,7 @@ def read_sentence_transformers(path: Path, options: ReadOptions) -> ModelBundle:
 
     A cross-encoder of release 6 is the sequence classifier in the folder of its Transformer module. The padding and
     truncation settings of tokenizer.json are ignored. Raises ``ValueError`` with a one-line message for unsupported
-    modules or pooling modes, a path that leads out of the folder, and damaged files.
+    modules or pooling modes, a path that points outside the folder, and damaged files.
     """
     modules = _modules(path)
     if _settings(path, MODEL_FILE).get("model_type") == "CrossEncoder":
@@ -169,10 +169,12 @@ def _module_folder(path: Path, place: str) -> Path:
     """
     parts = PurePosixPath(place).parts
     if place.startswith(("/", "\\")) or ".." in parts or "\\" in place or "\0" in place or ":" in place:
-        raise ValueError(f"{path / MODULES_FILE}: the path {place[:80]!r} leads out of the folder")
+        raise ValueError(f"{path / MODULES_FILE}: the path {place[:80]!r} points outside the folder")
     folder = path.joinpath(*parts)
     if not folder.resolve().is_relative_to(path.resolve()):
-        raise ValueError(f"{folder}: the link leads out of the folder; replace the link with a copy of its target")
+        raise ValueError(
+            f"{folder}: the link points outside the folder; replace the link with a copy of its target"
+        )
     return folder
 
 

@@ -151,7 +151,7 @@ class TestNames:
     def test_outside(self, tmp_path, name):
         save(tmp_path, {"a": np.zeros(1, np.float32)})
         (tmp_path / "model.safetensors").rename(tmp_path / "outside.safetensors")
-        refused(self.sharded(tmp_path / "model", name), "leads out of the folder")
+        refused(self.sharded(tmp_path / "model", name), "points outside the folder")
 
     @pytest.mark.parametrize("name", [3, None, ["shard.safetensors"], {}])
     def test_no_text(self, tmp_path, name):
@@ -187,7 +187,7 @@ class TestNames:
         folder = make_folder(tmp_path / "model")
         (folder / name).rename(tmp_path / "elsewhere")
         (folder / name).symlink_to(tmp_path / "elsewhere")
-        refused(folder, "leads out of the folder")
+        refused(folder, "points outside the folder")
 
     def test_links_of_a_cache_are_followed(self, tmp_path):
         folder = make_folder(tmp_path / "models--x" / "snapshots" / "abc")

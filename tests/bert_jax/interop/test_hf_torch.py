@@ -74,11 +74,11 @@ def test_files_outside_the_folder(tmp_path, capsys, form):
     folder = as_torch(make_folder(tmp_path / "model"), form)
     (folder / FILE).rename(tmp_path / "elsewhere.bin")
     (folder / FILE).symlink_to(tmp_path / "elsewhere.bin")
-    refused(folder, capsys, "leads out of the folder")
+    refused(folder, capsys, "points outside the folder")
     (folder / FILE).unlink()
     for name in ("../elsewhere.bin", str(tmp_path / "elsewhere.bin")):
         (folder / INDEX).write_text(json.dumps({"weight_map": {WORDS: name}}))
-        refused(folder, capsys, "leads out of the folder")
+        refused(folder, capsys, "points outside the folder")
 
 
 def test_a_shard_that_is_damaged_or_missing(tmp_path, capsys):

@@ -331,14 +331,14 @@ def test_a_path_out_of_the_folder(folder, place):
     outside = folder.parent / "outside"
     (folder / "1_Pooling").rename(outside)
     change_modules(folder, lambda modules: modules[1].update(path=place))
-    refused(folder, "leads out of the folder")
+    refused(folder, "points outside the folder")
 
 
 def test_an_absolute_path_to_a_module_that_exists(folder):
     outside = folder.parent / "outside"
     (folder / "1_Pooling").rename(outside)
     change_modules(folder, lambda modules: modules[1].update(path=str(outside)))
-    refused(folder, "leads out of the folder")
+    refused(folder, "points outside the folder")
 
 
 MODULES_AND_FILES = [
@@ -351,7 +351,7 @@ def test_a_module_or_file_linked_out_of_the_folder(folder, name):
     outside = folder.parent / "outside"
     (folder / name).rename(outside)
     (folder / name).symlink_to(outside)
-    refused(folder, "out of the folder")
+    refused(folder, "outside the folder")
 
 
 @pytest.mark.parametrize("name", ["modules.json", "1_Pooling/config.json", "config_sentence_transformers.json"])
@@ -520,4 +520,4 @@ def test_a_snapshot_in_the_cache_of_the_hub_is_read(tmp_path, folder):
     (snapshot / "1_Pooling" / "config.json").unlink()
     (tmp_path / "other.json").write_text("{}")
     (snapshot / "1_Pooling" / "config.json").symlink_to(tmp_path / "other.json")
-    refused(snapshot, "1_Pooling", "leads out of the folder")
+    refused(snapshot, "1_Pooling", "points outside the folder")

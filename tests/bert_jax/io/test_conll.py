@@ -63,5 +63,5 @@ def test_what_is_no_treebank(tmp_path):
     refused(TEXT.encode("utf-16"), "not valid UTF-8")
     refused(gzip.compress(TEXT.encode())[:-9], "damaged", "x.conllu.gz")
     refused(TEXT.encode(), "damaged", "y.conllu.gz")
-    with pytest.raises(ValueError, match="no such file; give a file in the format CoNLL-U"):
+    with pytest.raises(ValueError, match="no such file; give a CoNLL-U file"):
         list(read_treebank(tmp_path / "missing.conllu"))

@@ -20,8 +20,8 @@ def place(tmp_path):
     [
         ("file", "file: a file, not a folder"),
         ("file/run", "file: a file, not a folder"),
-        ("dangling", "dangling: a link to nothing"),
-        ("dangling/a/b", "dangling: a link to nothing"),
+        ("dangling", "dangling: a dangling link"),
+        ("dangling/a/b", "dangling: a dangling link"),
     ],
 )
 def test_what_cannot_be_a_folder_is_refused_in_one_line(place, name, fault):

@@ -175,7 +175,7 @@ DAMAGE = {
     "empty dtypes": (lambda f: (f / "dtypes.json").write_text(""), "dtypes.json: not JSON"),
     "link": (
         lambda f: (f / "weights.npz").symlink_to((f / "weights.npz").rename(f.parent / "far.npz")),
-        "leads out of the folder",
+        "points outside the folder",
     ),
 }  # fmt: skip
 

@@ -125,7 +125,7 @@ def test_the_command(files, capsys, tmp_path):
     [
         ({"model": "vectors.txt"}, (), "vectors.txt: the encoder (none) has no attention, which heads requires"),
         ({"test": "few.conllu"}, (), "too few words: 13 with a head; 20 or more are required in both files; give"),
-        ({"test": "missing.conllu"}, (), "missing.conllu: no such file; give a file in the format CoNLL-U"),
+        ({"test": "missing.conllu"}, (), "missing.conllu: no such file; give a CoNLL-U file"),
         ({}, ("--layers", "1"), "--layers cannot be combined with --task heads"),
         ({}, ("--classifier", "linear"), "--classifier cannot be combined with --task heads"),
         ({}, ("--batch_tokens", "0"), "--batch_tokens: 0 is not allowed; allowed: 1 or more"),

@@ -319,7 +319,7 @@ def bad(files, tmp_path):
     yield ("pos", *train), "--test: required with --task pos; give a CoNLL-U file"
     yield (
         ("pos", *train, "--test", tmp_path / "missing"),
-        "missing: no such file; give a file in the format CoNLL-U",
+        "missing: no such file; give a CoNLL-U file",
     )
     yield ("pos", *train, "--test", tmp_path / "broken.conllu"), "broken.conllu:1: 2 column(s), but a word"
     yield ("pos", "--train", tmp_path / "few.conllu", *test), "too few words: 3 classes in 3 training sentences"

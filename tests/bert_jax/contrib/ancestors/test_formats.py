@@ -287,7 +287,7 @@ def test_weights_outside_the_folder_are_refused(tmp_path):
     export_model(tmp_path / "saved", tmp_path / "out", "allennlp")
     (tmp_path / "out" / "weights.hdf5").rename(tmp_path / "weights.hdf5")
     (tmp_path / "out" / "weights.hdf5").symlink_to(tmp_path / "weights.hdf5")
-    with pytest.raises(ValueError, match="leads out of the folder"):
+    with pytest.raises(ValueError, match="points outside the folder"):
         read_weights(tmp_path / "out")
 
 
