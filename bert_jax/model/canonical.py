@@ -9,14 +9,22 @@ gradients, moments, moving averages. Files and comparisons of runs use canonical
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
+from jax.tree_util import KeyPath
+from jax.typing import DTypeLike
 
 from bert_jax.batch import feature_shapes
 
+# The parameters of a network, by module and name.
+Params = Mapping[str, "jax.Array | Params"]
+# The shapes of parameters, in the same tree; boxed in ``nn.Partitioned`` before ``nn.unbox``.
+Shapes = Mapping[str, "jax.ShapeDtypeStruct | nn.Partitioned[jax.ShapeDtypeStruct] | Shapes"]
+Tree = TypeVar("Tree")
 STACKED = "encoder/layers/"
 VOCABULARY_ROWS = (
     "word_embeddings/embedding", "mlm_head/output_embeddings/embedding", "mlm_head/output_bias",
@@ -24,12 +32,12 @@ VOCABULARY_ROWS = (
 )  # fmt: skip
 
 
-def path_name(path: tuple[Any, ...]) -> str:
+def path_name(path: KeyPath) -> str:
     """Return the name of a JAX key path, such as ``encoder/layer_0/attention/query/kernel``."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def canonical_leaves(tree: Any, vocab_size: int) -> Iterator[tuple[str, Any]]:
+def canonical_leaves(tree: object, vocab_size: int) -> Iterator[tuple[str, jax.Array]]:
     """Yield ``(canonical name, array)`` for every leaf of ``tree``. Stacked layers are yielded one by one, and
     padding is removed.
 
@@ -47,13 +55,13 @@ def canonical_leaves(tree: Any, vocab_size: int) -> Iterator[tuple[str, Any]]:
             yield name, leaf
 
 
-def to_canonical(tree: Any, vocab_size: int) -> dict[str, Any]:
+def to_canonical(tree: Params, vocab_size: int) -> dict[str, jax.Array]:
     """Return the arrays of :func:`canonical_leaves` by name."""
     return dict(canonical_leaves(tree, vocab_size))
 
 
 @functools.cache  # traced once per model: planning asks for many meshes
-def abstract_params(model: nn.Module) -> Any:
+def abstract_params(model: nn.Module) -> Shapes:
     """Return the parameter tree of a ``BertModel``; its leaves are ``jax.ShapeDtypeStruct``, boxed in
     ``nn.Partitioned``."""
     length = min(8, model.config.max_position_embeddings)
@@ -70,11 +78,11 @@ def canonical_shapes(model: nn.Module) -> Mapping[str, tuple[int, ...]]:
     return MappingProxyType({name: leaf.shape for name, leaf in canonical.items()})
 
 
-def clear_padding(tree: Any, vocab_size: int) -> Any:
+def clear_padding(tree: Tree, vocab_size: int) -> Tree:
     """Return ``tree`` (arrays on devices, or traced) with the padding rows of the vocabulary set to 0. They are
     already 0 unless the tree is damaged, or belongs to an optimizer whose state starts at another value."""
 
-    def clear(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+    def clear(path: KeyPath, leaf: jax.Array) -> jax.Array:
         if not path_name(path).endswith(VOCABULARY_ROWS) or leaf.shape[0] <= vocab_size:
             return leaf
         if isinstance(leaf, jax.core.Tracer):
@@ -89,7 +97,7 @@ def _clear_from(row: int, sharding: jax.sharding.Sharding) -> Callable[[jax.Arra
     return jax.jit(lambda x: x.at[row:].set(0), out_shardings=sharding)
 
 
-def from_canonical(flat: Mapping[str, Any], like: Any, vocab_size: int) -> Any:
+def from_canonical(flat: Mapping[str, np.ndarray | jax.Array], like: Params | Shapes, vocab_size: int) -> Params:
     """Return the canonical arrays ``flat`` as a tree with the structure, shapes and dtypes of ``like`` (arrays or
     ``jax.ShapeDtypeStruct``).
 
@@ -98,7 +106,7 @@ def from_canonical(flat: Mapping[str, Any], like: Any, vocab_size: int) -> Any:
     used: set[str] = set()
     problems: list[str] = []
 
-    def take(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+    def take(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
         used.add(name)
         if name not in flat:
             problems.append(f"missing {name}")
@@ -111,7 +119,7 @@ def from_canonical(flat: Mapping[str, Any], like: Any, vocab_size: int) -> Any:
             return jnp.zeros(shape, dtype)
         return value
 
-    def fill(path: tuple[Any, ...], leaf: Any) -> Any:
+    def fill(path: KeyPath, leaf: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
         name = path_name(path)
         if STACKED not in name:
             return take(name, tuple(leaf.shape), leaf.dtype)

@@ -18,7 +18,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -160,7 +159,7 @@ def random_uint16(key: jax.Array | ShardKey, shape: tuple[int, ...]) -> jax.Arra
 # ------------------------------------------------------------------ hash
 
 
-def mix(x: Any, salt: Any) -> Any:
+def mix(x: jax.Array, salt: jax.Array) -> jax.Array:
     """Return a 32-bit hash of ``x`` (int32): "lowbias32" of Wellons, with an XOR with ``salt`` after the first
     multiplication."""
     x ^= jax.lax.shift_right_logical(x, 16)
@@ -170,7 +169,7 @@ def mix(x: Any, salt: Any) -> Any:
     return x ^ jax.lax.shift_right_logical(x, 16)
 
 
-def value_words(first: Any, second: Any, width: int) -> Any:
+def value_words(first: jax.Array, second: jax.Array, width: int) -> jax.Array:
     """Return the words of the values of tokens, int32[..., ceil(width / 2)].
 
     A word contains the bits of the values j (low half) and j + ceil(width / 2) (high half) of a token.
@@ -180,7 +179,9 @@ def value_words(first: Any, second: Any, width: int) -> Any:
     return mix(jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1) + first, second)
 
 
-def probability_words(first: Any, second: Any, key_positions: Any, pair: Any) -> Any:
+def probability_words(
+    first: jax.Array, second: jax.Array, key_positions: jax.Array, pair: jax.Array | int
+) -> jax.Array:
     """Return the words of the attention probabilities of a pair of heads, int32[..., queries, keys].
 
     A word contains the bits of the heads 2 * ``pair`` (low half) and 2 * ``pair`` + 1 (high half). ``first`` and

@@ -3,9 +3,6 @@
 Shapes: B rows, S tokens, E embedding width, H encoder width, V vocabulary (padded).
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +11,7 @@ from jax.sharding import Mesh
 
 from bert_jax import registry
 from bert_jax.config import ExecutionConfig, ModelConfig
+from bert_jax.model.canonical import Params
 from bert_jax.model.dense import Dense, rounded_weight, weight_init
 from bert_jax.model.dropout import DropoutKey, Site, dropout, locked_dropout, site_key, whole_key
 from bert_jax.model.layers import ACT, Norm, compute_dtype
@@ -49,7 +47,7 @@ def few_rows(ids_BxS: jax.Array, table_TxE: jax.Array) -> jax.Array:
     return rows_BxSxE
 
 
-def word_table(params: Mapping[str, Any]) -> np.ndarray | None:
+def word_table(params: Params) -> np.ndarray | None:
     """Return the word embeddings float32[V, E] of ``params``, the parameter tree of a model; None if it has no such
     table."""
     own = params.get("embeddings", {})

@@ -13,15 +13,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.extend.core import Jaxpr
 
 from bert_jax.batch import feature_shapes
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.config.schema import ExecutionConfig
 from bert_jax.model.bert import BertForPretraining, bert_output, present
-from bert_jax.model.canonical import abstract_params
+from bert_jax.model.canonical import Params, abstract_params
 
 
-def traced_flops(function: Callable[..., Any], *arguments: Any) -> Counter[str]:
+def traced_flops(function: Callable[..., object], *arguments: object) -> Counter[str]:
     """Return the number of operations of ``function`` on ``arguments`` (arrays or ``jax.ShapeDtypeStruct``), by
     named scope.
 
@@ -33,7 +34,7 @@ def traced_flops(function: Callable[..., Any], *arguments: Any) -> Counter[str]:
     return counts
 
 
-def _add(jaxpr: Any, times: int, scope: str, counts: Counter[str]) -> None:
+def _add(jaxpr: Jaxpr, times: int, scope: str, counts: Counter[str]) -> None:
     for equation in jaxpr.eqns:
         kind, params = equation.primitive.name, equation.params
         here = f"{scope}/{equation.source_info.name_stack}"
@@ -72,12 +73,12 @@ def _multiplications(equation: Any) -> int:
     return size * math.prod(right) // right[numbers.rhs_spec[0]]
 
 
-def _inner(params: dict[str, Any]) -> Iterator[Any]:
+def _inner(params: dict[str, Any]) -> Iterator[Jaxpr]:
     """Yield the jaxprs among the parameters of an equation, such as the body of a loop."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             item = getattr(item, "jaxpr", item)
-            if hasattr(item, "eqns"):
+            if isinstance(item, Jaxpr):
                 yield item
 
 
@@ -100,7 +101,7 @@ def training_flops(model: ModelConfig, *, seq_length: int, max_predictions: int,
     shapes = feature_shapes(1, seq_length, max_predictions).items()
     batch = {name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in shapes}
 
-    def loss(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+    def loss(params: Params, batch: dict[str, jax.Array]) -> jax.Array:
         output = bert_output(network.apply({"params": params}, batch))
         mlm_sum = jnp.sum(present(output.mlm_logits))
         return mlm_sum + (jnp.sum(present(output.nsp_logits)) if has_nsp else 0)

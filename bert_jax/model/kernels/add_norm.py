@@ -2,7 +2,8 @@
 LayerNorm before a block, with the kernel for TPUs."""
 
 import functools
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jax.sharding import Mesh
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.kernels.common import (
+    Gradients,
     kernel_module,
     kernels_for,
     platform_of,
@@ -21,15 +23,24 @@ from bert_jax.model.kernels.common import (
 )
 from bert_jax.parallel.axes import Axes
 
+# Product, residual, vectors and tokens, for the backward pass.
+_Saved = tuple[jax.Array, jax.Array, tuple[jax.Array, ...], tuple[jax.Array, ...]]
+
 
 class Kernels(Protocol):
     """Functions of ``tpu_norm`` and ``gpu_norm``. ``vectors``, ``tokens`` and the rest: see :func:`add_norm`."""
 
-    def forward(self, arrays: Any, vectors: Any, tokens: Any, epsilon: float, rate: float, interpret: bool) -> Any:
+    def forward(
+        self, arrays: tuple[jax.Array, ...], vectors: tuple[jax.Array, ...], tokens: tuple[jax.Array, ...],
+        epsilon: float, rate: float, interpret: bool,
+    ) -> jax.Array:  # fmt: skip
         """Return the normalized sums of ``arrays``, the product and the residual."""
         ...
 
-    def backward(self, arrays: Any, vectors: Any, tokens: Any, epsilon: float, rate: float, interpret: bool) -> Any:
+    def backward(
+        self, arrays: tuple[jax.Array, ...], vectors: tuple[jax.Array, ...], tokens: tuple[jax.Array, ...],
+        epsilon: float, rate: float, interpret: bool,
+    ) -> Sequence[jax.Array]:  # fmt: skip
         """Return the gradients of the product and the residual, and of each vector some sums, float32[3, n, H];
         ``arrays`` are the product, the residual and the gradient of the result."""
         ...
@@ -63,7 +74,7 @@ def kernel_add_norm(
     if dropout_key is not None and rate:
         tokens.append(jnp.stack(token_key(dropout_key, *product_BxSxH.shape[:2]).words(), axis=-1))
 
-    def run(_: Any, product: jax.Array, residual: jax.Array, *others: jax.Array) -> jax.Array:
+    def run(_: jax.Array, product: jax.Array, residual: jax.Array, *others: jax.Array) -> jax.Array:
         words = tuple(y.reshape(-1, y.shape[-1]) for y in others[3:])
         interpret = platform_of(mesh) != kernels_for(mesh)
         return add_norm(product, residual, others[:3], words, epsilon, rate, kernels, interpret)
@@ -104,7 +115,7 @@ def _flat(x: jax.Array) -> jax.Array:
 def _forward(
     product: jax.Array, residual: jax.Array, vectors: tuple[jax.Array, ...], tokens: tuple[jax.Array, ...],
     epsilon: float, dropout_rate: float, kernels: Kernels, interpret: bool,
-) -> tuple[jax.Array, tuple[Any, ...]]:  # fmt: skip
+) -> tuple[jax.Array, _Saved]:  # fmt: skip
     out = add_norm(product, residual, vectors, tokens, epsilon, dropout_rate, kernels, interpret)
     # In a loop over layers both are kept in stacked arrays: the product in the shape in which it is written there,
     # the residual in the shape in which it is kept for the products that read it, so that it is kept once.
@@ -112,9 +123,9 @@ def _forward(
 
 
 def _backward(
-    epsilon: float, dropout_rate: float, kernels: Kernels, interpret: bool, saved: tuple[Any, ...],
+    epsilon: float, dropout_rate: float, kernels: Kernels, interpret: bool, saved: _Saved,
     gradient: jax.Array,
-) -> tuple[Any, ...]:  # fmt: skip
+) -> Gradients:  # fmt: skip
     product, residual, vectors, tokens = saved
     arrays = (product, _flat(residual), _flat(gradient))
     *gradients, sums = kernels.backward(arrays, vectors, tokens, epsilon, dropout_rate, interpret)
@@ -132,10 +143,12 @@ def kernel_norm(
 ) -> tuple[jax.Array, jax.Array]:
     """Return ``tpu_norm.norm_beside`` of the tokens that each device of ``mesh`` holds, twice [B, S, H]."""
 
-    def run(_: Any, x: jax.Array, *vectors: jax.Array) -> tuple[jax.Array, ...]:
+    def run(_: jax.Array, x: jax.Array, *vectors: jax.Array) -> tuple[jax.Array, jax.Array]:
         interpret = platform_of(mesh) != "tpu"
-        both = kernel_module("tpu", "norm").norm_beside(x.reshape(-1, x.shape[-1]), vectors, epsilon, interpret)
-        return tuple(y.reshape(x.shape) for y in both)
+        first, second = kernel_module("tpu", "norm").norm_beside(
+            x.reshape(-1, x.shape[-1]), vectors, epsilon, interpret
+        )
+        return first.reshape(x.shape), second.reshape(x.shape)
 
     cut: Axes = ("act_batch", "act_length", "act_embed")
     return shard_mapped(run, mesh, (cut, (None,), (None,)), cut)(x_BxSxH, *vectors)

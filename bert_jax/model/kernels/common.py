@@ -6,10 +6,12 @@ They do not depend on device, mesh or block size, and the backward pass recomput
 
 import importlib
 from collections.abc import Callable
-from typing import Any, Literal
+from types import ModuleType
+from typing import Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.config.switches import ANY, SIZES, Supported
@@ -23,6 +25,9 @@ try:
 except ImportError:
     triton = None  # type: ignore[assignment]
 
+# The gradients of operands; those of integers are arrays of the dtype float0.
+Gradients = tuple[jax.Array | np.ndarray | tuple[jax.Array | np.ndarray, ...], ...]
+R = TypeVar("R")
 LANES = 128
 # Compute capability of the first GPUs with bfloat16 matrix units; Triton compiles for no older ones.
 _LEAST_CAPABILITY = 8.0
@@ -75,7 +80,7 @@ def on_tpu(mesh: Mesh | None) -> bool:
     return platform_of(mesh) == "tpu"
 
 
-def kernel_module(platform: str, subject: Literal["attention", "norm"]) -> Any:
+def kernel_module(platform: str, subject: Literal["attention", "norm"]) -> ModuleType:
     """Return the module of the kernels of ``platform``, tpu or gpu. It imports Pallas, so it is imported only where
     a kernel may run."""
     return importlib.import_module(f"bert_jax.model.kernels.{platform}_{subject}")
@@ -98,8 +103,8 @@ def use_kernel(choice: str, option: str, mesh: Mesh | None, unsupported: Callabl
 
 
 def shard_mapped(
-    function: Callable[..., Any], mesh: Mesh | None, in_axes: tuple[Axes, ...], out_axes: Axes
-) -> Callable[..., Any]:
+    function: Callable[..., R], mesh: Mesh | None, in_axes: tuple[Axes, ...], out_axes: Axes
+) -> Callable[..., R]:
     """Return a function that calls ``function(device_index, *operands)`` on each device with the shards of the
     operands on that device. The logical axes ``in_axes`` and ``out_axes`` define the partition of the operands and
     of the result (the compiler cannot partition a kernel). ``device_index(axis)`` returns the index of the shard
@@ -113,7 +118,7 @@ def shard_mapped(
     def device_index(axis: str) -> jax.Array | int:
         return jax.lax.axis_index(axes_of(axis)) if axes_of(axis) else 0
 
-    def local(*operands: Any) -> Any:
+    def local(*operands: jax.Array) -> R:
         return function(device_index, *operands)
 
     def spec(axes: Axes) -> PartitionSpec:

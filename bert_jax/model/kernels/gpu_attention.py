@@ -9,16 +9,17 @@ one per block of keys. A program computes one head.
 
 import functools
 import math
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
+from jax.typing import DTypeLike
 
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.config.switches import ANY, Supported, unsupported_fields
-from bert_jax.model.kernels.common import BESIDE_ATTENTION, stated_cost, triton
+from bert_jax.model.kernels.common import BESIDE_ATTENTION, Gradients, stated_cost, triton
 from bert_jax.model.kernels.gpu_attention_bodies import (
     Blocks,
     block_sizes,
@@ -29,6 +30,7 @@ from bert_jax.model.kernels.gpu_attention_bodies import (
     forward_kernel,
     holds_row,
 )
+from bert_jax.model.kernels.operands import Operand
 from bert_jax.model.kernels.ranges import Ranges
 from bert_jax.model.kernels.tiles import Form
 
@@ -56,6 +58,10 @@ def unsupported(model: ModelConfig, length: int, parts: int = 1) -> str:
         if heads % parts:
             return f"{heads} heads cannot be divided into {parts} parts"
     return ""
+
+
+# Heads, biases, tokens, first head, context and logarithms of the sums, for the backward pass.
+_Saved = tuple[tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -87,12 +93,12 @@ def attend(
 def _forward(
     heads: tuple[jax.Array, ...], biases: jax.Array, tokens: jax.Array, first_head: jax.Array, form: Form,
     interpret: bool,
-) -> tuple[jax.Array, tuple[Any, ...]]:  # fmt: skip
+) -> tuple[jax.Array, _Saved]:  # fmt: skip
     out, log_sums = _Call(heads, biases, tokens, first_head, form, interpret).forward()
     return out, (heads, biases, tokens, first_head, out, log_sums)
 
 
-def _backward(form: Form, interpret: bool, saved: tuple[Any, ...], gradient: jax.Array) -> tuple[Any, ...]:
+def _backward(form: Form, interpret: bool, saved: _Saved, gradient: jax.Array) -> Gradients:
     heads, biases, tokens, first_head, out, log_sums = saved
     call = _Call(heads, biases, tokens, first_head, form, interpret)
     if holds_row(tokens.shape[-1], form, heads[0].dtype):
@@ -115,7 +121,7 @@ _PRODUCTS = {
     "for_keys_in_one_kernel": 4,
 }  # fmt: skip
 # An array and its block in a program.
-_Operand = tuple[Any, pl.BlockSpec]
+_Operand = tuple[Operand, pl.BlockSpec]
 
 
 class _Call:
@@ -131,12 +137,12 @@ class _Call:
         self.kind = jax.typeof(heads[0]).manual_axis_type
         self.ranges = Ranges(tokens[:, 0], form.window, form.causal)
 
-    def _shape(self, *shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    def _shape(self, *shape: int, dtype: DTypeLike = jnp.float32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=self.kind)
 
     # The blocks of a program for block i of the tokens, head h and row b.
 
-    def _part(self, x: Any, tokens: int = 0, index: int = 0) -> _Operand:
+    def _part(self, x: Operand, tokens: int = 0, index: int = 0) -> _Operand:
         """Return ``x`` with its block of one head: block i of ``tokens`` tokens, or all tokens. ``index`` selects
         query, key or value of an array that contains all three."""
         own, place = (tokens or self.length), (lambda i: i if tokens else 0)
@@ -149,17 +155,19 @@ class _Call:
         """Return query, key or value with its block, as :meth:`_part` does."""
         return self._part(self.heads[index % len(self.heads)], tokens, index)
 
-    def _column(self, x: Any = None) -> _Operand:
+    def _column(self, x: jax.Array | None = None) -> _Operand:
         """Return float32 values per head and token, those of a head in a block."""
-        x = self._shape(self.batch, self.width // self.form.head_size, self.length) if x is None else x
-        return x, pl.BlockSpec((None, None, self.length), lambda i, h, b: (b, h, 0))
+        like = self._shape(self.batch, self.width // self.form.head_size, self.length) if x is None else x
+        return like, pl.BlockSpec((None, None, self.length), lambda i, h, b: (b, h, 0))
 
     def _sums(self, tokens: int) -> _Operand:
         """Return the shape of sums over the tokens of each block."""
         shape = self._shape(self.batch, self.length // tokens, self.width)
         return shape, pl.BlockSpec((None, None, self.form.head_size), lambda i, h, b: (b, i, h))
 
-    def _cost(self, kernel: Any, blocks: Blocks, tokens: int, arrays: list[_Operand]) -> dict[str, str]:
+    def _cost(
+        self, kernel: Callable[..., None], blocks: Blocks, tokens: int, arrays: list[_Operand]
+    ) -> dict[str, str]:
         """Return the operations of ``kernel`` and its bytes. What each program reads of its row is counted as often
         as it is read; blocks outside of the window are not."""
         seen = (
@@ -177,9 +185,9 @@ class _Call:
         return stated_cost(operations, num_bytes * programs * heads * self.batch)
 
     def _run(
-        self, kernel: Any, blocks: Blocks, tokens: int, bounds: jax.Array, operands: list[_Operand],
+        self, kernel: Callable[..., None], blocks: Blocks, tokens: int, bounds: jax.Array, operands: list[_Operand],
         outputs: list[_Operand], aliases: dict[int, int], moved: list[_Operand] | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> list[jax.Array]:  # fmt: skip
         """Run ``kernel`` for each head of each row and each ``tokens`` tokens. ``aliases`` maps operands to the
         outputs that take their memory. ``moved``: what it reads and writes, if that is not all."""
         common = [
@@ -202,7 +210,7 @@ class _Call:
             name="attention_" + kernel.__name__.removesuffix("_kernel"),
         )(*(x for x, _ in [*common, *operands]))
 
-    def forward(self) -> Any:
+    def forward(self) -> list[jax.Array]:
         """Return the context and, per head and token, the logarithm (base 2) of the sum of the exponentials."""
         blocks = block_sizes("forward", self.length, self.form, self.dtype)
         step = blocks.queries
@@ -213,7 +221,7 @@ class _Call:
             forward_kernel, blocks, step, bounds, operands, [self._part(out, step), self._column()], {}
         )
 
-    def for_rows(self, out: jax.Array, log_sums: jax.Array, gradient: jax.Array) -> Any:
+    def for_rows(self, out: jax.Array, log_sums: jax.Array, gradient: jax.Array) -> list[jax.Array]:
         """Return the gradients of the heads and the sums over the tokens of each row, which are those of their
         biases."""
         blocks = block_sizes("for_rows", self.length, self.form, self.dtype)
@@ -228,7 +236,7 @@ class _Call:
         outputs += [self._sums(self.length)] * 3
         return self._run(for_rows_kernel, blocks, self.length, bounds, operands, outputs, {})
 
-    def for_queries(self, out: jax.Array, log_sums: jax.Array, gradient: jax.Array) -> Any:
+    def for_queries(self, out: jax.Array, log_sums: jax.Array, gradient: jax.Array) -> list[jax.Array]:
         """Return the gradient of the query (in one array with room for those of key and value, if they are in one
         array), the sums over the context times its gradient per head and token, and partial sums of the gradient of
         the bias."""
@@ -241,7 +249,9 @@ class _Call:
         outputs = [self._part(for_query, step), self._column(), self._sums(step)]
         return self._run(for_queries_kernel, blocks, step, bounds, operands, outputs, {})
 
-    def for_keys(self, for_query: jax.Array, log_sums: jax.Array, deltas: jax.Array, gradient: jax.Array) -> Any:
+    def for_keys(
+        self, for_query: jax.Array, log_sums: jax.Array, deltas: jax.Array, gradient: jax.Array
+    ) -> list[jax.Array]:
         """Return the gradients of key and value (or of all three in one array, the memory of ``for_query``), and
         partial sums of the gradients of their biases."""
         blocks = block_sizes("for_keys", self.length, self.form, self.dtype)

@@ -10,13 +10,14 @@ name.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.typing import DTypeLike
 
 from bert_jax.model.dropout import drop_threshold, probability_words
+from bert_jax.model.kernels.operands import Index, Ref, Span
 from bert_jax.model.kernels.tiles import LOG2_E, MASKED_SCORE, Form, biased, dot, seeing
 
 
@@ -30,7 +31,7 @@ class Blocks:
     stages: int = 2
 
 
-def block_sizes(kernel: str, length: int, form: Form, dtype: Any) -> Blocks:
+def block_sizes(kernel: str, length: int, form: Form, dtype: DTypeLike) -> Blocks:
     """Return the blocks of ``kernel`` (forward, for_queries, for_keys or for_rows) for rows of ``length`` tokens.
     With these no register is spilled on compute capability 8.0, 9.0 and 10.0."""
     queries, keys, stages = {
@@ -45,7 +46,7 @@ def block_sizes(kernel: str, length: int, form: Form, dtype: Any) -> Blocks:
     return Blocks(min(queries, fit), min(keys, fit), warps, stages)
 
 
-def holds_row(length: int, form: Form, dtype: Any) -> bool:
+def holds_row(length: int, form: Form, dtype: DTypeLike) -> bool:
     """Return True if one kernel computes the gradients of a row: a tile has all queries of a head. On compute
     capability 8 they do not fit into the registers."""
     fits = form.head_size <= 64 and jnp.dtype(dtype).itemsize == 2 and form.capability >= 9
@@ -58,7 +59,7 @@ class _Tile:
     ``axis`` is the dimension of the queries in a tile.
     """
 
-    def __init__(self, first: Any, tokens: Any, form: Form, axis: int, sizes: Any) -> None:
+    def __init__(self, first: Ref, tokens: Ref, form: Form, axis: int, sizes: tuple[int, int]) -> None:
         self.tokens, self.form, self.axis, self.sizes = tokens, form, axis, sizes
         self.head = first[0] + pl.program_id(1)
 
@@ -66,7 +67,7 @@ class _Tile:
         """Return ``row`` as a dimension ``axis`` of a tile."""
         return row[:, None] if axis == 0 else row[None, :]
 
-    def visible(self, queries: Any, keys: Any) -> jax.Array:
+    def visible(self, queries: Index, keys: Index) -> jax.Array:
         """Return which keys the queries see; both are the first tokens of their blocks."""
         of_queries = self.tokens[0, pl.ds(queries, self.sizes[self.axis])]
         of_keys = self.tokens[0, pl.ds(keys, self.sizes[1 - self.axis])]
@@ -81,13 +82,13 @@ class _Tile:
                 visible &= ahead <= 0
         return visible
 
-    def _words(self, queries: Any, keys: Any) -> jax.Array:
+    def _words(self, queries: Index, keys: Index) -> jax.Array:
         of_queries = pl.ds(queries, self.sizes[self.axis])
         first, second = (self.spread(self.tokens[i, of_queries], self.axis) for i in (1, 2))
         positions = self.tokens[3, pl.ds(keys, self.sizes[1 - self.axis])]
         return probability_words(first, second, self.spread(positions, 1 - self.axis), self.head // 2)
 
-    def kept(self, queries: Any, keys: Any) -> jax.Array:
+    def kept(self, queries: Index, keys: Index) -> jax.Array:
         """Return which probabilities of the tile dropout keeps."""
         words = self._words(queries, keys)
         shift = jnp.full(words.shape, 16 * (self.head % 2), jnp.int32)
@@ -95,25 +96,25 @@ class _Tile:
         return bits >= drop_threshold(self.form.dropout_rate)
 
 
-def _biased(ref: Any, tokens: Any, biases: Any, index: int) -> jax.Array:
+def _biased(ref: Ref, tokens: Span, biases: Ref, index: int) -> jax.Array:
     """Return the tokens of query, key or value (``index`` 0 to 2) with the bias."""
     return biased(ref[tokens, :], biases[index, :][None, :])
 
 
-def _query(ref: Any, tokens: Any, biases: Any, form: Form) -> jax.Array:
+def _query(ref: Ref, tokens: Span, biases: Ref, form: Form) -> jax.Array:
     query = _biased(ref, tokens, biases, 0)
     return query * jnp.asarray(form.head_size**-0.5, query.dtype)
 
 
 def forward_kernel(
-    first: Any, bounds: Any, biases: Any, tokens: Any, query: Any, key: Any, value: Any,
-    out: Any, log_sums: Any, *, form: Form, blocks: Blocks,
+    first: Ref, bounds: Ref, biases: Ref, tokens: Ref, query: Ref, key: Ref, value: Ref,
+    out: Ref, log_sums: Ref, *, form: Form, blocks: Blocks,
 ) -> None:  # fmt: skip
     tile = _Tile(first, tokens, form, 0, (blocks.queries, blocks.keys))
     begin = pl.program_id(0) * blocks.queries
     queries = _query(query, slice(None), biases, form)
 
-    def step(j: Any, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def step(j: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         most, total, context = carry
         at = j * blocks.keys
         keys, values = (_biased(ref, pl.ds(at, blocks.keys), biases, i) for i, ref in ((1, key), (2, value)))
@@ -136,12 +137,12 @@ def forward_kernel(
 
 
 def for_rows_kernel(
-    first: Any, bounds: Any, biases: Any, tokens: Any, query: Any, key: Any, value: Any, out: Any, gradient: Any,
-    log_sums: Any, *outputs: Any, form: Form, blocks: Blocks,
+    first: Ref, bounds: Ref, biases: Ref, tokens: Ref, query: Ref, key: Ref, value: Ref, out: Ref, gradient: Ref,
+    log_sums: Ref, *outputs: Ref, form: Form, blocks: Blocks,
 ) -> None:  # fmt: skip
     *for_heads, sums_q, sums_k, sums_v = outputs
 
-    def write(index: int, part: Any, values: jax.Array) -> None:
+    def write(index: int, part: Span, values: jax.Array) -> None:
         if len(for_heads) == 1:
             for_heads[0][part, index, :] = values.astype(query.dtype)
         else:
@@ -152,7 +153,7 @@ def for_rows_kernel(
     queries, incoming, log_sum = _query(query, everything, biases, form), gradient[:, :], log_sums[:]
     delta = jnp.sum(out[:, :].astype(jnp.float32) * incoming.astype(jnp.float32), axis=1)
 
-    def step(j: Any, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def step(j: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         for_queries, total_keys, total_values = carry
         at = j * blocks.keys
         part = pl.ds(at, blocks.keys)
@@ -174,7 +175,7 @@ def for_rows_kernel(
 
 
 def _for_scores(
-    tile: _Tile, place: tuple[Any, Any], of_queries: tuple[jax.Array, ...], keys: jax.Array, values: jax.Array
+    tile: _Tile, place: tuple[Index, Index], of_queries: tuple[jax.Array, ...], keys: jax.Array, values: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Return the gradients of a tile of scores and its probabilities after dropout, in the dtype of the keys.
 
@@ -197,8 +198,8 @@ def _for_scores(
 
 
 def for_queries_kernel(
-    first: Any, bounds: Any, biases: Any, tokens: Any, query: Any, key: Any, value: Any,
-    out: Any, gradient: Any, log_sums: Any, for_query: Any, deltas: Any, sums: Any, *, form: Form, blocks: Blocks,
+    first: Ref, bounds: Ref, biases: Ref, tokens: Ref, query: Ref, key: Ref, value: Ref,
+    out: Ref, gradient: Ref, log_sums: Ref, for_query: Ref, deltas: Ref, sums: Ref, *, form: Form, blocks: Blocks,
 ) -> None:  # fmt: skip
     tile = _Tile(first, tokens, form, 0, (blocks.queries, blocks.keys))
     begin = pl.program_id(0) * blocks.queries
@@ -207,7 +208,7 @@ def for_queries_kernel(
     delta = jnp.sum(out[:, :].astype(jnp.float32) * incoming.astype(jnp.float32), axis=1)
     deltas[mine] = delta
 
-    def step(j: Any, total: jax.Array) -> jax.Array:
+    def step(j: jax.Array, total: jax.Array) -> jax.Array:
         at = j * blocks.keys
         keys, values = (_biased(ref, pl.ds(at, blocks.keys), biases, i) for i, ref in ((1, key), (2, value)))
         for_scores, _ = _for_scores(tile, (begin, at), (queries, incoming, log_sum, delta), keys, values)
@@ -219,7 +220,7 @@ def for_queries_kernel(
     sums[:] = jnp.sum(total, axis=0)
 
 
-def for_keys_kernel(*refs: Any, form: Form, blocks: Blocks) -> None:
+def for_keys_kernel(*refs: Ref, form: Form, blocks: Blocks) -> None:
     *operands, for_key, for_value, sums_k, sums_v = refs
     for ref, sums, total in zip(
         (for_key, for_value), (sums_k, sums_v), _for_keys(operands, form, blocks), strict=True
@@ -228,14 +229,14 @@ def for_keys_kernel(*refs: Any, form: Form, blocks: Blocks) -> None:
         sums[:] = jnp.sum(total, axis=0)
 
 
-def for_keys_in_one_kernel(*refs: Any, form: Form, blocks: Blocks) -> None:
+def for_keys_in_one_kernel(*refs: Ref, form: Form, blocks: Blocks) -> None:
     *operands, _, for_heads, sums_k, sums_v = refs
     for index, sums, total in zip((1, 2), (sums_k, sums_v), _for_keys(operands, form, blocks), strict=True):
         for_heads[:, index, :] = total.astype(for_heads.dtype)
         sums[:] = jnp.sum(total, axis=0)
 
 
-def _for_keys(operands: Sequence[Any], form: Form, blocks: Blocks) -> tuple[jax.Array, jax.Array]:
+def _for_keys(operands: Sequence[Ref], form: Form, blocks: Blocks) -> tuple[jax.Array, jax.Array]:
     """Return the gradients of the keys and values of a program."""
     first, bounds, biases, tokens, query, key, value, gradient, log_sums, deltas = operands
     # Tiles of scores are transposed, [keys, queries], so that no probabilities have to be.
@@ -243,7 +244,7 @@ def _for_keys(operands: Sequence[Any], form: Form, blocks: Blocks) -> tuple[jax.
     begin = pl.program_id(0) * blocks.keys
     keys, values = (_biased(ref, slice(None), biases, i) for i, ref in ((1, key), (2, value)))
 
-    def step(j: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def step(j: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         for_keys, for_values = carry
         at = j * blocks.queries
         part = pl.ds(at, blocks.queries)

@@ -8,7 +8,6 @@ each half (``bert_jax.model.dropout.value_words``).
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from bert_jax.config.architecture import ModelConfig
 from bert_jax.model.dropout import mix
 from bert_jax.model.kernels import tpu_norm
 from bert_jax.model.kernels.common import scale_or_drop, stated_cost, triton
+from bert_jax.model.kernels.operands import Kernel, Operand, Ref, Span
 
 # Tokens that a program holds at a time, and most tokens of which a program of the backward pass sums the gradients.
 _TOKENS = 4
@@ -25,6 +25,9 @@ _SUMMED_TOKENS = 128
 # Widest piece of columns.
 _PIECE = 512
 _WARPS = 8
+
+# Sums over tokens of the gradients of the three vectors, for some columns.
+_Sums = tuple[jax.Array, ...]
 
 
 def unsupported(model: ModelConfig, length: int) -> str:
@@ -59,9 +62,9 @@ def backward(
 
 
 def _call(
-    kernel: Any, vectors: tuple[jax.Array, ...], words: tuple[jax.Array, ...], arrays: tuple[jax.Array, ...],
+    kernel: Kernel, vectors: tuple[jax.Array, ...], words: tuple[jax.Array, ...], arrays: tuple[jax.Array, ...],
     tokens: int, outputs: int, interpret: bool,
-) -> Any:  # fmt: skip
+) -> list[jax.Array]:  # fmt: skip
     """Run ``kernel`` on blocks of ``tokens`` tokens. Return ``outputs`` arrays with the shape and dtype of
     ``arrays[0]``; with two, also the sums over the tokens of each block, float32[blocks, 3, H]."""
     total, width = arrays[0].shape
@@ -74,7 +77,7 @@ def _call(
     if outputs > 1:
         out_shape.append(jax.ShapeDtypeStruct((total // tokens, 3, width), jnp.float32, manual_axis_type=kind))
         out_specs.append(pl.BlockSpec((None, 3, width), lambda i: (i, 0, 0)))
-    all_arrays: list[jax.Array | jax.ShapeDtypeStruct] = [*arrays, *words, *out_shape]
+    all_arrays: list[Operand] = [*arrays, *words, *out_shape]
     return pl.pallas_call(
         kernel,
         out_shape=out_shape,
@@ -92,14 +95,14 @@ def _call(
     )(jnp.stack(vectors).astype(jnp.float32), *arrays, *words)
 
 
-def _pieces(width: int) -> list[Any]:
+def _pieces(width: int) -> list[pl.Slice]:
     """Return the column slices of a token, first half before second half."""
     size = min(math.gcd(width // 2, 1 << 20), _PIECE)
-    return [pl.ds(begin, size) for begin in range(0, width, size)]
+    return [pl.Slice(begin, size) for begin in range(0, width, size)]
 
 
 def _forward_kernel(
-    vectors: Any, product: Any, residual: Any, *others: Any, epsilon: float, dropout_rate: float
+    vectors: Ref, product: Ref, residual: Ref, *others: Ref, epsilon: float, dropout_rate: float
 ) -> None:
     *words, out = others
     rows = slice(None)
@@ -110,13 +113,13 @@ def _forward_kernel(
 
 
 def _backward_kernel(
-    vectors: Any, product: Any, residual: Any, gradient: Any, *others: Any, epsilon: float, dropout_rate: float
+    vectors: Ref, product: Ref, residual: Ref, gradient: Ref, *others: Ref, epsilon: float, dropout_rate: float
 ) -> None:
     *words, for_product, for_residual, sums = others
     tokens, width = product.shape
     pieces = _pieces(width)
 
-    def step(i: Any, totals: tuple[Any, ...]) -> tuple[Any, ...]:
+    def step(i: jax.Array, totals: tuple[_Sums, ...]) -> tuple[_Sums, ...]:
         rows = pl.ds(i * _TOKENS, _TOKENS)
         normal, inverse, factors = _normal(vectors, product, residual, words, rows, epsilon, dropout_rate)
         incoming = [gradient[rows, piece].astype(jnp.float32) for piece in pieces]
@@ -145,7 +148,7 @@ def _mean(pieces: list[jax.Array], width: int) -> jax.Array:
 
 
 def _normal(
-    vectors: Any, product: Any, residual: Any, words: list[Any], rows: Any, epsilon: float, dropout_rate: float
+    vectors: Ref, product: Ref, residual: Ref, words: list[Ref], rows: Span, epsilon: float, dropout_rate: float
 ) -> tuple[list[jax.Array], jax.Array, list[jax.Array]]:
     """Return the normalized sum of the tokens in ``rows``, its inverse standard deviation, and the dropout factor
     of each value (0 or the scale; [] without dropout)."""

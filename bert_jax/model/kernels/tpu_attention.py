@@ -14,17 +14,18 @@ other (online softmax, Dao et al. 2022); those that no query of a block sees are
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.typing import DTypeLike
 
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.config.switches import ANY, Supported, unsupported_fields
-from bert_jax.model.kernels.common import BESIDE_ATTENTION, LANES, stated_cost
+from bert_jax.model.kernels.common import BESIDE_ATTENTION, LANES, Gradients, stated_cost
 from bert_jax.model.kernels.ranges import Ranges
 from bert_jax.model.kernels.tiles import Form
 from bert_jax.model.kernels.tpu_attention_bodies import Tiles, Work, backward_kernel, forward_kernel
@@ -65,6 +66,14 @@ def unsupported(model: ModelConfig, length: int, parts: int = 1, fast_memory: in
 def _memory_of(length: int, is_rotary: bool) -> int:
     """Return the bytes of fast memory that rows of ``length`` tokens need."""
     return length * (_TOKEN_BYTES + is_rotary * _ROTARY_BYTES) + _TILE_BYTES
+
+
+# Query, key and value [N, H], biases, tokens of queries and of keys, turns, first head, context and logarithms of
+# the sums, for the backward pass.
+_Saved = tuple[
+    jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, tuple[jax.Array, ...], jax.Array, jax.Array,
+    jax.Array,
+]  # fmt: skip
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(8, 9))
@@ -108,15 +117,15 @@ def rotary_turns(cos_BxSxE: jax.Array, sin_BxSxE: jax.Array) -> tuple[jax.Array,
 def _forward(
     query: jax.Array, key: jax.Array, value: jax.Array, biases: jax.Array, query_tokens: jax.Array,
     key_tokens: jax.Array, turns: tuple[jax.Array, ...], first_head: jax.Array, form: Form, interpret: bool,
-) -> tuple[jax.Array, tuple[Any, ...]]:  # fmt: skip
+) -> tuple[jax.Array, _Saved]:  # fmt: skip
     common = (biases, query_tokens, key_tokens, turns, first_head)
     out, log_sums = _Call(query, *common, form, interpret).run(forward_kernel, (query, key, value), (query,))
     # A loop over layers keeps them in stacked arrays, where products of matrices write in their own shape, [N, H].
-    flat = (x.reshape(-1, x.shape[-1]) for x in (query, key, value))
-    return out, (*flat, *common, out, log_sums)
+    query, key, value = (x.reshape(-1, x.shape[-1]) for x in (query, key, value))
+    return out, (query, key, value, *common, out, log_sums)
 
 
-def _backward(form: Form, interpret: bool, saved: tuple[Any, ...], gradient: jax.Array) -> tuple[Any, ...]:
+def _backward(form: Form, interpret: bool, saved: _Saved, gradient: jax.Array) -> Gradients:
     query, key, value, biases, query_tokens, key_tokens, turns, first_head, out, log_sums = saved
     call = _Call(out, biases, query_tokens, key_tokens, turns, first_head, form, interpret)
     arrays = (*(x.reshape(out.shape) for x in (query, key, value)), out, gradient)
@@ -143,9 +152,9 @@ class _Call:
         self.rows = next(r for r in range(max(_BLOCK_TOKENS // self.length, 1), 0, -1) if self.batch % r == 0)
 
     def run(
-        self, kernel: Any, arrays: tuple[jax.Array, ...], results: tuple[jax.Array, ...],
+        self, kernel: Callable[..., None], arrays: tuple[jax.Array, ...], results: tuple[jax.Array, ...],
         log_sums: jax.Array | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> list[jax.Array]:  # fmt: skip
         """Run ``kernel`` on blocks of rows and heads. The forward pass returns the context and, per head and token,
         the logarithms of the sums of the exponentials, [batch, 8 or more rows per block, tokens]. The
         backward pass returns the gradients and eight float32 partial sums of the gradient of each of the three
@@ -217,5 +226,5 @@ class _Call:
             + sum(x.size * x.dtype.itemsize for x in self.tokens),
         )
 
-    def _shape(self, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    def _shape(self, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=self.kind)

@@ -9,7 +9,8 @@ row [S, 128].
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.model.dropout import drop_threshold, probability_words
 from bert_jax.model.kernels.common import LANES, iota
+from bert_jax.model.kernels.operands import Index, Ref, Span
 from bert_jax.model.kernels.tiles import MASKED_SCORE, Form, biased, dot, seeing
 
 # Most keys of the only tile of a row; queries and keys of a tile, where they divide the row.
@@ -29,6 +31,10 @@ _WINDOW_QUERIES = 128
 _SUBLANES = 16
 # Vector operations per rotated value; the backward pass also rotates the gradients back.
 _OF_ROTATED, _OF_ROTATED_BACKWARD = 17, 40
+
+C = TypeVar("C")
+# Greatest score, sum of exponentials and context of the queries of a head so far.
+_Softmax = tuple[jax.Array, jax.Array, jax.Array]
 
 
 class Tiles:
@@ -48,20 +54,20 @@ class Tiles:
         elif self.is_loop:
             self.keys = self.queries
 
-    def first_key(self, query: Any) -> Any:
+    def first_key(self, query: Index) -> Index:
         """Return the first key of the tile of the queries from ``query`` on, if it is the only one."""
         if not self.is_window:
             return 0
         return pl.multiple_of(jnp.clip(query - self.reach, 0, self.length - self.keys), _SUBLANES)
 
-    def for_queries(self, body: Any) -> None:
+    def for_queries(self, body: Callable[[Index], None]) -> None:
         """Call ``body`` with the first query of each tile."""
         tiles = self.length // self.queries
         if tiles == 1:
             body(0)
         else:
 
-            def step(i: Any, _: Any) -> None:
+            def step(i: jax.Array, _: None) -> None:
                 body(pl.multiple_of(i * self.queries, self.queries))
 
             jax.lax.fori_loop(0, tiles, step, None)
@@ -101,8 +107,8 @@ class _Row:
     there is none."""
 
     def __init__(
-        self, r: Any, place: tuple[Any, Any], bounds: Any, biases: Any, query_tokens: Any, key_tokens: Any,
-        turns: tuple[Any, ...], memory: Any, form: Form,
+        self, r: Index, place: tuple[Index, Index], bounds: Ref, biases: Ref, query_tokens: Ref, key_tokens: Ref,
+        turns: tuple[Ref, ...], memory: Ref | None, form: Form,
     ) -> None:  # fmt: skip
         self.r, self.form, self.query_tokens, self.key_tokens = r, form, query_tokens, key_tokens
         self.biases, self.turns, self.memory = biases, turns, memory
@@ -110,40 +116,41 @@ class _Row:
         self.heads, self.first_head = LANES // form.head_size, place[0]
         self.first_tile = place[1] + r * (self.tiles.length // self.tiles.queries)
 
-    def part(self, query: Any) -> Any:
+    def part(self, query: Index) -> Span:
         return pl.ds(query, self.tiles.queries)
 
-    def queries_of(self, query: Any, part: Any) -> jax.Array:
+    def queries_of(self, query: Ref, part: Span) -> jax.Array:
         """Return the scaled queries of ``part`` with their biases and rotary positions."""
         queries = biased(query[self.r, part], self.biases[0:1])
         if self.form.rotary:
             queries = self.rotated(queries, part).astype(queries.dtype)
         return queries * jnp.asarray(self.form.head_size**-0.5, queries.dtype)
 
-    def keys_of(self, key: Any, part: Any) -> jax.Array:
+    def keys_of(self, key: Ref, part: Span) -> jax.Array:
         """Return the keys of ``part`` with their biases and rotary positions."""
-        if self.form.rotary and not self.tiles.is_row:
+        if self.memory is not None:
             return self.memory[part]
         keys = biased(key[self.r, part], self.biases[1:2])
         return self.rotated(keys, part).astype(keys.dtype) if self.form.rotary else keys
 
-    def values_of(self, value: Any, part: Any) -> jax.Array:
+    def values_of(self, value: Ref, part: Span) -> jax.Array:
         """Return the values of ``part`` with their biases."""
         return biased(value[self.r, part], self.biases[2:3])
 
-    def rotate_keys(self, key: Any) -> None:
+    def rotate_keys(self, key: Ref) -> None:
         """Write the keys of a row of several tiles with their rotary positions to the memory for them."""
-        if not self.form.rotary or self.tiles.is_row:
+        memory = self.memory
+        if memory is None:
             return
 
-        def rotate(begin: Any) -> None:
+        def rotate(begin: Index) -> None:
             part = self.part(begin)
             keys = biased(key[self.r, part], self.biases[1:2])
-            self.memory[part] = self.rotated(keys, part).astype(keys.dtype)
+            memory[part] = self.rotated(keys, part).astype(keys.dtype)
 
         self.tiles.for_queries(rotate)
 
-    def rotated(self, values: jax.Array, part: Any, direction: int = 1) -> jax.Array:
+    def rotated(self, values: jax.Array, part: Span, direction: int = 1) -> jax.Array:
         """Return ``values`` [tokens, 128], rotated as in ``bert_jax.model.positions.rotate``, in float32;
         ``direction`` -1: rotated back."""
         cosines, sines = (turns[self.r, part] for turns in self.turns)
@@ -155,7 +162,7 @@ class _Row:
             others = jnp.where(is_second, others, pltpu.roll(values, LANES - half, 1))
         return values * cosines + others * (sines * direction)
 
-    def visit(self, query: Any, step: Any, start: Any) -> tuple[Any, ...]:
+    def visit(self, query: Index, step: Callable[[Index, tuple[C, ...]], tuple[C, ...]], start: C) -> tuple[C, ...]:
         """Call ``step(first key, carry)`` for each tile of keys that the queries from ``query`` on see, and return
         the last carry, which has a value per head and begins as ``start``."""
         tiles, carry = self.tiles, (start,) * self.heads
@@ -165,7 +172,7 @@ class _Row:
         span = self.bounds[tile], self.bounds[tile + 1]
         return jax.lax.fori_loop(*span, lambda j, c: step(pl.multiple_of(j * tiles.keys, tiles.keys), c), carry)
 
-    def visible(self, query: Any, key: Any) -> jax.Array:
+    def visible(self, query: Index, key: Index) -> jax.Array:
         """Return which keys the queries see; both are the first tokens of their tile."""
         tiles, form = self.tiles, self.form
         of_keys = self.key_tokens[self.r, pl.ds(key, tiles.keys), 0:1]
@@ -179,7 +186,7 @@ class _Row:
                 visible &= ahead <= 0
         return visible
 
-    def kept(self, query: Any, key: Any) -> list[jax.Array]:
+    def kept(self, query: Index, key: Index) -> list[jax.Array]:
         """Return which probabilities of each head dropout keeps."""
         part, words, found = self.part(query), jnp.zeros(()), []
         for head in range(self.heads):
@@ -194,7 +201,7 @@ class _Row:
         return found
 
 
-def _place(first: Any, query: Any, form: Form) -> tuple[Any, Any]:
+def _place(first: Ref, query: Ref, form: Form) -> tuple[Index, Index]:
     """Return the index of the first head of the program, and of the first tile of its first row."""
     rows, length, _ = query.shape
     first_row = pl.program_id(0) * rows
@@ -214,12 +221,12 @@ def _rows_of(head: int, form: Form) -> slice:
 
 
 def forward_kernel(
-    first: Any, bounds: Any, biases: Any, query_tokens: Any, key_tokens: Any, *others: Any, form: Form
+    first: Ref, bounds: Ref, biases: Ref, query_tokens: Ref, key_tokens: Ref, *others: Ref, form: Form
 ) -> None:
     turns, (query, key, value, out, log_sums, *memory) = others[: 2 * form.rotary], others[2 * form.rotary :]
     place = _place(first, query, form)
 
-    def row(r: Any, _: Any) -> None:
+    def row(r: jax.Array, _: None) -> None:
         operands = _Row(
             r, place, bounds, biases, query_tokens, key_tokens, turns, memory[0] if memory else None, form
         )
@@ -228,21 +235,21 @@ def forward_kernel(
     jax.lax.fori_loop(0, query.shape[0], row, None)
 
 
-def _forward_row(operands: _Row, heads: tuple[Any, ...], out: Any, log_sums: Any) -> None:
+def _forward_row(operands: _Row, heads: tuple[Ref, Ref, Ref], out: Ref, log_sums: Ref) -> None:
     query, key, value = heads
     r, form, tiles = operands.r, operands.form, operands.tiles
     operands.rotate_keys(key)
 
-    def of_keys(span: Any) -> tuple[jax.Array, jax.Array]:
+    def of_keys(span: Span) -> tuple[jax.Array, jax.Array]:
         return operands.keys_of(key, span), operands.values_of(value, span).T
 
     once = of_keys(slice(None)) if tiles.is_row else None
 
-    def tile(begin: Any) -> None:
+    def tile(begin: Index) -> None:
         part = operands.part(begin)
         queries = operands.queries_of(query, part)
 
-        def step(at: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        def step(at: Index, carry: tuple[_Softmax, ...]) -> tuple[_Softmax, ...]:
             keys, values = once or of_keys(pl.ds(at, tiles.keys))
             visible = operands.visible(begin, at)
             kept = operands.kept(begin, at) if form.dropout_rate else []
@@ -277,7 +284,7 @@ def _forward_row(operands: _Row, heads: tuple[Any, ...], out: Any, log_sums: Any
 
 
 def backward_kernel(
-    first: Any, bounds: Any, biases: Any, query_tokens: Any, key_tokens: Any, *others: Any, form: Form
+    first: Ref, bounds: Ref, biases: Ref, query_tokens: Ref, key_tokens: Ref, *others: Ref, form: Form
 ) -> None:
     turns, others = others[: 2 * form.rotary], others[2 * form.rotary :]
     # Query, key, value, context, its gradient, logarithms of the sums; gradients of query, key and value, sums of
@@ -287,7 +294,7 @@ def backward_kernel(
     sums = outputs[3]
     sums[...] = jnp.zeros(sums.shape, jnp.float32)
 
-    def row(r: Any, _: Any) -> None:
+    def row(r: jax.Array, _: None) -> None:
         of_row = _Row(
             r, place, bounds, biases, query_tokens, key_tokens, turns, memory[0] if memory else None, form
         )
@@ -296,7 +303,7 @@ def backward_kernel(
     jax.lax.fori_loop(0, inputs[0].shape[0], row, None)
 
 
-def _backward_row(operands: _Row, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+def _backward_row(operands: _Row, inputs: tuple[Ref, ...], outputs: tuple[Ref, ...]) -> None:
     query, key, value, out, gradient, log_sums = inputs
     query_gradient, key_gradient, value_gradient, sums, total_keys, total_values = outputs
     r, form, tiles, dtype = operands.r, operands.form, operands.tiles, query.dtype
@@ -304,7 +311,7 @@ def _backward_row(operands: _Row, inputs: tuple[Any, ...], outputs: tuple[Any, .
     is_whole = tiles.keys == tiles.queries == tiles.length
     operands.rotate_keys(key)
 
-    def of_keys(span: Any) -> tuple[jax.Array, ...]:
+    def of_keys(span: Span) -> tuple[jax.Array, ...]:
         keys = operands.keys_of(key, span)
         return keys, operands.values_of(value, span), keys.T
 
@@ -312,13 +319,13 @@ def _backward_row(operands: _Row, inputs: tuple[Any, ...], outputs: tuple[Any, .
     if not is_whole:
         total_keys[...] = total_values[...] = jnp.zeros(total_keys.shape, jnp.float32)
 
-    def tile(begin: Any) -> None:
+    def tile(begin: Index) -> None:
         part = operands.part(begin)
         queries, incoming = operands.queries_of(query, part), gradient[r, part]
         products = (out[r, part].astype(jnp.float32) * incoming.astype(jnp.float32)).T
         deltas = [jnp.sum(products[_rows_of(i, form)], 0, keepdims=True) for i in range(operands.heads)]
 
-        def step(at: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        def step(at: Index, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             span = pl.ds(at, tiles.keys)
             keys, values, turned = once or of_keys(span)
             visible = operands.visible(begin, at)
@@ -354,10 +361,10 @@ def _backward_row(operands: _Row, inputs: tuple[Any, ...], outputs: tuple[Any, .
     _write_keys(operands, sums, (total_keys, total_values), (key_gradient, value_gradient))
 
 
-def _write_keys(operands: _Row, sums: Any, totals: tuple[Any, Any], results: tuple[Any, Any]) -> None:
+def _write_keys(operands: _Row, sums: Ref, totals: tuple[Ref, Ref], results: tuple[Ref, Ref]) -> None:
     """Write the gradients of the keys and values of a row, from their float32 sums."""
 
-    def write(begin: Any) -> None:
+    def write(begin: Index) -> None:
         part = operands.part(begin)
         for_keys, for_values = (total[part] for total in totals)
         if operands.form.rotary:
@@ -369,7 +376,7 @@ def _write_keys(operands: _Row, sums: Any, totals: tuple[Any, Any], results: tup
     operands.tiles.for_queries(write)
 
 
-def _add(sums: Any, index: int, values: jax.Array) -> None:
+def _add(sums: Ref, index: int, values: jax.Array) -> None:
     """Add eight partial sums of the gradient of a bias, so that whole registers are added without sums over their
     rows."""
     sums[0, 8 * index : 8 * index + 8] += jnp.sum(values.reshape(-1, 8, LANES), axis=0)

@@ -8,7 +8,6 @@ backward pass of LayerNorm before a block also adds the gradient of the residual
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,8 @@ from jax.experimental.pallas import tpu as pltpu
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.config.switches import ANY, Supported, unsupported_fields
 from bert_jax.model.dropout import value_words
-from bert_jax.model.kernels.common import BESIDE_ATTENTION, LANES, scale_or_drop, stated_cost
+from bert_jax.model.kernels.common import BESIDE_ATTENTION, LANES, Gradients, scale_or_drop, stated_cost
+from bert_jax.model.kernels.operands import Kernel, Ref
 
 # Tokens of one block that fit into the fast memory.
 _BLOCK_TOKENS = 256
@@ -31,6 +31,9 @@ _SUPPORTED: Supported = (
     )
     | {"norm": ("layer_norm",)}
 )
+
+# The normalized values and the vectors, for the backward pass.
+_Saved = tuple[jax.Array, tuple[jax.Array, ...]]
 
 
 def unsupported(model: ModelConfig, length: int) -> str:
@@ -84,9 +87,9 @@ def norm_backward(
 
 
 def _call(
-    kernel: Any, vectors: tuple[jax.Array, ...], words: tuple[jax.Array, ...], arrays: tuple[jax.Array, ...],
+    kernel: Kernel, vectors: tuple[jax.Array, ...], words: tuple[jax.Array, ...], arrays: tuple[jax.Array, ...],
     outputs: int, sums: int, interpret: bool, operations: int,
-) -> Any:  # fmt: skip
+) -> list[jax.Array]:  # fmt: skip
     """Run ``kernel`` on blocks of tokens. Return ``outputs`` arrays with the shape and dtype of ``arrays[0]``,
     followed by ``sums`` arrays float32[8 * vectors, H]. ``operations``: of the vector units per value, counted in
     the programs that libtpu 0.0.42 compiles for v5e."""
@@ -118,7 +121,7 @@ def _call(
 
 
 def _add_norm_forward_kernel(
-    vectors: Any, product: Any, residual: Any, *others: Any, epsilon: float, dropout_rate: float
+    vectors: Ref, product: Ref, residual: Ref, *others: Ref, epsilon: float, dropout_rate: float
 ) -> None:
     *words, out = others
     total, _ = _total(vectors, product, residual, words, dropout_rate)
@@ -127,7 +130,7 @@ def _add_norm_forward_kernel(
 
 
 def _add_norm_backward_kernel(
-    vectors: Any, product: Any, residual: Any, gradient: Any, *others: Any, epsilon: float, dropout_rate: float
+    vectors: Ref, product: Ref, residual: Ref, gradient: Ref, *others: Ref, epsilon: float, dropout_rate: float
 ) -> None:
     *words, for_product, for_residual, sums = others
     total, factor = _total(vectors, product, residual, words, dropout_rate)
@@ -140,13 +143,13 @@ def _add_norm_backward_kernel(
     _add(sums, dropped, incoming * normal, incoming)
 
 
-def _norm_forward_kernel(vectors: Any, x: Any, out: Any, *, epsilon: float) -> None:
+def _norm_forward_kernel(vectors: Ref, x: Ref, out: Ref, *, epsilon: float) -> None:
     normal, _ = _normal(x[...].astype(jnp.float32), epsilon)
     out[...] = (normal * vectors[0:1] + vectors[1:2]).astype(out.dtype)
 
 
 def _norm_backward_kernel(
-    vectors: Any, x: Any, gradient: Any, beside: Any, for_x: Any, sums: Any, *, epsilon: float
+    vectors: Ref, x: Ref, gradient: Ref, beside: Ref, for_x: Ref, sums: Ref, *, epsilon: float
 ) -> None:
     normal, inverse = _normal(x[...].astype(jnp.float32), epsilon)
     incoming = gradient[...].astype(jnp.float32)
@@ -162,7 +165,7 @@ def _for_total(scaled: jax.Array, normal: jax.Array, inverse: jax.Array) -> jax.
     return inverse * (scaled - mean - normal * along)
 
 
-def _add(sums: Any, *arrays: jax.Array) -> None:
+def _add(sums: Ref, *arrays: jax.Array) -> None:
     """Add eight partial sums of each array, so that whole registers are added without sums over their rows."""
 
     @pl.when(pl.program_id(0) == 0)
@@ -174,7 +177,7 @@ def _add(sums: Any, *arrays: jax.Array) -> None:
 
 
 def _total(
-    vectors: Any, product: Any, residual: Any, words: Sequence[Any], dropout_rate: float
+    vectors: Ref, product: Ref, residual: Ref, words: Sequence[Ref], dropout_rate: float
 ) -> tuple[jax.Array, jax.Array | None]:
     """Return the sum of the residual and the dropped product, and the dropout factor of each value (0 or the
     scale)."""
@@ -208,13 +211,13 @@ def norm_beside(
 
 def _norm_forward(
     x: jax.Array, vectors: tuple[jax.Array, ...], epsilon: float, interpret: bool
-) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, ...]]:
+) -> tuple[tuple[jax.Array, jax.Array], _Saved]:
     return norm_beside(x, vectors, epsilon, interpret), (x, vectors)
 
 
 def _norm_backward(
-    epsilon: float, interpret: bool, saved: tuple[Any, ...], gradients: tuple[jax.Array, jax.Array]
-) -> tuple[Any, ...]:
+    epsilon: float, interpret: bool, saved: _Saved, gradients: tuple[jax.Array, jax.Array]
+) -> Gradients:
     x, vectors = saved
     for_x, sums = norm_backward((x, *gradients), vectors, epsilon, interpret)
     return for_x, tuple(jnp.sum(s, axis=0).astype(v.dtype) for s, v in zip(sums, vectors, strict=True))
