@@ -224,7 +224,7 @@ def _old_file(stream: BinaryIO, size: int) -> tuple[Any, dict[str, int]]:
     if type(keys) is not list or not all(type(key) is str for key in keys):
         raise Refused("the keys of the storages are not a list of strings")
     if len(set(keys)) != len(keys) or set(keys) != set(storages):
-        raise Refused("storage keys and tensor keys differ")
+        raise Refused("the keys of the storages and of the tensors differ")
     return state, _old_places(stream, size, pickled.tell(), [storages[key] for key in keys])
 
 

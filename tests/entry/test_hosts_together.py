@@ -106,10 +106,10 @@ def test_flags_that_do_not_fit_together_are_refused(bare):
     assert refused("--process_id", 0).startswith("coordinator: not set")
     assert refused("--coordinator", "host:1234", "--process_id", 0).startswith("num_processes: not set")
     assert "allowed: 0 to 1" in refused(*both, "--process_id", 2)
-    assert "allowed: HOST:PORT" in refused("--coordinator", "host", "--num_processes", 2, "--process_id", 0)
+    assert "use HOST:PORT" in refused("--coordinator", "host", "--num_processes", 2, "--process_id", 0)
     bare.setenv("JAX_NUM_PROCESSES", "two")
-    assert "allowed: 1 or more" in refused("--coordinator", "h:1", "--num_processes", -2, "--process_id", 0)
-    assert "allowed: HOST:PORT" in refused("--coordinator", "h:99999", "--num_processes", 2, "--process_id", 0)
+    assert "use 1 or more" in refused("--coordinator", "h:1", "--num_processes", -2, "--process_id", 0)
+    assert "use HOST:PORT" in refused("--coordinator", "h:99999", "--num_processes", 2, "--process_id", 0)
     assert "JAX_NUM_PROCESSES: 'two' is not allowed" in refused("--process_id", 0)
     with pytest.raises(ValueError, match="host_timeout: 0 is not allowed"):
         take_options(RunOptions, ["--host_timeout", "0"])

@@ -50,7 +50,7 @@ def test_what_is_no_treebank(tmp_path):
     refused(b"1\ta\tb\n", r":1: 3 column\(s\), but a word of CoNLL-U has 10")
     refused(b"1\ta\ta\tX\tX\t_\t" + b"7" * 5000 + b"\tx\t_\t_\n", r":1: head '7+' is not allowed")
     refused(b"He sat there.\n", r":1: 3 column\(s\), but a word of CoNLL-U has 10")
-    allowed = "allowed: 0, or the id of another word, up to 3"
+    allowed = "use 0, or the id of another word, up to 3"
     refused(TEXT.replace("\t3\taux", "\t9\taux").encode(), f":4: head '9' is not allowed; {allowed}")
     refused(TEXT.replace("\t3\taux", "\t1\taux").encode(), ":4: head '1' is not allowed")
     refused(TEXT.replace("\t3\taux", "\t_\taux").encode(), ":4: head '_' is not allowed")

@@ -37,7 +37,7 @@ def test_files_that_are_not_text(tmp_path):
     with pytest.raises(ValueError, match=r"a\.txt:2: a NUL character"):
         list(read_texts((), str(tmp_path / "a.txt"), False))
     for name in ("a.CSV", "b.tsv.gz"):
-        with pytest.raises(ValueError, match="a table; allowed: texts"):
+        with pytest.raises(ValueError, match="a table; use texts"):
             read_texts((), name, False)
 
 
