@@ -383,11 +383,12 @@ class BertModel(nn.Module):
         """Return the features that the layers read."""
         tokens = {name: features[name] for name in ("sequence_ids", "position_ids")}
         tokens |= {name: features[name] for name in CACHE_FEATURES if name in features}
-        return tokens | global_features(self.config, self.heads, features)
+        return tokens | global_features(self.config, self.heads, features) if self.config.global_tokens else tokens
 
     def _pooled(self, x_BxSxH: jax.Array, features: Mapping[str, jax.Array]) -> jax.Array:
         """Return the pooled vector of each sequence, [B, C, H]."""
-        return self._pooler_layers(pooled_tokens(x_BxSxH, features, self.config.pooling))
+        of_sequences = features.get("cls_positions"), features["sequence_ids"]
+        return self._pooler_layers(pooled_tokens(x_BxSxH, *of_sequences, self.config.pooling))
 
     def _pooler_layers(self, x: jax.Array) -> jax.Array:
         """Return ``x`` [..., H] after the dense layer, the activation and the normalization of the pooler."""

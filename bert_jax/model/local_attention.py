@@ -205,7 +205,8 @@ def _attend(
 def global_features(
     config: ModelConfig, heads: HeadsConfig, features: Mapping[str, jax.Array]
 ) -> dict[str, jax.Array]:
-    """Return the global tokens of a batch, which attention reads; {} if there are none.
+    """Return the global tokens of a batch, which attention reads, for a ``config`` that has them; {} if the batch
+    has none.
 
     ``features`` may have them as ``global_tokens``, bool or int[B, S]. Otherwise the heads determine them, as the
     classes of transformers do. ``is_global``, bool[B, S], is True for them; ``global_slots``, int32[B, G], are
@@ -214,7 +215,7 @@ def global_features(
     """
     ids = features["sequence_ids"]
     stated, rows = features.get("global_tokens"), ids.shape[1]
-    if not config.global_tokens or (stated is None and not (heads.sequence_labels or heads.span or heads.choice)):
+    if stated is None and not (heads.sequence_labels or heads.span or heads.choice):
         return {}
     before = jnp.pad(ids, [(0, 0), (1, 0)])[:, :-1]
     begins = (ids > 0) & (ids != before) & ((before > 0) | (jnp.arange(rows) == 0))

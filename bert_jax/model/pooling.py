@@ -3,8 +3,6 @@
 The modules follow sentence-transformers folders (Sentence-BERT; Reimers and Gurevych 2019).
 """
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -41,14 +39,15 @@ def pool(x_BxSxH: jax.Array, mask_BxS: jax.Array, kind: str) -> jax.Array:
     return jnp.einsum("BSH,BS->BH", x_BxSxH, weights_BxS) / jnp.maximum(weights_BxS.sum(1, keepdims=True), 1e-9)
 
 
-def pooled_tokens(x_BxSxH: jax.Array, features: Mapping[str, jax.Array], kind: str) -> jax.Array:
-    """Return one vector per sequence of each row, [B, C, H]: that of its first token (``kind`` first), or a
-    :func:`pool` of its tokens. Without ``cls_positions``, each row is one sequence."""
-    positions_BxC = features.get("cls_positions")
+def pooled_tokens(
+    x_BxSxH: jax.Array, positions_BxC: jax.Array | None, sequence_ids_BxS: jax.Array, kind: str
+) -> jax.Array:
+    """Return one vector per sequence of each row, [B, C, H]: the vector of its first token (``kind`` first), or a
+    :func:`pool` of its tokens. ``positions`` are the first tokens; None: each row is one sequence."""
     if kind == "first":
         return x_BxSxH[:, :1] if positions_BxC is None else gather_positions(x_BxSxH, positions_BxC)
     sequences = 1 if positions_BxC is None else positions_BxC.shape[1]
-    own_BxCxS = features["sequence_ids"][:, None] == 1 + jnp.arange(sequences)[:, None]
+    own_BxCxS = sequence_ids_BxS[:, None] == 1 + jnp.arange(sequences)[:, None]
     vectors = [pool(x_BxSxH, own_BxCxS[:, i], kind) for i in range(sequences)]
     return jnp.stack(vectors, axis=1).astype(x_BxSxH.dtype)
 

@@ -120,7 +120,7 @@ class ExitHead(Block):
         config, dtype, labels = self.config, compute_dtype(self.execution), len(self.heads.sequence_labels)
         if config.has_final_norm:
             x_BxSxH = Norm(config, dtype, name="final_layer_norm")(x_BxSxH)
-        x_BxCxH = pooled_tokens(x_BxSxH, features, config.pooling)
+        x_BxCxH = pooled_tokens(x_BxSxH, features.get("cls_positions"), features["sequence_ids"], config.pooling)
         if config.pooler_dense:
             pooler = Dense(
                 config.hidden_size, ("embed", "pooled"), config, dtype, config.pooler_bias, name="pooler"
