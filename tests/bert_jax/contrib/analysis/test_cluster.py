@@ -31,7 +31,7 @@ def rng():
 def test_separated_groups_are_found_and_numbered_by_size(method):
     found = METHODS[method](BLOBS)
     np.testing.assert_array_equal(found.labels, GOLD)  # 0 is the largest, as in SIZES
-    assert found.count == 4 and clustering_scores(GOLD, found.labels)["adjusted_rand"] == 1
+    assert found.clusters == 4 and clustering_scores(GOLD, found.labels)["adjusted_rand"] == 1
     unit = BLOBS / np.linalg.norm(BLOBS, axis=1, keepdims=True)
     for cluster in range(4):
         members = np.flatnonzero(cluster == GOLD)
@@ -75,21 +75,21 @@ def test_every_cluster_has_a_member(rng):
     assert np.bincount(kmeans(vectors, 5).labels).tolist() == [20] * 5
     vectors += rng.normal(0, 3e-7, vectors.shape).astype(np.float32)
     for seed in range(3):
-        assert kmeans(vectors[:10], 2, seed=seed).count == 2
+        assert kmeans(vectors[:10], 2, seed=seed).clusters == 2
 
 
 def test_equal_vectors_are_no_distance_apart():
     """Whatever rounding makes of their cosine."""
     twice = np.repeat(BLOBS, 2, axis=0)
-    assert agglomerative(twice, threshold=0).count == len(BLOBS)
+    assert agglomerative(twice, threshold=0).clusters == len(BLOBS)
 
 
 def test_agglomerative_cuts_equal_distances_into_the_number_asked_for():
     vectors = np.eye(6)  # all distances are 1
     for clusters in range(1, 7):
-        assert agglomerative(vectors, clusters=clusters).count == clusters
-    assert agglomerative(vectors, threshold=0.99).count == 6
-    assert agglomerative(vectors, threshold=1.01).count == 1
+        assert agglomerative(vectors, clusters=clusters).clusters == clusters
+    assert agglomerative(vectors, threshold=0.99).clusters == 6
+    assert agglomerative(vectors, threshold=1.01).clusters == 1
     assert agglomerative(vectors[:1], clusters=1).labels.tolist() == [0]
 
 
