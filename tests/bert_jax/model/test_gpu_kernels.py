@@ -33,11 +33,10 @@ IDS = {
 }
 
 
-def operands(form, heads=3, length=LENGTH, dtype=jnp.float32):
-    keys = jax.random.split(jax.random.key(0), 5)
-    shape = (ROWS, length, heads * form.head_size)
-    query, key, value, gradient = (jax.random.normal(k, shape, dtype) for k in keys[:4])
-    return (query, key, value, jax.random.normal(keys[4], (3, shape[-1]))), gradient
+def operands(form, heads=3, length=LENGTH):
+    rng, width = np.random.default_rng(0), heads * form.head_size
+    *x, gradient = (jnp.asarray(rng.normal(size=(ROWS, length, width)), jnp.float32) for _ in range(4))
+    return (*x, jnp.asarray(rng.normal(size=(3, width)), jnp.float32)), gradient
 
 
 def token_key(length=LENGTH):
@@ -89,9 +88,19 @@ def with_gradients(function, x, gradient, ids):
     return [jnp.where(real, out, 0), *back(jnp.where(real, gradient, 0))]
 
 
+@functools.cache
+def compiled(function, form, *options):
+    """One program for all sequence ids."""
+
+    def run(x, gradient, ids):
+        return with_gradients(functools.partial(function, form, ids, *options), x, gradient, ids)
+
+    return jax.jit(run)
+
+
 def difference(one, other):
-    largest = jnp.maximum(1, jnp.abs(other).max())
-    return float(jnp.abs(one.astype(jnp.float32) - other.astype(jnp.float32)).max() / largest)
+    one, other = (np.asarray(x, np.float32) for x in (one, other))
+    return float(np.abs(one - other).max() / max(1, np.abs(other).max()))
 
 
 @pytest.mark.parametrize("which", IDS)
@@ -99,8 +108,7 @@ def difference(one, other):
 def test_a_kernel_equals_the_plain_attention(name, which, in_one=True):
     form, ids = FORMS[name], jnp.asarray(IDS[which], jnp.int32)
     x, gradient = operands(form)
-    ours = with_gradients(functools.partial(kernel, form, ids, in_one), x, gradient, ids)
-    theirs = with_gradients(functools.partial(plain, form, ids), x, gradient, ids)
+    ours, theirs = compiled(kernel, form, in_one)(x, gradient, ids), compiled(plain, form)(x, gradient, ids)
     assert max(map(difference, ours, theirs)) <= 2e-6
 
 
@@ -123,8 +131,7 @@ def test_the_kernel_for_tpus_equals_the_plain_attention(form, length, heads, whi
     """Rows of one tile of keys, windows, and rows of several tiles, of which some are skipped; and rotary ones."""
     ids = jnp.asarray(np.repeat(IDS[which], -(-length // LENGTH), axis=1)[:, :length], jnp.int32)
     x, gradient = operands(form, heads, length)
-    ours = with_gradients(functools.partial(for_tpus, form, ids), x, gradient, ids)
-    theirs = with_gradients(functools.partial(plain, form, ids), x, gradient, ids)
+    ours, theirs = compiled(for_tpus, form)(x, gradient, ids), compiled(plain, form)(x, gradient, ids)
     assert difference(ours[0], theirs[0]) <= 2e-6
     # The logarithms of sums are rounded: the query gradient is up to 2.4e-6 from float64 (plain: 1.4e-6).
     assert max(map(difference, ours[1:], theirs[1:])) <= 5e-6
@@ -141,23 +148,23 @@ def test_the_kernel_of_short_rows_equals_the_plain_attention(name, in_one, monke
     monkeypatch.setattr(gpu_attention, "holds_row", lambda *_: True)
     form, ids = FORMS[name], jnp.asarray(IDS["packed"], jnp.int32)[:, :128]
     x, gradient = operands(form, length=128)
-    ours = with_gradients(functools.partial(kernel, form, ids, in_one), x, gradient, ids)
-    theirs = with_gradients(functools.partial(plain, form, ids), x, gradient, ids)
-    assert max(map(difference, ours, theirs)) <= 2e-6
+    ours = compiled.__wrapped__(kernel, form, in_one)(x, gradient, ids)
+    assert max(map(difference, ours, compiled(plain, form)(x, gradient, ids))) <= 2e-6
 
 
 def test_bfloat16_is_as_close_to_float32_as_in_the_kernel_for_tpus():
     form, ids = FORMS["dropout"], jnp.asarray(IDS["packed"], jnp.int32)[:, :128]
     x, gradient = operands(form, heads=2, length=128)
-    exact = with_gradients(functools.partial(plain, form, ids), x, gradient, ids)
+    exact = compiled(plain, form)(x, gradient, ids)
     rounded = [*(y.astype(jnp.bfloat16) for y in x[:3]), x[3]]
     short = gradient.astype(jnp.bfloat16)
     assert gpu_attention.holds_row(128, form, jnp.bfloat16)
+    # Operation by operation: a compiled program may leave out a rounding.
     ours = with_gradients(functools.partial(kernel, form, ids, True), rounded, short, ids)
     theirs = with_gradients(functools.partial(for_tpus, form, ids), rounded, short, ids)
 
     def error(one, true):
-        return float(jnp.sqrt(jnp.mean(jnp.square(one.astype(jnp.float32) - true))))
+        return float(np.sqrt(np.mean(np.square(np.asarray(one, np.float32) - np.asarray(true)))))
 
     for one, other, true in zip(ours, theirs, exact, strict=True):
         assert error(one, true) <= 1.1 * error(other, true)
@@ -167,9 +174,9 @@ def test_bfloat16_is_as_close_to_float32_as_in_the_kernel_for_tpus():
 def test_block_sizes_change_no_dropout_bit(blocks, monkeypatch):
     form, ids = FORMS["dropout"], jnp.asarray(IDS["packed"], jnp.int32)
     x, gradient = operands(form)
-    expected = with_gradients(functools.partial(kernel, form, ids, True), x, gradient, ids)
+    expected = compiled(kernel, form, True)(x, gradient, ids)
     monkeypatch.setattr(gpu_attention, "block_sizes", lambda *_: gpu_attention_bodies.Blocks(*blocks))
-    found = with_gradients(functools.partial(kernel, form, ids, True), x, gradient, ids)
+    found = compiled.__wrapped__(kernel, form, True)(x, gradient, ids)
     assert max(map(difference, found, expected)) <= 2e-6
 
 
@@ -180,7 +187,8 @@ def test_blocks_that_no_query_sees_are_not_visited(name, monkeypatch):
     monkeypatch.setattr(gpu_attention, "block_sizes", lambda *_: gpu_attention_bodies.Blocks(32, 32))
     ids = jnp.ones((ROWS, LENGTH), jnp.int32)
     (query, key, value, biases), _ = operands(form)
-    out = kernel(form, ids, True, query, key, value.at[:, 128:160].set(jnp.nan), biases)
+    spoiled = value.at[:, 128:160].set(jnp.nan)
+    out = jax.jit(functools.partial(kernel, form, ids, True))(query, key, spoiled, biases)
     spoiled = np.isnan(np.asarray(out)).any(axis=(0, 2)).reshape(-1, 32).any(axis=1)
     assert spoiled.tolist() == [False] * (3 if form.window else 4) + [True] * (3 if form.window else 2)
 

@@ -64,7 +64,7 @@ def test_a_pruned_model_of_kernels_equals_the_plain_model():
     assert relative_difference(grads, plain[1]) <= 5e-6
 
 
-@pytest.mark.parametrize("on_mesh", [False, True])
+@pytest.mark.parametrize("on_mesh", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_modern_model_of_kernels_equals_the_plain_model(on_mesh):
     """Rotary positions, windows and LayerNorm before the blocks."""
     config = model_config(dropout=0.1, **MODERN)
@@ -93,7 +93,7 @@ def test_a_loop_over_layers_stacks_each_value_once_in_the_shape_of_its_product()
     assert sorted(x for x in shapes if x[-1] in (width, wide) and x[0] > 3) == sorted(expected)
 
 
-@pytest.mark.parametrize("kernels", ["tpu", "gpu"])
+@pytest.mark.parametrize("kernels", [pytest.param("tpu", marks=pytest.mark.slow), "gpu"])
 def test_a_model_of_kernels_drops_the_values_of_the_plain_model(kernels, monkeypatch):
     monkeypatch.setattr("bert_jax.model.kernels.common.INTERPRETED", kernels)
     config = model_config(dropout=0.1)

@@ -67,7 +67,7 @@ def compare_with_whole_rows(length, window, causal, dropped, dtype, bar):
             context = attend(*heads, ids) * real
             return jnp.sum(jnp.sin(context)), context
 
-        (_, context), gradients = jax.value_and_grad(loss, has_aux=True)(heads)
+        (_, context), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(heads)
         return [context, *gradients]
 
     for ours, expected in zip(run(parts), run(whole), strict=True):
@@ -123,7 +123,7 @@ class TestGlobalTokens:
         features, key = self.features(300)
         config = dataclasses.replace(self.MODEL, hidden_dropout=0.0, attention_dropout=rate)
         network = BertModel(config, ExecutionConfig(vocab_multiple=1), HeadsConfig())
-        params = network.init(jax.random.key(0), features)["params"]
+        params = jax.jit(network.init)(jax.random.key(0), features)["params"]
         real = (features["sequence_ids"] > 0)[:, :, None]
 
         def run():
@@ -131,7 +131,7 @@ class TestGlobalTokens:
                 output = network.apply({"params": params}, features, key if rate else None).sequence_output * real
                 return jnp.sum(jnp.sin(output)), output
 
-            (_, output), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+            (_, output), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
             return output, jax.flatten_util.ravel_pytree(gradients)[0]
 
         blocks = run()
