@@ -34,9 +34,10 @@ IDS = {
 
 
 def operands(form, heads=3, length=LENGTH):
-    rng, width = np.random.default_rng(0), heads * form.head_size
-    *x, gradient = (jnp.asarray(rng.normal(size=(ROWS, length, width)), jnp.float32) for _ in range(4))
-    return (*x, jnp.asarray(rng.normal(size=(3, width)), jnp.float32)), gradient
+    keys = jax.random.split(jax.random.key(0), 5)
+    shape = (ROWS, length, heads * form.head_size)
+    query, key, value, gradient = (jax.random.normal(k, shape) for k in keys[:4])
+    return (query, key, value, jax.random.normal(keys[4], (3, shape[-1]))), gradient
 
 
 def token_key(length=LENGTH):

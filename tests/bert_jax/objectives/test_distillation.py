@@ -2,6 +2,7 @@
 student, refusals."""
 
 import dataclasses
+import functools
 import json
 import re
 
@@ -86,8 +87,8 @@ def test_the_losses_are_those_of_the_outputs():
     objective, params_t = taught(config)
     params, batch = initial_params(objective.model, 3), random_batch(config, rows=4)
     sums = jax.jit(lambda: objective.taught_sums(params, params_t, batch, None, axis=None))()
-    student = objective.model.apply({"params": params}, batch)
-    other = objective.teacher.apply({"params": params_t}, batch)
+    student = jax.jit(objective.model.apply)({"params": params}, batch)
+    other = jax.jit(objective.teacher.apply)({"params": params_t}, batch)
     tokens = (batch["sequence_ids"] > 0).astype(np.float32)
     soft = soft_target_loss("x", student.mlm_logits, other.mlm_logits, batch["mlm_weights"], 4)["x_loss"]
     np.testing.assert_allclose(np.array(sums["soft_loss"]), np.array(soft), rtol=1e-5)
@@ -100,7 +101,7 @@ def test_the_losses_are_those_of_the_outputs():
     )
     np.testing.assert_allclose(np.array(sums["hidden_loss"]), (float(hidden), tokens.sum()), rtol=1e-5)
     # A step minimizes the weighted sum of the means.
-    loss, *_ = loss_and_gradients(objective, params, batch, None, 1, taught=params_t)
+    loss = jax.jit(lambda: loss_and_gradients(objective, params, batch, None, 1, taught=params_t)[0])()
     means = {name: float(total / weight) for name, (total, weight) in sums.items() if weight}
     assert float(loss) == pytest.approx(
         3 * means["soft_loss"] + 2 * means["hidden_loss"] + 0.5 * means["attention_loss"], rel=1e-5
@@ -123,9 +124,10 @@ def test_attention_is_that_of_queries_keys_and_values():
         config = dataclasses.replace(config, objective=dataclasses.replace(config.objective, teacher_width=WIDTH))
         objective, params_t = taught(config)
         params, batch = initial_params(objective.model, 3), random_batch(config, rows=4)
-        sums = objective.taught_sums(params, params_t, batch, None, axis=None)
-        x = objective.model.apply({"params": params}, batch).hidden_states
-        y = objective.teacher.apply({"params": params_t}, batch).hidden_states
+        compute = functools.partial(objective.taught_sums, key=None, axis=None)
+        sums = jax.jit(compute)(params, params_t, batch)
+        x = jax.jit(objective.model.apply)({"params": params}, batch).hidden_states
+        y = jax.jit(objective.teacher.apply)({"params": params_t}, batch).hidden_states
         ids, names = batch["sequence_ids"], ("query", "key", "value")
         if preset == "tinybert":
             parts = [
@@ -141,7 +143,10 @@ def test_attention_is_that_of_queries_keys_and_values():
         np.testing.assert_allclose(sums["attention_loss"], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("count", [1, 2])
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize("count", [pytest.param(1, marks=slow), 2])
 def test_attention_of_networks_with_pruned_heads(count):
     """All layers of student and teacher have ``count`` of 4 heads."""
     changes = {"num_attention_heads": 4, "layer_heads": (count,) * LAYERS}
@@ -177,7 +182,9 @@ def test_the_last_hidden_states_without_a_projection():
     np.testing.assert_allclose(sums["hidden_loss"], cosine_distance_loss("x", *states, tokens)["x_loss"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "preset", [pytest.param("distilbert", marks=slow), "tinybert", "minilm", pytest.param("few pieces", marks=slow)]
+)
 def test_no_gradient_reaches_the_teacher_and_a_loop_over_layers_is_the_same(preset):
     config = tiny_config(OPTIONS, PRESETS[preset])
     objective, params_t = taught(config)
@@ -187,19 +194,18 @@ def test_no_gradient_reaches_the_teacher_and_a_loop_over_layers_is_the_same(pres
         sums = objective.taught_sums(params, params_t, batch, None, axis=None)
         return sum(sums[name][0] / total for name, total in objective.denominators(batch).items())
 
-    value, gradient = jax.value_and_grad(loss)(params_t)
+    value, gradient = jax.jit(jax.value_and_grad(loss))(params_t)
     assert value > 0 and not any(np.any(leaf) for leaf in jax.tree.leaves(gradient))  # exactly 0
     scanned = tiny_config(OPTIONS, PRESETS[preset], "--execution.scan_layers true")
     other, params_s = taught(scanned)
     own = initial_params(other.model, 3)
-    found = loss_and_gradients(other, own, batch, None, 1, taught=params_s)[0]
+    found = jax.jit(lambda: loss_and_gradients(other, own, batch, None, 1, taught=params_s)[0])()
     assert float(found) == pytest.approx(float(value), rel=1e-5)
 
 
-slow = pytest.mark.slow
-
-
-@pytest.mark.parametrize("preset", ["distilbert", pytest.param("tinybert", marks=slow), "minilm", "few pieces"])
+@pytest.mark.parametrize(
+    "preset", ["minilm", *(pytest.param(name, marks=slow) for name in ("distilbert", "tinybert", "few pieces"))]
+)
 def test_devices_and_accumulation_are_as_one(preset):
     """With dropout in the student."""
 
@@ -224,7 +230,9 @@ def test_devices_and_accumulation_are_as_one(preset):
         assert relative_difference(others, gradients) <= 1e-6
 
 
-@pytest.mark.parametrize("preset", ["few pieces", pytest.param("tinybert", marks=slow), "minilm"])
+@pytest.mark.parametrize(
+    "preset", ["few pieces", *(pytest.param(name, marks=slow) for name in ("tinybert", "minilm"))]
+)
 def test_outputs_in_the_batch_are_as_those_of_the_teacher_in_the_step(preset):
     """On devices and with microbatches, which then divide the outputs too."""
     config = tiny_config(OPTIONS, PRESETS[preset], "--mesh.data 2 --mesh.fsdp 2 --mesh.tensor 2")
@@ -265,7 +273,9 @@ def test_it_trains_resumes_and_the_student_is_saved_alone(tmp_path):
         train_synthetic(tiny_config(OPTIONS, "--training.num_steps 3"), tmp_path / "other")
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.parametrize(
+    "preset", ["few pieces", "tinybert", *(pytest.param(name, marks=slow) for name in ("distilbert", "minilm"))]
+)
 def test_a_run_ends_with_its_held_out_loss(preset, tmp_path, capsys):
     """With mlm_weight 0, too: there is no loss of masked words."""
     steps = "--training.num_steps 2 --training.eval_interval 2 --training.eval_batches 1"
