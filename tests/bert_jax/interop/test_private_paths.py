@@ -64,7 +64,7 @@ def saved(folder: Path, format: str, origin: dict) -> Path:
         model=model, heads=HeadsConfig(pooler=model is MODEL), sentence=sentence, tokenizer=TokenizerConfig()
     )
     weights = drawn(spec, 0.1, words(35))
-    if model.character_filters:
+    if model.spells_words:
         weights.params[CHARACTER_IDS] = stored_ids(words(35), 40, model.max_characters).astype(np.float32)
     origin = {"format": "run", "name": "run", **origin}
     weights = dataclasses.replace(weights, tokenizer_content=content(words(35)), origin=origin)
