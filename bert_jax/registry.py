@@ -35,6 +35,18 @@ _TRUNK: dict[Kind, dict[str, str]] = {
 }
 
 
+# How else a part can be given.
+_FILE: dict[Kind, str] = {"encoders": ", or name its file with --model.module"}
+# The parts that this process adds.
+_ADDED: dict[Kind, dict[str, str]] = {}
+
+
+def add(kind: Kind, name: str, target: str) -> None:
+    """Add a part that only this process knows, "module:attribute"."""
+    _ADDED[kind] = _ADDED.get(kind, {}) | {name: target}
+    names.cache_clear()
+
+
 @functools.cache
 def names(kind: Kind) -> Mapping[str, str]:
     """Return name -> "module:attribute" (or "module") of every part of a kind; commands and formats of the trunk
@@ -46,6 +58,7 @@ def names(kind: Kind) -> Mapping[str, str]:
     package = "data_pipeline.contrib" if kind.startswith("data_") else "bert_jax.contrib"
     tables = [getattr(importlib.import_module(room), kind.upper(), {}) for room in _rooms(package)]
     tables += [{point.name: point.value} for point in importlib.metadata.entry_points(group=f"bert_jax.{kind}")]
+    tables.append(_ADDED.get(kind, {}))
     for table in tables:
         for name, target in table.items():
             if name in found:
@@ -63,7 +76,8 @@ def check(kind: Kind, name: str, option: str) -> None:
     """Raise ``ValueError`` unless ``name``, the value of ``option``, is the name of a part."""
     if not is_of_trunk(kind, name) and name not in names(kind):
         close = difflib.get_close_matches(name, names(kind), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else "; install the package that brings it"
+        missing = f"; install the package that brings it{_FILE.get(kind, '')}"
+        hint = f"; did you mean {close[0]!r}?" if close else missing
         raise ValueError(f"{option}: {name!r} is not allowed; allowed: {', '.join(names(kind))}{hint}")
 
 

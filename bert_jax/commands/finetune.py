@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bert_jax.commands.options import take_encoder
 from bert_jax.config import dump_yaml, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import HELP, read_settings, take_options
@@ -36,7 +37,8 @@ def main(argv: Sequence[str] | None = None, program: str = "run_finetune.py") ->
 
 
 def _run(argv: Sequence[str], program: str, stop: StopRequest) -> int:
-    options, arguments = take_options(FinetuneRunOptions, argv)
+    argv, encoder = take_encoder(argv)
+    options, arguments = take_options(FinetuneRunOptions, [*argv, *encoder])
     if HELP & set(arguments):  # exits here, before JAX is imported
         load_config(FinetuneConfig, arguments, prog=program, extra=FinetuneRunOptions)
     if options.print_config:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from bert_jax import registry
 from bert_jax.commands import labels, texts, weights
-from bert_jax.commands.options import Command
+from bert_jax.commands.options import Command, take_encoder
 from bert_jax.io.errors import unknown_command
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.exits import run_command
@@ -40,7 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> None:
+    words, encoder = take_encoder(words)
     arguments = _parsed(words)
+    if arguments.takes_recipe:
+        arguments.recipe += encoder
     keep_to_cpu_without_accelerator()
     writes = arguments.is_whole and any(getattr(arguments, name, None) for name in ("target", "output"))
     message = "stopped; incomplete output was removed; run the same command again" if writes else STOPPED

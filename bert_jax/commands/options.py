@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bert_jax import registry
+from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
+
+_MODULE = "--model.module"
 READABLE = "workdir, saved model, Hugging Face or sentence-transformers folder, TF1 checkpoint prefix, npz export"
 
 # A function that adds options to a parser.
@@ -166,6 +170,32 @@ def take_place(arguments: argparse.Namespace) -> None:
 
 
 OUTPUT = option("--output", type=Path, metavar="FILE", help="JSON lines (default: standard output)")
+
+
+def take_encoder(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Take ``--model.module FILE`` out of ``words`` and add the encoder in this Python file: a class ``Encoder``
+    with the interface of ``bert_jax.model.bert.Encoder`` and, if it has options of its own, a subclass ``Config``
+    of ``ModelConfig``. Return the other words, and the option that sets ``model.encoder`` to its name, that of the
+    file (nothing without ``--model.module``).
+
+    Raises ``ValueError`` if the file cannot be loaded, or defines no such class.
+    """
+    joined = [f"{_MODULE}={word}" if i and words[i - 1] == _MODULE else word for i, word in enumerate(words)]
+    files = [word.removeprefix(f"{_MODULE}=") for word in joined if word.startswith(f"{_MODULE}=")]
+    rest = [word for word in joined if word != _MODULE and not word.startswith(f"{_MODULE}=")]
+    if len(files) != 1:
+        if _MODULE in joined or files:
+            raise ValueError(f"{_MODULE}: needs one file, such as {_MODULE} fnet_encoder.py")
+        return rest, []
+    keep_to_cpu_without_accelerator()  # before JAX is imported
+    from bert_jax.io.user_module import user_class
+    from bert_jax.model.layers import Block
+
+    encoder, name = user_class(files[0], _MODULE.strip("-"), Block, "Encoder"), Path(files[0]).stem
+    registry.add("encoders", name, f"{encoder.__module__}:Encoder")
+    if hasattr(sys.modules[encoder.__module__], "Config"):
+        registry.add("encoder_options", name, f"{encoder.__module__}:Config")
+    return rest, ["--model.encoder", name]
 
 
 # ------------------------------------------------------------------ arguments to objects

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bert_jax.commands.options import take_encoder
 from bert_jax.config import PretrainConfig, RunOptions, dump_yaml, load_config
 from bert_jax.config.loader import HELP, Setting, read_settings, take_options
 from bert_jax.config.pretrain import with_text_length
@@ -36,7 +37,8 @@ def main(argv: Sequence[str] | None = None, program: str = "run_pretrain.py") ->
 
 
 def _run(argv: Sequence[str], program: str, stop: StopRequest) -> None:
-    options, arguments = take_options(RunOptions, argv)
+    argv, encoder = take_encoder(argv)
+    options, arguments = take_options(RunOptions, [*argv, *encoder])
     if HELP & set(arguments):  # exits here, before JAX is imported
         load_config(PretrainConfig, arguments, prog=program, extra=RunOptions)
     if options.print_config:

@@ -78,7 +78,7 @@ class ModelConfig(Section, prefix="model.", choice=Choice("encoder", "encoders",
     # Encoder: transformer; none (the output of a token is its embedding: word2vec, GloVe); nnlm (one tanh layer
     # over the embeddings of a token and those before it; Bengio et al. 2003); lstm (left to right; AWD-LSTM of
     # Merity et al. 2018); bidirectional_lstm (two LSTMs, whose outputs are concatenated; ELMo of Peters et al.
-    # 2018).
+    # 2018); also the encoder of another package, or of the Python file that --model.module names.
     encoder: str = "transformer"
     # Attention heads per layer; must divide hidden_size.
     num_attention_heads: Positive[int] = 12

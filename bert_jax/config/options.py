@@ -56,7 +56,6 @@ def chosen_classes(config_type: type, values: Mapping[str, Any]) -> tuple[type[S
     return tuple(classes)
 
 
-@functools.cache
 def all_options(config_type: type) -> dict[str, Option]:
     """Return :func:`options_of` ``config_type``, and the options that only some registered parts have, which are
     the condition of these options."""

@@ -12,6 +12,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from bert_jax import registry
 from bert_jax.config.architecture import FamilyName, ModelConfig, current_fields
 
 FORMAT = 1
@@ -348,12 +349,23 @@ def described(kind: type[Description], text: str | bytes, name: str) -> Descript
     return typing.cast(Description, _build(kind, values, name))
 
 
+def _missing_encoder(values: dict[str, Any]) -> str:
+    """Return why the encoder that the fields of a model name cannot be read; empty: it can."""
+    try:
+        registry.check("encoders", str(values.get("encoder", "transformer")), "model.encoder")
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def _build(hint: Any, value: Any, where: str) -> Any:
     origin = typing.get_origin(hint)
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
             raise ValueError(f"{where}: {value!r} is not an object")
         if hint is ModelConfig:
+            if problem := _missing_encoder(value):
+                raise ValueError(f"{where}: {problem}")
             value, hint = current_fields(value), ModelConfig.class_for(value)
         hints = typing.get_type_hints(hint)
         unknown = sorted(set(value) - set(hints))

@@ -8,15 +8,16 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def user_class(file: str, option: str, base: type[T]) -> type[T]:
+def user_class(file: str, option: str, base: type[T], name: str = "") -> type[T]:
     """Load the Python ``file``, which the user sets with ``option``, and return the subclass of ``base`` in it.
 
-    The name of this class is the first part of the name of the option, capitalized: ``Task`` for ``task.module``.
+    ``name``: name of this class; empty: the first part of the name of the option, capitalized, as ``Task`` for
+    ``task.module``.
 
     Raises ``ValueError`` if the file is missing, fails to load or does not define this class.
     """
     section, path = option.partition(".")[0], Path(file)
-    name = section.capitalize()
+    name = name or section.capitalize()
     if path.suffix != ".py" or not path.is_file():
         raise ValueError(f"{option}: {path} is not an existing .py file; use a file that defines a class {name}")
     module_name = f"{section}_module_{path.stem}"  # differs from the name of every installed module

@@ -20,7 +20,6 @@ from bert_jax.config import (
 )
 from bert_jax.config.architecture import FORMER_FIELDS
 from bert_jax.config.loader import parse_settings, read_settings
-from bert_jax.config.options import all_options
 from bert_jax.contrib.ancestors.config import BidirectionalLstmConfig, LstmConfig, Word2VecConfig
 from bert_jax.contrib.compression.config import DistillationConfig
 
@@ -118,7 +117,6 @@ def test_a_part_that_is_not_installed_is_named_in_one_line(monkeypatch):
     names = registry.names
     own = {"encoders": {"transformer": ""}, "objectives": {"masked_lm": ""}}
     monkeypatch.setattr(registry, "names", lambda kind: own.get(kind, {} if "options" in kind else names(kind)))
-    all_options.cache_clear()
     with pytest.raises(ValueError, match=r"^objective\.name: 'glove' is not allowed; allowed: masked_lm; install "):
         from_dict(PretrainConfig, config)
     with pytest.raises(ValueError, match=r"^x: model: model\.encoder: 'lstm' is not allowed; allowed: transformer"):
