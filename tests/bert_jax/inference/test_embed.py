@@ -170,5 +170,5 @@ def test_extract_features_has_the_fields_of_the_reference():
 
 @pytest.mark.parametrize("layers", [(2,), (-3,), ()])
 def test_layers_that_there_are_not(layers):
-    with pytest.raises(ValueError, match="allowed: -2 to 1"):
+    with pytest.raises(ValueError, match="use -2 to 1"):
         next(embed_tokens(make_model(), ["w1"], layers=layers))
