@@ -14,15 +14,21 @@ from typing import Annotated, Literal
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.config.lengths import automatic_steps
 from bert_jax.config.schema import (
+    SET,
     AtLeast0,
     ExecutionConfig,
+    Inherited,
+    Limit,
     MeshConfig,
     OptimizerConfig,
     Positive,
+    PositiveShare,
     Probability,
     Range,
     Section,
     TrainingConfig,
+    check_limits,
+    limited,
     only,
     require,
 )
@@ -48,8 +54,6 @@ _HEAD = (*WHOLE, "choice", *WORDS)
 # Automatic learning rates: that of a Transformer of the width of BERT-base, the power of the width with which it
 # falls, the highest one; that of heads on a frozen Transformer.
 _BASE_WIDTH, _BASE_RATE, _POWER, _HIGHEST_RATE, _FROZEN_RATE = 768, 2e-5, 2.2, 1e-3, 3e-3
-# A share of the whole that is not empty.
-PositiveShare = Annotated[float, Range("a number above 0, at most 1", lambda value: 0 < value <= 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,7 @@ class InputConfig(Section, prefix="input."):
 
     # Pack several examples into a row, with a few fixed shapes; false: one example per row of length
     # task.max_length.
-    packing: bool = True
+    packing: bool = limited(True, Limit((False,), {"model.attention_block": SET}))
     # Maximum number of compiled shapes of the training step.
     max_shapes: Positive[int] = 8
     # Sample every class equally often.
@@ -86,24 +90,23 @@ class LossConfig(Section, prefix="loss."):
     # Weights of the classes: none, or balanced (number of records / (number of classes * records of the class)).
     class_weights: Literal["none", "balanced"] = only("none", {KIND: ("classification",)})
     # Weight of a masked-LM loss on the text of the task, 15% of which is then masked in training; 0: off.
-    mlm_weight: AtLeast0[float] = 0.0
+    mlm_weight: AtLeast0[float] = limited(0.0, Limit((0,), {"loss.lm_weight": SET}))
     # Weight of a next-token loss on the text of the task, with a causal model (Radford et al. 2018: 0.5); 0: off.
     lm_weight: AtLeast0[float] = 0.0
     # Weight of a next-sentence loss on the text of the task, which predicts whether the second part of a text
     # belongs to the first. Training then uses every example twice; 0: off.
-    nsp_weight: AtLeast0[float] = only(0.0, {KIND: (*WHOLE, "qa", *WORDS)})
+    nsp_weight: AtLeast0[float] = only(
+        0.0, {KIND: (*WHOLE, "qa", *WORDS)}, Limit((0,), {"task.pair_order": ("both",)})
+    )
     # Encoder layers (1 = the first) from whose first token the same head also predicts the label.
     layers: tuple[int, ...] = only((), {KIND: WHOLE})
     # Weight of the loss of each of these layers.
     layer_weight: Positive[float] = only(0.1, {KIND: WHOLE})
     # Head of these layers: that of the last layer (shared), or a pooler and an output layer for each (own), where
     # a prediction can stop (early exit; Xin et al. 2020).
-    layer_heads: Literal["shared", "own"] = only("shared", {KIND: ("classification",)})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        has_layers = bool(self.layers)
-        self._require("layer_heads", has_layers or self.layer_heads == "shared", "shared without loss.layers")
+    layer_heads: Literal["shared", "own"] = only(
+        "shared", {KIND: ("classification",)}, Limit(("shared",), {"loss.layers": ((),)})
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +114,7 @@ class DistillationConfig(Section, prefix="distillation."):
     """Loss between the model and its teachers, the models of ``--teacher`` (Hinton et al. 2015)."""
 
     # Share of the loss between student and teacher in the loss; the rest is the loss of the labels.
-    weight: PositiveShare = 0.5
+    weight: PositiveShare[float] = 0.5
     # The logits of student and teacher are divided by this.
     temperature: Positive[float] = only(2.0, {KIND: (*_SOFTMAX[KIND][:-1], "multi_label", "qa")})
     # Weight of the distance between the first tokens of the layers of student and teacher, without the last (Sun et
@@ -124,9 +127,12 @@ class RegularizationConfig(Section, prefix="regularization."):
     """Regularization, mainly for large models that are trained on few records."""
 
     # Dropout before the task head; -1: model.hidden_dropout.
-    head_dropout: float = only(-1.0, {KIND: _HEAD})
+    head_dropout: Inherited = only(-1.0, {KIND: _HEAD})
     # Probability with which a weight is zero during a step (DropConnect), in all matrices of the encoder.
-    weight_dropout: Probability = 0.0
+    weight_dropout: Probability = limited(
+        0.0,
+        Limit((0,), {"regularization.mixout": SET}, ", which is weight dropout towards the initial weights"),
+    )
     # Probability with which a weight is replaced by its initial value during a step (Lee et al. 2020), in the
     # matrices of encoder and pooler that were read from the initial model.
     mixout: Probability = 0.0
@@ -136,13 +142,6 @@ class RegularizationConfig(Section, prefix="regularization."):
     # same classes.
     reinit_head: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        is_share = self.head_dropout == -1 or 0 <= self.head_dropout < 1
-        self._require("head_dropout", is_share, "from 0 to below 1, or -1")
-        allowed = "0 with regularization.mixout, which is weight dropout towards the initial weights"
-        self._require("weight_dropout", not (self.weight_dropout and self.mixout), allowed)
-
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturesConfig(Section, prefix="features."):
@@ -150,7 +149,7 @@ class FeaturesConfig(Section, prefix="features."):
 
     # Hidden states that the head reads: last, embeddings, second_to_last, weighted_last_four, weighted_all and
     # weighted_with_embeddings (a learned scalar mix of these layers; ELMo has the last one), concat_last_four.
-    layers: Features = only("last", {KIND: (*_HEAD, "qa")})
+    layers: Features = only("last", {KIND: (*_HEAD, "qa")}, Limit(("last",), {"loss.layer_heads": ("own",)}))
     # Do not train the encoder, and run it without dropout.
     frozen_encoder: bool = only(False, {LOSS: ("softmax",)})
     # Width of each direction of a two-layer BiLSTM before the head; 0: none.
@@ -169,10 +168,13 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     warmup_fraction: Probability = 0.1
     # Ratio of the learning rate of a layer to that of the layer above; the embeddings are below the first layer.
     # Heads have the full rate.
-    layer_decay: float = 1.0
+    layer_decay: PositiveShare[float] = 1.0
     # Weight decay pulls weights towards their initial values instead of zero (Wiese et al. 2017), but randomly
     # initialized weights towards zero (Li et al. 2018).
-    decay_to_start: bool = False
+    decay_to_start: bool = limited(
+        False,
+        Limit((False,), {"optimizer.name": ("lamb",)}, ", whose trust ratio measures the weights themselves"),
+    )
     # Parts of the model that are not trained: embeddings, encoder, pooler, or layer_N (from 0).
     frozen: tuple[str, ...] = ()
     # Number of epochs after which the next lower layer is unfrozen, beginning at the top; heads are trained from
@@ -182,9 +184,6 @@ class FinetuneOptimizerConfig(OptimizerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require("layer_decay", 0 < self.layer_decay <= 1, "above 0, at most 1")
-        allowed = "false with lamb, whose trust ratio measures the weights themselves"
-        self._require("decay_to_start", not self.decay_to_start or self.name != "lamb", allowed)
         for name in ("warmup_tokens", "wsd_decay_tokens", "restart_schedule"):
             self._require(name, not getattr(self, name), "only the default in fine-tuning")
 
@@ -289,19 +288,12 @@ class FinetuneConfig:
         weight, fits = self.loss.lm_weight, self.model.is_causal
         allowed = "0 with a bidirectional model, which sees the next token (loss.mlm_weight has masked tokens)"
         require(fits or not weight, "loss.lm_weight", weight, allowed)
-        require(
-            not (weight and self.loss.mlm_weight), "loss.mlm_weight", self.loss.mlm_weight, "0 with loss.lm_weight"
-        )
-        unpacked = not (self.model.attention_block and self.input.packing)
-        require(unpacked, "input.packing", self.input.packing, "false with model.attention_block")
+        check_limits(self)
         if self.exits:
-            last, features, model = self.model.num_layers, self.features.layers, self.model
+            last, model = self.model.num_layers, self.model
             fits = {*self.exits} <= {*range(1, last)} and len({*self.exits}) == len(self.exits)
             require(fits, "loss.layers", self.loss.layers, f"different layers from 1 to {last - 1}")
-            require(features == "last", "features.layers", features, "last with loss.layer_heads own")
             require(model.has_attention, "loss.layer_heads", "own", f"shared with model.encoder {model.encoder}")
-        nsp, both = self.loss.nsp_weight, self.task.pair_order == "both"
-        require(not (nsp and both), "loss.nsp_weight", nsp, "0 with task.pair_order both")
 
     @property
     def settings(self) -> TaskSettings:

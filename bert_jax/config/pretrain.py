@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from bert_jax.batch import RowShape
 from bert_jax.config.architecture import ModelConfig
@@ -16,16 +16,23 @@ from bert_jax.config.lengths import ENOUGH_STEPS, LENGTH, OF_LENGTH, PASSES, Par
 from bert_jax.config.objective import ObjectiveConfig
 from bert_jax.config.options import options_of
 from bert_jax.config.schema import (
+    SET,
     SWITCH,
     AtLeast0,
     ExecutionConfig,
+    Limit,
     MeshConfig,
     OptimizerConfig,
     Positive,
+    PositiveShare,
     Probability,
+    Range,
     Section,
+    Share,
     TrainingConfig,
     Weighted,
+    check_limits,
+    limited,
     require,
     require_encoding,
 )
@@ -59,7 +66,7 @@ class DataConfig(Section, prefix="data."):
     # Folders of shards that training mixes, as NAME=WEIGHT (in YAML also a mapping); empty: data.shards alone. A
     # name with a slash is a path, any other a folder in data.shards. The share of the rows that come from a folder
     # is its weight divided by the sum of the weights. Part of the data fingerprint.
-    mixture: tuple[Weighted, ...] = ()
+    mixture: tuple[Weighted, ...] = limited((), Limit(((),), {"data.contiguous": (True,)}))
     # Folder of held-out shards; empty: shards/eval.
     eval_shards: str = ""
     # Tokenized corpus shared by shard folders of several lengths; empty: inside the shards folder.
@@ -83,7 +90,7 @@ class DataConfig(Section, prefix="data."):
     # Folder of prepared TensorFlow Datasets, local or gs://; empty: ~/tensorflow_datasets.
     tfds_data_dir: str = ""
     # Sequence length, special tokens included.
-    seq_length: Positive[int] = 128
+    seq_length: Annotated[int, Range("8 or more", lambda value: value >= 8)] = 128
     # Maximum number of masked positions per sequence.
     max_predictions: Positive[int] = 20
     # static: masked when the shards are built; dynamic: masked when read, as determined by (seed, epoch, example).
@@ -94,13 +101,19 @@ class DataConfig(Section, prefix="data."):
     # words, whose longest words are then found in the text: none or jieba (extra: chinese).
     word_segmenter: Literal["none", "jieba"] = "none"
     # Share of the tokens that are predicted.
-    mask_fraction: float = 0.15
+    mask_fraction: PositiveShare[float] = 0.15
     # Share of the tokens that are predicted from batch data.mask_fraction_steps on, with dynamic masks; until then,
     # the share changes linearly from data.mask_fraction (Ankner et al. 2023: 0.3 to 0.15). Held-out text has this
     # share. 0: data.mask_fraction throughout.
-    final_mask_fraction: float = 0.0
+    final_mask_fraction: Share[float] = limited(
+        0.0, Limit((0,), {"data.masking": ("static",)}, ", whose masks are in the shards")
+    )
     # Number of batches in which the share changes to data.final_mask_fraction.
-    mask_fraction_steps: AtLeast0[int] = 0
+    mask_fraction_steps: AtLeast0[int] = limited(
+        0,
+        Limit((0,), {"data.final_mask_fraction": (0,)}),
+        Limit(Range("1 or more", lambda value: value >= 1), {"data.final_mask_fraction": SET}),
+    )
     # Whether [CLS] and [SEP] may be predicted; google-research/bert never predicts them.
     mask_special_tokens: bool = False
     # Share of the predicted tokens that is replaced by [MASK].
@@ -108,14 +121,16 @@ class DataConfig(Section, prefix="data."):
     # Share of the predicted tokens that is replaced by a random token; all others remain unchanged.
     random_token_share: float = 0.1
     # Mean length of a masked span in words (SpanBERT: geometric distribution with p = 0.2, truncated at 10).
-    span_mean: float = 3.8
+    span_mean: Annotated[float, Range("1 or more", lambda value: value >= 1)] = 3.8
     # Longest span in words.
     span_max: Positive[int] = 10
     # Sentence-pair objective: nsp (random next), sop (swapped order), none (one segment).
-    next_sentence: Literal["nsp", "sop", "none"] = "nsp"
+    next_sentence: Literal["nsp", "sop", "none"] = limited("nsp", Limit(("none",), {"data.contiguous": (True,)}))
     # Packing of instances into rows of data.seq_length tokens: none, or best_fit (several per row, longest first;
     # they do not attend to each other). Batch sizes count instances unless training.batch_unit is rows.
-    packing: Literal["none", "best_fit"] = "none"
+    packing: Literal["none", "best_fit"] = limited(
+        "none", Limit(("none",), {"data.contiguous": (True,)}), Limit(("none",), {"model.attention_block": SET})
+    )
     # Most instances in a packed row; 0: as few as possible with at most 1% more rows than without a limit.
     sequences_per_row: AtLeast0[int] = 0
     # Probability, per document and pass, that its instances have a random target length below data.seq_length.
@@ -132,7 +147,7 @@ class DataConfig(Section, prefix="data."):
     workers: AtLeast0[int] = 0
     # Whether the rows of a document follow each other: its instances are consecutive records of one shard, and row
     # r of a batch is the record after row r of the batch before it, except between segments.
-    contiguous: bool = False
+    contiguous: bool = limited(False, Limit((True,), {"objective.carry_state": (True,)}))
     # Number of lanes, the streams of records that determine the order of the data; 0: the greatest common divisor
     # of 64 and all batch sizes in rows, or the batch size with data.contiguous. Part of the data fingerprint.
     lanes: AtLeast0[int] = 0
@@ -150,14 +165,7 @@ class DataConfig(Section, prefix="data."):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require("seq_length", self.seq_length >= 8, "8 or more")
         require_encoding("data.encoding", self.encoding)
-        self._require("mask_fraction", 0 < self.mask_fraction <= 1, "above 0, at most 1")
-        final, is_dynamic = self.final_mask_fraction, self.masking == "dynamic"
-        allowed = "0 to 1" if is_dynamic else "0 with data.masking static, whose masks are in the shards"
-        self._require("final_mask_fraction", 0 <= final <= is_dynamic, allowed)
-        allowed = "1 or more with data.final_mask_fraction" if final else "0 without data.final_mask_fraction"
-        self._require("mask_fraction_steps", (self.mask_fraction_steps > 0) == (final > 0), allowed)
         shares = self.mask_token_share, self.random_token_share
         require(
             min(shares) >= 0 and sum(shares) <= 1 + 1e-9, "data.mask_token_share + data.random_token_share",
@@ -166,7 +174,6 @@ class DataConfig(Section, prefix="data."):
         most = self.seq_length // 3 if self.packing != "none" else 0
         allowed = f"0 to {most} (data.seq_length / 3)" if most else "0 with data.packing none"
         self._require("sequences_per_row", self.sequences_per_row <= most, allowed)
-        self._require("span_mean", self.span_mean >= 1, "1 or more")
         is_wordpiece = bool(self.vocab) or self.tokenizer in ("wordpiece", "words")
         keeps = is_wordpiece or self.strip_accents != "true"
         self._require(
@@ -174,10 +181,6 @@ class DataConfig(Section, prefix="data."):
         )
         self._check_classes()
         self._check_mixture()
-        if self.contiguous:
-            for name, wanted in (("next_sentence", "none"), ("packing", "none"), ("mixture", ())):
-                allowed = f"{wanted or 'no folders'} with data.contiguous"
-                self._require(name, getattr(self, name) == wanted, allowed)
 
     @property
     def mixture_parts(self) -> tuple[tuple[str, float], ...]:
@@ -268,8 +271,7 @@ class PretrainConfig:
         has_muon = model.FITS_MUON or self.optimizer.name != "muon"
         allowed = f"another name with model.encoder {model.encoder}, to whose matrices Muon does not apply"
         require(has_muon, "optimizer.name", self.optimizer.name, allowed)
-        unpacked = data.packing == "none" or not model.attention_block
-        require(unpacked, "data.packing", data.packing, "none with model.attention_block")
+        check_limits(self)
         if data.next_sentence != "none":
             allowed = f"2 or more with data.next_sentence {data.next_sentence}"
             require(model.type_vocab_size >= 2, "model.type_vocab_size", model.type_vocab_size, allowed)
@@ -287,16 +289,13 @@ class PretrainConfig:
     def _check_contiguous(self) -> None:
         data, training = self.data, self.training
         if data.contiguous:
-            size, lanes, ramp = training.global_batch_size, data.lanes, training.batch_ramp
+            size, lanes = training.global_batch_size, data.lanes
             allowed = f"0 or the batch size, {size}, with data.contiguous"
             require(lanes in (0, size), "data.lanes", lanes, allowed)
-            require(not ramp, "training.batch_ramp", ramp, "no pairs with data.contiguous")
         if self.objective.carry_state:
-            suffix, steps = "with objective.carry_state", training.accumulation_steps
-            require(data.contiguous, "data.contiguous", data.contiguous, f"true {suffix}")
+            suffix = "with objective.carry_state"
             allowed = f"lstm or bidirectional_lstm {suffix}, or another one with a state"
             require(self.model.HAS_STATE, "model.encoder", self.model.encoder, allowed)
-            require(steps == 1, "training.accumulation_steps", steps, f"1 {suffix}")
             require(not self.objective.module, "objective.module", self.objective.module, f"none {suffix}")
 
     @property

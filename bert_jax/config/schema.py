@@ -8,7 +8,7 @@ changes after its creation; values that follow from several fields are propertie
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_origin, get_type_hints
 
@@ -36,6 +36,7 @@ Tokens = Annotated[int, Range("0 or more", lambda value: value >= 0, 2**63 - 1)]
 # JAX drops the higher bits of a seed.
 Seed = Annotated[int, Range("0 or more", lambda value: value >= 0, 2**32 - 1)]
 Share = Annotated[Number, Range("from 0 to 1", lambda value: 0 <= value <= 1)]
+PositiveShare = Annotated[Number, Range("above 0, at most 1", lambda value: 0 < value <= 1)]
 Probability = Annotated[float, Range("a number from 0 to below 1", lambda value: 0 <= value < 1)]
 # A probability, or -1: another option applies.
 Inherited = Annotated[float, Range("-1 or a number from 0 to below 1", lambda value: value == -1 or 0 <= value < 1)]
@@ -54,13 +55,55 @@ class Weighted(str):
     a list in YAML, and a list on the command line."""
 
 
-def only(default: T, conditions: Mapping[str, tuple[Any, ...]]) -> T:
-    """Return a field that exists only if every option in ``conditions`` has one of the values listed for it.
+# In a condition: any value that is not false, 0 or empty.
+SET = None
+When = Mapping[str, tuple[Any, ...] | None]
+
+
+class Limit(NamedTuple):
+    """The values that an option must have while each option in ``when`` has one of the values listed for it."""
+
+    allowed: tuple[Any, ...] | Range
+    when: When
+    # Follows the allowed values in the message.
+    reason: str = ""
+
+    def allows(self, value: Any, states: Mapping[str, Any]) -> bool:
+        """Return True if ``value`` is allowed with the values ``states`` of the options in ``when``."""
+        for key, values in self.when.items():
+            if not (states[key] if values is SET else states[key] in values):
+                return True
+        return self.allowed.contains(value) if isinstance(self.allowed, Range) else value in self.allowed
+
+    def words(self, states: Mapping[str, Any]) -> str:
+        """Return the allowed values and the condition in words."""
+        values = self.allowed.allowed if isinstance(self.allowed, Range) else " or ".join(map(_text, self.allowed))
+        conditions = []
+        for key, state in states.items():
+            shown = "" if self.when[key] is SET or state is True else f" {_text(state)}"
+            conditions.append(f"with {key}{shown}" if state else f"without {key}")
+        return f"{values} {' and '.join(conditions)}{self.reason}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value or 0 if value != () else "none")
+
+
+def limited(default: T, *limits: Limit) -> T:
+    """Return a field whose value the ``limits`` restrict."""
+    return field(default=default, metadata={"limits": limits})
+
+
+def only(default: T, conditions: Mapping[str, tuple[Any, ...]], *limits: Limit) -> T:
+    """Return a field that exists only if every option in ``conditions`` has one of the values listed for it, and
+    whose value the ``limits`` restrict.
 
     Otherwise the loader rejects the option, and ``--help`` and stored configs omit it; in Python the field keeps
     its default. A condition on an option that does not exist itself is ignored.
     """
-    return field(default=default, metadata={"only": conditions})
+    return field(default=default, metadata={"only": conditions, "limits": limits})
 
 
 def require(ok: bool, option: str, value: Any, allowed: str) -> None:
@@ -114,6 +157,17 @@ class Section:
             self._require(name, values.contains(value), values.allowed)
             fits = not isinstance(value, int) or value <= values.most
             self._require(name, fits, f"at most {values.most}")
+        own = {f"{self.prefix}{one.name}": getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
+        self.check_limits(own)
+
+    def check_limits(self, values: Mapping[str, Any]) -> None:
+        """Raise ``ValueError`` for a field that one of its limits refuses. ``values`` are those of the options by
+        dotted name; a limit with a condition on another option is not checked."""
+        for one in fields(self):  # type: ignore[arg-type]
+            for limit in one.metadata.get("limits", ()):
+                if limit.when.keys() <= values.keys():
+                    states = {key: values[key] for key in limit.when}
+                    self._require(one.name, limit.allows(getattr(self, one.name), states), limit.words(states))
 
     def _require_int32(self) -> None:
         for name, value in vars(self).items():
@@ -123,6 +177,19 @@ class Section:
 
     def _require(self, name: str, ok: bool, allowed: str) -> None:
         require(ok, f"{self.prefix}{name}", getattr(self, name), allowed)
+
+
+def check_limits(config: Any) -> None:
+    """Raise ``ValueError`` for an option of ``config``, a dataclass of sections, that one of its limits refuses."""
+    sections = {one.name: getattr(config, one.name) for one in fields(config)}
+    values = {
+        f"{name}.{one.name}": getattr(section, one.name)
+        for name, section in sections.items()
+        for one in fields(section)
+    }
+    for section in sections.values():
+        if isinstance(section, Section):
+            section.check_limits(values)
 
 
 def require_encoding(option: str, value: str) -> None:
@@ -214,7 +281,9 @@ class OptimizerConfig(Section, prefix="optimizer."):
     weight_decay: AtLeast0[float] = 0.01
     # decoupled (AdamW: times the learning rate), independent (times the learning rate's share of its peak, as in
     # Composer and in ModernBERT) or l2 (added to the gradient before the moments).
-    weight_decay_type: Literal["decoupled", "independent", "l2"] = "decoupled"
+    weight_decay_type: Literal["decoupled", "independent", "l2"] = limited(
+        "decoupled", Limit(("decoupled", "independent"), {"optimizer.name": ("muon",)})
+    )
     # Decay rate of the first moment.
     beta1: Probability = 0.9
     # Decay rate of the second moment.
@@ -225,11 +294,6 @@ class OptimizerConfig(Section, prefix="optimizer."):
     clip_norm: AtLeast0[float] = 1.0
     # Decay rate of the moving average of the parameters, which starts at the initial parameters; 0: no average.
     ema_decay: Probability = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        decays_apart = self.name != "muon" or self.weight_decay_type != "l2"
-        self._require("weight_decay_type", decays_apart, "decoupled or independent with optimizer.name muon")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,11 +317,11 @@ class TrainingConfig(Section, prefix="training."):
     # data.packing.
     batch_unit: Literal["sequences", "rows"] = "sequences"
     # Number of microbatches into which a batch is split; their gradients are summed.
-    accumulation_steps: Positive[int] = 1
+    accumulation_steps: Positive[int] = limited(1, Limit((1,), {"objective.carry_state": (True,)}))
     # dtype in which gradients are summed over the replicas, once per optimizer step; bfloat16 halves the traffic.
     gradient_reduction_dtype: Literal["float32", "bfloat16"] = "float32"
     # Smaller batches at the start: pairs (number of steps, batch size); afterwards global_batch_size.
-    batch_ramp: tuple[int, ...] = ()
+    batch_ramp: tuple[int, ...] = limited((), Limit(((),), {"data.contiguous": (True,)}))
     # Smaller batches at the start, from which training.batch_ramp follows: tokens during which the batch size
     # grows, first size, increment. Each size has nearly the same number of steps, and its own compiled step.
     batch_ramp_tokens: tuple[int, ...] = ()

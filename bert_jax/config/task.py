@@ -10,7 +10,18 @@ them.
 from dataclasses import dataclass
 from typing import Literal
 
-from bert_jax.config.schema import AtLeast0, Positive, Probability, Section, only, require, require_encoding
+from bert_jax.config.schema import (
+    SET,
+    AtLeast0,
+    Limit,
+    Positive,
+    Probability,
+    Section,
+    limited,
+    only,
+    require,
+    require_encoding,
+)
 from bert_jax.config.spec import PairOrder, Pooling, TaskKind, Truncation
 
 # Options that determine which other options exist.
@@ -110,7 +121,7 @@ class TaskDataConfig(Section, prefix="data."):
     # Separator of several labels of one text (multi_label).
     label_separator: str = ","
     # Share of the training records that is used as dev if there are no dev files.
-    dev_fraction: Probability = 0.0
+    dev_fraction: Probability = limited(0.0, Limit((0,), {"data.dev": SET}))
     # Records that stay together when dev is split from train: none, those of an article, those of a document, or
     # those that share a text (sentence).
     group_by: Literal["none", "article", "document", "sentence"] = "none"
@@ -140,7 +151,6 @@ class TaskDataConfig(Section, prefix="data."):
         fits = self.delimiter in ("auto", "tab") or (len(self.delimiter) == 1 and self.delimiter not in '\r\n"')
         self._require("delimiter", fits, "auto, tab, or one character that is not a quote")
         require_encoding("data.encoding", self.encoding)
-        self._require("dev_fraction", not (self.dev and self.dev_fraction), "0 with data.dev")
         for column in self.columns:
             split, colon, rest = column.partition(":")
             role, equals, where = (rest if colon and split in SPLITS else column).partition("=")
@@ -172,12 +182,10 @@ class QaConfig(Section, prefix="qa."):
     # "No answer" is predicted if its score exceeds the score of the best answer by more than this.
     null_threshold: float = 0.0
     # How answers are compared: english (SQuAD's words) or chinese (CMRC's characters).
-    scoring: Literal["english", "chinese"] = "english"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        allowed = "english with qa.no_answer, the only score for questions without an answer"
-        self._require("scoring", not self.no_answer or self.scoring == "english", allowed)
+    scoring: Literal["english", "chinese"] = limited(
+        "english",
+        Limit(("english",), {"qa.no_answer": (True,)}, ", the only score for questions without an answer"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ INVALID = [
     ("model.type_vocab_size", "1", "2 or more with data.next_sentence nsp"),
     ("execution.vocab_multiple", "0", "a number above 0"),
     *((f"data.{name}", "0", "a number above 0") for name in (
-        "seq_length", "max_predictions", "dupe_factor", "num_shards", "window_segments", "segment_records",
+        "max_predictions", "dupe_factor", "num_shards", "window_segments", "segment_records",
         "prefetch", "span_max")),
     ("data.seq_length", "7", "8 or more"),
     ("data.seq_length", "513", "at most model.max_position_embeddings (512)"),

@@ -248,11 +248,11 @@ def test_a_skipped_step_keeps_the_state():
     [
         (LSTM + " --objective.carry_state true", r"data.contiguous: False is not allowed; allowed: true with obj"),
         (SYSTEMS["lstm"] + " --training.accumulation_steps 2", r"training.accumulation_steps: 2 .*allowed: 1 with"),
-        (SYSTEMS["lstm"] + " --training.batch_ramp 2 4", r"training.batch_ramp: \(2, 4\) .*allowed: no pairs with"),
+        (SYSTEMS["lstm"] + " --training.batch_ramp 2 4", r"training.batch_ramp: \(2, 4\) .*allowed: none with"),
         (SYSTEMS["lstm"] + " --data.lanes 4", r"data.lanes: 4 .*allowed: 0 or the batch size, 8, with data.cont"),
         (SYSTEMS["lstm"] + " --data.packing best_fit", "data.packing: 'best_fit' .*allowed: none with data.contig"),
         (SYSTEMS["lstm"] + " --data.next_sentence nsp", "data.next_sentence: 'nsp' .*allowed: none with data.con"),
-        (SYSTEMS["lstm"] + " --data.mixture a=1 b=1", r"data.mixture: .*allowed: no folders with data.contiguous"),
+        (SYSTEMS["lstm"] + " --data.mixture a=1 b=1", r"data.mixture: .*allowed: none with data.contiguous"),
         (NNLM + CARRY, "model.encoder: 'nnlm' .*allowed: lstm or bidirectional_lstm with objective.carry_state"),
         ("--objective.carry_state true", "objective.carry_state"),
     ],
