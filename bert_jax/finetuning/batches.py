@@ -16,6 +16,7 @@ from bert_jax.finetuning.augment import augmented, mask_for_mlm_loss
 from bert_jax.finetuning.batch_shapes import choose_shape, plan_shapes
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.inference.batching import Shape, pack_batch
+from bert_jax.json_values import Json
 from bert_jax.parallel import host_rows
 from bert_jax.tasks.sampling import epoch_order
 
@@ -102,7 +103,7 @@ class ExampleBatches:
         )
         return {name: values[rows] for name, values in features.items()}, info
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Json]:
         """Return the position: the index of the next batch, the skipped ranges and the fingerprint of the data."""
         return {
             "data_step": self._data_step,

@@ -15,6 +15,7 @@ from bert_jax.finetuning.evaluator import Evaluator
 from bert_jax.finetuning.resolve import Splits, resolve_task
 from bert_jax.finetuning.results import has_results, write_results
 from bert_jax.finetuning.training_model import start_parameters, training_model, training_programs
+from bert_jax.json_values import Json
 from bert_jax.start.start import Start
 from bert_jax.start.tokenizer import store_tokenizer
 from bert_jax.training.job import Context, Data, Job
@@ -125,13 +126,13 @@ class FinetuneJob(Job):
         patience = self.resolved.config.training.patience
         return bool(patience) and self._evaluator.best.waited >= patience
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Json]:
         return dataclasses.asdict(self._evaluator.best)
 
     def eval_is_recorded(self, step: int) -> bool:
         return self._evaluator.best.judged >= step
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Json]) -> None:
         self._evaluator.best.restore(state)
 
     def finish(self, context: Context, state: TrainState) -> None:

@@ -14,6 +14,7 @@ from bert_jax.config.spec import TaskKind
 from bert_jax.inference.batching import HIDDEN, BatchOptions, Outputs, Stages, by_level
 from bert_jax.inference.engine import Engine
 from bert_jax.io.text_lines import Each
+from bert_jax.json_values import Json
 from bert_jax.model import BertOutput
 from bert_jax.model.bert import bert_output
 from bert_jax.model.pooling import ACTIVATIONS
@@ -86,7 +87,7 @@ def predict(
         sequences=decoder.sequences_of, targets=decoder.targets, window=1, **options,
     )  # fmt: skip
 
-    def decoded() -> Iterator[dict[str, Any]]:
+    def decoded() -> Iterator[dict[str, Json]]:
         for (chunk,), units, outputs in results:
             predictions = decoder.decode([one.record for one in chunk.own], units, outputs)
             if exit_entropy is not None:
@@ -246,7 +247,7 @@ def _units(decoder: Task, chunk: _Chunk) -> list[ModelInput]:
     return [dataclasses.replace(unit, record=i) for i in range(len(chunk.own)) for unit in units[first + i]]
 
 
-def _input(decoder: Task, head: str, value: Any) -> _Input:
+def _input(decoder: Task, head: str, value: Json) -> _Input:
     """Return ``value`` as an input of the head. Raises ``ValueError`` for a value that the head does not accept."""
     record = _record(value)
     start = record.source
@@ -294,7 +295,7 @@ def _record(value: Any) -> Record:
     raise ValueError(f"{str(value)[:80]!r} is not a valid input; allowed: {allowed}")
 
 
-def _are_texts(value: Any) -> bool:
+def _are_texts(value: Json) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
 
 

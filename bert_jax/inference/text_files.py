@@ -16,6 +16,7 @@ from bert_jax.io.conll import conll_sentences
 from bert_jax.io.files import json_line, whole_file
 from bert_jax.io.text_lines import Each, numbered_lines, opened
 from bert_jax.io.untrusted_folder import json_object
+from bert_jax.json_values import Json
 
 # Size of the header of an npy file, which is written last, because it contains the number of rows.
 _HEADER = 128
@@ -58,7 +59,7 @@ def read_texts(
 class Texts(Iterator[Any]):
     """Inputs of a command. ``where`` is the file and line of the last one; empty on the command line."""
 
-    def __init__(self, placed: Iterator[tuple[str, Any]]) -> None:
+    def __init__(self, placed: Iterator[tuple[str, Json]]) -> None:
         self._placed, self.where = placed, ""
 
     def __next__(self) -> Any:
@@ -68,7 +69,7 @@ class Texts(Iterator[Any]):
 
 def _placed(
     texts: Sequence[str], source: str | None, json_lines: bool, of_tasks: bool, report: Callable[[str], None] | None
-) -> Iterator[tuple[str, Any]]:
+) -> Iterator[tuple[str, Json]]:
     if texts:
         if source is not None:
             raise ValueError("texts on the command line and --input: give only one of them")
@@ -105,7 +106,7 @@ def _placed(
             report(f"{name}: blank lines skipped: {skipped:,}; results follow the order of the other lines")
 
 
-def _sentences(lines: Iterator[tuple[int, str]], name: str, *, is_conllu: bool) -> Iterator[tuple[str, Any]]:
+def _sentences(lines: Iterator[tuple[int, str]], name: str, *, is_conllu: bool) -> Iterator[tuple[str, Json]]:
     """Yield the place, the words (first column; .conllu: FORM) and the document of each sentence of a CoNLL file;
     if no line begins a document, each sentence is one. Raises ``ValueError`` for a line or a file without words."""
     sentences = [*conll_sentences(lines, is_conllu=is_conllu)]
@@ -129,12 +130,12 @@ def refuse_blank(texts: Sequence[str]) -> None:
 
 def with_ids(
     inputs: Iterable[Any], run: Callable[[Iterator[Any]], Iterable[Mapping[str, Any]]]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, Json]]:
     """Yield the rows of ``run(inputs)``, one for each input, in order. The row of an object with ``id`` begins with
     this id."""
     ids = deque[Any]()
 
-    def noted(value: Any) -> Any:
+    def noted(value: Json) -> Any:
         ids.append(value.get("id") if isinstance(value, Mapping) else None)
         return value
 

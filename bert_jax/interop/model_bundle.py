@@ -12,6 +12,7 @@ import numpy as np
 from bert_jax.config import ExecutionConfig, ModelSpec
 from bert_jax.config.switches import Supported
 from bert_jax.io.storage import Location
+from bert_jax.json_values import Json
 
 StoredDtype = Literal["float32", "float16", "bfloat16", "int8"]
 
@@ -64,7 +65,7 @@ class ModelBundle:
     origin: Mapping[str, Any] = field(default_factory=dict)
 
 
-def without_folders(value: Any) -> Any:
+def without_folders(value: Json) -> Any:
     """Return a JSON value whose paths, in strings at any depth, are shortened to their last part: files that others
     get must not tell the folders of this machine. Names of datasets (hf:, tfds:) are kept."""
     if isinstance(value, Mapping):

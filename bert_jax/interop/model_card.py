@@ -12,6 +12,7 @@ from bert_jax.interop.hf.config_json import CONFIG_FILE
 from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.interop.programs.serving import output_names
+from bert_jax.json_values import Json
 
 _ACTIVATIONS = {
     "gelu": "x * Phi(x) with the error function (exact GELU)",
@@ -85,7 +86,7 @@ def _front_matter(spec: ModelSpec, format: str) -> str:
 _CHANGES = {"pruned": "pruned", "pieces": "trimmed", "factorized": "factorized"}
 
 
-def _one_line(value: Any) -> str:
+def _one_line(value: Json) -> str:
     return " ".join(str(value).split())[:200]
 
 

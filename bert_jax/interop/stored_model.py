@@ -17,6 +17,7 @@ import numpy as np
 from bert_jax.config import ModelConfig, ModelSpec
 from bert_jax.interop.model_bundle import ReadOptions, parameter_shapes
 from bert_jax.io.safetensors_file import aligned_empty
+from bert_jax.json_values import Json
 
 # Dtypes that are converted to float32.
 FLOATS = ("float32", "float16", "bfloat16", "float64")
@@ -150,7 +151,7 @@ class StoredModel:
         tensor = self.tensors.get(name)
         return tensor.shape if tensor is not None and len(tensor.shape) == 2 else None
 
-    def contradict(self, name: str, stated: Any, actual: Any) -> None:
+    def contradict(self, name: str, stated: Json, actual: Json) -> None:
         """Record a contradiction: ``name`` is ``stated`` in the configuration, but ``actual`` in the tensors."""
         self.contradictions.append(f"{name} is {stated} in {self.config_file}, but {actual} in the {self.what}")
 

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from bert_jax.interop.hf.peer import peer_outputs
 from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.interop.programs.serving import EXCLUDED, largest_differences, output_names, sample_inputs
 from bert_jax.interop.readers import read_weights
+from bert_jax.json_values import Json
 from bert_jax.process.exits import VERIFICATION_FAILED, Stop
 
 # Largest allowed difference of an output from transformers, and of a sentence vector from sentence-transformers.
@@ -72,7 +72,7 @@ def fingerprints(bundle: ModelBundle) -> dict[str, tuple[tuple[int, ...], bytes]
     }
 
 
-def _description(spec: ModelSpec) -> dict[str, Any]:
+def _description(spec: ModelSpec) -> dict[str, Json]:
     """Return the fields of ``spec`` that determine the outputs of a model, by name."""
     heads = {f"heads.{name}": value for name, value in dataclasses.asdict(spec.heads).items() if name != "dropout"}
     unread = spec.heads.unread_fields()

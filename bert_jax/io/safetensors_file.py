@@ -12,7 +12,6 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -85,14 +84,14 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _no_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ValueError("a name appears twice")
     return result
 
 
-def _tensor(file: Path, name: str, entry: Any, start: int, size: int) -> StoredTensor:
+def _tensor(file: Path, name: str, entry: Json, start: int, size: int) -> StoredTensor:
     where = f"{file}: tensor {name[:80]!r}"
     if not isinstance(entry, dict):
         raise ValueError(f"{where}: the header entry is not a JSON object")

@@ -23,12 +23,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.hashing import hash_key, permutation
+from bert_jax.json_values import Json
 from data_pipeline.shards.shard_files import ShardIndex
 
 
@@ -289,11 +289,11 @@ def shards_digest(indexes: Sequence[ShardIndex]) -> str:
 
 def order_facts(
     indexes: Sequence[ShardIndex], data: DataConfig, order: MixtureOrder, sizes: BatchSizes
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Return the values that determine the data order, and a fingerprint of them and of the masking options."""
     is_mixture = len(indexes) > 1
     unit = "" if data.packing == "none" else " (in packed rows)"
-    facts: dict[str, Any] = {
+    facts: dict[str, Json] = {
         "training.seed": order.seed,
         f"training.global_batch_size{unit}": sizes.final,
         f"training.batch_ramp{unit}": list(sizes.ramp),

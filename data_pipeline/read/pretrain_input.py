@@ -17,6 +17,7 @@ from bert_jax.batch import PRETRAIN_FEATURES, BatchInfo, BatchIterator, RowShape
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
 from bert_jax.hashing import hash_key
 from bert_jax.io.storage import Location
+from bert_jax.json_values import Json
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.build.masking import make_masker
 from data_pipeline.read.mixture import PartLog, PartRecords, held_out_reader, train_reader
@@ -263,7 +264,7 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
         self._data_step = stop
         self.close()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Json]:
         """Return the position after the last returned batch (not the last batch read ahead), as a
         JSON-serializable dict of less than 1 KB."""
         return {

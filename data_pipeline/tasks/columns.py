@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 from bert_jax.config.task import COLUMN_ROLES, SPLITS, TaskDataConfig, TaskKind
 from bert_jax.io.errors import did_you_mean
+from bert_jax.json_values import Json
 from bert_jax.records import Answer, Record
 from data_pipeline.tasks.task_files import characters, listed
 
@@ -144,7 +145,7 @@ class Columns:
 # ------------------------------------------------------------------ records
 
 
-def present(value: Any, role: str, columns: Columns, source: str) -> Any:
+def present(value: Json, role: str, columns: Columns, source: str) -> Any:
     """Return ``value``, or None if it is missing. "NaN", and "nan" as a numeric label, count as missing, because
     pandas writes them for missing values.
 
@@ -210,7 +211,7 @@ def blank_separated(text: str) -> list[str]:
     return [part for part in re.split("[ \t]+", text) if part]
 
 
-def answers_of(value: Any, source: str) -> tuple[Answer, ...]:
+def answers_of(value: Json, source: str) -> tuple[Answer, ...]:
     """Parse answers in either SQuAD format.
 
     The formats are a list of objects {"text", "answer_start"}, and an object with these two keys and a list under
@@ -238,7 +239,7 @@ def _answer(value: Any, source: str) -> Answer:
         raise ValueError(f"{source}: answer_start is {start!r}; allowed: a whole number") from None
 
 
-def _text(value: Any, role: str, source: str) -> str:
+def _text(value: Json, role: str, source: str) -> str:
     if isinstance(value, str):
         return value if value.isascii() else characters(value)
     if isinstance(value, bool):
@@ -248,7 +249,7 @@ def _text(value: Any, role: str, source: str) -> str:
     raise ValueError(f"{source}: {role} has the type {type(value).__name__}; allowed: a string or a number")
 
 
-def _items(value: Any, role: str, source: str) -> list[str]:
+def _items(value: Json, role: str, source: str) -> list[str]:
     return [_text(one, role, source) for one in (value if isinstance(value, list | tuple) else [value])]
 
 
@@ -284,7 +285,7 @@ def _not_a_list(text: str, role: str, source: str) -> str:
     return f"{source}: {role} is {' '.join(text[:60].split())}; allowed in a list: strings and numbers"
 
 
-def _split(value: Any, role: str, source: str, separator: str | None) -> tuple[str, ...] | None:
+def _split(value: Json, role: str, source: str, separator: str | None) -> tuple[str, ...] | None:
     """Split a string at ``separator`` (None: at spaces and tabs); a list is already split."""
     if value is None:
         return None

@@ -1,10 +1,11 @@
 """Records from the JSON files of question answering (SQuAD, XQuAD, CMRC 2018, DRCD) and of CLINC150."""
 
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bert_jax.config.task import TaskDataConfig
 from bert_jax.io.errors import did_you_mean
+from bert_jax.json_values import Json
 from bert_jax.records import Record
 from data_pipeline.tasks.columns import Columns, answers_of
 from data_pipeline.tasks.tables import read_jsonl
@@ -34,7 +35,7 @@ def read_squad(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
                 yield _question(question, passage, str(group) if group else f"{path}:{a}", str(path), place)
 
 
-def _question(value: Any, passage: str, group: str, path: str, place: str) -> Record:
+def _question(value: Json, passage: str, group: str, path: str, place: str) -> Record:
     if not isinstance(value, dict) or not isinstance(value.get("id"), str | int):
         raise ValueError(f"{place}: a question has no id; every question must have one")
     source = f"{path}: id {value['id']}"
@@ -48,7 +49,7 @@ def _question(value: Any, passage: str, group: str, path: str, place: str) -> Re
     )  # fmt: skip
 
 
-def _get(value: Any, key: str, kind: type[T], where: str) -> T:
+def _get(value: Json, key: str, kind: type[T], where: str) -> T:
     part = value.get(key) if isinstance(value, dict) else None
     if not isinstance(part, kind):
         raise ValueError(

@@ -9,10 +9,10 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any
 
 from bert_jax.config.task import TaskDataConfig
 from bert_jax.io.storage import Location
+from bert_jax.json_values import Json
 from bert_jax.records import Record
 from data_pipeline.tasks.columns import Columns, Place, make_record, present
 from data_pipeline.tasks.task_files import find_file, listed, read_lines, read_raw_lines, without_blank_end
@@ -244,7 +244,7 @@ def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
     _name_unread(path, unread)
 
 
-def _entries(path: Location, encoding: str) -> Iterator[tuple[str, Any]]:
+def _entries(path: Location, encoding: str) -> Iterator[tuple[str, Json]]:
     """Yield the place and the value of each line or, if the first line begins an array, of each of its values."""
     lines = ((line, text) for line, text in read_lines(path, encoding) if text.strip())
     for number, (line, text) in enumerate(lines):
@@ -262,7 +262,7 @@ def _entries(path: Location, encoding: str) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path}: record {i}", one) for i, one in enumerate(value)) if is_array else [(source, value)]
 
 
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: Sequence[tuple[str, Json]]) -> dict[str, Json]:
     entry = dict(pairs)
     if len(entry) < len(pairs):
         names = [name for name, _ in pairs]
@@ -285,7 +285,7 @@ def with_label_names(record: Record, data: TaskDataConfig) -> Record:
     return dataclasses.replace(record, label=label, labels=labels)
 
 
-def as_json(record: Record) -> dict[str, Any]:
+def as_json(record: Record) -> dict[str, Json]:
     """Return the nonempty fields of ``record`` as the JSON object of a .jsonl file."""
     empty = Record(id="", source=record.source)
     fields = {

@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from bert_jax.io.storage import Location
+from bert_jax.json_values import Json
 from data_pipeline.text.compressed import COMPRESSIONS
 from data_pipeline.text.lines import (
     CUT,
@@ -57,7 +58,7 @@ class Labels:
     field: str = ""
     classes: tuple[str, ...] = ()
 
-    def number(self, record: Mapping[str, Any], place: str) -> int:
+    def number(self, record: Mapping[str, Json], place: str) -> int:
         """Return the number of the class of ``record``, from 1; 0 if the field is missing or null. Raises
         ``ValueError``, with ``place``, if the value is not one of the classes."""
         value = record.get(self.field) if self.field else None
@@ -277,7 +278,7 @@ def _is_json(source: Source) -> bool:
         return False
 
 
-def json_records(source: Source) -> Iterator[tuple[str, Any]]:
+def json_records(source: Source) -> Iterator[tuple[str, Json]]:
     """Yield (file and line, value) for every JSON value of a file: values one after the other, on one or several
     lines each, or the elements of an array.
 

@@ -16,6 +16,7 @@ from bert_jax.commands.options import (
     text_of,
 )
 from bert_jax.io.text_lines import Each
+from bert_jax.json_values import Json
 
 
 def generate_command(arguments: argparse.Namespace) -> None:
@@ -32,7 +33,7 @@ def generate_command(arguments: argparse.Namespace) -> None:
     inputs = read_texts(arguments.prompt or (), arguments.input, arguments.json_lines, report=say)
     loaded = load_model(arguments)
 
-    def rows(noted: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    def rows(noted: Iterator[Any]) -> Iterator[dict[str, Json]]:
         for row in generate(
             loaded, Each(noted, text_of), max_new_tokens=arguments.max_new_tokens, sampling=sampling,
             batch_size=arguments.batch_size,

@@ -30,6 +30,7 @@ from bert_jax.interop.hf.family import (
 )
 from bert_jax.interop.stored_model import default_labels
 from bert_jax.io.untrusted_folder import json_object, read_small
+from bert_jax.json_values import Json
 
 CONFIG_FILE = "config.json"
 # The largest allowed number of labels.
@@ -74,18 +75,18 @@ class HfConfig:
     notes: tuple[str, ...] = ()
 
 
-def read_config(file: Path) -> dict[str, Any]:
+def read_config(file: Path) -> dict[str, Json]:
     """Read the JSON object in ``file``. Raises ``ValueError`` for other content and files over 16 MB."""
     return json_object(read_small(file, "a model's description"), file)
 
 
-def names_family(config: Mapping[str, Any]) -> bool:
+def names_family(config: Mapping[str, Json]) -> bool:
     """Return False for the content of a ``config.json`` of 2019, which has neither ``model_type`` nor
     ``architectures``."""
     return config.get("model_type") is not None or bool(config.get("architectures"))
 
 
-def model_parts(config: Mapping[str, Any], name: str, *, allow_unknown: bool = False) -> HfConfig:
+def model_parts(config: Mapping[str, Json], name: str, *, allow_unknown: bool = False) -> HfConfig:
     """Parse ``config``, the content of a ``config.json``. Error messages begin with ``name``.
 
     Raises ``ValueError`` for an unknown family of models, settings that this library does not implement, code in
@@ -129,7 +130,7 @@ def model_parts(config: Mapping[str, Any], name: str, *, allow_unknown: bool = F
     )
 
 
-def cross_encoder_activation(config: Mapping[str, Any], name: str, labels: int) -> Literal["", Activation]:
+def cross_encoder_activation(config: Mapping[str, Json], name: str, labels: int) -> Literal["", Activation]:
     """Return the activation of a cross-encoder of sentence-transformers with so many ``labels``: by default a
     sigmoid for one label; empty if ``config`` is of another model. Raises ``ValueError`` for one that this library
     does not know."""
@@ -145,7 +146,7 @@ def cross_encoder_activation(config: Mapping[str, Any], name: str, labels: int) 
     return found
 
 
-def _unknown_keys(family: Family, config: Mapping[str, Any], name: str, allow_unknown: bool) -> list[str]:
+def _unknown_keys(family: Family, config: Mapping[str, Json], name: str, allow_unknown: bool) -> list[str]:
     """Return a note that names the keys of ``config`` that no table of ``family`` contains, except keys without a
     value. The tables contain all keys of the classes of transformers. Raises ``ValueError`` if the class is code of
     the authors, which may read other keys, unless ``allow_unknown`` is True."""
@@ -179,9 +180,9 @@ def model_config(config: Mapping[str, Any], name: str, keys: Mapping[str, Key], 
         raise ValueError(f"{name}: {error}") from None
 
 
-def keys_of(model: ModelConfig, keys: Mapping[str, Key]) -> dict[str, Any]:
+def keys_of(model: ModelConfig, keys: Mapping[str, Key]) -> dict[str, Json]:
     """Return the values of ``keys``, from which :func:`model_config` reads ``model``."""
-    values: dict[str, Any] = {}
+    values: dict[str, Json] = {}
     for key, entry in keys.items():
         value = getattr(model, entry.field)
         if entry.field.endswith("_dropout") and value < 0:
@@ -190,7 +191,7 @@ def keys_of(model: ModelConfig, keys: Mapping[str, Key]) -> dict[str, Any]:
     return values
 
 
-def _family(config: Mapping[str, Any], name: str) -> tuple[Family, str | None]:
+def _family(config: Mapping[str, Json], name: str) -> tuple[Family, str | None]:
     """Return the family and the class of the model. In old files without ``model_type`` the class determines the
     family."""
     classes = config.get("architectures") or []
@@ -220,7 +221,7 @@ def _supported(family: Family | None = None) -> str:
     return f"encoders of model_type {family.name} {kinds}, of the classes {', '.join(family.classes)}"
 
 
-def _dtype(config: Mapping[str, Any]) -> str | None:
+def _dtype(config: Mapping[str, Json]) -> str | None:
     stated = config.get("dtype", config.get("torch_dtype"))
     return None if stated is None else short(stated).strip('"').removeprefix("torch.")
 
@@ -294,7 +295,7 @@ def _dropout_key(spec: ModelSpec) -> dict[str, float | None]:
     return {key: spec.model.hidden_dropout if rate is None and default is not None else rate}
 
 
-def hf_config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
+def hf_config(spec: ModelSpec, dtype: str) -> dict[str, Json]:
     """Return the content of ``config.json`` for ``spec`` and weights stored as ``dtype`` (``float32`` or
     ``bfloat16``).
 
@@ -303,7 +304,7 @@ def hf_config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     model, heads, family = spec.model, spec.heads, FAMILIES[spec.family]
     if problems := unsupported(spec, "transformers"):
         raise ValueError("; ".join(problems))
-    config: dict[str, Any] = {
+    config: dict[str, Json] = {
         "architectures": [hf_class(spec)],
         "model_type": spec.family,
         **keys_of(model, family.keys),

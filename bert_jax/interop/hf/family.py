@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from bert_jax.config import ModelConfig, ModelSpec
 from bert_jax.interop.stored_model import Tensor
+from bert_jax.json_values import Json
 
 
 def name_set(text: str) -> frozenset[str]:
@@ -62,7 +63,7 @@ HARMLESS = name_set(
 # Most layers of a model with pruned_heads.
 _MOST_PRUNED = 1024
 # Key -> values that every family supports. A model with any other value computes a different function.
-REFUSED: dict[str, tuple[Any, ...]] = {
+REFUSED: dict[str, tuple[Json, ...]] = {
     "is_decoder": (False, None),
     "add_cross_attention": (False, None),
     "is_encoder_decoder": (False, None),
@@ -78,7 +79,7 @@ class Key(NamedTuple):
     field: str
     kind: Literal["integer", "number", "flag", "activation"]
     # Default of the config class; None: the key must be present.
-    default: Any = None
+    default: Json = None
     # Add a note if the key is absent.
     announced: bool = False
 
@@ -110,7 +111,7 @@ class Place(NamedTuple):
     input_first: bool = False
 
 
-def no_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+def no_fields(config: Mapping[str, Json], name: str) -> dict[str, Json]:
     """Return no fields: ``config`` has no keys besides ``Family.keys``."""
     return {}
 
@@ -183,7 +184,9 @@ class Family:
         raise ValueError(f"no {self.title} class of transformers has exactly the heads {wanted}; known: {known}")
 
 
-def headed(prefix: str, *more: tuple[str, tuple[str, ...]], without: tuple[str, ...] = ()) -> dict[str, Any]:
+def headed(
+    prefix: str, *more: tuple[str, tuple[str, ...]], without: tuple[str, ...] = ()
+) -> dict[str, tuple[str, ...]]:
     """Return the classes whose names begin with ``prefix``: those of HEADED except ``without``, then ``more``."""
     names = {suffix: heads for suffix, heads in (*HEADED.items(), *more) if suffix not in without}
     return {f"{prefix}{suffix}": heads for suffix, heads in names.items()}
@@ -195,7 +198,7 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def integer(config: Mapping[str, Any], key: str, name: str, default: Any = None) -> int:
+def integer(config: Mapping[str, Json], key: str, name: str, default: Json = None) -> int:
     """Return the whole number ``key`` of ``config``. Raises ``ValueError`` for another type or a huge number."""
     value = config.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool):
@@ -205,7 +208,7 @@ def integer(config: Mapping[str, Any], key: str, name: str, default: Any = None)
     return value
 
 
-def number(config: Mapping[str, Any], key: str, name: str, default: Any = None) -> float:
+def number(config: Mapping[str, Json], key: str, name: str, default: Json = None) -> float:
     """Return the number ``key`` of ``config``. Raises ``ValueError`` for another type."""
     value = config.get(key, default)
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e30:
@@ -213,7 +216,7 @@ def number(config: Mapping[str, Any], key: str, name: str, default: Any = None) 
     return float(value)
 
 
-def flag(config: Mapping[str, Any], key: str, name: str, default: Any = None) -> bool:
+def flag(config: Mapping[str, Json], key: str, name: str, default: Json = None) -> bool:
     """Return the boolean ``key`` of ``config``. Raises ``ValueError`` for another type."""
     value = config.get(key, default)
     if not isinstance(value, bool):
@@ -230,7 +233,7 @@ def activation(config: Mapping[str, Any], key: str, name: str, default: Any = No
     return found
 
 
-def choice(config: Mapping[str, Any], key: str, name: str, default: str, allowed: Collection[str]) -> str:
+def choice(config: Mapping[str, Json], key: str, name: str, default: str, allowed: Collection[str]) -> str:
     """Return the name ``key`` of ``config``. Raises ``ValueError`` if it is not one of ``allowed``."""
     value = config.get(key, default)
     if not isinstance(value, str) or value not in allowed:
@@ -259,7 +262,7 @@ def with_pruned_heads(model: ModelConfig, config: Mapping[str, Any], name: str) 
     return dataclasses.replace(model, layer_heads=tuple(left.get(i, most) for i in range(model.num_layers)))
 
 
-def pruned_heads(model: ModelConfig) -> dict[str, Any]:
+def pruned_heads(model: ModelConfig) -> dict[str, Json]:
     """Return the key ``pruned_heads`` of a model, {} if it has all heads. Tensors hold the heads that are left, and
     only the number of the others matters."""
     most = model.num_attention_heads
@@ -267,7 +270,7 @@ def pruned_heads(model: ModelConfig) -> dict[str, Any]:
     return {"pruned_heads": table} if table else {}
 
 
-def check_head_size(config: Mapping[str, Any], key: str, name: str, width: int, heads: int) -> None:
+def check_head_size(config: Mapping[str, Json], key: str, name: str, width: int, heads: int) -> None:
     """Raise ``ValueError`` if ``key`` of ``config`` is not ``width / heads``; null and no such key are allowed."""
     if config.get(key) is not None and integer(config, key, name) * heads != width:
         quotient = f", {width / heads:g}" if heads else ""
@@ -275,7 +278,7 @@ def check_head_size(config: Mapping[str, Any], key: str, name: str, width: int, 
         raise ValueError(f"{problem}; supported: hidden_size / num_attention_heads{quotient}")
 
 
-def check_code(config: Mapping[str, Any], name: str, prefix: str) -> None:
+def check_code(config: Mapping[str, Json], name: str, prefix: str) -> None:
     """Raise ``ValueError`` if ``auto_map`` of ``config`` names classes that do not begin with ``prefix``: they may
     compute another function. The code that it names is never run."""
     stated = config.get("auto_map") or {}

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.json_values import Json
+
 _MISSING = 7  # exit code: torch or the library is not installed
 _NO_CLASS = 8  # exit code: the release of transformers has no such family
 _TIMEOUT = 1800
@@ -98,7 +100,7 @@ def _lacking(folder: str) -> str:
     return f"transformers {transformers.__version__} has no family {family}"
 
 
-def run_transformers(folder: str, scratch: Path) -> dict[str, Any]:
+def run_transformers(folder: str, scratch: Path) -> dict[str, Json]:
     """Run the batches in ``scratch`` with the class that the config.json in ``folder`` names, and write its outputs
     beside them; return the version of transformers and the problems that it reports."""
     import torch
@@ -130,7 +132,7 @@ def run_transformers(folder: str, scratch: Path) -> dict[str, Any]:
     return {"version": transformers.__version__, "problems": problems}
 
 
-def _sentences(folder: str, scratch: Path) -> dict[str, Any]:
+def _sentences(folder: str, scratch: Path) -> dict[str, Json]:
     import sentence_transformers
     import torch
 

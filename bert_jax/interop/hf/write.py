@@ -16,6 +16,7 @@ from bert_jax.interop.hf.names import as_place, hf_names
 from bert_jax.interop.model_bundle import ModelBundle, StoredDtype, check_shapes
 from bert_jax.interop.stored_model import StoredName, stored_array
 from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
+from bert_jax.json_values import Json
 from bert_jax.tokenization import build_tokenizer
 
 WEIGHTS_FILE = "model.safetensors"
@@ -87,7 +88,7 @@ def write_safetensors(
     for canonical, entry in names.items():
         places.setdefault(entry.name, []).append(canonical)
     places |= {name: [canonical] for name, canonical in copies.items()}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Json] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, parts in places.items():
         shape = names[parts[0]].stored_shape(params[parts[0]].shape)

@@ -32,6 +32,7 @@ from bert_jax.interop.programs.serving import (
     write_companions,
 )
 from bert_jax.interop.stored_model import StoredName
+from bert_jax.json_values import Json
 
 PROGRAM, TEXT, WEIGHTS, SIGNATURE = "program.bin", "program.mlir", "weights.safetensors", "signature.json"
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -110,7 +111,7 @@ def _without_source_paths() -> Iterator[None]:
         jax.config.update(option, before)
 
 
-def _signature(spec: ModelSpec, exported: Any) -> dict[str, Any]:
+def _signature(spec: ModelSpec, exported: Any) -> dict[str, Json]:
     """Return a JSON-serializable description of the program: versions, variable sizes, and the arguments and
     outputs in the order of the program."""
     (arguments, _), outputs = (
@@ -133,6 +134,6 @@ def _signature(spec: ModelSpec, exported: Any) -> dict[str, Any]:
     }
 
 
-def _value(name: str, values: Any) -> dict[str, Any]:
+def _value(name: str, values: Any) -> dict[str, Json]:
     shape = [size if isinstance(size, int) else str(size) for size in values.shape]
     return {"name": name, "dtype": str(values.dtype), "shape": shape}

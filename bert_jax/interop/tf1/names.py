@@ -6,7 +6,6 @@ Kernels have the shape [inputs, outputs], except for output layers, whose kernel
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from bert_jax.config import ModelConfig, ModelSpec
 from bert_jax.config.switches import SIZES, Supported, check_fields
@@ -15,6 +14,7 @@ from bert_jax.interop.hf.families import bert
 from bert_jax.interop.hf.names import module_places
 from bert_jax.interop.model_bundle import parameter_shapes
 from bert_jax.interop.stored_model import StoredName
+from bert_jax.json_values import Json
 
 CONFIG_FILE = "bert_config.json"
 # google-research/bert always uses this value, regardless of bert_config.json.
@@ -26,7 +26,7 @@ HEADS = ("pooler", "mlm", "nsp", "sequence", "span")
 _OUTPUTS = {"nsp_head": "cls/seq_relationship/", "sequence_head": "", "span_head": "cls/squad/"}
 _NORM_LEAF = {"scale": "gamma", "bias": "beta"}
 # Defaults of BertConfig; vocab_size has none.
-_DEFAULTS: dict[str, Any] = {
+_DEFAULTS: dict[str, Json] = {
     "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
     "max_position_embeddings": 512, "type_vocab_size": 16, "hidden_dropout_prob": 0.1,
     "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02, "hidden_act": "gelu",
@@ -67,14 +67,14 @@ def _variable(name: str, modules: Mapping[str, str]) -> StoredName:
     return StoredName(target if leaf == "embedding" else f"{target}/{leaf}", False)
 
 
-def tf1_config(model: ModelConfig) -> dict[str, Any]:
+def tf1_config(model: ModelConfig) -> dict[str, Json]:
     """Return the content of ``bert_config.json`` (eleven keys). Raises ``ValueError`` for a model that
     google-research/bert cannot compute."""
     check_fields(model, SUPPORTED, "tf1")
     return dict(sorted({**keys_of(model, _KEYS), "hidden_act": _ACTIVATIONS_OUT[model.activation]}.items()))
 
 
-def tf1_model(config: Mapping[str, Any], file: Path) -> tuple[ModelConfig, list[str]]:
+def tf1_model(config: Mapping[str, Json], file: Path) -> tuple[ModelConfig, list[str]]:
     """Return the ``ModelConfig`` that ``bert_config.json`` describes, and notes. Raises ``ValueError`` for a
     missing or unusable value."""
     notes = [

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from bert_jax.io.files import remove_tree, whole_file, write_whole
 from bert_jax.io.storage import Location, ObjectPath
+from bert_jax.json_values import Json
 from data_pipeline.build.identity import HASHES_NAME, file_settings
 from data_pipeline.build.workers import Workers, exclusive, processor_count, remove_scratch, scratch_file
 from data_pipeline.contrib.wikipedia.dump import MOST_CHARACTERS, Dump
@@ -92,7 +92,7 @@ def _finished(output: Path, files: Sequence[tuple[str, Location]]) -> Counter[st
     raise ValueError(f"{output}: exists and was not made from these dumps; name another folder, or delete this one")
 
 
-def _start(partial: Path, settings: Mapping[str, Any]) -> None:
+def _start(partial: Path, settings: Mapping[str, Json]) -> None:
     """Empty the folder if it belongs to a build of other dumps."""
     text = _json(settings)
     path = partial / _SETTINGS
@@ -212,5 +212,5 @@ def _read_counts(path: Path) -> Counter[str]:
     return Counter(json.loads(path.read_text()))
 
 
-def _json(value: Mapping[str, Any]) -> str:
+def _json(value: Mapping[str, Json]) -> str:
     return json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False) + "\n"

@@ -8,10 +8,10 @@ mask.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from bert_jax.config import ModelConfig
 from bert_jax.interop.hf.family import Family, HeadDropout, Key, Place, choice, integer, name_set
+from bert_jax.json_values import Json
 
 _SIZES = {
     "vocab_size": Key("vocab_size", "integer"),
@@ -68,14 +68,14 @@ def _stored_sizes(words_table: str, positions_table: str) -> dict[str, tuple[str
     }
 
 
-def read_gpt2(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+def read_gpt2(config: Mapping[str, Json], name: str) -> dict[str, Json]:
     """Return the width of the feed-forward layer; by default four times the network width."""
     if config.get("n_inner") is None:
         return {"intermediate_size": 4 * integer(config, "n_embd", name)}
     return {"intermediate_size": integer(config, "n_inner", name)}
 
 
-def write_gpt2(model: ModelConfig) -> dict[str, Any]:
+def write_gpt2(model: ModelConfig) -> dict[str, Json]:
     """Return the width of the feed-forward layer, and the end-of-text id, the last of GPT-2's vocabulary,
     which is also the padding id."""
     width, end = model.intermediate_size, model.vocab_size - 1
@@ -85,13 +85,13 @@ def write_gpt2(model: ModelConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def read_gpt(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+def read_gpt(config: Mapping[str, Json], name: str) -> dict[str, Json]:
     """Return the width of the feed-forward layer, four times the network width, and the activation."""
     kind = choice(config, "afn", name, "gelu", _AFN)
     return {"intermediate_size": 4 * integer(config, "n_embd", name), "activation": _AFN[kind]}
 
 
-def write_gpt(model: ModelConfig) -> dict[str, Any]:
+def write_gpt(model: ModelConfig) -> dict[str, Json]:
     """Return the activation."""
     known = next((name for name, ours in _AFN.items() if ours == model.activation), None)
     return {"afn": model.activation if known is None else known}

@@ -5,7 +5,6 @@ the reader accepts both, and the writer writes both.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from bert_jax.config import ModelConfig
 from bert_jax.config.schema import MOST_LAYERS
@@ -24,12 +23,13 @@ from bert_jax.interop.hf.family import (
     number,
     short,
 )
+from bert_jax.json_values import Json
 
 _POOLER = {"pooler": "head.dense", "pooler_norm": "head.norm"}
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 
 
-def read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+def read(config: Mapping[str, Json], name: str) -> dict[str, Json]:
     """Return windows, bases of rotary positions and the heads' switches."""
     layers = integer(config, "num_hidden_layers", name, 22)
     if not 0 < layers <= MOST_LAYERS:
@@ -63,7 +63,7 @@ def read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _bases(config: Mapping[str, Any], name: str) -> tuple[float, float]:
+def _bases(config: Mapping[str, Json], name: str) -> tuple[float, float]:
     """Return the bases of rotary positions in layers without and with a window."""
     by_kind = config.get("rope_parameters")
     if by_kind is None:
@@ -90,7 +90,7 @@ def _pattern(windows: list[int]) -> tuple[int, ...]:
     return tuple(windows[:length])
 
 
-def write(model: ModelConfig) -> dict[str, Any]:
+def write(model: ModelConfig) -> dict[str, Json]:
     """Return the keys of both groups of releases."""
     windows = model.layer_windows
     pattern = _pattern(list(windows))

@@ -6,7 +6,6 @@ width of the feed-forward layer is two thirds of ``intermediate_size``, rounded 
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from bert_jax.config import ModelConfig
 from bert_jax.interop.hf.family import (
@@ -21,10 +20,11 @@ from bert_jax.interop.hf.family import (
     number,
     short,
 )
+from bert_jax.json_values import Json
 
 _MULTIPLE = 8
 # Key -> supported values. Training code and forks state them, the published file in "kwargs" or not at all.
-_SUPPORTED: dict[str, tuple[Any, ...]] = {
+_SUPPORTED: dict[str, tuple[Json, ...]] = {
     "rms_norm": (True,),
     "rope": (True,),
     "ngpt": (False,),
@@ -35,7 +35,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 _CODE = "chandar-lab/NeoBERT"
 
 
-def read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+def read(config: Mapping[str, Json], name: str) -> dict[str, Json]:
     """Return the width of the feed-forward layer and the rates of dropout."""
     check_code(config, name, "NeoBERT")
     more = config.get("kwargs") or {}
@@ -55,7 +55,7 @@ def read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write(model: ModelConfig) -> dict[str, Any]:
+def write(model: ModelConfig) -> dict[str, Json]:
     """Return the keys that :func:`read` reads, and the classes of the authors' code."""
     classes = {
         "AutoConfig": "NeoBERTConfig", "AutoModel": "NeoBERT", "AutoModelForMaskedLM": "NeoBERTLMHead",

@@ -25,6 +25,7 @@ from bert_jax.interop.hf.family import (
     short,
 )
 from bert_jax.interop.stored_model import Tensor
+from bert_jax.json_values import Json
 
 _PREFIX, _AUTHORS_PREFIX = "nomic_bert.", "bert."
 # Key of the authors' code -> (kind, field, default); the class derives from GPT2Config.
@@ -37,7 +38,7 @@ _RATES = {
     "layer_norm_epsilon": ("norm_epsilon", 1e-5), "rotary_emb_base": ("rotary_base", 10_000.0),
 }  # fmt: skip
 # Key of the authors' code -> (default, supported values).
-_SUPPORTED: dict[str, tuple[Any, tuple[Any, ...]]] = {
+_SUPPORTED: dict[str, tuple[Any, tuple[Json, ...]]] = {
     "activation_function": ("gelu_new", ("swiglu",)),
     "qkv_proj_bias": (True, (False,)),
     "mlp_fc1_bias": (True, (False,)),
@@ -57,7 +58,7 @@ _SUPPORTED: dict[str, tuple[Any, tuple[Any, ...]]] = {
 _WIDTH = 256
 
 
-def read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+def read(config: Mapping[str, Json], name: str) -> dict[str, Json]:
     """Return the base of rotary positions, and all sizes if the authors' code wrote the keys."""
     check_code(config, name, "NomicBert")
     if "n_embd" in config and "hidden_size" not in config:
@@ -93,7 +94,7 @@ def _authors(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write(model: ModelConfig) -> dict[str, Any]:
+def write(model: ModelConfig) -> dict[str, Json]:
     """Return the base of rotary positions."""
     return {
         "head_dim": model.head_size,
