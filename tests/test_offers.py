@@ -15,6 +15,7 @@ import pytest
 
 from bert_jax import registry
 from bert_jax.config import FinetuneConfig, PretrainConfig, RunOptions, load_config
+from bert_jax.config.finetune import FinetuneOptimizerConfig, FinetuneTrainingConfig
 from bert_jax.config.sweep import FinetuneRunOptions
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -26,6 +27,14 @@ RENAMED = {
     "run_finetune.py --hard_negatives": "follows from the records; still read from stored configs",
     "run_finetune.py --optimizer.learning_rate": "follows from the width of the model; a resumed run keeps its own",
     "run_finetune.py --training.num_epochs": "follows from the number of records; a resumed run keeps its own",
+}
+RENAMED |= {
+    f"run_finetune.py --{section}.{name}": "is of pretraining only; stored configs with its default are still read"
+    for section, fields in (
+        ("training", FinetuneTrainingConfig.FIXED),
+        ("optimizer", FinetuneOptimizerConfig.FIXED),
+    )
+    for name in fields
 }
 VERDICTS = ["refused", "encoder only", "yes"]
 

@@ -9,7 +9,7 @@ import math
 import operator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.config.lengths import automatic_steps
@@ -160,6 +160,8 @@ class FeaturesConfig(Section, prefix="features."):
 class FinetuneOptimizerConfig(OptimizerConfig):
     """Update rule and learning-rate schedule of fine-tuning."""
 
+    FIXED: ClassVar[tuple[str, ...]] = ("warmup_tokens", "wsd_decay_tokens", "restart_schedule")
+
     # Peak learning rate; -1: from the width of the model (see automatic_rate and docs/finetuning.md).
     learning_rate: Annotated[float, Range("0 or more, or -1", lambda value: value >= 0 or value == -1)] = -1.0
     # Number of steps of linear warmup from 0; 0: optimizer.warmup_fraction of all steps.
@@ -182,15 +184,16 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     # the first steps of a layer are up to six times as large.
     unfreeze_every: AtLeast0[float] = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("warmup_tokens", "wsd_decay_tokens", "restart_schedule"):
-            self._require(name, not getattr(self, name), "only the default in fine-tuning")
-
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneTrainingConfig(TrainingConfig):
     """Length, batch size, logging, evaluation and checkpoints of a fine-tuning run."""
+
+    # Fine-tuning evaluates whole splits in packed batches and has one phase.
+    FIXED: ClassVar[tuple[str, ...]] = (
+        "batch_ramp", "batch_ramp_tokens", "batch_unit", "num_tokens", "first_step", "eval_batches",
+        "eval_batch_size",
+    )  # fmt: skip
 
     # Passes over the training records; 0: 3, but more for few records, so that there are enough steps (see
     # automatic_steps and docs/finetuning.md).
@@ -211,14 +214,6 @@ class FinetuneTrainingConfig(TrainingConfig):
     min_delta: AtLeast0[float] = 0.0
     # At the end, use the parameters of the best evaluation instead of the last ones.
     restore_best: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # Fine-tuning evaluates whole splits in packed batches and has one phase, so it would ignore these options.
-        unused = "batch_ramp", "batch_ramp_tokens", "num_tokens", "first_step", "eval_batches", "eval_batch_size"
-        for name in unused:
-            self._require(name, not getattr(self, name), "only the default in fine-tuning")
-        self._require("batch_unit", self.batch_unit == "sequences", "only the default in fine-tuning")
 
     @property
     def has_length(self) -> bool:

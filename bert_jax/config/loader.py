@@ -109,12 +109,16 @@ def parse_settings(
 
     Raises ``ValueError`` for an unknown key or a value of the wrong type.
     """
-    former = getattr(config_type, "FORMER_OPTIONS", ())
+    former, fixed = getattr(config_type, "FORMER_OPTIONS", ()), options_of(config_type, fixed=True)
     settings = [*join_mappings(field_types(config_type), settings)]
     options, parsed = known_options(config_type, settings), dict[str, tuple[Any, str]]()
     for source, key, value in settings:
         if key in former and source != "command line":
             continue  # in the stored config of an older version
+        if key in fixed:
+            if _convert(fixed[key].type, value, f"{source}: {key}") == fixed[key].default:
+                continue  # in the stored config of an older version
+            raise ValueError(f"{source}: {key}: an option of pretraining only; omit it")
         if key not in options:
             _require_parts(config_type, settings)
             raise ValueError(f"{source}: {key}: {_unknown(key, options, also)}")
@@ -127,7 +131,7 @@ def known_options(config_type: type, settings: Sequence[Setting]) -> dict[str, O
     """Return the options of ``config_type`` with the sections that ``settings`` choose, by dotted name; if one of
     the settings is not among them, also the options of the registered parts that are not chosen."""
     options = options_of(config_type, chosen_classes(config_type, _last_values(settings)))
-    if all(setting.key in options for setting in settings):
+    if {setting.key for setting in settings} <= options.keys() | options_of(config_type, fixed=True).keys():
         return options
     return {**all_options(config_type), **options}
 

@@ -28,16 +28,23 @@ class Option(NamedTuple):
 
 
 @functools.cache
-def options_of(config_type: type, chosen: tuple[type[Section], ...] = ()) -> dict[str, Option]:
+def options_of(
+    config_type: type, chosen: tuple[type[Section], ...] = (), *, fixed: bool = False
+) -> dict[str, Option]:
     """Return every option of ``config_type`` by dotted name, in the order of the fields. The classes ``chosen``
-    replace those of the sections that they extend."""
+    replace those of the sections that they extend. ``fixed``: instead, the fields that are no options
+    (``Section.FIXED``)."""
     hints, found = get_type_hints(config_type), dict[str, Option]()
     for field in dataclasses.fields(config_type):
+        if not dataclasses.is_dataclass(hints[field.name]) and fixed != (
+            field.name in getattr(config_type, "FIXED", ())
+        ):
+            continue
         conditions, hint = field.metadata.get("only", {}), hints[field.name]
         if not dataclasses.is_dataclass(hint):
             found[field.name] = Option(hint, field.default, conditions)
             continue
-        for name, option in options_of(class_of(hint, chosen)).items():  # type: ignore[arg-type]
+        for name, option in options_of(class_of(hint, chosen), fixed=fixed).items():  # type: ignore[arg-type]
             found[f"{field.name}.{name}"] = option._replace(conditions={**conditions, **option.conditions})
     return found
 

@@ -127,6 +127,8 @@ class Section:
     that chooses the class of the section.
     """
 
+    # Fields of the base class that are no options of this section: they keep their defaults.
+    FIXED: ClassVar[tuple[str, ...]] = ()
     prefix: ClassVar[str] = ""
     choice: ClassVar[Choice | None] = None
 
@@ -152,6 +154,9 @@ class Section:
         return cls.class_for(values)(**values)
 
     def __post_init__(self) -> None:
+        for one in fields(self):  # type: ignore[arg-type]
+            fits = one.name not in self.FIXED or getattr(self, one.name) == one.default
+            self._require(one.name, fits, f"only {one.default!r}")
         for name, values in _ranges(type(self)).items():  # type: ignore[arg-type]
             value = getattr(self, name)
             self._require(name, values.contains(value), values.allowed)

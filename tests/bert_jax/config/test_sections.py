@@ -6,6 +6,7 @@ import pytest
 
 from bert_jax import registry
 from bert_jax.config import (
+    FinetuneConfig,
     HeadsConfig,
     ModelConfig,
     ModelSpec,
@@ -19,6 +20,7 @@ from bert_jax.config import (
     to_dict,
 )
 from bert_jax.config.architecture import FORMER_FIELDS
+from bert_jax.config.finetune import FinetuneTrainingConfig
 from bert_jax.config.loader import parse_settings, read_settings
 from bert_jax.contrib.ancestors.config import BidirectionalLstmConfig, LstmConfig, Word2VecConfig
 from bert_jax.contrib.compression.config import DistillationConfig
@@ -121,3 +123,15 @@ def test_a_part_that_is_not_installed_is_named_in_one_line(monkeypatch):
         from_dict(PretrainConfig, config)
     with pytest.raises(ValueError, match=r"^x: model: model\.encoder: 'lstm' is not allowed; allowed: transformer"):
         spec_from_json(json.dumps(values), "x")
+
+
+def test_fine_tuning_lacks_the_options_of_pretraining_but_reads_them_in_stored_configs(tmp_path):
+    stored = to_dict(FinetuneConfig())
+    assert "batch_ramp" not in stored["training"] and "warmup_tokens" not in stored["optimizer"]
+    older = stored | {"training": stored["training"] | {"batch_ramp": [], "batch_unit": "sequences"}}
+    assert from_dict(FinetuneConfig, older) == FinetuneConfig()
+    (tmp_path / "config.yaml").write_text("training:\n  batch_unit: rows\n")
+    with pytest.raises(ValueError, match=r"config\.yaml:2: training\.batch_unit: an option of pretraining only"):
+        load_config(FinetuneConfig, ["--config", str(tmp_path / "config.yaml")])
+    with pytest.raises(ValueError, match=r"training\.batch_ramp: \(2, 4\) is not allowed; allowed: only \(\)"):
+        FinetuneTrainingConfig(batch_ramp=(2, 4))
