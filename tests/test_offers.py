@@ -15,7 +15,6 @@ import pytest
 
 from bert_jax import registry
 from bert_jax.config import FinetuneConfig, PretrainConfig, RunOptions, load_config
-from bert_jax.config.finetune import FinetuneOptimizerConfig, FinetuneTrainingConfig
 from bert_jax.config.sweep import FinetuneRunOptions
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -29,12 +28,8 @@ RENAMED = {
     "run_finetune.py --training.num_epochs": "follows from the number of records; a resumed run keeps its own",
 }
 RENAMED |= {
-    f"run_finetune.py --{section}.{name}": "is of pretraining only; stored configs with its default are still read"
-    for section, fields in (
-        ("training", FinetuneTrainingConfig.FIXED),
-        ("optimizer", FinetuneOptimizerConfig.FIXED),
-    )
-    for name in fields
+    f"run_finetune.py --training.{name}": "is of pretraining only; stored configs with its default are still read"
+    for name in ("batch_ramp", "eval_batches", "eval_batch_size")
 }
 VERDICTS = ["refused", "encoder only", "yes"]
 
