@@ -64,6 +64,12 @@ def start_of(scan_layers, rng):
     return from_canonical(flat, like, VOCABULARY), flat
 
 
+def placing(like):
+    """A compiled function of canonical arrays: the same arrays in the layout of ``like``."""
+    shapes = jax.eval_shape(lambda: like)
+    return jax.jit(lambda flat: from_canonical(flat, shapes, VOCABULARY))
+
+
 def gradients(flat, step, rng):
     """Gradients with rows of zeros, parameters without any, and sizes that jump up and down."""
     size = (1.0, 30.0, 0.01)[step % 3]
@@ -74,7 +80,9 @@ def gradients(flat, step, rng):
     return {n: g * np.float32(100.0 ** ("layer_1" in n)) for n, g in grads.items()}
 
 
-@pytest.mark.parametrize("scan_layers", [False, True], ids=["unrolled", "scanned"])
+@pytest.mark.parametrize(
+    "scan_layers", [pytest.param(False, marks=pytest.mark.slow), True], ids=["unrolled", "scanned"]
+)
 @pytest.mark.parametrize(
     ("kind", "clip_norm"),
     [*((kind, 0.0) for kind in KINDS), pytest.param("decoupled", 1.0, marks=pytest.mark.slow)],
@@ -88,10 +96,10 @@ def test_updates_are_those_of_float64(scan_layers, kind, clip_norm):
     params, flat = start_of(scan_layers, rng)
     exact = Numpy(config, flat)
     optimizer = make_optimizer(config, vocab_size=VOCABULARY)
-    state, apply, sizes = optimizer.init(params), updater(optimizer, LR), []
-    for step in range(60):
+    state, apply, sizes, place = jax.jit(optimizer.init)(params), updater(optimizer, LR), [], placing(params)
+    for step in range(30):
         grads = gradients(flat, step, rng)
-        params, state = apply(params, state, from_canonical(grads, params, VOCABULARY))
+        params, state = apply(params, state, place(grads))
         exact.step(grads)
         sizes += exact.rms.values()
     assert min(sizes) < 0.5 and max(sizes) > 2 and 0.3 < np.mean(np.float64(sizes) > 1) < 0.8
@@ -107,9 +115,9 @@ def test_stacked_layers_are_updated_as_unstacked_ones():
         rng = np.random.default_rng(0)
         params, flat = start_of(scan_layers, rng)
         optimizer = make_optimizer(config, vocab_size=VOCABULARY)
-        state, apply = optimizer.init(params), updater(optimizer, LR)
+        state, apply, place = jax.jit(optimizer.init)(params), updater(optimizer, LR), placing(params)
         for step in range(10):
-            params, state = apply(params, state, from_canonical(gradients(flat, step, rng), params, VOCABULARY))
+            params, state = apply(params, state, place(gradients(flat, step, rng)))
         results.append(to_canonical(params, VOCABULARY))
     assert relative_difference(*results) <= 2e-7
 
@@ -136,7 +144,7 @@ def steps_on(sizes, scan_layers, shard_optimizer=True):
     ("sizes", "scan_layers", "shard_optimizer"),
     [
         ((1, 8, 1), True, True),
-        ((8, 1, 1), False, True),
+        pytest.param((8, 1, 1), False, True, marks=pytest.mark.slow),
         pytest.param((8, 1, 1), True, True, marks=pytest.mark.slow),
         pytest.param((2, 2, 2), False, True, marks=pytest.mark.slow),
         pytest.param((4, 2, 1), True, False, marks=pytest.mark.slow),
@@ -178,12 +186,13 @@ def test_layers_that_join_late_start_as_if_the_run_began_with_them():
     joining = {n: next((t for part, t in turns.items() if n.startswith(f"{part}/")), 0) for n in flat}
     exact = Numpy(config, flat, joining)
     optimizer = make_optimizer(config, unfreeze_updates(config, 3, params, steps_per_epoch=4), VOCABULARY)
-    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    state, update, place = jax.jit(optimizer.init)(params), jax.jit(optimizer.update), placing(params)
+    flatten = jax.jit(lambda tree: to_canonical(tree, VOCABULARY))
+    move = jax.jit(lambda params, moved: jax.tree.map(lambda p, d: p - LR * d, params, moved))
     for step in range(30):
         grads = gradients(flat, step, rng)
-        direction, state = update(from_canonical(grads, params, VOCABULARY), state, params)
-        moved = {n: d * (exact.count >= joining[n]) for n, d in to_canonical(direction, VOCABULARY).items()}
-        moved = from_canonical(moved, params, VOCABULARY)
-        params = jax.tree.map(lambda p, d: p - LR * d, params, moved)
+        direction, state = update(place(grads), state, params)
+        moved = {n: np.asarray(d) * (exact.count >= joining[n]) for n, d in flatten(direction).items()}
+        params = move(params, place(moved))
         exact.step(grads)
     assert relative_difference(to_canonical(params, VOCABULARY), exact.params) <= 1e-6

@@ -52,7 +52,10 @@ def test_switches_of_the_network(tmp_path, family):
     heads = HeadsConfig(mlm=True, pooler=True, sequence_labels=("a", "b"), token_labels=("x", "y", "z"))
     weights = random_weights(ModelSpec(model=ModelConfig(**SIZES | SWITCHES[family]), heads=heads))
     write_onnx(tmp_path, weights)
-    found = check_onnx(tmp_path, weights, ((1, 1), (3, 17), (8, 24)))
+    # Attention in blocks and windows takes other paths for short rows and full ones.
+    found = check_onnx(
+        tmp_path, weights, ((1, 1), (3, 17), (8, 24)) if family in ("blocks", "windows") else ((3, 17),)
+    )
     assert len(found) == 3 and max(found.values()) <= 1e-4, found
 
 

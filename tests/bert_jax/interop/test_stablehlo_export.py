@@ -169,5 +169,5 @@ def test_switches_of_the_network(tmp_path, family):
     heads = HeadsConfig(mlm=True, pooler=True, sequence_labels=("a", "b"))
     weights = random_weights(ModelSpec(model=ModelConfig(**SIZES | SWITCHES[family]), heads=heads))
     write_stablehlo(tmp_path, weights)
-    found = check_stablehlo(tmp_path, weights, ((1, 1), (3, 17), (5, 24)))
+    found = check_stablehlo(tmp_path, weights, ((1, 1), (3, 17), (5, 24)) if family == "windows" else ((3, 17),))
     assert found and max(found.values()) <= 1e-5, found

@@ -109,7 +109,7 @@ def test_a_sample_equal_to_the_original_counts_as_original():
             return 1e6 * jax.nn.one_hot(batch["mlm_labels"], size)
 
     objective, batch = Original(config, None), random_batch(config)
-    sums = objective.sums(initial_params(objective.model, 0), batch, None)
+    sums = jax.jit(lambda params: objective.sums(params, batch, None))(initial_params(objective.model, 0))
     assert float(sums["rtd_replaced"][0]) == 0.0 and float(sums["rtd_loss"][1]) == (batch["sequence_ids"] > 0).sum()
 
 
@@ -147,7 +147,7 @@ def test_gradients_of_the_embeddings(sharing):
     table = "embeddings/word_embeddings/embedding"
     found = {}
     for name in ("mlm_loss", "rtd_loss"):
-        flat = to_canonical(jax.grad(loss)(params, name), config.model.vocab_size)
+        flat = to_canonical(jax.jit(jax.grad(loss), static_argnums=1)(params, name), config.model.vocab_size)
         found[name] = {part for part, value in flat.items() if part.endswith(table) and np.any(value)}
     ours, theirs = f"discriminator/{table}", f"generator/{table}"
     if sharing == "shared":
@@ -192,9 +192,10 @@ def test_what_is_read_with_disentangled_embeddings_is_the_sum(tmp_path):
         params[f"discriminator/{name}"] = value - generator.params[name] if is_table else value
     tree = from_canonical(params, nn.unbox(abstract_params(objective.model)), config.model.vocab_size)
     model = objective.model.part("discriminator")
-    of_run = model.apply({"params": objective.model.params_of(tree, "discriminator")}, batch).rtd_logits
+    apply = jax.jit(model.apply)
+    of_run = apply({"params": objective.model.params_of(tree, "discriminator")}, batch).rtd_logits
     own = from_canonical(bundle.params, nn.unbox(abstract_params(model)), config.model.vocab_size)
-    np.testing.assert_allclose(of_run, model.apply({"params": own}, batch).rtd_logits, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(of_run, apply({"params": own}, batch).rtd_logits, rtol=0, atol=1e-5)
 
 
 def test_it_starts_from_the_discriminator_of_a_run():

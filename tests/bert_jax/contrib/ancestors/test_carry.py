@@ -60,6 +60,11 @@ def joined(one, two):
     return one | {name: jnp.concatenate([one[name], two[name]], axis=1) for name in names}
 
 
+def step_of(objective):
+    """Compiled: loss, gradients, sums and state of a batch."""
+    return jax.jit(lambda params, batch, state: loss_and_gradients(objective, params, batch, None, 1, carry=state))
+
+
 def carried(objective, params, batches):
     """Outputs of the model for ``batches``, the state carried between them."""
     state, outputs = zero_state(objective), []
@@ -102,8 +107,9 @@ def test_the_carried_state_is_that_of_the_recurrence():
     params, state = initial_params(objective.model, 1), zero_state(objective)
     batches = [full_batch(objective.config, seed) for seed in (1, 2)]
     layer, expected = params["encoder"]["layer_0"]["forward"], (np.zeros((8, 24)), np.zeros((8, 24)))
+    step = step_of(objective)
     for batch in batches:
-        *_, state = loss_and_gradients(objective, params, batch, None, 1, carry=state)
+        *_, state = step(params, batch, state)
         table = params["embeddings"]["word_embeddings"]["embedding"]
         expected = recurrence(layer, np.asarray(table)[batch["input_ids"]], expected)
         found = state["encoder"]["layer_0"]["forward"]["state"]
@@ -117,8 +123,9 @@ def test_gradients_stop_between_batches():
     objective = objective_of(tiny_config(SYSTEMS["lstm"]))
     params, zero = initial_params(objective.model, 1), zero_state(objective)
     one, two = (full_batch(objective.config, seed) for seed in (1, 2))
-    *_, state = loss_and_gradients(objective, params, one, None, 1, carry=zero)
-    _, gradients, _, _ = loss_and_gradients(objective, params, two, None, 1, carry=state)
+    step = step_of(objective)
+    *_, state = step(params, one, zero)
+    _, gradients, _, _ = step(params, two, state)
 
     def half(params, stops):
         """Loss of the second half of the long rows."""
@@ -127,7 +134,8 @@ def test_gradients_stop_between_batches():
         total, weight = objective.carried_sums(params, two, None, state)[0]["lm_loss"]
         return total / weight
 
-    stopped, through = (jax.grad(half)(params, stops) for stops in (True, False))
+    slope = jax.jit(jax.grad(half), static_argnums=1)
+    stopped, through = (slope(params, stops) for stops in (True, False))
     distances = [
         max(float(jnp.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (gradients, other)), strict=True))
         for other in (stopped, through)
@@ -147,7 +155,7 @@ def test_both_directions_of_elmo_carry():
     assert np.abs(backward - before[:, :15])[..., :211].max() < 1e-5
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", ["lstm", pytest.param("elmo", marks=pytest.mark.slow)])
 def test_a_run_resumes_bit_for_bit(name, tmp_path, long_texts):
     config = tiny_config(SYSTEMS[name], "--model.hidden_dropout 0.2")
     lines = whole_and_resumed(config, tmp_path, 7)
@@ -196,7 +204,7 @@ def test_a_new_phase_starts_at_zero(tmp_path, long_texts):
         211,
     )
     state = zero_state(objective)
-    *_, state = loss_and_gradients(objective, params, batch, None, 1, carry=state)
+    *_, state = step_of(objective)(params, batch, state)
     found = end_of(tmp_path / "two", longer)
     for name, value in to_canonical({"carry": state}, 211).items():
         assert np.abs(found[name] - value).max() < 1e-6
@@ -219,7 +227,7 @@ def three_steps(options: str, devices: int):
     return np.array(losses), jax.device_get(state.carry)
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", ["lstm", pytest.param("elmo", marks=pytest.mark.slow)])
 def test_a_mesh_carries_what_one_device_carries(name):
     (losses, carry), (expected, one) = three_steps(SYSTEMS[name], 8), three_steps(SYSTEMS[name], 1)
     assert np.abs(losses - expected).max() < 1e-5 * np.abs(expected).max()
