@@ -28,9 +28,12 @@ RENAMED = {
     "run_finetune.py --training.num_epochs": "follows from the number of records; a resumed run keeps its own",
 }
 RENAMED |= {
-    f"run_finetune.py --training.{name}": "is of pretraining only; stored configs with its default are still read"
-    for name in ("batch_ramp", "eval_batches", "eval_batch_size")
-}
+    f"run_finetune.py --{name}": "is of pretraining only; stored configs with its default are still read"
+    for name in (
+        "training.batch_ramp", "training.eval_batches", "training.eval_batch_size", "continue_from", "add_words",
+        "vocab_slots", "extend_positions",
+    )
+}  # fmt: skip
 VERDICTS = ["refused", "encoder only", "yes"]
 
 

@@ -47,7 +47,8 @@ def take_options(options_type: type[C], argv: Sequence[str]) -> tuple[C, list[st
     """Split ``argv`` into the options of ``options_type`` and the remaining arguments, which include ``--config``.
     A flag without a value means true, or its value in ``options_type.VALUE_WITHOUT_ARGUMENT``. Raises
     ``ValueError`` with a one-line message if a value is invalid."""
-    types, bare = field_types(options_type), getattr(options_type, "VALUE_WITHOUT_ARGUMENT", {})
+    bare = getattr(options_type, "VALUE_WITHOUT_ARGUMENT", {})
+    types = field_types(options_type) | field_types(options_type, fixed=True)
     settings, rest = list[Setting](), list[str]()
     files, flags = split_arguments(argv)
     for file in files:

@@ -81,9 +81,9 @@ def all_options(config_type: type) -> dict[str, Option]:
     return found
 
 
-def field_types(config_type: type) -> dict[str, Any]:
-    """Return the type of every option of ``config_type`` by dotted name."""
-    return {key: option.type for key, option in options_of(config_type).items()}
+def field_types(config_type: type, *, fixed: bool = False) -> dict[str, Any]:
+    """Return the type of every option of ``config_type`` by dotted name; ``fixed``: see :func:`options_of`."""
+    return {key: option.type for key, option in options_of(config_type, fixed=fixed).items()}
 
 
 def absence(config_type: type, options: Mapping[str, Option], key: str, values: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import Setting, build_config, flat_values, parse_settings
@@ -28,6 +28,10 @@ UNPRUNED: dict[str, Any] = {
 @dataclass(frozen=True, kw_only=True)
 class FinetuneRunOptions(RunOptions):
     """Options of fine-tuning that are not part of the config of a run."""
+
+    FIXED: ClassVar[tuple[str, ...]] = (
+        "continue_from", "teacher_outputs", "add_words", "vocab_slots", "extend_positions"
+    )  # fmt: skip
 
     # Train every combination of the values in the arguments KEY=VALUE,VALUE,...; without arguments, the grid of the
     # BERT paper (batch size 16, 32; learning rate 5e-5, 4e-5, 3e-5, 2e-5; 2, 3, 4 epochs). Finished runs are not

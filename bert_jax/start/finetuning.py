@@ -13,7 +13,7 @@ from bert_jax.start.fixed_options import (
     whole_name,
 )
 from bert_jax.start.initial_model import changed_weights
-from bert_jax.start.start import CHANGES, EXTENSIONS, Start
+from bert_jax.start.start import CHANGES, Start
 from bert_jax.start.tokenizer import check_padding, named_vocabulary, stored_tokenizer, vocabulary_size
 from bert_jax.tokenization import build_tokenizer
 from bert_jax.training.checkpoint.folder import saved_steps
@@ -23,9 +23,6 @@ from bert_jax.training.workdir import read_record, record_text
 
 def plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> Start:
     """Plan the start of a fine-tuning run; see :func:`bert_jax.start.plan.plan_start`."""
-    for flag in ("continue_from", "teacher_outputs", *EXTENSIONS):
-        if getattr(options, flag):
-            raise ValueError(f"--{flag}: allowed in pretraining only; omit it in fine-tuning")
     if saved_steps(workdir):
         record = read_record(workdir)
         source = record["init_from"] if record else ""

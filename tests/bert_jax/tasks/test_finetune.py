@@ -22,6 +22,8 @@ from finetune_cases import (
 import bert_jax
 from bert_jax.config import HeadsConfig, RunOptions, load_config
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.loader import take_options
+from bert_jax.config.sweep import FinetuneRunOptions
 from bert_jax.finetuning import finetune as module
 from bert_jax.finetuning.best import BestCheckpoint
 from bert_jax.finetuning.evaluation import blank_scores
@@ -315,8 +317,8 @@ def test_bad_input_is_one_line(source, tmp_path, arguments, splits, message):
 
 
 def test_what_pretraining_alone_can_do_is_refused(source, tmp_path):
-    with pytest.raises(ValueError, match="--add_words: "):
-        plan_start(FinetuneConfig, RunOptions(init_from=str(source), add_words="words.txt"), tmp_path / "w", [])
+    with pytest.raises(ValueError, match="add_words: an option of pretraining only; omit it"):
+        take_options(FinetuneRunOptions, ["--init_from", str(source), "--add_words", "words.txt"])
     with pytest.raises(ValueError, match="memory://bucket/w: fine-tuning writes to a folder"):
         run(source, location("memory://bucket/w"))
 
