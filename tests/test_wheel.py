@@ -41,6 +41,10 @@ def test_the_wheel_holds_the_recipes_of_the_checkout(installed):
     assert len(listed(RECIPES)) > 50 and listed(installed / "bert_jax" / "configs") == listed(RECIPES)
 
 
+def test_the_wheel_declares_its_types(installed):
+    assert all((installed / package / "py.typed").is_file() for package in ("bert_jax", "data_pipeline"))
+
+
 @pytest.mark.parametrize(
     "words", [["pretrain", "--config", "quickstart"], ["finetune", "--config", "configs/finetune/sst2.yaml"]]
 )

@@ -55,7 +55,7 @@ def canonical_leaves(tree: object, vocab_size: int) -> Iterator[tuple[str, jax.A
             yield name, leaf
 
 
-def to_canonical(tree: Params, vocab_size: int) -> dict[str, jax.Array]:
+def to_canonical(tree: object, vocab_size: int) -> dict[str, jax.Array]:
     """Return the arrays of :func:`canonical_leaves` by name."""
     return dict(canonical_leaves(tree, vocab_size))
 
@@ -97,7 +97,7 @@ def _clear_from(row: int, sharding: jax.sharding.Sharding) -> Callable[[jax.Arra
     return jax.jit(lambda x: x.at[row:].set(0), out_shardings=sharding)
 
 
-def from_canonical(flat: Mapping[str, np.ndarray | jax.Array], like: Params | Shapes, vocab_size: int) -> Params:
+def from_canonical(flat: Mapping[str, np.ndarray | jax.Array], like: Tree, vocab_size: int) -> Tree:
     """Return the canonical arrays ``flat`` as a tree with the structure, shapes and dtypes of ``like`` (arrays or
     ``jax.ShapeDtypeStruct``).
 
@@ -127,7 +127,7 @@ def from_canonical(flat: Mapping[str, np.ndarray | jax.Array], like: Params | Sh
         names = [f"{before}encoder/layer_{i}/{after}" for i in range(leaf.shape[0])]
         return jnp.stack([take(n, tuple(leaf.shape[1:]), leaf.dtype) for n in names])
 
-    filled = jax.tree_util.tree_map_with_path(fill, like)
+    filled: Tree = jax.tree_util.tree_map_with_path(fill, like)
     problems += [f"unexpected {name}" for name in flat if name not in used]
     if problems:
         raise ValueError(f"the parameters do not match the model: {'; '.join(problems)}")

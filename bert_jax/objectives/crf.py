@@ -10,6 +10,9 @@ import jax.numpy as jnp
 
 from bert_jax.objectives.objective import Sums, denominator
 
+# Scores of the paths of the current chain [B, L], its last label [B], and whether a chain has begun [B].
+_Chain = tuple[jax.Array, jax.Array, jax.Array]
+
 
 def chain_starts(sequence_ids_BxS: jax.Array, is_scored_BxS: jax.Array) -> jax.Array:
     """Return bool[B, S], True at the first scored token of each sequence."""
@@ -45,7 +48,7 @@ def crf_loss(
         started."""
         return jnp.where(is_open_B, jax.nn.logsumexp(alpha_BxL + end_L - end_L[label_B][:, None], axis=-1), 0.0)
 
-    def advance(carry: tuple[jax.Array, ...], token: tuple[jax.Array, ...]) -> tuple[tuple[jax.Array, ...], None]:
+    def advance(carry: _Chain, token: tuple[jax.Array, ...]) -> tuple[_Chain, None]:
         alpha_BxL, last_B, is_open_B = carry
         emission_BxL, label_B, is_scored_B, starts_B = token
         first_BxL = close(*carry)[:, None] + start_L - start_L[label_B][:, None]

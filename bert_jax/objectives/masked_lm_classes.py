@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from bert_jax.batch import PRETRAIN_FEATURES, Batch
 from bert_jax.config import PretrainConfig
 from bert_jax.model import BertForPretraining, BertModel, BertOutput
+from bert_jax.model.bert import present
 from bert_jax.objectives.display import Column, Panel, Tile
 from bert_jax.objectives.masked_lm import MLM_EPSILON, MaskedLm
 from bert_jax.objectives.objective import Sums, weighted_cross_entropy
@@ -58,7 +59,9 @@ class MaskedLmClasses(MaskedLm):
     def sequence_sums(self, output: BertOutput, batch: Batch) -> Sums:
         classes = batch["document_classes"]
         weights = (classes > 0).astype(jnp.float32)
-        sums = weighted_cross_entropy("class", output.sequence_logits, jnp.maximum(classes - 1, 0), weights)
+        sums = weighted_cross_entropy(
+            "class", present(output.sequence_logits), jnp.maximum(classes - 1, 0), weights
+        )
         return super().sequence_sums(output, batch) | sums
 
     def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from bert_jax.batch import BatchInfo, BatchIterator
 from bert_jax.parallel.mesh import to_global
 
 
-class DevicePrefetcher:
+class DevicePrefetcher(Iterator[tuple[Mapping[str, jax.Array], BatchInfo]]):
     """Iterator over pairs of a global batch on the devices and its ``BatchInfo``. ``state`` is the position in the
     data after the last returned batch."""
 

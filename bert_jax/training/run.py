@@ -58,8 +58,8 @@ class Run:
         """Create an attempt. ``rollback``, if set, is the rollback that ended the previous attempt; it determines
         the batches to skip."""
         self.job, self.launch, self.logs, self.watchdog, self.rollback = job, launch, logs, watchdog, rollback
-        is_first = rollback is None and launch.started is not None
-        self.began = launch.started if is_first else time.perf_counter()
+        now = time.perf_counter()
+        self.began = now if rollback is not None or launch.started is None else launch.started
         self.messages = [*launch.start.messages] if rollback is None else []
 
     def run(self) -> None:
@@ -148,6 +148,7 @@ class Run:
         is_due = is_due and is_wanted and job.has_eval_data() and not is_done
         if not hosts.broadcast_from_lead("evaluation_is_due", is_due, self.launch.host_timeout):
             return False
+        assert start.state is not None
         try:
             return job.evaluate(context, start.state, step)
         except Interrupted:
@@ -157,6 +158,7 @@ class Run:
         """Write the results of a complete run unless the log folder already contains them."""
         is_due = not self.job.is_finished(self.logs.folder)
         if hosts.broadcast_from_lead("report_is_due", is_due, self.launch.host_timeout):
+            assert start.state is not None
             self.job.finish(context, start.state)
         context.log.line(
             f"the run in {self.launch.workdir} is complete: {start.step:,} steps; "

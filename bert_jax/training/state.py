@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.batch import feature_shapes
 from bert_jax.config import ExecutionConfig, RunConfig
-from bert_jax.model import BertModel, from_canonical, to_canonical
+from bert_jax.model import from_canonical, to_canonical
 from bert_jax.model.canonical import abstract_params, clear_padding, path_name
 from bert_jax.model.layers import CACHE
 from bert_jax.parallel import batch_sharding, shardings
@@ -46,7 +46,7 @@ def make_prng_key(execution: ExecutionConfig, seed: int) -> jax.Array:
     return jax.random.key(seed, impl="rbg" if execution.prng == "rbg" else "threefry2x32")
 
 
-def initial_params(model: BertModel, seed: int, loaded: Mapping[str, Any] | None = None) -> Any:
+def initial_params(model: nn.Module, seed: int, loaded: Mapping[str, Any] | None = None) -> Any:
     """Return initial parameters in the layout of ``model``.
 
     The values depend only on the seed and the canonical names: the parameters are randomly initialized in the
@@ -63,7 +63,7 @@ def initial_params(model: BertModel, seed: int, loaded: Mapping[str, Any] | None
     return from_canonical(flat, nn.unbox(abstract_params(model)), vocab_size)
 
 
-def compute_shardings(model: BertModel, mesh: Mesh) -> Any:
+def compute_shardings(model: nn.Module, mesh: Mesh) -> Any:
     """Return a tree of the shardings of the parameters during computation, when each replica has all parameters."""
     return shardings(abstract_params(model), mesh)
 
@@ -83,7 +83,7 @@ def flat(tree: Any) -> dict[str, Any]:
 
 
 def abstract_state(
-    config: RunConfig, model: BertModel, optimizer: optax.GradientTransformation, mesh: Mesh
+    config: RunConfig, model: nn.Module, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
     """Return the shapes, dtypes and shardings of the training state for ``config``, without allocating arrays.
 
@@ -99,8 +99,9 @@ def abstract_state(
         sharding = by_name.get(parameter_of(path, by_name), replicated)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
+    step: Any = jax.ShapeDtypeStruct((), jnp.int32)  # a state of shapes
     state = TrainState(
-        step=jax.ShapeDtypeStruct((), jnp.int32),
+        step=step,
         params=params,
         opt_state=jax.eval_shape(optimizer.init, params),
         ema=params if config.optimizer.ema_decay > 0 else None,
@@ -110,7 +111,7 @@ def abstract_state(
     return state.replace(carry=_abstract_carry(config, model, mesh)) if config.carries_state else state
 
 
-def _abstract_carry(config: RunConfig, model: BertModel, mesh: Mesh) -> Any:
+def _abstract_carry(config: RunConfig, model: nn.Module, mesh: Mesh) -> Any:
     """Return the shapes, dtypes and shardings of the state of ``model`` for the rows of a batch."""
     rows = config.training.global_batch_size
     batch = {n: jax.ShapeDtypeStruct(s, d) for n, (s, d) in feature_shapes(rows, 8, 1).items()}
@@ -126,7 +127,7 @@ def zero_carry(like: Any) -> Any:
 
 
 def initial_state(
-    model: BertModel,
+    model: nn.Module,
     optimizer: optax.GradientTransformation,
     abstract: TrainState,
     seed: int,

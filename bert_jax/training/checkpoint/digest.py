@@ -8,7 +8,7 @@ shape, dtype and bits of every canonical leaf. The digest of the leaves does not
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import google_crc32c
@@ -175,9 +175,10 @@ def file_checksum(path: Location) -> str:
 
 def write_checksums(folder: Location) -> None:
     """Atomically write the size and crc32c of every file under ``folder`` to the checksum file of ``folder``."""
+    held: Iterable[Location] = folder.rglob("*")
     files = {
         path.relative_to(folder).as_posix(): [path.stat().st_size, file_checksum(path)]
-        for path in sorted(folder.rglob("*"))
+        for path in sorted(held)
         if path.is_file() and not path.name.startswith(CHECKSUM_FILE)
     }
     write_whole(folder / CHECKSUM_FILE, json.dumps({"files": files, "digest": json_digest(files)}))

@@ -3,6 +3,8 @@
 This module does not import jax.
 """
 
+from pathlib import Path
+
 from bert_jax.io.storage import Location, ObjectPath
 
 # Orbax writes this file last in a store that cannot rename folders.
@@ -22,7 +24,7 @@ def saved_steps(workdir: Location) -> list[int]:
     if not folder.is_dir():
         return []
     steps = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit() and path.is_dir())
-    if isinstance(folder, ObjectPath):
+    if isinstance(workdir, ObjectPath):
         # A store cannot rename folders: one object marks a complete checkpoint, another a quarantined checkpoint.
         aside = {mark.name for where in QUARANTINE_FOLDERS for mark in _marks(workdir / where)}
         steps = [s for s in steps if str(s) not in aside and (folder / str(s) / COMMIT_FILE).is_file()]
@@ -41,9 +43,9 @@ def move_aside(workdir: Location, step: int, where: str) -> Location:
         return _finish_move(workdir, step, where)
     folder = workdir.absolute() / where
     folder.mkdir(exist_ok=True)
-    target = _unused(folder, str(step))
-    (checkpoint_folder(workdir) / str(step)).rename(target)
-    return target
+    source, target = checkpoint_folder(workdir) / str(step), _unused(folder, str(step))
+    assert isinstance(source, Path)
+    return source.rename(target)
 
 
 def finish_moves(workdir: ObjectPath) -> None:
@@ -55,6 +57,7 @@ def finish_moves(workdir: ObjectPath) -> None:
 
 def _finish_move(workdir: ObjectPath, step: int, where: str) -> ObjectPath:
     source, target = checkpoint_folder(workdir) / str(step), _unused(workdir / where, f"step_{step}")
+    assert isinstance(source, ObjectPath) and isinstance(target, ObjectPath)
     for path in source.rglob("*"):
         path.replace(target / path.relative_to(source))
     (workdir / where / str(step)).unlink()

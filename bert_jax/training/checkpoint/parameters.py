@@ -14,6 +14,7 @@ from flax import linen as nn
 from bert_jax.config import MeshConfig, RunConfig
 from bert_jax.io.storage import Location
 from bert_jax.model import to_canonical
+from bert_jax.model.canonical import canonical_leaves
 from bert_jax.parallel import make_mesh
 from bert_jax.training.checkpoint.digest import digest_lines, lines_digest
 from bert_jax.training.checkpoint.folder import COMMIT_FILE, checkpoint_folder, saved_steps
@@ -89,7 +90,9 @@ def _read_part(folder: Location, step: int, config: RunConfig, average: bool | N
     if arrays_digest(arrays, vocab_size) != meta["digests"][part]:
         raise ValueError("its values differ from their digest")
     named = {name.removeprefix(f"{part}/"): values for name, values in arrays.items()}
-    return Parameters(step, to_canonical(named, vocab_size), part == "ema", meta)
+    return Parameters(
+        step, {name: np.asarray(x) for name, x in canonical_leaves(named, vocab_size)}, part == "ema", meta
+    )
 
 
 def _read_whole(

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
+from flax import linen as nn
 from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
 
@@ -28,7 +29,7 @@ from bert_jax.io.storage import (
     is_transient,
     lacks_permission,
 )
-from bert_jax.model import BertModel, from_canonical, to_canonical
+from bert_jax.model import from_canonical, to_canonical
 from bert_jax.model.canonical import clear_padding, path_name
 from bert_jax.optim import make_optimizer
 from bert_jax.process import hosts
@@ -77,7 +78,7 @@ def restore_newest(
     workdir: Location,
     config: RunConfig,
     mesh: Mesh,
-    model: BertModel,
+    model: nn.Module,
     *,
     read_only: bool,
     may_change: set[str],
@@ -130,7 +131,7 @@ def raise_if_damaged(workdir: Location, bad: list[str]) -> None:
 
 
 def _verified(
-    workdir: Location, step: int, config: RunConfig, mesh: Mesh, model: BertModel, may_change: set[str],
+    workdir: Location, step: int, config: RunConfig, mesh: Mesh, model: nn.Module, may_change: set[str],
     convert: Convert | None = None,
 ) -> Restored | str:  # fmt: skip
     """Return the checkpoint of ``step`` or, if any process finds a problem, a description of the first problem."""
@@ -257,7 +258,7 @@ def fitting_config(
     return stored_config
 
 
-def _read_state(folder: Location, stored: RunConfig, mesh: Mesh, model: BertModel) -> TrainState:
+def _read_state(folder: Location, stored: RunConfig, mesh: Mesh, model: nn.Module) -> TrainState:
     """Read the stored state without verifying it. Each process reads only the shards for its own devices."""
     stored_like = _abstract(stored, mesh, model)
     item = nested(stored_like)
@@ -270,27 +271,27 @@ def _read_state(folder: Location, stored: RunConfig, mesh: Mesh, model: BertMode
     return jax.tree_util.tree_map_with_path(lambda path, _: by_name[path_name(path)], stored_like)
 
 
-def _abstract(config: RunConfig, mesh: Mesh, model: BertModel) -> TrainState:
+def _abstract(config: RunConfig, mesh: Mesh, model: nn.Module) -> TrainState:
     model = model.clone(config=config.model, execution=config.execution, mesh=mesh)
     return abstract_state(config, model, make_optimizer(config.optimizer), mesh)
 
 
 def _adapt(
-    state: TrainState, stored: RunConfig, config: RunConfig, mesh: Mesh, model: BertModel, convert: Convert | None
+    state: TrainState, stored: RunConfig, config: RunConfig, mesh: Mesh, model: nn.Module, convert: Convert | None
 ) -> TrainState:
     """Convert the stored state to the layout of ``config``, and add or remove the moving average if necessary."""
     like = _abstract(config, mesh, model)
     layouts = {(each.execution.scan_layers, each.execution.vocab_multiple) for each in (stored, config)}
     if config.optimizer.ema_decay > 0 and state.ema is None:
-        state = state.replace(ema=jax.tree.map(lambda x: x.copy(), state.params))
+        state = dataclasses.replace(state, ema=jax.tree.map(lambda x: x.copy(), state.params))
     elif config.optimizer.ema_decay == 0:
-        state = state.replace(ema=None)
+        state = dataclasses.replace(state, ema=None)
     if like.start is None:
-        state = state.replace(start=None)
+        state = dataclasses.replace(state, start=None)
     if [x.shape for x in jax.tree.leaves(state.carry)] != [x.shape for x in jax.tree.leaves(like.carry)]:
-        state = state.replace(carry=zero_carry(like.carry))
+        state = dataclasses.replace(state, carry=zero_carry(like.carry))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
-    if convert is None and len(layouts) == 1 and jax.tree.structure(state) == jax.tree.structure(like):
+    if convert is None and len(layouts) == 1 and len({jax.tree.structure(one) for one in (state, like)}) == 1:
         return jax.device_put(state, shardings)
     vocab_size = stored.model.vocab_size
 

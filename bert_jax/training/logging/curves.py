@@ -19,7 +19,7 @@ _TRAIN_COLOR, _EVAL_COLOR, _BASELINE_COLOR = "#4269d0", "#e8590c", "#868e96"
 # Maximum number of classes for which a confusion matrix shows counts, and for which it shows all class names.
 _MOST_COUNTS, _MOST_NAMES = 20, 40
 _LONGEST_NAME = 24
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "axes.edgecolor": "#ced4da",
     "axes.labelcolor": "#495057",
     "axes.spines.right": False,
@@ -83,7 +83,7 @@ def draw_curves(
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, FigureBase
 
     matrices = data.get("confusion") or {}
     present = [
@@ -102,17 +102,18 @@ def draw_curves(
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         figure = Figure(figsize=(width, height + below), layout="constrained")
         FigureCanvasAgg(figure)
-        curves = figure
+        curves: FigureBase = figure
         if matrices:
-            curves, lower = figure.subfigures(2, 1, height_ratios=(height, below))
+            parts: np.ndarray = np.asarray(figure.subfigures(2, 1, height_ratios=(height, below)))
+            curves, lower = parts
             _draw_confusion(lower, matrices, beside)
         curves.suptitle(f"{title}  (over steps)", x=0.01, ha="left", fontsize=12, color="#868e96")
         if not present:
             curves.text(0.5, 0.45, "no metrics yet", ha="center", color="#868e96", fontsize=12)
         for index, panel in enumerate(present):
             _draw_panel(curves.add_subplot(rows, columns, index + 1), panel, records, data)
-        if figure.axes:
-            figure.get_layout_engine().execute(figure)
+        if figure.axes and (engine := figure.get_layout_engine()) is not None:
+            engine.execute(figure)
         figure.set_layout_engine("none")  # layout takes as long as drawing, so it is computed once for both files
         image, vector = io.BytesIO(), io.StringIO()
         figure.savefig(image, format="png", dpi=130)
