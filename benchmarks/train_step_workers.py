@@ -60,9 +60,9 @@ def ours() -> Step:
 
     def run() -> float:
         nonlocal state
-        state, metrics = compiled(state, batch)
+        state, metrics = compiled(state, batch, objective.fixed)
         jax.block_until_ready(state)
-        return float(metrics["loss"])
+        return float(metrics.unpack()["loss"])
 
     return run
 

@@ -133,6 +133,13 @@ class PretrainSource(Protocol):
         ``None`` if there are no held-out pairs."""
 
 
+class RecordFeatures(Protocol):
+    """Features that batches have besides those of the shards, found by the numbers of their records."""
+
+    def rows(self, numbers: np.ndarray, *, held_out: bool) -> dict[str, np.ndarray]:
+        """Return the features [B, ...] of the training (or held-out) records ``numbers`` int64[B]."""
+
+
 def feature_shapes(
     batch_size: int, seq_length: int, max_predictions: int, sequences_per_row: int = 1
 ) -> dict[str, tuple[tuple[int, ...], type]]:

@@ -12,6 +12,7 @@ from support import shared_programs, untimed
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, RunOptions, TokenizerConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.finetuning.distillation.teachers import NO_TEACHING
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.training_model import training_programs
 from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
@@ -19,7 +20,7 @@ from bert_jax.interop.saved_model import write_saved
 from bert_jax.process.signals import StopRequest
 from bert_jax.records import Record
 from bert_jax.start.plan import plan_start
-from bert_jax.training.launch import NO_TEACHING, Launch
+from bert_jax.training.launch import Launch
 
 PIECES = [*words(60), "good", "bad"]
 MODEL = ModelConfig(
@@ -84,10 +85,7 @@ def run(
     """Fine-tune in ``workdir`` on so many devices."""
     config, start = configured(source, workdir, arguments)
     launch = Launch(
-        workdir=workdir,
-        start=start,
-        teaching=teaching,
-        **{"stop": StopRequest(), "devices": jax.devices()[:devices], **options},
+        workdir=workdir, start=start, **{"stop": StopRequest(), "devices": jax.devices()[:devices], **options}
     )
 
     def programs(resolved, model, mesh):
@@ -95,7 +93,7 @@ def run(
         return shared_programs(key, lambda: training_programs(resolved, model, mesh))
 
     with mock.patch("bert_jax.finetuning.finetune.training_programs", programs):
-        finetune(config, launch, splits=splits, tests=tests, start=start)
+        finetune(config, launch, splits=splits, tests=tests, start=start, teaching=teaching)
 
 
 def results(workdir: Path) -> dict[str, dict]:

@@ -77,6 +77,13 @@ def masked_lm(model: Any) -> Any:
     return objective
 
 
+def sums_of(objective: Any, params: Any, batch: Any, key: Any = None, **fixed: Any) -> Any:
+    """The sums of a batch, which carries nothing; ``fixed``: what the objective reads besides."""
+    from bert_jax.objectives.objective import Aux
+
+    return objective.sums(params, Aux(fixed), batch, key, axis=None)[0]
+
+
 def train_synthetic(config: PretrainConfig, workdir: Path, **options: Any) -> None:
     """Pretrain on :class:`SyntheticSource` and the first device in ``workdir``."""
     vocabulary = write_vocabulary(workdir.parent)
@@ -118,6 +125,7 @@ _OF_START = ("continue_from", "extend_positions", "allow_numeric_change")
 def pretrain_on(config: PretrainConfig, workdir: Path, vocabulary: Path, **options: Any) -> None:
     """Pretrain in ``workdir`` with the tokenizer of ``vocabulary``; ``options``: the source and fields of
     ``Launch`` or ``Start``."""
+    from bert_jax.objectives.inputs import Inputs
     from bert_jax.objectives.registry import objective_class
     from bert_jax.process.signals import StopRequest
     from bert_jax.start.start import Start
@@ -126,10 +134,10 @@ def pretrain_on(config: PretrainConfig, workdir: Path, vocabulary: Path, **optio
     from bert_jax.training.launch import Launch
     from bert_jax.training.run import train
 
-    source, teacher = options.pop("source"), options.pop("teacher", None)
+    source, inputs = options.pop("source"), options.pop("inputs", Inputs())
     of_start = {name: options.pop(name) for name in _OF_START if name in options}
     objective, tokenizer = objective_class(config.objective), load_tokenizer(vocabulary)
-    job = pretrain.PretrainJob(config, objective, tokenizer, vocabulary, source, teacher)
+    job = pretrain.PretrainJob(config, objective, tokenizer, vocabulary, source, inputs)
     with mock.patch.object(pretrain, "train_programs", _programs_of):
         train(job, Launch(workdir=workdir, **{"stop": StopRequest(), "start": Start(**of_start)} | options))
 
@@ -150,6 +158,8 @@ def shared_programs(key: Any, make: Callable[[], Any]) -> Any:
 def _programs_of(objective: Any) -> Any:
     from bert_jax.training.programs import train_programs
 
+    if objective.fixed:
+        return train_programs(objective)
     return shared_programs((type(objective), objective.config, objective.mesh), lambda: train_programs(objective))
 
 

@@ -11,6 +11,7 @@ from bert_jax.commands.options import take_encoder
 from bert_jax.config import dump_yaml, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import HELP, read_settings, take_options
+from bert_jax.config.schema import TEACHER_RECORD
 from bert_jax.config.sweep import UNPRUNED, Cell, FinetuneRunOptions, plan_cells
 from bert_jax.io.storage import location
 from bert_jax.process import early, exits
@@ -19,7 +20,7 @@ from bert_jax.process.allocator import keep_freed_memory, require_memory
 from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest
 from bert_jax.registry import load
-from bert_jax.training.launch import TEACHER_RECORD, Launch, Teaching
+from bert_jax.training.launch import Launch
 
 if TYPE_CHECKING:
     from bert_jax.inference.loaded import LoadedModel
@@ -166,6 +167,7 @@ def train(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest, 
 
     import jax
 
+    from bert_jax.finetuning.distillation.teachers import Teaching
     from bert_jax.finetuning.finetune import finetune
     from bert_jax.interop.model_bundle import ReadOptions
     from bert_jax.process import hosts
@@ -192,8 +194,8 @@ def train(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest, 
         workdir=workdir,
         stop=stop,
         start=start,
-        teaching=Teaching(teachers, record, read_unlabelled(config.data, config.task.kind), report),
         host_timeout=options.host_timeout,
         started=started,
     )
-    finetune(config, launch, splits=splits, tests=split_names(config.data)[1], start=start)
+    teaching = Teaching(teachers, record, read_unlabelled(config.data, config.task.kind), report)
+    finetune(config, launch, splits=splits, tests=split_names(config.data)[1], start=start, teaching=teaching)

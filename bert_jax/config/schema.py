@@ -411,6 +411,10 @@ PRESETS: dict[str, dict[str, str]] = {
 }
 
 
+# Workdir file with the paths and the digests of the models of RunOptions.teacher.
+TEACHER_RECORD = "teacher.json"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Section):
     """Options of a run that are not part of its config."""

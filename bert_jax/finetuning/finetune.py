@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.artifacts import stored_options
 from bert_jax.finetuning.batches import ExampleBatches, Shape, planned_shapes
+from bert_jax.finetuning.distillation.teachers import NO_TEACHING, Teaching
 from bert_jax.finetuning.evaluator import Evaluator
 from bert_jax.finetuning.resolve import Splits, resolve_task
 from bert_jax.finetuning.results import has_results, write_results
@@ -19,13 +20,21 @@ from bert_jax.json_values import Json
 from bert_jax.start.start import Start
 from bert_jax.start.tokenizer import store_tokenizer
 from bert_jax.training.job import Context, Data, Job
-from bert_jax.training.launch import NO_TEACHING, Launch, Teaching
+from bert_jax.training.launch import Launch
 from bert_jax.training.programs import TrainPrograms, with_shardings
 from bert_jax.training.run import train
 from bert_jax.training.state import TrainState
 
 
-def finetune(config: FinetuneConfig, launch: Launch, *, splits: Splits, tests: Sequence[str], start: Start) -> None:
+def finetune(
+    config: FinetuneConfig,
+    launch: Launch,
+    *,
+    splits: Splits,
+    tests: Sequence[str],
+    start: Start,
+    teaching: Teaching = NO_TEACHING,
+) -> None:
     """Train a model for the task of ``config`` on ``splits["train"]``, then evaluate and predict the other splits.
 
     ``tests``: names of the splits that do not select the best parameters. Raises ``ValueError`` for errors that the
@@ -36,9 +45,9 @@ def finetune(config: FinetuneConfig, launch: Launch, *, splits: Splits, tests: S
             f"--workdir {launch.workdir}: fine-tuning writes to a folder that all hosts share, not to a URL; "
             "give a path"
         )
-    job = FinetuneJob(config, splits, tests, start, launch.teaching)
+    job = FinetuneJob(config, splits, tests, start, teaching)
     if start.resumes and (stored := _stored_order(config, job.config, launch.workdir)):
-        job = FinetuneJob(stored, splits, tests, start, launch.teaching)
+        job = FinetuneJob(stored, splits, tests, start, teaching)
     train(job, dataclasses.replace(launch, start=job.start()))
 
 

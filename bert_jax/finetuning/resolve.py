@@ -14,7 +14,14 @@ from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig, automatic_rate
 from bert_jax.finetuning.artifacts import records_digest
 from bert_jax.finetuning.distillation.soft_targets import SoftTargets
-from bert_jax.finetuning.distillation.teachers import check_teaching, student_units, taught_units, with_names
+from bert_jax.finetuning.distillation.teachers import (
+    NO_TEACHING,
+    Teaching,
+    check_teaching,
+    student_units,
+    taught_units,
+    with_names,
+)
 from bert_jax.records import Record
 from bert_jax.tasks import sampling
 from bert_jax.tasks.classes import blank_lines
@@ -22,7 +29,6 @@ from bert_jax.tasks.registry import task_class
 from bert_jax.tasks.task import ModelInput, Task
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training.checkpoint.digest import json_digest
-from bert_jax.training.launch import NO_TEACHING, Teaching
 
 # Evaluations of a run whose number of epochs is not set.
 _MOST_EVALUATIONS = 10

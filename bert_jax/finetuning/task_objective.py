@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.distillation.soft_targets import SoftTargets
+from bert_jax.finetuning.gradient_cache import cached_gradients
 from bert_jax.json_values import Json
 from bert_jax.model import BertModel, BertOutput
 from bert_jax.model.bert import present
@@ -18,8 +19,11 @@ from bert_jax.objectives.causal_lm import CausalLm, next_weights
 from bert_jax.objectives.display import Column, Display, Panel
 from bert_jax.objectives.masked_lm import COLUMNS, MLM_EPSILON, PANELS
 from bert_jax.objectives.objective import (
+    Aux,
     Batch,
-    PooledObjective,
+    Gradients,
+    Objective,
+    Replica,
     Sums,
     denominator,
     padding_sums,
@@ -31,7 +35,7 @@ from bert_jax.tasks.task import Task
 _WEIGHTS = 1 << 20
 
 
-class TaskObjective(PooledObjective):
+class TaskObjective(Objective):
     """The loss of a task and auxiliary losses, on parameters that may be perturbed."""
 
     # The columns and panels of the auxiliary losses.
@@ -65,30 +69,34 @@ class TaskObjective(PooledObjective):
             values["lm_loss"] = denominator(next_weights(batch["sequence_ids"])) / options.lm_weight
         return values
 
-    def sums(self, params: Any, batch: Batch, key: DropoutKey | None, *, start: Any, axis: str | None) -> Sums:
-        """Return (sum, weight) of the losses and of the logged values. ``start`` contains the values to which
-        mixout sets random weights."""
-        output, others = self._outputs(params, batch, key, start)
-        return self._task.loss(output, batch, axis=axis) | others
+    def sums(
+        self, params: Any, aux: Aux, batch: Batch, key: DropoutKey | None, *, axis: str | None
+    ) -> tuple[Sums, Any]:
+        """Return (sum, weight) of the losses and of the logged values. Mixout sets random weights to their values
+        in ``aux.fixed["start"]``."""
+        output, others = self._outputs(params, aux, batch, key)
+        return self._task.loss(output, batch, axis=axis) | others, aux.carried
 
-    @property
-    def is_pooled(self) -> bool:
+    def gradients(self, params: Any, batch: Batch, replica: Replica) -> Gradients:
         config = self._task.config
-        return config.task.kind == "sentence" and config.sentence.gradient_cache
+        if replica.count == 1 or config.task.kind != "sentence" or not config.sentence.gradient_cache:
+            return super().gradients(params, batch, replica)
 
-    def vectors(self, params: Any, batch: Batch, key: DropoutKey | None, *, start: Any) -> tuple[jax.Array, Sums]:
-        output, others = self._outputs(params, batch, key, start)
-        return present(output.sentence_embeddings), others
+        def vectors(params: Any, rows: Batch, key: DropoutKey | None) -> tuple[jax.Array, Sums]:
+            output, others = self._outputs(params, replica.aux, rows, key)
+            return present(output.sentence_embeddings), others
 
-    def pooled_sums(self, vectors: jax.Array, batch: Batch, *, axis: str | None) -> Sums:
-        output = BertOutput(sequence_output=vectors, sentence_embeddings=vectors)
-        return self._task.loss(output, batch, axis=axis)
+        def compare(vectors: jax.Array) -> Sums:
+            output = BertOutput(sequence_output=vectors, sentence_embeddings=vectors)
+            return self._task.loss(output, batch, axis=replica.axis)
 
-    def _outputs(self, params: Any, batch: Batch, key: DropoutKey | None, start: Any) -> tuple[BertOutput, Sums]:
+        return cached_gradients(vectors, compare, params, batch, replica)
+
+    def _outputs(self, params: Any, aux: Aux, batch: Batch, key: DropoutKey | None) -> tuple[BertOutput, Sums]:
         """Return the output of the model, and the sums of all losses and values but those of the task."""
         options, losses = self._task.config.regularization, self._task.config.loss
         if key is not None and (options.weight_dropout or options.mixout):
-            params = perturbed(params, start, key, options.weight_dropout, options.mixout)
+            params = perturbed(params, aux.fixed["start"], key, options.weight_dropout, options.mixout)
         output = self.model.apply({"params": params}, batch, key)
         sums = padding_sums(batch["sequence_ids"])
         if self._soft is not None:

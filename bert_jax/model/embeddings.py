@@ -17,6 +17,7 @@ from bert_jax.model.dropout import DropoutKey, Site, dropout, locked_dropout, si
 from bert_jax.model.layers import ACT, Norm, compute_dtype
 from bert_jax.model.positions import sinusoidal_positions
 from bert_jax.parallel.axes import Axes, constrain, with_logical_axes
+from bert_jax.tokenization import Tokenizer
 
 # Largest table whose rows are chosen by comparisons, which fuse with other operations; larger ones by a product.
 _CHOSEN_ROWS = 4
@@ -45,6 +46,16 @@ def few_rows(ids_BxS: jax.Array, table_TxE: jax.Array) -> jax.Array:
     for i, row_E in enumerate(table_TxE):
         rows_BxSxE = jnp.where((ids_BxS == i)[..., None], row_E, rows_BxSxE)
     return rows_BxSxE
+
+
+def vocabulary_params(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+    """Return the canonical parameters that the vocabulary determines: the characters of its tokens, if the model
+    reads them."""
+    if not config.spells_words:
+        return {}
+    characters = registry.load("extensions", "model.character_filters")
+    found: dict[str, np.ndarray] = characters.of_vocabulary(config, tokenizer)
+    return found
 
 
 def word_table(params: Params) -> np.ndarray | None:

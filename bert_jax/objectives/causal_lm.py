@@ -18,8 +18,9 @@ from bert_jax.model.dense import matmul_f32_grad
 from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import (
     TEXT_FEATURES,
+    Aux,
     Batch,
-    StatefulObjective,
+    PretrainObjective,
     Sums,
     apply_carried,
     denominator,
@@ -74,7 +75,7 @@ def _sections(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("Held-out beginnings, continued by the most probable tokens", "".join(items))] if items else []
 
 
-class CausalLm(StatefulObjective):
+class CausalLm(PretrainObjective):
     """Cross-entropy of each token, given the preceding tokens of its sequence."""
 
     display = Display(
@@ -102,13 +103,14 @@ class CausalLm(StatefulObjective):
         total = denominator(next_weights(batch["sequence_ids"]))
         return {"lm_loss": total} | ({"lm_z_loss": total} if self.config.objective.z_loss else {})
 
-    def carried_sums(self, params: Any, batch: Batch, key: Any, carry: Any) -> tuple[Sums, Any]:
+    def sums(self, params: Any, aux: Aux, batch: Batch, key: Any, *, axis: str | None) -> tuple[Sums, Any]:
         ids_BxS = original_ids(batch)
-        logits_BxSxV, carry = apply_carried(self.model, params, {**batch, "input_ids": ids_BxS}, key, carry)
+        own = {**batch, "input_ids": ids_BxS}
+        logits_BxSxV, carried = apply_carried(self.model, params, own, key, aux.carried)
         weights = next_weights(batch["sequence_ids"])
         sums = weighted_cross_entropy("lm", logits_BxSxV[:, :-1], ids_BxS[:, 1:], weights)
         sums |= z_loss("lm", self.config.objective.z_loss, logits_BxSxV[:, :-1], weights)
-        return sums | padding_sums(batch["sequence_ids"]), carry
+        return sums | padding_sums(batch["sequence_ids"]), carried
 
     def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
         values = super().evaluation(totals)

@@ -17,6 +17,7 @@ from bert_jax.model import BertForPretraining, BertModel, BertOutput
 from bert_jax.model.flops import training_flops_per_sequence
 from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import (
+    Aux,
     Batch,
     PretrainObjective,
     Sums,
@@ -83,12 +84,12 @@ class MaskedLm(PretrainObjective):
             denominators["nsp_loss"] = jnp.maximum(jnp.sum(batch["nsp_weights"]), MLM_EPSILON)
         return denominators
 
-    def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
+    def sums(self, params: Any, aux: Aux, batch: Batch, key: Any, *, axis: str | None) -> tuple[Sums, Any]:
         output = self.model.apply({"params": params}, batch, key)
         with jax.named_scope("mlm_loss"):  # so that a plan attributes its time to the head
             sums = weighted_cross_entropy("mlm", output.mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
             sums |= z_loss("mlm", self.config.objective.z_loss, output.mlm_logits, batch["mlm_weights"])
-        return sums | self.sequence_sums(output, batch) | padding_sums(batch["sequence_ids"])
+        return sums | self.sequence_sums(output, batch) | padding_sums(batch["sequence_ids"]), aux.carried
 
     def sequence_sums(self, output: BertOutput, batch: Batch) -> Sums:
         """Return (sum, weight) of the losses and metrics of whole sequences."""

@@ -1,8 +1,9 @@
 """The interface of objectives, and helpers that several objectives share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +12,11 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax.batch import PRETRAIN_FEATURES, Batch, PretrainSource
-from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig, RunConfig
-from bert_jax.model.dropout import TOKEN_FEATURES
+from bert_jax.config import HeadsConfig, ModelConfig, PretrainConfig, RunConfig
+from bert_jax.model.dropout import TOKEN_FEATURES, DropoutKey
 from bert_jax.model.layers import CACHE
 from bert_jax.objectives.display import Display
+from bert_jax.objectives.inputs import Inputs
 from bert_jax.tokenization import Tokenizer
 
 # Features from which the tokens before masking follow.
@@ -23,6 +25,37 @@ TEXT_FEATURES = (
 )  # fmt: skip
 # (sum, weight) of losses and metrics: added over microbatches, replicas and steps, then divided once.
 Sums = dict[str, tuple[jax.Array, jax.Array]]
+# Loss, gradients and metric sums of a set of rows, and what the rows carry to the next batch (:class:`Aux`).
+Gradients = tuple[jax.Array, Any, Sums, Any]
+
+
+class Aux(NamedTuple):
+    """What an objective reads besides parameters and batch. Each part is a tree of arrays, which may be empty."""
+
+    # Arrays that no step changes, whole on every replica: the :attr:`Objective.fixed` of the objective and, in
+    # training, "start", the parameters that training started from (0 if randomly initialized; None if the state
+    # does not contain them).
+    fixed: Mapping[str, Any]
+    # Arrays [B, ...] with an entry for each row, which a step replaces: what follows from the same row of the
+    # batch before. None: nothing is carried.
+    carried: Any = None
+
+
+@dataclass(frozen=True)
+class Replica:
+    """What the gradients of the rows of one replica depend on besides the parameters and the rows."""
+
+    aux: Aux
+    # Denominator of each loss over the global batch.
+    denominators: Mapping[str, jax.Array]
+    # Number of microbatches.
+    count: int
+    # Returns the dropout key of a microbatch (its rows, its number); None: no dropout.
+    key_of: Callable[[Batch, Any], DropoutKey | None]
+    # The mesh axis whose replicas compute the other rows of the batch; None: this replica has all rows.
+    axis: str | None
+    # Shards a tree of gradients.
+    constrain: Callable[[Any], Any]
 
 
 class Objective(ABC):
@@ -40,6 +73,8 @@ class Objective(ABC):
         ``model.init(key, features)`` initializes all parameters, so several networks must be parts of one module.
         """
         self.config, self.model = config, model
+        # Trees of arrays by name, which the losses read in ``aux.fixed``; each is whole on every replica.
+        self.fixed: dict[str, Any] = {}
 
     @property
     def mesh(self) -> Mesh | None:
@@ -52,15 +87,30 @@ class Objective(ABC):
         batch."""
 
     @abstractmethod
-    def sums(self, params: Any, batch: Batch, key: Any, *, start: Any, axis: str | None) -> Sums:
-        """Return (sum, weight) of the losses and metrics of some rows of the batch, including ``padding_fraction``.
+    def sums(self, params: Any, aux: Aux, batch: Batch, key: Any, *, axis: str | None) -> tuple[Sums, Any]:
+        """Return (sum, weight) of the losses and metrics of some rows of the batch, including ``padding_fraction``,
+        and what the rows carry to the next batch: a tree like ``aux.carried``, so ``aux.carried`` itself if the
+        objective carries nothing.
 
         Args:
+            aux: other inputs; without a "start" and carried arrays in an evaluation.
             key: dropout key; None: no dropout.
-            start: the parameters that training started from (0 if randomly initialized); None if the state does not
-                contain them.
             axis: the mesh axis whose replicas compute the other rows of the batch; None: ``batch`` has all rows.
         """
+
+    def gradients(self, params: Any, batch: Batch, replica: Replica) -> Gradients:
+        """Return the loss, the gradients and the sums of the rows of a replica, added over its microbatches.
+
+        Overridden by losses that compare rows of different microbatches.
+        """
+
+        def loss(params: Any, rows: Batch, index: Any) -> tuple[jax.Array, tuple[jax.Array, Sums, Any]]:
+            key = replica.key_of(rows, index)
+            sums, carried = self.sums(params, replica.aux, rows, key, axis=replica.axis)
+            total = total_loss(sums, replica.denominators)
+            return total, (total, sums, carried)
+
+        return accumulate(loss, params, batch, replica)
 
     def damaged_rows(self, sequence_ids: jax.Array) -> jax.Array:
         """Return the number of rows that replace damaged records; default: the number of rows without tokens.
@@ -68,25 +118,6 @@ class Objective(ABC):
         ``sequence_ids`` int32[B, S] is 0 at padding.
         """
         return jnp.sum(jnp.all(sequence_ids == 0, axis=-1))
-
-
-class PooledObjective(Objective):
-    """Base class of objectives whose loss can compare the rows of all microbatches (GradCache)."""
-
-    @property
-    @abstractmethod
-    def is_pooled(self) -> bool:
-        """True if it does; the step then calls :meth:`vectors` and :meth:`pooled_sums` in place of :meth:`sums`."""
-
-    @abstractmethod
-    def vectors(self, params: Any, batch: Batch, key: Any, *, start: Any) -> tuple[jax.Array, Sums]:
-        """Return the vectors [B, ...] of some rows, and the sums of the losses and metrics that need no other
-        rows."""
-
-    @abstractmethod
-    def pooled_sums(self, vectors: jax.Array, batch: Batch, *, axis: str | None) -> Sums:
-        """Return (sum, weight) of the losses and metrics that compare ``vectors``, those of all rows of ``batch``
-        (of a replica; ``axis`` as in :meth:`sums`)."""
 
 
 class PretrainObjective(Objective):
@@ -100,6 +131,8 @@ class PretrainObjective(Objective):
     reads_records: ClassVar[bool] = False
     # Names of the networks that are trained together, the one to fine-tune first; empty: one network.
     networks: ClassVar[tuple[str, ...]] = ()
+    # What a run reads for the objective besides the training records.
+    inputs: ClassVar[type[Inputs]] = Inputs
 
     def __init__(self, config: PretrainConfig, mesh: Mesh | None) -> None:
         super().__init__(config, self.make_model(config, mesh))
@@ -167,62 +200,58 @@ class PretrainObjective(Objective):
         return {"summary": self.result_lines(final, ()), "evaluation": evaluation, "samples": list(samples)}
 
 
-class StatefulObjective(PretrainObjective):
-    """Base class of objectives whose network can carry its state across batches (``objective.carry_state``)."""
-
-    def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
-        return self.carried_sums(params, batch, key, None)[0]
-
-    @abstractmethod
-    def carried_sums(self, params: Any, batch: Batch, key: Any, carry: Any) -> tuple[Sums, Any]:
-        """Return :meth:`sums` of rows before whose first column the network has the state ``carry`` (None: zero),
-        and its state after the last column (None if ``carry`` is None)."""
+def total_loss(sums: Sums, denominators: Mapping[str, jax.Array]) -> jax.Array:
+    """Return the sum of (sum / denominator) over the losses that ``denominators`` names."""
+    return sum((sums[name][0] / total for name, total in denominators.items()), jnp.zeros(()))
 
 
-class TaughtObjective(PretrainObjective):
-    """Base class of objectives that read the outputs of a second network, the teacher, whose parameters no step
-    changes. The teacher runs in the step (:meth:`taught_sums`), or its outputs are features of the batch
-    (:meth:`use_stored`, then :meth:`sums`)."""
+def split_microbatches(batch: Batch, count: int) -> dict[str, jax.Array]:
+    """Reshape features [B, ...] to [count, B / count, ...]; microbatch i consists of rows i, i + count, ...
 
-    teacher: Any = None  # a Linen module
-    # Features that hold the outputs of the teacher, as (shape of a row, dtype); None: the teacher runs in the step.
-    stored: Mapping[str, tuple[tuple[int, ...], Any]] | None = None
-
-    @abstractmethod
-    def teach(self, spec: ModelSpec) -> None:
-        """Set ``teacher`` to the model that ``spec`` describes. Raises ``ValueError`` if it cannot teach the
-        student."""
-
-    @abstractmethod
-    def outputs_record(self) -> dict[str, Any]:
-        """Return a JSON-serializable description of :meth:`outputs`; called after :meth:`teach`."""
-
-    @abstractmethod
-    def outputs(self, taught: Any, batch: Batch) -> dict[str, jax.Array]:
-        """Return the outputs of the teacher that the losses read, float32 or int32 [B, ...], by the names that they
-        have as features of a batch; ``taught`` are the parameters of the teacher."""
-
-    def use_stored(self, arrays: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
-        """Read :meth:`outputs` from the batch, where ``arrays`` gives the shape of a row and the dtype of each."""
-        self.stored, self.features = arrays, (*self.features, *arrays)
-
-    def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        stored = (self.stored or {}).items()
-        own = {name: jax.ShapeDtypeStruct((batch_size, *shape), dtype) for name, (shape, dtype) in stored}
-        return super().batch_shapes(batch_size) | own
-
-    @abstractmethod
-    def taught_sums(self, params: Any, taught: Any, batch: Batch, key: Any, *, axis: str | None) -> Sums:
-        """Return the sums of all losses, as :meth:`sums` does; ``taught`` are the parameters of the teacher."""
+    Every device keeps its own rows, so the split needs no communication on any mesh.
+    """
+    return {
+        name: jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1) for name, x in batch.items()
+    }
 
 
-def apply_carried(model: nn.Module, params: Any, features: Batch, key: Any, carry: Any) -> tuple[Any, Any]:
-    """Return the output of ``model`` with the state ``carry`` (its collection ``CACHE``) before the first column,
-    and the state after the last one. If ``carry`` is None, the state starts at zero, and None is returned."""
-    if carry is None:
+def accumulate(
+    loss: Callable[[Any, Batch, Any], tuple[jax.Array, tuple[jax.Array, Sums, Any]]],
+    params: Any,
+    rows: Batch,
+    replica: Replica,
+) -> Gradients:
+    """Split ``rows`` into ``replica.count`` microbatches, differentiate ``loss(params, microbatch, number)`` for
+    each in turn, and return the sum of the results.
+
+    ``loss`` returns the value to differentiate, and the loss, the sums and the carried arrays to add up.
+    """
+    differentiated = jax.grad(loss, has_aux=True)
+
+    def gradients(rows: Batch, index: Any) -> Gradients:
+        grads, (value, sums, carried) = differentiated(params, rows, index)
+        return value, replica.constrain(grads), sums, carried
+
+    count = replica.count
+    if count == 1:
+        return gradients(rows, 0)
+    split = split_microbatches(rows, count)
+    shapes = jax.eval_shape(gradients, {name: x[0] for name, x in split.items()}, 0)
+
+    def add(total: Any, inputs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, gradients(*inputs)), None
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.lax.scan(add, zeros, (split, jnp.arange(count)))[0]
+
+
+def apply_carried(model: nn.Module, params: Any, features: Batch, key: Any, carried: Any) -> tuple[Any, Any]:
+    """Return the output of ``model`` with the state ``carried`` (its collection ``CACHE``) before the first column,
+    and the state after the last one. If ``carried`` is None, the state starts at zero, and None is returned."""
+    if carried is None:
         return model.apply({"params": params}, features, key), None
     features = {**features, "cache_start": jnp.zeros((), jnp.int32)}
-    output, changed = model.apply({"params": params, CACHE: carry}, features, key, mutable=[CACHE])
+    output, changed = model.apply({"params": params, CACHE: carried}, features, key, mutable=[CACHE])
     return output, changed[CACHE]
 
 

@@ -24,6 +24,7 @@ from bert_jax.objectives.causal_lm import original_ids
 from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import (
     TEXT_FEATURES,
+    Aux,
     Batch,
     PretrainObjective,
     Sums,
@@ -216,7 +217,7 @@ class ReplacedTokens(PretrainObjective):
         key = key.replace(key=jax.random.fold_in(key.key, _SAMPLE_KEY))
         return gumbel_noise(key.at(batch["mlm_positions"]), size)
 
-    def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
+    def sums(self, params: Any, aux: Aux, batch: Batch, key: Any, *, axis: str | None) -> tuple[Sums, Any]:
         model, weights = self.model, batch["mlm_weights"]
         generator, discriminator = (model.part(name) for name in (GENERATOR, DISCRIMINATOR))
         with jax.named_scope(GENERATOR):
@@ -233,7 +234,7 @@ class ReplacedTokens(PretrainObjective):
                 {"params": model.params_of(params, DISCRIMINATOR)}, {**batch, "input_ids": ids_BxS}, folded
             ).rtd_logits
         sums |= detection_sums(scores_BxS, ids_BxS != original_BxS, batch["sequence_ids"] > 0)
-        return sums | padding_sums(batch["sequence_ids"])
+        return sums | padding_sums(batch["sequence_ids"]), aux.carried
 
     def flops_per_sequence(self) -> float:
         scans = self.config.model.has_equal_layers
@@ -247,7 +248,7 @@ class ReplacedTokens(PretrainObjective):
         params = nn.unbox(jax.eval_shape(lambda: alone.model.init(jax.random.key(0), features)["params"]))
 
         def loss(params: Any, batch: Batch) -> jax.Array:
-            sums = alone.sums(params, batch, None)
+            sums, _ = alone.sums(params, Aux({}), batch, None, axis=None)
             return sums["mlm_loss"][0] + sums["rtd_loss"][0]
 
         return traced_flops(jax.grad(loss), params, batch).total() / self.row_shape.sequences

@@ -111,7 +111,8 @@ def sharding_here(mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> NamedShardi
 
 
 def constrain_tree(tree: Any, shardings: Any, mesh: Mesh | None) -> Any:
-    """Constrain a tree of arrays to ``shardings``, restricted to the mesh axes in :func:`automatic_axes`."""
+    """Constrain a tree of arrays (None: empty) to ``shardings``, restricted to the mesh axes in
+    :func:`automatic_axes`."""
     free = automatic_axes(mesh)
 
     def one(x: jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -119,7 +120,7 @@ def constrain_tree(tree: Any, shardings: Any, mesh: Mesh | None) -> Any:
         spec = PartitionSpec(*(tuple(axis for axis in part if axis in free) or None for part in parts))
         return jax.lax.with_sharding_constraint(x, sharding_here(sharding.mesh, spec))
 
-    return jax.tree.map(one, tree, shardings) if free else tree
+    return jax.tree.map(one, tree, shardings) if free and tree is not None else tree
 
 
 def with_logical_axes(initializer: Callable[..., Any], axes: Axes) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ import numpy as np
 from bert_jax.config import ModelConfig, RunConfig, differences
 from bert_jax.io.folder_lock import FolderTaken
 from bert_jax.io.storage import Location
+from bert_jax.model.embeddings import vocabulary_params
 from bert_jax.process import exits
 from bert_jax.start.fixed_options import OF_PHASE, PHASE_MAY_CHANGE, TABLE_ROWS, vocabulary_file
 from bert_jax.start.start import Start
@@ -75,7 +76,7 @@ def first_state(
         params: Mapping[str, Any] = dict(start.params)
         start.params.clear()  # so that their host memory is free during the run
         _require_finite(params, "the initial model")
-        params = job.initial_params(params)
+        params = {**vocabulary_params(job.config.model, job.tokenizer), **params}
         seed = job.config.training.seed
         state = initial_state(programs.model, programs.optimizer, programs.abstract, seed, params)
         return FirstState(jax.block_until_ready(state), 0, 0, meter, guard)

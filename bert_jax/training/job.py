@@ -8,7 +8,6 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from bert_jax import registry
 from bert_jax.batch import BatchIterator
 from bert_jax.config import RunConfig, to_dict
 from bert_jax.process import hosts
@@ -79,21 +78,13 @@ class Job(ABC):
     # Value of ``split`` in the lines that an evaluation writes to metrics.jsonl.
     eval_split = "eval"
 
-    def initial_params(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the canonical parameters of a run at step 0 that are not drawn: ``params``, those that were
-        loaded, and the characters of the vocabulary, if the model reads them."""
-        if not self.config.model.spells_words:
-            return params
-        characters = registry.load("extensions", "model.character_filters")
-        return {**characters.of_vocabulary(self.config.model, self.tokenizer), **params}
-
     @abstractmethod
     def programs(self, mesh: Mesh) -> TrainPrograms:
         """Return the training and evaluation steps on ``mesh``, with their model, optimizer and abstract state."""
 
     @abstractmethod
     def write_tokenizer(self, folder: Path) -> None:
-        """Copy the tokenizer file into ``folder``, so that the workdir is self-contained."""
+        """Copy the tokenizer file into ``folder``, so that the workdir is self-contained; record other inputs."""
 
     @abstractmethod
     def data(self, mesh: Mesh, *, complete: bool) -> Data:

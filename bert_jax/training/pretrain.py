@@ -11,12 +11,12 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import DataBudgetError, PretrainSource, first_sequences
 from bert_jax.config import PretrainConfig
-from bert_jax.objectives.objective import PretrainObjective, TaughtObjective
+from bert_jax.objectives.inputs import Inputs
+from bert_jax.objectives.objective import PretrainObjective
 from bert_jax.parallel import host_rows, to_global, to_host
 from bert_jax.process import hosts
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training.job import Context, Data, Job
-from bert_jax.training.launch import Teacher
 from bert_jax.training.logging.report import write_report
 from bert_jax.training.memory import OutOfMemory, explain_memory
 from bert_jax.training.programs import TrainPrograms, pretraining_batch, train_programs
@@ -25,8 +25,7 @@ from bert_jax.training.state import TrainState
 
 class PretrainJob(Job):
     """Job that trains an objective on the batches of ``source``. ``vocabulary`` is the path of the vocabulary file
-    from which ``tokenizer`` was loaded; ``teacher`` is that of a ``TaughtObjective``, and ``outputs`` (None: the
-    teacher runs in the step) are its stored outputs, which the batches of ``source`` then contain."""
+    from which ``tokenizer`` was loaded; ``inputs`` are what the objective reads besides."""
 
     config: PretrainConfig
 
@@ -37,12 +36,11 @@ class PretrainJob(Job):
         tokenizer: Tokenizer,
         vocabulary: Path,
         source: PretrainSource,
-        teacher: Teacher | None = None,
-        outputs: Any = None,
+        inputs: Inputs,
     ) -> None:
         super().__init__(config, tokenizer)
-        self._teacher, self._outputs = teacher, outputs
-        self._make_objective, self._source, self._vocabulary = objective, source, vocabulary
+        self._make_objective, self._inputs = objective, inputs
+        self._source, self._vocabulary = source, vocabulary
         self.max_blank_records = config.data.max_blank_records
         self._rows_of = source.row_shape.rows
         self._eval_batch_size = self._rows_of(config.training.eval_batch_size or config.training.global_batch_size)
@@ -52,13 +50,8 @@ class PretrainJob(Job):
         self._objective = self._make_objective(self.config, mesh)
         self._objective.row_shape = self._source.row_shape
         self._objective.prepare(self._source, self.tokenizer)
-        if isinstance(self._objective, TaughtObjective) and self._teacher is not None:
-            self._objective.teach(self._teacher.spec)
-            if self._outputs is not None:
-                self._objective.use_stored(self._outputs.shapes)
+        self._inputs.give(self._objective)
         programs = train_programs(self._objective)  # raises if the mesh does not divide a batch
-        if self._teacher is not None and self._outputs is None:
-            programs.set_teacher(self._teacher.params)
         self._eval_rows, self._eval_step = host_rows(mesh, self._eval_batch_size), None
         return programs
 
@@ -66,8 +59,7 @@ class PretrainJob(Job):
         own = folder / self._vocabulary.name
         if self._vocabulary.resolve() != own.resolve():
             shutil.copyfile(self._vocabulary, own)
-        if self._teacher is not None:
-            self._teacher.write_record(folder)
+        self._inputs.write_record(folder)
 
     def data(self, mesh: Mesh, *, complete: bool) -> Data:
         size = self._rows_of(self.config.training.global_batch_size)

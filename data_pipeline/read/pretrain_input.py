@@ -9,11 +9,11 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from bert_jax.batch import PRETRAIN_FEATURES, BatchInfo, BatchIterator, RowShape
+from bert_jax.batch import PRETRAIN_FEATURES, BatchInfo, BatchIterator, RecordFeatures, RowShape
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
 from bert_jax.hashing import hash_key
 from bert_jax.io.storage import Location
@@ -44,23 +44,17 @@ _FIRST_BATCHES = 8  # training batches of which one must have a prediction
 _BASELINE_BATCHES = 2000  # training batches that estimate the unigram distribution
 
 
-# Returns the outputs of a teacher for the records with the numbers int64[B].
-OutputsOf = Callable[[np.ndarray], dict[str, np.ndarray]]
-
-
-class StoredOutputs(Protocol):
-    """Stored outputs of a teacher (``bert_jax.contrib.compression.teachers.outputs``)."""
-
-    def rows(self, numbers: np.ndarray, *, held_out: bool) -> dict[str, np.ndarray]:
-        """Return the arrays [B, ...] of the records ``numbers`` int64[B]."""
+# Returns further features of the records with the numbers int64[B].
+MoreFeatures = Callable[[np.ndarray], dict[str, np.ndarray]]
 
 
 class ShardSource:
     """The ``bert_jax.batch.PretrainSource`` that reads the shards named in ``config.data``."""
 
-    def __init__(self, config: PretrainConfig, tokenizer: Tokenizer, outputs: StoredOutputs | None = None) -> None:
-        """``outputs``: stored outputs of a teacher, which the batches then contain too."""
-        self._config, self._tokenizer, self._outputs = config, tokenizer, outputs
+    def __init__(self, config: PretrainConfig, tokenizer: Tokenizer) -> None:
+        self._config, self._tokenizer = config, tokenizer
+        # Further features of the batches.
+        self.more: RecordFeatures | None = None
         self._train, self._eval = train_parts(config.data), held_out_parts(config.data)
 
     @cached_property
@@ -84,7 +78,7 @@ class ShardSource:
         lanes = config.data.lanes_for(size, *ramp[1::2])
         return pretrain_batches(
             config.data, folder=self._train, lanes=lanes, batch_size=size, batch_ramp=ramp, seed=training.seed,
-            rows=rows, tokenizer=self._tokenizer, outputs=self._rows_of(held_out=False),
+            rows=rows, tokenizer=self._tokenizer, more=self._more(held_out=False),
         )  # fmt: skip
 
     def held_out(
@@ -95,11 +89,11 @@ class ShardSource:
             return None
         return eval_batches(
             self._config.data, folder=self._eval, batch_size=batch_size, rows=rows, max_batches=max_batches,
-            tokenizer=self._tokenizer, outputs=self._rows_of(held_out=True),
+            tokenizer=self._tokenizer, more=self._more(held_out=True),
         )  # fmt: skip
 
-    def _rows_of(self, *, held_out: bool) -> OutputsOf | None:
-        return None if self._outputs is None else partial(self._outputs.rows, held_out=held_out)
+    def _more(self, *, held_out: bool) -> MoreFeatures | None:
+        return None if self.more is None else partial(self.more.rows, held_out=held_out)
 
     def content(self, *, held_out: bool) -> tuple[int, str]:
         """Return the number of training (or held-out) records and a digest of their shards; (0, "") without
@@ -208,9 +202,9 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
 
     def __init__(
         self, records: PartRecords, layout: Layout, data: DataConfig, order: MixtureOrder, sizes: BatchSizes,
-        rows: HostRows, mask: Masker | None, outputs: OutputsOf | None,
+        rows: HostRows, mask: Masker | None, more: MoreFeatures | None,
     ) -> None:  # fmt: skip
-        self._outputs = outputs
+        self._more = more
         self._per_row = records.sequences(layout)
         self._layout, self._data, self._order, self._sizes, self._mask = layout, data, order, sizes, mask
         self._records, self._rows, self._parts = records, rows, PartLog(records, order)
@@ -250,7 +244,7 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
             notes=self._parts.notes(*positions),
         )
         self._data_step += 1
-        return _named(batch, self._outputs), info
+        return _named(batch, self._more), info
 
     def skip(self, batches: int) -> None:
         """Skip the next ``batches`` batches, as after a loss spike, and record the range in the state."""
@@ -306,7 +300,7 @@ class PretrainBatches(Iterator[tuple[dict[str, np.ndarray], BatchInfo]]):
 def pretrain_batches(
     data: DataConfig, *, folder: Location | Sequence[Part], lanes: int, batch_size: int, seed: int,
     batch_ramp: tuple[int, ...] = (), rows: Sequence[int] | None = None, tokenizer: Tokenizer | None = None,
-    outputs: OutputsOf | None = None,
+    more: MoreFeatures | None = None,
 ) -> PretrainBatches:  # fmt: skip
     """Open the training stream of the indexed shards in ``folder``, or of a mixture of folders.
 
@@ -350,7 +344,7 @@ def pretrain_batches(
             "multiple of the number of processes", usable,
         )  # fmt: skip
     mask = make_masker(data, layout, tokenizer)
-    return PretrainBatches(records, layout, data, order, sizes, host_rows, mask, outputs)
+    return PretrainBatches(records, layout, data, order, sizes, host_rows, mask, more)
 
 
 def _parts(folder: Location | Sequence[Part]) -> Sequence[Part]:
@@ -362,7 +356,7 @@ def _parts(folder: Location | Sequence[Part]) -> Sequence[Part]:
 
 def eval_batches(
     data: DataConfig, *, folder: Location | Sequence[Part], batch_size: int, rows: Sequence[int] | None = None,
-    max_batches: int = 0, tokenizer: Tokenizer | None = None, outputs: OutputsOf | None = None,
+    max_batches: int = 0, tokenizer: Tokenizer | None = None, more: MoreFeatures | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:  # fmt: skip
     """Yield each held-out record once, in file order; the last batch is padded with blank rows.
 
@@ -374,13 +368,13 @@ def eval_batches(
     batches, after the last batch.
     """
     batches = _batches_once(data, _parts(folder), batch_size, rows, tokenizer, max_batches=max_batches)
-    return (_named(batch, outputs) for batch in batches)
+    return (_named(batch, more) for batch in batches)
 
 
-def _named(batch: Mapping[str, np.ndarray], outputs: OutputsOf | None) -> dict[str, np.ndarray]:
-    """Return the features of a batch, and the outputs of the teacher for its records."""
+def _named(batch: Mapping[str, np.ndarray], more: MoreFeatures | None) -> dict[str, np.ndarray]:
+    """Return the features of a batch, and ``more`` features of its records."""
     own = {name: batch[name] for name in PRETRAIN_FEATURES}
-    return own if outputs is None else own | outputs(batch["numbers"])
+    return own if more is None else own | more(batch["numbers"])
 
 
 def _batches_once(

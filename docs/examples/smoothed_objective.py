@@ -36,7 +36,7 @@ class Objective(PretrainObjective):
     def denominators(self, batch):
         return {"smoothed_loss": denominator(batch["mlm_weights"])}
 
-    def sums(self, params, batch, key, *, start, axis):
+    def sums(self, params, aux, batch, key, *, axis):
         logits = self.model.apply({"params": params}, batch, key).mlm_logits
         sums = weighted_cross_entropy("token", logits, batch["mlm_labels"], batch["mlm_weights"])
         # Padded rows of the vocabulary have a logit of -inf.
@@ -44,7 +44,8 @@ class Objective(PretrainObjective):
         spread = -jnp.sum(log_p, axis=-1) / self.config.model.vocab_size
         total, weight = sums["token_loss"]
         smoothed = (1 - SMOOTHING) * total + SMOOTHING * jnp.sum(spread * batch["mlm_weights"])
-        return sums | {"smoothed_loss": (smoothed, weight)} | padding_sums(batch["sequence_ids"])
+        sums |= {"smoothed_loss": (smoothed, weight)} | padding_sums(batch["sequence_ids"])
+        return sums, aux.carried
 
     def evaluation(self, totals):
         values = super().evaluation(totals)

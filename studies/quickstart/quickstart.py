@@ -116,7 +116,7 @@ class Rows:
         eval_step = jax.jit(make_eval_step(objective))
         totals: dict[str, np.ndarray] = {}
         for batch in self._batches:
-            for name, pair in eval_step(params, batch).items():
+            for name, pair in eval_step(params, batch, objective.fixed).items():
                 totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair, np.float64)
         values = objective.evaluation(totals)
         _, ids = top_pieces(objective.model, params, self._rows, 1, self._tokenizer.vocab_size)

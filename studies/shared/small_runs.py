@@ -164,7 +164,7 @@ class Rows:
         totals: dict[str, np.ndarray] = {}
         for batch in self.batches():
             chosen = batch if of_input is None else self.of_input(batch, of_input)
-            for name, pair in eval_step(params, chosen).items():
+            for name, pair in eval_step(params, chosen, objective.fixed).items():
                 totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair, np.float64)
         values = objective.evaluation(totals)
         names = ("mlm_loss", "mlm_accuracy", "lm_loss", "lm_accuracy", "targets")

@@ -328,9 +328,9 @@ def train(config, steps):
     state = TrainState(np.int32(0), params, optimizer.init(params), ema)
     states, norms = [jax.device_get(state)], []
     for step in range(steps):
-        state, metrics = run(state, random_batch(config, seed=step))
+        state, metrics = run(state, random_batch(config, seed=step), objective.fixed)
         states.append(jax.device_get(state))
-        norms.append(float(metrics["grad_norm"]))
+        norms.append(metrics.unpack()["grad_norm"])
     return states, norms
 
 

@@ -18,6 +18,7 @@ from bert_jax.config import ExecutionConfig
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.model import BertForPretraining, to_canonical
 from bert_jax.model.dropout import TOKEN_FEATURES, TokenKey
+from bert_jax.objectives.inputs import Inputs
 from bert_jax.objectives.registry import objective_class
 from bert_jax.parallel import make_mesh
 from bert_jax.process.exits import Stop
@@ -364,7 +365,9 @@ def test_a_packed_run_evaluates_reports_and_resumes_bitwise(both: Any, tmp_path:
             with pytest.raises(Stop):
                 pretrain_on(run, workdir, vocabulary, **options, stop=stop)
     tokenizer = load_tokenizer(vocabulary)
-    job = PretrainJob(run, objective_class(run.objective), tokenizer, vocabulary, ShardSource(run, tokenizer))
+    job = PretrainJob(
+        run, objective_class(run.objective), tokenizer, vocabulary, ShardSource(run, tokenizer), Inputs()
+    )
     mesh = make_mesh(run.mesh, jax.devices()[:1])
     job.programs(mesh)
     compiled = [job.batch_shapes(mesh, step)["input_ids"].shape[0] for step in (0, 1, 2)]

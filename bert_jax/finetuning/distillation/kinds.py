@@ -13,10 +13,10 @@ import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.config import HeadsConfig, ModelSpec
+from bert_jax.finetuning.distillation.losses import cosine_distance_loss, soft_target_loss
 from bert_jax.finetuning.distillation.soft_targets import SoftTargets
 from bert_jax.model.bert import BertOutput, present
 from bert_jax.objectives.crf import crf_loss
-from bert_jax.objectives.distillation_losses import cosine_distance_loss, soft_target_loss
 from bert_jax.objectives.objective import Sums, denominator
 from bert_jax.objectives.span import ABSENT
 from bert_jax.tasks.registry import TASKS

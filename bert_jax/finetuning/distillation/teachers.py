@@ -2,6 +2,8 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,17 +11,40 @@ import numpy as np
 
 from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import DistillationConfig, FinetuneConfig
+from bert_jax.config.schema import TEACHER_RECORD
 from bert_jax.finetuning.distillation.kinds import Vectors, soft_targets
 from bert_jax.finetuning.distillation.soft_targets import SoftTargets, first_tokens
 from bert_jax.inference.batching import by_level
 from bert_jax.inference.engine import Engine
+from bert_jax.io.files import write_whole
 from bert_jax.model.bert import bert_output
 from bert_jax.records import Record
 from bert_jax.tasks.task import ModelInput, Outputs, Task
-from bert_jax.training.launch import Teaching
 
 # Texts between two lines of progress.
 _REPORTED = 20_000
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """Sources of a fine-tuning run besides its labels: teachers, and texts that only they label."""
+
+    # Models with the output layer of the task; empty: no teacher.
+    teachers: Sequence[Engine] = ()
+    # Text of WORKDIR/teacher.json: paths and digests of the teachers.
+    record: str = ""
+    # Records whose labels are not read.
+    unlabelled: Sequence[Record] = ()
+    # Called with each line about the reading of the teachers.
+    report: Callable[[str], None] = lambda line: None
+
+    def write_record(self, folder: Path) -> None:
+        """Write ``record``, unless it is empty, to a file in the workdir ``folder``."""
+        if self.record:
+            write_whole(folder / TEACHER_RECORD, self.record)
+
+
+NO_TEACHING = Teaching()
 
 
 def check_teaching(teaching: Teaching, config: FinetuneConfig, *, has_labels: bool) -> None:

@@ -126,7 +126,8 @@ def test_loss_curve_equals_torch(mode: str) -> None:
     compiled = jax.jit(step, donate_argnums=0)
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
     for i in range(CURVE_STEPS):
-        state, metrics = compiled(state, batch(curve_case(i)))
+        state, packed = compiled(state, batch(curve_case(i)), objective.fixed)
+        metrics = packed.unpack()
         # The rate of step 0 is 0 in both, so the first parameters to differ are those of step 2.
         assert abs(float(metrics["last"]["learning_rate"]) - recorded["learning_rate"][i]) <= 1e-9
         assert abs(float(metrics["loss"]) - recorded["loss"][i]) <= 1e-4, f"step {i}"

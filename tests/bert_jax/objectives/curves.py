@@ -38,7 +38,8 @@ def metrics_of_steps(
     step = jax.jit(make_train_step(objective, optimizer), donate_argnums=0)
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
     for i in range(CURVE_STEPS):
-        state, metrics = step(state, batch_of(i))
+        state, packed = step(state, batch_of(i), objective.fixed)
+        metrics = packed.unpack()
         assert abs(float(metrics["last"]["learning_rate"]) - learning_rate(i, bert2018=False)) <= 1e-9
         yield metrics
 

@@ -15,7 +15,7 @@ from golden.cases import (
     original_tokens,
     weights,
 )
-from support import objective_of, random_batch, tiny_config, whole_and_resumed
+from support import objective_of, random_batch, sums_of, tiny_config, whole_and_resumed
 
 from bert_jax.config import DataConfig, ModelConfig, PretrainConfig
 from bert_jax.interop.readers import read_weights
@@ -64,7 +64,7 @@ def test_its_loss_is_the_mean_over_next_tokens():
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     nll = -np.take_along_axis(log_p[:, :-1], ids[:, 1:, None], -1)[..., 0]
     used = (batch["sequence_ids"][:, 1:] > 0).astype(float)
-    total, weight = objective.sums(params, batch, None)["lm_loss"]
+    total, weight = sums_of(objective, params, batch)["lm_loss"]
     assert float(weight) == used.sum() == float(objective.denominators(batch)["lm_loss"])
     assert float(total) == pytest.approx((nll * used).sum(), rel=1e-5)
 

@@ -15,7 +15,7 @@ from golden.cases import (
     class_batch,
     class_weights,
 )
-from support import objective_of, random_batch, relative_difference, tiny_config, whole_and_resumed
+from support import objective_of, random_batch, relative_difference, sums_of, tiny_config, whole_and_resumed
 
 from bert_jax.config import DataConfig, ModelConfig, PretrainConfig
 from bert_jax.config.objective import ObjectiveConfig
@@ -74,7 +74,7 @@ def test_a_batch_without_classes_has_the_loss_of_masked_lm():
 
     def loss_of(batch: dict[str, np.ndarray]) -> dict[str, float]:
         denominators = objective.denominators(batch)
-        sums = objective.sums(params, batch, None)
+        sums = sums_of(objective, params, batch)
         return {name: float(sums[name][0] / value) for name, value in denominators.items()}
 
     with_classes, without = loss_of(batch), loss_of(batch | {"document_classes": np.zeros((8, 1), np.int32)})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from jax.sharding import Mesh
-from support import masked_lm, objective_of, random_batch, tiny_config, train_synthetic, whole_and_resumed
+from support import masked_lm, objective_of, random_batch, sums_of, tiny_config, train_synthetic, whole_and_resumed
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, dump_yaml, from_dict, to_dict
 from bert_jax.config.objective import ObjectiveConfig
@@ -59,7 +59,7 @@ def test_its_loss_is_that_of_the_smoothed_targets():
     log_p = np.asarray(jax.nn.log_softmax(logits), np.float64)
     targets = 0.9 * np.eye(config.model.vocab_size)[batch["mlm_labels"]] + 0.1 / config.model.vocab_size
     expected = -np.sum(targets * log_p * batch["mlm_weights"][..., None])
-    sums = jax.jit(lambda params, batch: objective.sums(params, batch, None, start=None, axis=None))
+    sums = jax.jit(lambda params, batch: sums_of(objective, params, batch))
     total, weight = sums(params, batch)["smoothed_loss"]
     assert float(total) == pytest.approx(expected, rel=1e-5) and weight == batch["mlm_weights"].sum()
 
@@ -76,6 +76,10 @@ def test_an_unknown_name_and_a_file_without_the_class_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"objective\.name: 'masked_ml' .*did you mean 'masked_lm'"):
         objective_class(ObjectiveConfig(name="masked_ml"))
     (tmp_path / "empty.py").write_text("")
+    old = MODULE.read_text().replace("params, aux, batch, key, *, axis", "params, batch, key, *, start, axis")
+    (tmp_path / "old.py").write_text(old)
+    with pytest.raises(ValueError, match=r"old\.py: sums has the arguments of another version .*; write sums\("):
+        objective_class(ObjectiveConfig(module=str(tmp_path / "old.py")))
     for file in ("empty.py", "absent.py"):
         with pytest.raises(ValueError, match=rf"objective\.module: .*{file}.* class Objective"):
             objective_class(ObjectiveConfig(module=str(tmp_path / file)))
@@ -111,15 +115,12 @@ class ReplacedTokens(PretrainObjective):
     def denominators(self, batch):
         return {"mlm_loss": denominator(batch["mlm_weights"]), "token_loss": jnp.float32(batch["input_ids"].size)}
 
-    def sums(self, params, batch, key, *, start, axis):
+    def sums(self, params, aux, batch, key, *, axis):
         logits, replaced = self.model.apply({"params": params}, batch, key)
         ids = batch["input_ids"]
         sums = weighted_cross_entropy("mlm", logits, batch["mlm_labels"], batch["mlm_weights"])
-        return (
-            sums
-            | weighted_cross_entropy("token", replaced, 0 * ids, jnp.ones(ids.shape))
-            | padding_sums(batch["sequence_ids"])
-        )
+        sums |= weighted_cross_entropy("token", replaced, 0 * ids, jnp.ones(ids.shape))
+        return sums | padding_sums(batch["sequence_ids"]), aux.carried
 
 
 @pytest.mark.parametrize("options", ["", "--execution.scan_layers true --mesh.data 2 --mesh.tensor 2"])

@@ -16,7 +16,15 @@ from golden.cases import (
     rtd_batch,
     rtd_weights,
 )
-from support import objective_of, random_batch, relative_difference, tiny_config, train_synthetic, whole_and_resumed
+from support import (
+    objective_of,
+    random_batch,
+    relative_difference,
+    sums_of,
+    tiny_config,
+    train_synthetic,
+    whole_and_resumed,
+)
 
 from bert_jax.config import DataConfig, ModelConfig, PretrainConfig
 from bert_jax.config.objective import ObjectiveConfig
@@ -109,7 +117,7 @@ def test_a_sample_equal_to_the_original_counts_as_original():
             return 1e6 * jax.nn.one_hot(batch["mlm_labels"], size)
 
     objective, batch = Original(config, None), random_batch(config)
-    sums = jax.jit(lambda params: objective.sums(params, batch, None))(initial_params(objective.model, 0))
+    sums = jax.jit(lambda params: sums_of(objective, params, batch))(initial_params(objective.model, 0))
     assert float(sums["rtd_replaced"][0]) == 0.0 and float(sums["rtd_loss"][1]) == (batch["sequence_ids"] > 0).sum()
 
 
@@ -121,7 +129,7 @@ def test_the_discriminator_sees_samples_at_all_masked_positions(monkeypatch):
         "bert_jax.objectives.replaced_tokens.detection_sums",
         lambda scores, is_replaced, is_token: seen.append(np.asarray(is_replaced)) or {},
     )
-    objective.sums(initial_params(objective.model, 0), batch, None)
+    sums_of(objective, initial_params(objective.model, 0), batch)
     is_masked = np.zeros_like(seen[0])
     rows, slots = np.nonzero(batch["mlm_weights"])
     is_masked[rows, batch["mlm_positions"][rows, slots]] = True
@@ -141,7 +149,7 @@ def test_gradients_of_the_embeddings(sharing):
     params = initial_params(objective.model, 0)
 
     def loss(params, name):
-        total, weight = objective.sums(params, batch, None)[name]
+        total, weight = sums_of(objective, params, batch)[name]
         return total / weight
 
     table = "embeddings/word_embeddings/embedding"

@@ -15,14 +15,15 @@ import bert_jax
 from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, TokenizerConfig
 from bert_jax.config.task import TaskDataConfig
 from bert_jax.contrib.compression.teachers.find import find_task_teachers, find_teacher
+from bert_jax.finetuning.distillation.teachers import Teaching
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.finetuning.task_objective import TaskObjective
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.saved_model import write_saved
+from bert_jax.objectives.objective import Aux
 from bert_jax.parallel import batch_sharding, make_mesh
 from bert_jax.process import exits
 from bert_jax.records import Answer, Record
-from bert_jax.training.launch import Teaching
 from bert_jax.training.state import initial_params
 from bert_jax.training.step import loss_and_gradients
 from data_pipeline.tasks import read_splits, read_unlabelled
@@ -121,7 +122,8 @@ def losses(job, params, batch, mesh=None):
     objective = TaskObjective(job.resolved.task, job.resolved.config, model, job.resolved.soft)
 
     def total(params):
-        counts, sums = objective.denominators(batch), objective.sums(params, batch, None, start=None, axis=None)
+        counts = objective.denominators(batch)
+        sums, _ = objective.sums(params, Aux({}), batch, None, axis=None)
         parts = {name: sums[name][0] / count for name, count in counts.items()}
         return sum(parts.values()), parts
 

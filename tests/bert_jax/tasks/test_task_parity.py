@@ -19,11 +19,12 @@ from bert_jax.finetuning.task_objective import TaskObjective
 from bert_jax.inference.batching import Shape, fill_rows, pack_batch
 from bert_jax.model import to_canonical
 from bert_jax.model.canonical import from_canonical
+from bert_jax.objectives.objective import split_microbatches
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.records import Answer, Record
 from bert_jax.start.start import Start
 from bert_jax.training.state import abstract_params
-from bert_jax.training.step import loss_and_gradients, split_microbatches
+from bert_jax.training.step import loss_and_gradients
 
 FIXTURE = Path(__file__).parents[2] / "golden" / "fixtures" / "tasks.npz"
 CASES = {case.name: case for case in TASK_CASES}

@@ -19,8 +19,9 @@ from bert_jax.objectives.causal_lm import next_weights, original_ids
 from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import (
     TEXT_FEATURES,
+    Aux,
     Batch,
-    StatefulObjective,
+    PretrainObjective,
     Sums,
     apply_carried,
     denominator,
@@ -47,7 +48,7 @@ class BidirectionalModel(BertModel):
         return self.mlm_head(forward[:, :-1], table_VxE), self.mlm_head(backward[:, 1:], table_VxE)
 
 
-class BidirectionalLm(StatefulObjective):
+class BidirectionalLm(PretrainObjective):
     """The mean of the cross-entropies of the two directions."""
 
     display = Display(
@@ -83,15 +84,16 @@ class BidirectionalLm(StatefulObjective):
         total = 2 * denominator(next_weights(batch["sequence_ids"]))
         return {"forward_loss": total, "backward_loss": total}
 
-    def carried_sums(self, params: Any, batch: Batch, key: Any, carry: Any) -> tuple[Sums, Any]:
+    def sums(self, params: Any, aux: Aux, batch: Batch, key: Any, *, axis: str | None) -> tuple[Sums, Any]:
         """Return the sums and the states of both directions, as bilm-tf keeps them: before the last column, the
         backward direction has its state at the first column of the previous row, which is earlier text. A row
         that ends in padding starts both at zero, and so does padding before a row for the forward direction."""
         ids_BxS, weights = original_ids(batch), next_weights(batch["sequence_ids"])
-        (forward, backward), carry = apply_carried(self.model, params, {**batch, "input_ids": ids_BxS}, key, carry)
+        own = {**batch, "input_ids": ids_BxS}
+        (forward, backward), carried = apply_carried(self.model, params, own, key, aux.carried)
         sums = weighted_cross_entropy("forward", forward, ids_BxS[:, 1:], weights)
         sums |= weighted_cross_entropy("backward", backward, ids_BxS[:, :-1], weights)
-        return sums | padding_sums(batch["sequence_ids"]), carry
+        return sums | padding_sums(batch["sequence_ids"]), carried
 
     def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
         values = super().evaluation(totals)

@@ -19,7 +19,7 @@ from bert_jax.contrib.ancestors.config import GloveConfig
 from bert_jax.contrib.ancestors.objectives.sampling import one_of, special_ids, training_ids
 from bert_jax.contrib.ancestors.objectives.word_vectors import CONTEXTS, WORDS, WordVectorObjective
 from bert_jax.objectives.display import Column, Display, Panel, Tile
-from bert_jax.objectives.objective import Sums, padding_sums
+from bert_jax.objectives.objective import Aux, Sums, padding_sums
 from bert_jax.tokenization import Tokenizer
 
 # Pairs that are collected before they are added to the matrix.
@@ -111,13 +111,15 @@ class Glove(WordVectorObjective):
         weights = jnp.minimum(counts / self.options.largest_count, 1) ** self.options.count_power
         return weights * jnp.square(errors)
 
-    def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
+    def sums(self, params: Any, aux: Aux, batch: Batch, key: Any, *, axis: str | None) -> tuple[Sums, Any]:
         words, _ = self.random_tokens(batch, key).words()
         drawn = one_of(len(self._count_N), words)
         chosen = (jnp.take(values, drawn, axis=0) for values in (self._first_N, self._second_N, self._count_N))
         weights = (batch["sequence_ids"] > 0).astype(jnp.float32)  # padding would draw one entry many times
         losses = self.entry_losses(params, batch, *chosen) * weights
-        return {"glove_loss": (jnp.sum(losses), jnp.sum(weights))} | padding_sums(batch["sequence_ids"])
+        return {"glove_loss": (jnp.sum(losses), jnp.sum(weights))} | padding_sums(
+            batch["sequence_ids"]
+        ), aux.carried
 
     @classmethod
     def network(

@@ -16,7 +16,7 @@ from bert_jax.contrib.ancestors.objectives.word_vectors import WordVectorObjecti
 from bert_jax.model.dropout import TokenKey, mix
 from bert_jax.objectives.causal_lm import original_ids
 from bert_jax.objectives.display import Column, Display, Panel, Tile
-from bert_jax.objectives.objective import Sums, padding_sums
+from bert_jax.objectives.objective import Aux, Sums, padding_sums
 from bert_jax.tokenization import Tokenizer
 
 # Numbers of the random words of a token, for subsampling and the window; negatives follow.
@@ -161,7 +161,7 @@ class SkipGram(Word2vec):
 
     row_negatives = 192
 
-    def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
+    def sums(self, params: Any, aux: Aux, batch: Batch, key: Any, *, axis: str | None) -> tuple[Sums, Any]:
         words_VxD, contexts_VxD, _, _ = self.model.apply({"params": params}, batch, None)
         windows = self.windows(batch, key)
         v_BxSxD = jnp.take(words_VxD, windows.ids_BxS, axis=0)
@@ -172,7 +172,7 @@ class SkipGram(Word2vec):
         # For each negative, the pairs of a token whose context it is not: word2vec leaves these out.
         apart_BxSxN = over_contexts(contexts_BxSxS, 1 - equals_negative(windows))
         total += self.negative_sums(v_BxSxD, apart_BxSxN, negatives_BxNxD)
-        return {"ns_loss": (total, jnp.sum(contexts_BxSxS))} | padding_sums(batch["sequence_ids"])
+        return {"ns_loss": (total, jnp.sum(contexts_BxSxS))} | padding_sums(batch["sequence_ids"]), aux.carried
 
 
 class Cbow(Word2vec):
@@ -181,7 +181,7 @@ class Cbow(Word2vec):
 
     row_negatives = 128
 
-    def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
+    def sums(self, params: Any, aux: Aux, batch: Batch, key: Any, *, axis: str | None) -> tuple[Sums, Any]:
         words_VxD, contexts_VxD, _, _ = self.model.apply({"params": params}, batch, None)
         windows = self.windows(batch, key)
         v_BxSxD = jnp.take(words_VxD, windows.ids_BxS, axis=0)
@@ -196,4 +196,4 @@ class Cbow(Word2vec):
         total = jnp.sum(softplus(-scores_BxS) * has_context_BxS)
         weights_BxSxN = (1 - equals_negative(windows)) * has_context_BxS[..., None]
         total += self.negative_sums(mean_BxSxD, weights_BxSxN, negatives_BxNxD)
-        return {"ns_loss": (total, jnp.sum(has_context_BxS))} | padding_sums(batch["sequence_ids"])
+        return {"ns_loss": (total, jnp.sum(has_context_BxS))} | padding_sums(batch["sequence_ids"]), aux.carried

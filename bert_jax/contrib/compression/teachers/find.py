@@ -5,14 +5,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from bert_jax.contrib.compression.teachers.outputs import stored_teacher
+from bert_jax.config.schema import TEACHER_RECORD
+from bert_jax.contrib.compression.teachers.outputs import Teacher, stored_teacher
 from bert_jax.inference.loaded import LoadedModel, prepare
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.io.storage import Location
 from bert_jax.tokenization import Tokenizer, build_tokenizer
 from bert_jax.training.checkpoint.parameters import arrays_digest
-from bert_jax.training.launch import TEACHER_RECORD, Teacher
 
 
 def find_teacher(
@@ -97,7 +97,7 @@ def _read(name: str, options: ReadOptions) -> tuple[ModelBundle, dict[str, str]]
     return weights, {"teacher": str(Path(name).absolute()), "digest": digest}
 
 
-def check_vocabulary(teacher: Teacher, tokenizer: Tokenizer | None, vocabulary: Path) -> None:
+def check_vocabulary(teacher: Teacher, tokenizer: Tokenizer | None, vocabulary: Location) -> None:
     """Raise ``ValueError`` if a run and its teacher have different vocabularies. ``tokenizer``: of the file
     ``vocabulary``; None if this file does not exist yet, so that it would be trained."""
     if tokenizer is None and teacher.fingerprint is not None:

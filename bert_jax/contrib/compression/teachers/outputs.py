@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,20 +18,36 @@ import numpy as np
 from numpy.lib import format as npy
 
 from bert_jax.batch import PretrainSource
-from bert_jax.config import PretrainConfig
+from bert_jax.config import ModelSpec, PretrainConfig
 from bert_jax.config.spec import spec_from_json, spec_to_json
 from bert_jax.io.files import write_whole
 from bert_jax.io.folder_lock import hold_folder
-from bert_jax.objectives.objective import PretrainObjective, TaughtObjective
-from bert_jax.parallel import host_rows, make_mesh, to_global
+from bert_jax.parallel import check_batches, host_rows, make_mesh, to_global
 from bert_jax.process import hosts
-from bert_jax.training.launch import Teacher
-from bert_jax.training.programs import train_programs
 
 RECORD, PROGRESS = "outputs.json", "progress.json"
 _SPLITS = ("train", "held_out")
 _EVERY = 50  # batches between two records of the progress
 Numbered = tuple[np.ndarray, dict[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A model whose outputs a pretraining run learns to reproduce."""
+
+    # Path, as it was given.
+    name: str
+    spec: ModelSpec
+    # Canonical name -> float32 array; empty if only its outputs are read.
+    params: Mapping[str, np.ndarray]
+    # Fingerprint of its tokenizer; None: it has none.
+    fingerprint: str | None
+    # Text of WORKDIR/teacher.json.
+    record: str
+    # Folder of its stored outputs; empty: it runs in the training step.
+    outputs: str = ""
+    # Lines about how it was read.
+    notes: tuple[str, ...] = ()
 
 
 class NumberedSource(PretrainSource, Protocol):
@@ -104,20 +121,18 @@ def _text(record: Mapping[str, Any], folder: Path) -> str:
 
 def prepared_outputs(
     config: PretrainConfig,
-    objective_type: type[PretrainObjective],
+    objective_type: Any,
     teacher: Teacher,
     source: NumberedSource,
     report: Callable[[str], None],
 ) -> TeacherOutputs:
     """Return the outputs in the folder of ``teacher``; compute them first, or the rest of them, if it is not
-    complete.
+    complete. ``objective_type`` is a class like ``compression.distillation.Distillation``.
 
     Masks must be static. Raises ``ValueError`` for outputs of other shards, of another teacher or for other losses,
     too little space, and an incomplete folder in a run of several processes.
     """
     folder = Path(teacher.outputs)
-    if not issubclass(objective_type, TaughtObjective):
-        raise ValueError("--teacher_outputs: the objective reads no teacher; use objective.name distillation")
     objective = objective_type(config, make_mesh(config.mesh, jax.devices()))
     objective.row_shape = source.row_shape
     objective.teach(teacher.spec)
@@ -155,20 +170,21 @@ def prepared_outputs(
 
 def _write(
     folder: Path,
-    objective: TaughtObjective,
+    objective: Any,
     teacher: Teacher,
     source: NumberedSource,
     record: dict[str, Any],
     report: Callable[[str], None],
 ) -> None:
     """Compute the outputs of all records, and store them in ``folder``."""
-    programs = train_programs(objective)
-    programs.set_teacher(teacher.params)
-    training = objective.config.training  # a microbatch fits into memory with the student, too
+    mesh, training = objective.mesh, objective.config.training
+    check_batches(training, mesh.shape, source.row_shape.rows)
+    objective.teach(teacher.spec, teacher.params)
+    params, compute = objective.fixed["teacher"], jax.jit(objective.outputs)
+    # A microbatch fits into memory with the student, too.
     size = source.row_shape.rows(training.global_batch_size // training.accumulation_steps)
-    shapes = jax.eval_shape(objective.outputs, programs.taught, objective.batch_shapes(size))
-    rows, mesh, compute = len(host_rows(programs.mesh, size)), programs.mesh, jax.jit(objective.outputs)
-    assert rows == size
+    shapes = jax.eval_shape(objective.outputs, params, objective.batch_shapes(size))
+    assert len(host_rows(mesh, size)) == size
     done = {split: 0 for split in _SPLITS}  # records
     progress = folder / PROGRESS
     if progress.is_file():
@@ -187,7 +203,7 @@ def _write(
         batches = source.numbered(held_out=split == "held_out", batch_size=size, first=done[split] // size)
         for number, (numbers, batch) in enumerate(batches, start=done[split] // size + 1):
             features = {name: batch[name] for name in objective.features}
-            for name, values in compute(programs.taught, to_global(features, mesh, size)).items():
+            for name, values in compute(params, to_global(features, mesh, size)).items():
                 arrays[name][numbers] = np.asarray(values)[: len(numbers)]
             done[split] = min(number * size, count)
             if number % _EVERY == 0 or done[split] == count:

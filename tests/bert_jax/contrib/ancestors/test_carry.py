@@ -11,7 +11,7 @@ from support import objective_of, random_batch, tiny_config, train_synthetic, un
 from test_encoders import ELMO, LSTM, NNLM
 
 from bert_jax.model import from_canonical, to_canonical
-from bert_jax.objectives.objective import apply_carried
+from bert_jax.objectives.objective import Aux, apply_carried
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.training.checkpoint.restore import restore_newest
 from bert_jax.training.logging.metrics_file import read_metrics
@@ -62,7 +62,9 @@ def joined(one, two):
 
 def step_of(objective):
     """Compiled: loss, gradients, sums and state of a batch."""
-    return jax.jit(lambda params, batch, state: loss_and_gradients(objective, params, batch, None, 1, carry=state))
+    return jax.jit(
+        lambda params, batch, state: loss_and_gradients(objective, params, batch, None, 1, aux=Aux({}, state))
+    )
 
 
 def carried(objective, params, batches):
@@ -130,8 +132,8 @@ def test_gradients_stop_between_batches():
     def half(params, stops):
         """Loss of the second half of the long rows."""
         before = params if not stops else jax.lax.stop_gradient(params)
-        *_, state = objective.carried_sums(before, one, None, zero)
-        total, weight = objective.carried_sums(params, two, None, state)[0]["lm_loss"]
+        *_, state = objective.sums(before, Aux({}, zero), one, None, axis=None)
+        total, weight = objective.sums(params, Aux({}, state), two, None, axis=None)[0]["lm_loss"]
         return total / weight
 
     slope = jax.jit(jax.grad(half), static_argnums=1)

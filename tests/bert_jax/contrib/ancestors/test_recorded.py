@@ -19,7 +19,7 @@ from golden.ancestor_cases import (
     values,
     weights,
 )
-from support import objective_of, tiny_config
+from support import objective_of, sums_of, tiny_config
 
 from bert_jax.batch import feature_shapes
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, PretrainConfig
@@ -62,7 +62,7 @@ def test_losses_and_gradients_are_those_of_torch(name: str):
     params, batch = from_canonical(params_of(name), like, 23), batch_of(token_ids())
 
     def loss(params):
-        sums, under = objective.sums(params, batch, None), objective.denominators(batch)
+        sums, under = sums_of(objective, params, batch), objective.denominators(batch)
         return sum(sums[key][0] / under[key] for key in under)
 
     value, gradients = jax.jit(jax.value_and_grad(loss))(params)

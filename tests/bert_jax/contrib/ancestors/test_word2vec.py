@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from support import SyntheticSource, objective_of, random_batch, tiny_config, untimed, whole_and_resumed
+from support import SyntheticSource, objective_of, random_batch, sums_of, tiny_config, untimed, whole_and_resumed
 
 from bert_jax.contrib.ancestors.objectives.glove import co_occurrences
 from bert_jax.contrib.ancestors.objectives.sampling import AliasTable
@@ -70,7 +70,7 @@ def test_gradient_of_skip_gram_is_that_of_each_pair_in_float64(key):
             of_v[center] += share * sign * sigmoid(score) * u[token]
             of_u[token] += share * sign * sigmoid(score) * v[center]
     (total, count), gradients = jax.value_and_grad(
-        lambda p: (lambda found: (found["ns_loss"][0], found["ns_loss"][1]))(objective.sums(p, batch, key)),
+        lambda p: (lambda found: (found["ns_loss"][0], found["ns_loss"][1]))(sums_of(objective, p, batch, key)),
         has_aux=True,
     )(params)
     ours = to_canonical(gradients, 211)
@@ -100,7 +100,7 @@ def test_gradient_of_cbow_is_that_of_word2vec_in_float64():
             of_u[token] += share * sign * sigmoid(score) * mean
         for token in around:  # each gets the whole error, as in word2vec
             of_v[token] += whole
-    total, gradients = jax.value_and_grad(lambda p: objective.sums(p, batch, None)["ns_loss"][0])(params)
+    total, gradients = jax.value_and_grad(lambda p: sums_of(objective, p, batch)["ns_loss"][0])(params)
     ours = to_canonical(gradients, 211)
     assert abs(float(total) - loss) < 1e-6 * loss
     for name, theirs in ((WORDS, of_v), (CONTEXTS, of_u)):
@@ -155,12 +155,12 @@ def test_padding_and_blank_rows_draw_no_entries_of_glove():
     ids, sequences = batch["input_ids"], batch["sequence_ids"]
     objective.set_counts(co_occurrences([(ids, sequences)], 211, 3))
     params = initial_params(objective.model, 0)
-    whole, weight = objective.sums(params, batch, None)["glove_loss"]
+    whole, weight = sums_of(objective, params, batch)["glove_loss"]
     assert int(weight) == (sequences > 0).sum() < sequences.size
     blank = {name: x.copy() for name, x in batch.items()}
     blank["sequence_ids"][2:] = 0
-    part, _ = objective.sums(params, {name: x[:2] for name, x in batch.items()}, None)["glove_loss"]
-    assert float(objective.sums(params, blank, None)["glove_loss"][0]) == pytest.approx(float(part))
+    part, _ = sums_of(objective, params, {name: x[:2] for name, x in batch.items()})["glove_loss"]
+    assert float(sums_of(objective, params, blank)["glove_loss"][0]) == pytest.approx(float(part))
     assert float(whole) > float(part) > 0
 
 

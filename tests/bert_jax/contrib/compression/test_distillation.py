@@ -2,7 +2,6 @@
 student, refusals."""
 
 import dataclasses
-import functools
 import json
 import re
 
@@ -11,10 +10,16 @@ import numpy as np
 import pytest
 from builders import content, drawn, tiny_model, words
 from hf_folders import make_folder
-from support import random_batch, relative_difference, tiny_config, train_synthetic, whole_and_resumed
+from support import random_batch, relative_difference, sums_of, tiny_config, train_synthetic, whole_and_resumed
 
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
+from bert_jax.config.schema import TEACHER_RECORD
+from bert_jax.contrib.compression.distillation import Distillation
+from bert_jax.contrib.compression.distillation_losses import relation_loss, score_loss, squared_error_loss
 from bert_jax.contrib.compression.teachers.find import check_vocabulary, find_teacher
+from bert_jax.contrib.compression.teachers.inputs import TeacherInputs
+from bert_jax.contrib.compression.teachers.outputs import Teacher
+from bert_jax.finetuning.distillation.losses import cosine_distance_loss, soft_target_loss
 from bert_jax.inference.loaded import prepare
 from bert_jax.interop.export import export_model
 from bert_jax.interop.model_bundle import ReadOptions
@@ -22,17 +27,9 @@ from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.model import from_canonical, to_canonical
 from bert_jax.model.canonical import canonical_shapes
-from bert_jax.objectives.distillation import Distillation
-from bert_jax.objectives.distillation_losses import (
-    cosine_distance_loss,
-    relation_loss,
-    score_loss,
-    soft_target_loss,
-    squared_error_loss,
-)
+from bert_jax.objectives.objective import Aux
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.tokenization import WordPieceTokenizer
-from bert_jax.training.launch import TEACHER_RECORD, Teacher
 from bert_jax.training.programs import train_programs
 from bert_jax.training.state import initial_params, initial_state, make_prng_key
 from bert_jax.training.step import loss_and_gradients
@@ -86,7 +83,7 @@ def test_the_losses_are_those_of_the_outputs():
     config = tiny_config(OPTIONS, PRESETS["tinybert"], "--objective.soft_weight 3 --objective.temperature 4")
     objective, params_t = taught(config)
     params, batch = initial_params(objective.model, 3), random_batch(config, rows=4)
-    sums = jax.jit(lambda: objective.taught_sums(params, params_t, batch, None, axis=None))()
+    sums = jax.jit(lambda: sums_of(objective, params, batch, teacher=params_t))()
     student = jax.jit(objective.model.apply)({"params": params}, batch)
     other = jax.jit(objective.teacher.apply)({"params": params_t}, batch)
     tokens = (batch["sequence_ids"] > 0).astype(np.float32)
@@ -101,7 +98,8 @@ def test_the_losses_are_those_of_the_outputs():
     )
     np.testing.assert_allclose(np.array(sums["hidden_loss"]), (float(hidden), tokens.sum()), rtol=1e-5)
     # A step minimizes the weighted sum of the means.
-    loss = jax.jit(lambda: loss_and_gradients(objective, params, batch, None, 1, taught=params_t)[0])()
+    aux = Aux({"teacher": params_t})
+    loss = jax.jit(lambda: loss_and_gradients(objective, params, batch, None, 1, aux=aux)[0])()
     means = {name: float(total / weight) for name, (total, weight) in sums.items() if weight}
     assert float(loss) == pytest.approx(
         3 * means["soft_loss"] + 2 * means["hidden_loss"] + 0.5 * means["attention_loss"], rel=1e-5
@@ -124,8 +122,7 @@ def test_attention_is_that_of_queries_keys_and_values():
         config = dataclasses.replace(config, objective=dataclasses.replace(config.objective, teacher_width=WIDTH))
         objective, params_t = taught(config)
         params, batch = initial_params(objective.model, 3), random_batch(config, rows=4)
-        compute = functools.partial(objective.taught_sums, key=None, axis=None)
-        sums = jax.jit(compute)(params, params_t, batch)
+        sums = jax.jit(lambda p, t, b, o=objective: sums_of(o, p, b, teacher=t))(params, params_t, batch)
         x = jax.jit(objective.model.apply)({"params": params}, batch).hidden_states
         y = jax.jit(objective.teacher.apply)({"params": params_t}, batch).hidden_states
         ids, names = batch["sequence_ids"], ("query", "key", "value")
@@ -155,7 +152,7 @@ def test_attention_of_networks_with_pruned_heads(count):
     config = dataclasses.replace(config, model=pruned)
     objective, params_t = taught(config, **changes)
     params, batch = initial_params(objective.model, 3), random_batch(config, rows=4)
-    sums = objective.taught_sums(params, params_t, batch, None, axis=None)
+    sums = sums_of(objective, params, batch, teacher=params_t)
     expected = 0.0
     for own, of in ((0, 1), (1, 3)):
         vectors = []
@@ -173,7 +170,7 @@ def test_the_last_hidden_states_without_a_projection():
     objective, params_t = taught(config)
     params, batch = initial_params(objective.model, 3), random_batch(config, rows=4)
     assert "teacher_projection" not in params
-    sums = objective.taught_sums(params, params_t, batch, None, axis=None)
+    sums = sums_of(objective, params, batch, teacher=params_t)
     states = [
         model.apply({"params": own}, batch).sequence_output
         for model, own in ((objective.model, params), (objective.teacher, params_t))
@@ -191,7 +188,7 @@ def test_no_gradient_reaches_the_teacher_and_a_loop_over_layers_is_the_same(pres
     params, batch = initial_params(objective.model, 3), random_batch(config, rows=4)
 
     def loss(params_t):
-        sums = objective.taught_sums(params, params_t, batch, None, axis=None)
+        sums = sums_of(objective, params, batch, teacher=params_t)
         return sum(sums[name][0] / total for name, total in objective.denominators(batch).items())
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(params_t)
@@ -199,7 +196,8 @@ def test_no_gradient_reaches_the_teacher_and_a_loop_over_layers_is_the_same(pres
     scanned = tiny_config(OPTIONS, PRESETS[preset], "--execution.scan_layers true")
     other, params_s = taught(scanned)
     own = initial_params(other.model, 3)
-    found = jax.jit(lambda: loss_and_gradients(other, own, batch, None, 1, taught=params_s)[0])()
+    aux = Aux({"teacher": params_s})
+    found = jax.jit(lambda: loss_and_gradients(other, own, batch, None, 1, aux=aux)[0])()
     assert float(found) == pytest.approx(float(value), rel=1e-5)
 
 
@@ -213,13 +211,16 @@ def test_devices_and_accumulation_are_as_one(preset):
         config = tiny_config(OPTIONS, PRESETS[preset], words)
         mesh = make_mesh(config.mesh, jax.devices()[:devices])
         objective, _ = taught(config, mesh)
+        given = teacher(config)
+        objective.teach(given.spec, given.params)
         programs = train_programs(objective)
-        programs.set_teacher(teacher(config).params)
         state = initial_state(objective.model, programs.optimizer, programs.abstract, 3)
         batch = to_global(random_batch(config, rows=8), mesh, 8)
         key = make_prng_key(config.execution, 1)
-        compute = jax.jit(lambda p, t, b: loss_and_gradients(objective, p, b, key, accumulation, taught=t)[:2])
-        loss, gradients = compute(state.params, programs.taught, batch)
+        compute = jax.jit(
+            lambda p, t, b: loss_and_gradients(objective, p, b, key, accumulation, aux=Aux({"teacher": t}))[:2]
+        )
+        loss, gradients = compute(state.params, objective.fixed["teacher"], batch)
         return float(loss), to_canonical(jax.device_get(gradients), config.model.vocab_size)
 
     loss, gradients = run()
@@ -239,7 +240,9 @@ def test_outputs_in_the_batch_are_as_those_of_the_teacher_in_the_step(preset):
     mesh = make_mesh(config.mesh, jax.devices()[:8])
     objective, params_t = taught(config, mesh)
     params, batch = initial_params(objective.model.clone(mesh=None), 3), random_batch(config, rows=8)
-    expected = jax.jit(lambda: loss_and_gradients(objective, params, batch, None, 2, taught=params_t)[:2])()
+    expected = jax.jit(
+        lambda: loss_and_gradients(objective, params, batch, None, 2, aux=Aux({"teacher": params_t}))[:2]
+    )()
     outputs = jax.device_get(jax.jit(objective.outputs)(params_t, batch))
     stored, _ = taught(config, mesh)
     stored.use_stored({name: (array.shape[1:], array.dtype) for name, array in outputs.items()})
@@ -252,13 +255,13 @@ def test_outputs_in_the_batch_are_as_those_of_the_teacher_in_the_step(preset):
     size = config.model.vocab_size
     gradients = [to_canonical(jax.device_get(tree), size) for _, tree in (found, expected)]
     assert relative_difference(*gradients) <= 1e-6
-    assert train_programs(stored).taught is None and stored.flops_per_sequence() < objective.flops_per_sequence()
+    assert not stored.fixed and stored.flops_per_sequence() < objective.flops_per_sequence()
 
 
 def test_it_trains_resumes_and_the_student_is_saved_alone(tmp_path):
     steps = "--training.num_steps 8 --training.eval_interval 4 --training.eval_batches 2"
     config = tiny_config(OPTIONS, PRESETS["distilbert"], steps)
-    lines = whole_and_resumed(config, tmp_path, 9, teacher=teacher(config))
+    lines = whole_and_resumed(config, tmp_path, 9, inputs=TeacherInputs(teacher(config)))
     last = [line for line in lines if line.get("split") == "eval"][-1]
     assert last["loss"] == pytest.approx(last["mlm_loss"] + 5 * last["soft_loss"] + last["hidden_loss"], rel=1e-6)
     assert (tmp_path / "cut" / TEACHER_RECORD).read_text() == '{"teacher": "teacher"}'
@@ -280,7 +283,7 @@ def test_a_run_ends_with_its_held_out_loss(preset, tmp_path, capsys):
     """With mlm_weight 0, too: there is no loss of masked words."""
     steps = "--training.num_steps 2 --training.eval_interval 2 --training.eval_batches 1"
     config, workdir = tiny_config(OPTIONS, PRESETS[preset], steps), tmp_path / "run"
-    train_synthetic(config, workdir, teacher=teacher(config))
+    train_synthetic(config, workdir, inputs=TeacherInputs(teacher(config)))
     last = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[-1])
     assert ("mlm_loss" in last) == ("mlm_weight 0" not in PRESETS[preset])
     named = f"MLM loss {last['mlm_loss']:.4f} nats on" if "mlm_loss" in last else f"loss {last['loss']:.4f}"

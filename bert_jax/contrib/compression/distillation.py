@@ -6,6 +6,7 @@ Shapes: B rows, S tokens, L layers, H width.
 
 import dataclasses
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -15,23 +16,28 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig
-from bert_jax.model import BertModel, BertOutput
-from bert_jax.model.bert import of_layers
+from bert_jax.contrib.compression import distillation_losses as losses
+from bert_jax.contrib.compression.config import DistillationConfig
+from bert_jax.contrib.compression.teachers.inputs import TeacherInputs
+from bert_jax.finetuning.distillation.losses import cosine_distance_loss, soft_target_loss
+from bert_jax.model import BertModel, BertOutput, from_canonical
+from bert_jax.model.bert import bert_output, of_layers, present
+from bert_jax.model.canonical import abstract_params, canonical_shapes
 from bert_jax.model.dense import Dense
 from bert_jax.model.flops import training_flops_per_sequence
 from bert_jax.model.layers import VECTORS, compute_dtype
-from bert_jax.objectives import distillation_losses as losses
 from bert_jax.objectives.display import Column, Panel
 from bert_jax.objectives.masked_lm import COLUMNS, MLM_EPSILON, PANELS, MaskedLm
 from bert_jax.objectives.objective import (
+    Aux,
     Batch,
     Sums,
-    TaughtObjective,
     denominator,
     padding_sums,
     weighted_cross_entropy,
     z_loss,
 )
+from bert_jax.parallel import shardings
 
 # Features of a batch that hold outputs of the teacher: logits [B, M, V], or those of the most probable pieces
 # [B, M, K] with their ids; hidden states of N layers [B, N, S, H]; queries, keys (and values) of N layers
@@ -65,9 +71,13 @@ class Student(BertModel):
         return self.teacher_projection(x_BxSxH) if self.teacher_width else x_BxSxH
 
 
-class Distillation(TaughtObjective, MaskedLm):
+class Distillation(MaskedLm):
     """``objective.mlm_weight`` times the loss of masked tokens, plus losses between student and teacher: the
-    distributions of masked tokens (soft), the hidden states (hidden), the attention (attention)."""
+    distributions of masked tokens (soft), the hidden states (hidden), the attention (attention).
+
+    The teacher runs in the step, with the parameters ``fixed["teacher"]``, or its outputs are features of the batch
+    (:meth:`use_stored`).
+    """
 
     display = dataclasses.replace(
         MaskedLm.display,
@@ -80,12 +90,16 @@ class Distillation(TaughtObjective, MaskedLm):
             Panel("difference from the teacher's attention", "attention_loss"),
         ),
     )
+    inputs = TeacherInputs
     model: Student
     teacher: BertModel | None = None
+    # Features that hold outputs of the teacher, as (shape of a row, dtype); empty: the teacher runs in the step.
+    stored: Mapping[str, tuple[tuple[int, ...], Any]] = MappingProxyType({})
 
     @staticmethod
     def make_model(config: PretrainConfig, mesh: Mesh | None) -> Student:
         options = config.objective
+        assert isinstance(options, DistillationConfig)
         if config.data.next_sentence != "none":
             given = f"data.next_sentence: {config.data.next_sentence!r} is not allowed"
             raise ValueError(f"{given} with objective.name distillation; set none")
@@ -105,8 +119,16 @@ class Distillation(TaughtObjective, MaskedLm):
         own = {name: array for name, array in params.items() if not name.startswith(f"{_PROJECTION}/")}
         return config.model, _HEADS, own
 
-    def teach(self, spec: ModelSpec) -> None:
-        config, options, own = spec.model, self.config.objective, self.config.model
+    @property
+    def options(self) -> DistillationConfig:
+        """The section ``objective``."""
+        assert isinstance(self.config.objective, DistillationConfig)
+        return self.config.objective
+
+    def teach(self, spec: ModelSpec, params: Mapping[str, np.ndarray] | None = None) -> None:
+        """Set ``teacher`` to the model that ``spec`` describes and, on a mesh, copy its canonical parameters
+        ``params`` to the devices. Raises ``ValueError`` if the model cannot teach the student."""
+        config, options, own = spec.model, self.options, self.config.model
         if options.soft_weight and not spec.heads.mlm:
             raise ValueError(
                 "--teacher: the model has no masked-LM head; set objective.soft_weight 0 and, since it may not "
@@ -136,9 +158,20 @@ class Distillation(TaughtObjective, MaskedLm):
         heads = HeadsConfig(mlm=options.soft_weight > 0)
         execution = dataclasses.replace(self.config.execution, dtype=options.teacher_dtype)
         self.teacher = BertModel(config, execution, heads, mesh=self.mesh, all_layers=options.hidden_loss != "none")
+        if params is not None and self.mesh is not None:
+            self.fixed["teacher"] = _placed(self.teacher, params, self.mesh)
+
+    def use_stored(self, arrays: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
+        """Read :meth:`outputs` from the batch, where ``arrays`` gives the shape of a row and the dtype of each."""
+        self.stored, self.features = arrays, (*self.features, *arrays)
+
+    def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        stored = self.stored.items()
+        own = {name: jax.ShapeDtypeStruct((batch_size, *shape), dtype) for name, (shape, dtype) in stored}
+        return super().batch_shapes(batch_size) | own
 
     def _check_attention(self, teacher: ModelConfig, own: ModelConfig) -> None:
-        options = self.config.objective
+        options = self.options
         kind, heads, layer = options.attention_loss, options.relation_heads, options.relation_layer
         if kind == "none":
             return
@@ -163,7 +196,7 @@ class Distillation(TaughtObjective, MaskedLm):
     # ------------------------------------------------------------------ losses
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        options = self.config.objective
+        options = self.options
         masked = jnp.sum(batch["mlm_weights"]) + MLM_EPSILON
         tokens = denominator((batch["sequence_ids"] > 0).astype(jnp.float32))
         of_attention = tokens
@@ -182,40 +215,38 @@ class Distillation(TaughtObjective, MaskedLm):
             found["attention_loss"] = of_attention / options.attention_weight
         return found
 
-    def sums(self, params: Any, batch: Batch, key: Any, *, start: Any = None, axis: str | None = None) -> Sums:
-        if self.stored is None:
-            return super().sums(params, batch, key, start=start, axis=axis)
-        return self._losses(params, batch, batch, key)
-
-    def taught_sums(self, params: Any, taught: Any, batch: Batch, key: Any, *, axis: str | None) -> Sums:
+    def sums(self, params: Any, aux: Aux, batch: Batch, key: Any, *, axis: str | None) -> tuple[Sums, Any]:
+        if self.stored:
+            return self._losses(params, batch, batch, key), aux.carried
+        if "teacher" not in aux.fixed:
+            plan = "bert-jax plan has no teacher, so plan the student with objective.name masked_lm"
+            raise ValueError(f"--teacher: missing; name the model that teaches; {plan}")
         with jax.named_scope("teacher"):
-            outputs = self.outputs(taught, batch)
-        return self._losses(params, outputs, batch, key)
+            outputs = self.outputs(aux.fixed["teacher"], batch)
+        return self._losses(params, outputs, batch, key), aux.carried
 
     def _losses(self, params: Any, outputs: Batch, batch: Batch, key: Any) -> Sums:
         """Return the sums of all losses; ``outputs`` has the :meth:`outputs` of the teacher."""
-        options = self.config.objective
+        options = self.options
         student, vectors = self._run(self.model, params, batch, key)
         sums = padding_sums(batch["sequence_ids"])
         if options.mlm_weight or options.soft_weight:
-            logits, weights = student.mlm_logits, batch["mlm_weights"]
+            logits, weights = present(student.mlm_logits), batch["mlm_weights"]
             sums |= weighted_cross_entropy("mlm", logits, batch["mlm_labels"], weights)
             sums |= z_loss("mlm", options.z_loss, logits, weights)
         if options.soft_weight:
-            logits = self._teacher_logits(outputs, student.mlm_logits.shape[-1])
-            sums |= losses.soft_target_loss(
-                "soft", student.mlm_logits, logits, batch["mlm_weights"], options.temperature
-            )
+            of_teacher = self._teacher_logits(outputs, logits.shape[-1])
+            sums |= soft_target_loss("soft", logits, of_teacher, weights, options.temperature)
         if options.hidden_loss != "none":
             sums |= self._hidden(params, student, outputs[HIDDEN], batch)
         ids = batch["sequence_ids"]
         if options.attention_loss == "scores":
             count = self.config.model.heads_by_layer[0]  # of all layers, of student and teacher
-            of_teacher = [
+            vectors_of_teacher = [
                 [x.reshape(*x.shape[:2], count, -1) for x in layer.swapaxes(0, 1)]
                 for layer in outputs[ATTENTION].swapaxes(0, 1)
             ]
-            pairs = zip(vectors, of_teacher, strict=True)
+            pairs = zip(vectors, vectors_of_teacher, strict=True)
             sums |= _added([losses.score_loss("attention", (s[0], s[1]), (t[0], t[1]), ids) for s, t in pairs])
         elif options.attention_loss == "relations":
             sums |= _added(
@@ -239,7 +270,8 @@ class Distillation(TaughtObjective, MaskedLm):
     # ------------------------------------------------------------------ the teacher
 
     def outputs_record(self) -> dict[str, Any]:
-        options = self.config.objective
+        """Return a JSON-serializable description of :meth:`outputs`; called after :meth:`teach`."""
+        options = self.options
         record: dict[str, Any] = {"dtype": options.teacher_dtype}
         if options.soft_weight:
             record["pieces"] = options.soft_top_k or "all"
@@ -249,16 +281,18 @@ class Distillation(TaughtObjective, MaskedLm):
             record |= {"attention": options.attention_loss, "attention_layers": self._attention_layers()}
         return record
 
-    def outputs(self, taught: Any, batch: Batch) -> dict[str, jax.Array]:
+    def outputs(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
+        """Return the outputs of the teacher that the losses read, float32 or int32 [B, ...], by the names that they
+        have as features of a batch; ``params`` are the parameters of the teacher."""
         assert self.teacher is not None
-        options, found = self.config.objective, dict[str, jax.Array]()
-        teacher, vectors = self._run(self.teacher, taught, batch, None)
+        options, found = self.options, dict[str, jax.Array]()
+        teacher, vectors = self._run(self.teacher, params, batch, None)
         if options.soft_weight:
-            found[LOGITS] = teacher.mlm_logits[..., : self.teacher.config.vocab_size]
+            found[LOGITS] = present(teacher.mlm_logits)[..., : self.teacher.config.vocab_size]
             if options.soft_top_k:
                 found[LOGITS], found[PIECES] = jax.lax.top_k(found[LOGITS], options.soft_top_k)
         if options.hidden_loss != "none":
-            states = [teacher.hidden_states[n] for n in self._hidden_layers()]
+            states = [present(teacher.hidden_states)[n] for n in self._hidden_layers()]
             found[HIDDEN] = jnp.stack(states, axis=1).astype(jnp.float32)
         if options.attention_loss != "none":
             parts = 2 if options.attention_loss == "scores" else 3
@@ -271,14 +305,14 @@ class Distillation(TaughtObjective, MaskedLm):
         """Return the layers of the teacher whose hidden states are compared; 0: the embeddings."""
         assert self.teacher is not None
         layers = self.teacher.config.num_layers
-        if self.config.objective.hidden_layers == "last":
+        if self.options.hidden_layers == "last":
             return [layers]
         return list(range(0, layers + 1, layers // self.config.model.num_layers))
 
     def _attention_layers(self) -> list[int]:
         """Return the layers of the teacher whose attention is compared, from 0."""
         assert self.teacher is not None
-        layers, options = self.teacher.config.num_layers, self.config.objective
+        layers, options = self.teacher.config.num_layers, self.options
         if options.attention_loss == "relations":
             return [options.relation_layer % layers]
         every = layers // self.config.model.num_layers
@@ -287,22 +321,27 @@ class Distillation(TaughtObjective, MaskedLm):
     def _run(self, model: BertModel, params: Any, batch: Batch, key: Any) -> tuple[BertOutput, list[jax.Array]]:
         """Return the outputs of a network and, for a loss of attention, the queries, keys and values of its layers,
         each [3, B, S, A, D]."""
-        if self.config.objective.attention_loss == "none":
-            return model.apply({"params": params}, batch, key), []
+        if self.options.attention_loss == "none":
+            return bert_output(model.apply({"params": params}, batch, key)), []
         output, state = model.apply({"params": params}, batch, key, mutable=[VECTORS])
-        return output, of_layers(state[VECTORS]["encoder"], model.config, "attention", "attention")
+        return bert_output(output), of_layers(state[VECTORS]["encoder"], model.config, "attention", "attention")
 
     def _hidden(self, params: Any, student: BertOutput, teacher_BxNxSxH: jax.Array, batch: Batch) -> Sums:
-        options, weights = self.config.objective, (batch["sequence_ids"] > 0).astype(jnp.float32)
-        own = student.hidden_states if options.hidden_layers == "all" else student.hidden_states[-1:]
-        loss = losses.cosine_distance_loss if options.hidden_loss == "cosine" else losses.squared_error_loss
+        options, weights = self.options, (batch["sequence_ids"] > 0).astype(jnp.float32)
+        every = present(student.hidden_states)
+        own = every if options.hidden_layers == "all" else every[-1:]
+        loss = cosine_distance_loss if options.hidden_loss == "cosine" else losses.squared_error_loss
+
+        def projected(x_BxSxH: jax.Array) -> Any:
+            return self.model.apply({"params": params}, x_BxSxH, method="projected")
+
         return _added([
-            loss("hidden", self.model.apply({"params": params}, x, method="projected"), y, weights)
+            loss("hidden", projected(x), y, weights)
             for x, y in zip(own, teacher_BxNxSxH.swapaxes(0, 1), strict=True)
         ])  # fmt: skip
 
     def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        options, values = self.config.objective, super().evaluation(totals)
+        options, values = self.options, super().evaluation(totals)
         weights = {"mlm": options.mlm_weight, "soft": options.soft_weight, "hidden": options.hidden_weight,
                    "attention": options.attention_weight}  # fmt: skip
         if any(f"{name}_loss" in values for name in _LOSSES):
@@ -311,12 +350,22 @@ class Distillation(TaughtObjective, MaskedLm):
 
     def flops_per_sequence(self) -> float:
         shape, flops = self.row_shape, super().flops_per_sequence()
-        if self.teacher is None or self.stored is not None:
+        if self.teacher is None or self.stored:
             return flops
         of_row = training_flops_per_sequence(
             self.teacher.config, seq_length=shape.seq_length, max_predictions=shape.max_predictions, has_nsp=False
         )
         return flops + of_row / 3 / shape.sequences  # forward only
+
+
+def _placed(teacher: BertModel, params: Mapping[str, np.ndarray], mesh: Mesh) -> Any:
+    """Return the canonical parameters of the teacher in its layout, on the devices."""
+    boxed, vocab_size = abstract_params(teacher), teacher.config.vocab_size
+    own = {name: params[name] for name in canonical_shapes(teacher)}
+    place = jax.jit(
+        lambda params: from_canonical(params, nn.unbox(boxed), vocab_size), out_shardings=shardings(boxed, mesh)
+    )
+    return place(own)
 
 
 def _added(parts: list[Sums]) -> Sums:
