@@ -12,13 +12,14 @@ from bert_jax.config import dump_yaml, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import HELP, read_settings, take_options
 from bert_jax.config.schema import TEACHER_RECORD
-from bert_jax.config.sweep import UNPRUNED, Cell, FinetuneRunOptions, plan_cells
+from bert_jax.config.sweep import Cell, FinetuneRunOptions, plan_cells
 from bert_jax.io.storage import location
 from bert_jax.process import early, exits
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.allocator import keep_freed_memory, require_memory
 from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest
+from bert_jax.records import Record
 from bert_jax.registry import load
 from bert_jax.training.launch import Launch
 
@@ -104,49 +105,19 @@ def sweep(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest) 
 
 def prune(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest) -> None:
     """Train and prune in rounds (``--prune_heads``, ``--prune_units``)."""
-    from bert_jax.process import hosts
     from data_pipeline.tasks import read_splits, with_label_names
 
-    gradual = load("extensions", "finetune --prune_heads")
-    if options.is_sweep:
-        raise ValueError("--prune_heads, --prune_units: not allowed with --sweep and --seeds; omit these")
-    if hosts.count() > 1:
-        raise ValueError("--prune_heads, --prune_units: not allowed with several processes; start one")
-    if not options.init_from:
-        raise ValueError("--init_from: missing; --prune_heads and --prune_units require the model to prune")
-    if options.prune_importance == "movement" and (options.init_layers or options.to_long):
-        changed = "which change the model before its training; use another importance"
-        raise ValueError(f"--prune_importance: movement is not allowed with --init_layers and --to_long, {changed}")
-    workdir = Path(options.folder("finetune"))
-    first = dataclasses.replace(options, workdir=str(workdir / gradual.ROUNDS / "1"))
-    config, _ = configure(first, arguments)
-    if options.prune_importance == "gradient" and config.task.kind in ("sentence", "joint"):
-        raise ValueError(
-            f"--prune_importance: gradient is not allowed with task.kind {config.task.kind}, whose loss is not of "
-            "one head; use --prune_importance magnitude or movement"
-        )
-    records = [with_label_names(one, config.data) for one in read_splits(config.data, config.task.kind)["train"]]
-    if options.prune_importance == "gradient" and not records:
-        raise ValueError(
-            "--prune_importance: gradient is not allowed without data.train, whose labels it reads; use magnitude, "
-            "movement or random"
-        )
-    rounds = gradual.Rounds(
-        heads=options.prune_heads,
-        units=options.prune_units,
-        count=options.prune_rounds,
-        importance=options.prune_importance,
-        records=records,
-        seed=config.training.seed,
+    def records_of(config: FinetuneConfig) -> list[Record]:
+        records = read_splits(config.data, config.task.kind)["train"]
+        return [with_label_names(record, config.data) for record in records]
+
+    load("extensions", "finetune --prune_heads")(
+        options,
+        configure=lambda own: configure(own, arguments)[0],
+        records_of=records_of,
+        train=lambda own: train(own, arguments, stop, time.perf_counter()),
+        stop=stop,
     )
-
-    def one(folder: Path, source: str) -> None:
-        own = dataclasses.replace(options, workdir=str(folder), init_from=source, **UNPRUNED)
-        if source != options.init_from:
-            own = dataclasses.replace(own, init_layers=(), to_long=0, gpt_inputs=False)
-        train(own, arguments, stop, time.perf_counter())
-
-    gradual.train_in_rounds(rounds, config.model, workdir, options.init_from, one, stop=stop)
 
 
 def configure(options: FinetuneRunOptions, arguments: list[str]) -> "tuple[FinetuneConfig, Start]":

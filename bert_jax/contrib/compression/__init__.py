@@ -7,6 +7,6 @@ OBJECTIVES = {"distillation": "bert_jax.contrib.compression.distillation:Distill
 OBJECTIVE_OPTIONS = {"distillation": "bert_jax.contrib.compression.config:DistillationConfig"}
 EXTENSIONS = {
     "export --calibration": "bert_jax.contrib.compression.commands:export_functions",
-    "finetune --prune_heads": "bert_jax.contrib.compression.gradual",
+    "finetune --prune_heads": "bert_jax.contrib.compression.gradual:prune",
     "--teacher": "bert_jax.contrib.compression.teachers.find",
 }

@@ -5,6 +5,7 @@ with which the next round starts; the last training happens in WORKDIR itself. A
 not repeated, so the same command continues a killed one.
 """
 
+import dataclasses
 import gc
 import json
 import shutil
@@ -14,13 +15,14 @@ from pathlib import Path
 
 import jax
 
-from bert_jax.config import ModelConfig
+from bert_jax.config import FinetuneConfig, ModelConfig
+from bert_jax.config.sweep import UNPRUNED, FinetuneRunOptions
 from bert_jax.contrib.compression.heads_and_units import kept, whole_masks
 from bert_jax.contrib.compression.prune import Importance, Pruning, check_prunable, prune_model
 from bert_jax.interop.model_bundle import ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.io.files import write_whole
-from bert_jax.process import exits
+from bert_jax.process import exits, hosts
 from bert_jax.process.signals import StopRequest
 from bert_jax.records import Record
 from bert_jax.start.fixed_options import whole_name
@@ -64,6 +66,65 @@ def share_after(share: float, number: int, count: int) -> float:
     """Return the share that is left after round ``number``, from 1, of ``count`` rounds, the last of which leaves
     ``share``: most are removed in the first rounds (Zhu and Gupta 2017, arXiv:1710.01878, equation 1)."""
     return share + (1 - share) * (1 - number / count) ** 3
+
+
+def prune(
+    options: FinetuneRunOptions,
+    *,
+    configure: Callable[[FinetuneRunOptions], FinetuneConfig],
+    records_of: Callable[[FinetuneConfig], list[Record]],
+    train: Callable[[FinetuneRunOptions], None],
+    stop: StopRequest,
+) -> None:
+    """Fine-tune as ``options`` state, with removals in rounds (``--prune_heads``, ``--prune_units``).
+
+    ``configure`` returns the config of a run, ``records_of`` reads its training records, and ``train`` executes it.
+    Raises ``ValueError`` for options that pruning in rounds does not allow.
+    """
+    _check(options)
+    workdir = Path(options.folder("finetune"))
+    config = configure(dataclasses.replace(options, workdir=str(workdir / ROUNDS / "1")))
+    needs_loss = options.prune_importance == "gradient"
+    if needs_loss and config.task.kind in ("sentence", "joint"):
+        raise ValueError(
+            f"--prune_importance: gradient is not allowed with task.kind {config.task.kind}, whose loss is not of "
+            "one head; use --prune_importance magnitude or movement"
+        )
+    records = records_of(config)
+    if needs_loss and not records:
+        raise ValueError(
+            "--prune_importance: gradient is not allowed without data.train, whose labels it reads; use magnitude, "
+            "movement or random"
+        )
+    rounds = Rounds(
+        heads=options.prune_heads,
+        units=options.prune_units,
+        count=options.prune_rounds,
+        importance=options.prune_importance,
+        records=records,
+        seed=config.training.seed,
+    )
+
+    def one(folder: Path, source: str) -> None:
+        own = dataclasses.replace(options, workdir=str(folder), init_from=source, **UNPRUNED)
+        if source != options.init_from:
+            own = dataclasses.replace(own, init_layers=(), to_long=0, gpt_inputs=False)
+        train(own)
+
+    train_in_rounds(rounds, config.model, workdir, options.init_from, one, stop=stop)
+
+
+def _check(options: FinetuneRunOptions) -> None:
+    """Raise ``ValueError`` for options with which pruning in rounds cannot start."""
+    if options.is_sweep:
+        raise ValueError("--prune_heads, --prune_units: not allowed with --sweep and --seeds; omit these")
+    if hosts.count() > 1:
+        raise ValueError("--prune_heads, --prune_units: not allowed with several processes; start one")
+    if not options.init_from:
+        raise ValueError("--init_from: missing; --prune_heads and --prune_units require the model to prune")
+    if options.prune_importance == "movement" and (options.init_layers or options.to_long):
+        changed = "which change the model before its training; use another importance"
+        raise ValueError(f"--prune_importance: movement is not allowed with --init_layers and --to_long, {changed}")
 
 
 def train_in_rounds(
