@@ -47,8 +47,8 @@ def test_the_objective_adds_it_to_its_loss(name, options):
     plain = objective_of(tiny_config(words))
     objective = objective_of(tiny_config(words, f"--objective.z_loss {COEFFICIENT}"))
     params = initial_params(objective.model, seed=0)
-    loss, gradients, sums, _ = loss_and_gradients(objective, params, batch, None, 2)
-    before, others, plain_sums, _ = loss_and_gradients(plain, params, batch, None, 2)
+    loss, gradients, sums, _ = jax.jit(lambda p: loss_and_gradients(objective, p, batch, None, 2))(params)
+    before, others, plain_sums, _ = jax.jit(lambda p: loss_and_gradients(plain, p, batch, None, 2))(params)
     assert sums.keys() - plain_sums.keys() == {f"{name}_z_loss"}
     total, weight = (float(x) for x in sums[f"{name}_z_loss"])
     assert weight == float(sums[f"{name}_loss"][1]) > 0
