@@ -16,7 +16,7 @@ import optax
 
 from bert_jax.config import OptimizerConfig
 from bert_jax.config.finetune import FinetuneOptimizerConfig
-from bert_jax.model.canonical import STACKED, VOCABULARY_ROWS, path_name
+from bert_jax.model.canonical import STACKED, VOCABULARY_ROWS, Params, path_name
 
 # Ratio of the peak to the lowest learning rate of slanted_triangular.
 SLANTED_RATIO = 32
@@ -90,7 +90,7 @@ def make_schedule(config: OptimizerConfig, num_steps: int, first_step: int = 0) 
     return schedule
 
 
-def decay_mask(params: Any) -> Any:
+def decay_mask(params: Params) -> Any:
     """Return a tree of bools, True for parameters with weight decay. The name of a parameter decides, not its
     number of dimensions, because a stacked bias has two."""
     return jax.tree_util.tree_map_with_path(lambda path, _: not NO_DECAY.search(path_name(path)), params)

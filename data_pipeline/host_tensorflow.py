@@ -3,13 +3,13 @@
 import contextlib
 import functools
 import os
-from typing import Any
+from types import ModuleType
 
 THREADS = 2  # TensorFlow threads: enough to parse batches without slowing down the training loop
 
 
 @functools.cache
-def load_tensorflow() -> Any:
+def load_tensorflow() -> ModuleType:
     """Import TensorFlow with accelerators hidden and log messages disabled.
 
     Raises ``ValueError`` if TensorFlow is not installed.

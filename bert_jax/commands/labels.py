@@ -18,6 +18,7 @@ from bert_jax.commands.options import (
     text_of,
 )
 from bert_jax.io.text_lines import Each
+from bert_jax.json_values import Json
 
 
 def predict_command(arguments: argparse.Namespace) -> None:
@@ -67,7 +68,7 @@ def zero_shot_command(arguments: argparse.Namespace) -> None:
     loaded = load_model(arguments)
     answered = []
 
-    def rows(inputs: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    def rows(inputs: Iterator[Any]) -> Iterator[dict[str, Json]]:
         texts, answers = itertools.tee(Each(inputs, parsed))
         results = zero_shot(
             loaded, (text for text, _ in texts), labels, template=arguments.template,

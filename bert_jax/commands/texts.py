@@ -19,6 +19,7 @@ from bert_jax.commands.options import (
     whole_numbers,
 )
 from bert_jax.io.text_lines import Each
+from bert_jax.json_values import Json
 from bert_jax.registry import load
 
 POOLED = ("pooling", "normalize", "width", "prompt", "prompt_name")
@@ -70,7 +71,7 @@ def embed_command(arguments: argparse.Namespace) -> None:
     write_json_lines(rows, arguments.output)
 
 
-def _vector_lines(loaded: Any, texts: Iterable[str], **options: Any) -> Iterator[dict[str, Any]]:
+def _vector_lines(loaded: Any, texts: Iterable[str], **options: Any) -> Iterator[dict[str, Json]]:
     from bert_jax.inference.embed import embed
 
     for vector in embed(loaded, texts, **options):
@@ -88,7 +89,7 @@ def fill_mask_command(arguments: argparse.Namespace) -> None:
     def fill(noted: Iterator[Any]) -> Iterator[FilledText]:
         return fill_mask(loaded, Each(noted, text_of), top=arguments.top, **options)
 
-    def rows(noted: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    def rows(noted: Iterator[Any]) -> Iterator[dict[str, Json]]:
         for text in fill(noted):
             yield {"text": text.text, "masks": [{"predictions": mask.predictions} for mask in text.masks]}
 
@@ -121,7 +122,7 @@ def score_command(arguments: argparse.Namespace) -> None:
     loaded = load_model(arguments)
     total, tokens = 0.0, 0
 
-    def rows(noted: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    def rows(noted: Iterator[Any]) -> Iterator[dict[str, Json]]:
         nonlocal total, tokens
         for one in score(loaded, Each(noted, text_of), method=arguments.method, **options):
             row: dict[str, Any] = {"text": one.text, "score": one.score, "tokens": len(one.pieces)}

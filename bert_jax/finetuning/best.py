@@ -17,6 +17,7 @@ from bert_jax.interop.saved_model import BEST, SPEC_FILE, replace_saved
 from bert_jax.interop.taken_over import with_prompts
 from bert_jax.metrics import Score
 from bert_jax.model import from_canonical, to_canonical
+from bert_jax.model.canonical import Params
 from bert_jax.parallel import to_host
 from bert_jax.process import hosts
 from bert_jax.start.start import Start
@@ -71,7 +72,7 @@ class BestCheckpoint:
 
 
 def save_parameters(
-    folder: Path, resolved: ResolvedTask, start: Start, params: Any, step: int, values: Values
+    folder: Path, resolved: ResolvedTask, start: Start, params: Params, step: int, values: Values
 ) -> None:
     """Write the model at ``step``, with its metrics ``values``, to ``best/`` in the workdir ``folder``.
 
@@ -115,7 +116,7 @@ def describe_again(folder: Path, resolved: ResolvedTask, start: Start) -> None:
         replace_saved(folder / BEST, dataclasses.replace(stored, spec=spec), stored.origin["step"])
 
 
-def read_parameters(folder: Path, params: Any, vocab_size: int) -> tuple[Any, int]:
+def read_parameters(folder: Path, params: Params, vocab_size: int) -> tuple[Any, int]:
     """Return the parameters in ``best/`` of the workdir ``folder``, sharded like ``params``, and their step."""
     stored = read_weights(folder / BEST)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)

@@ -20,6 +20,7 @@ from bert_jax.metrics import Score, value
 from bert_jax.metrics.resampling import confidence_intervals
 from bert_jax.model import BertModel
 from bert_jax.model.bert import bert_output
+from bert_jax.model.canonical import Params
 from bert_jax.parallel import host_rows, to_global
 from bert_jax.records import Record
 from bert_jax.tasks.task import ModelInput, Prediction, Task
@@ -43,7 +44,7 @@ class Predictor:
         self.step = jax.jit(functools.partial(_run, task, model), out_shardings=replicated)
 
     def outputs(
-        self, params: Any, units: Sequence[ModelInput], before_batch: Callable[[], None] = lambda: None
+        self, params: Params, units: Sequence[ModelInput], before_batch: Callable[[], None] = lambda: None
     ) -> list[batching.Outputs]:
         """Return the output arrays of every unit by name, in the order of ``units``. For each unit, an
         output of level ``unit`` is the entry of this unit, and an output of level ``token`` contains one entry for
@@ -82,7 +83,7 @@ def _packing(task: Task, units: Sequence[ModelInput]) -> batching.PackOptions:
     return {"sequences": task.sequences_of(units), "targets": task.targets, "pad_id": task.tokenizer.pad_id}
 
 
-def _run(task: Task, model: BertModel, params: Any, batch: Mapping[str, jax.Array]) -> batching.DeviceOutputs:
+def _run(task: Task, model: BertModel, params: Params, batch: Mapping[str, jax.Array]) -> batching.DeviceOutputs:
     output = bert_output(model.apply({"params": params}, batch, None))
     return batching.by_level(task.outputs(output, batch))
 

@@ -10,6 +10,7 @@ from bert_jax.finetuning import evaluation
 from bert_jax.finetuning.best import BestCheckpoint, Values, describe_again, read_parameters, save_parameters
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.model import BertModel
+from bert_jax.model.canonical import Params
 from bert_jax.start.start import Start
 from bert_jax.tasks.task import Prediction
 from bert_jax.training.job import Context
@@ -78,12 +79,12 @@ class Evaluator:
         if is_best and resolved.config.training.restore_best:
             self._save(context, params, step, values)
 
-    def _save(self, context: Context, params: Any, step: int, values: Values) -> None:
+    def _save(self, context: Context, params: Params, step: int, values: Values) -> None:
         with context.watchdog.phase("saving the best parameters"):
             save_parameters(context.folder, self._resolved, self._start, params, step, values)
 
     def predictions(
-        self, context: Context, params: Any, split: str, before_batch: Callable[[], None]
+        self, context: Context, params: Params, split: str, before_batch: Callable[[], None]
     ) -> list[Prediction]:
         """Return a prediction for every record of ``split``. Must be called by every process."""
         mesh, task = context.programs.mesh, self._resolved.task

@@ -14,6 +14,7 @@ from bert_jax.finetuning.task_objective import TaskObjective
 from bert_jax.interop.export import export_model
 from bert_jax.interop.saved_model import BEST
 from bert_jax.io.files import json_line, write_whole
+from bert_jax.model.canonical import Params
 from bert_jax.process import hosts
 from bert_jax.tasks.task import Prediction
 from bert_jax.training.job import Context
@@ -30,7 +31,7 @@ def has_results(folder: Path, resolved: ResolvedTask) -> bool:
 
 
 def write_results(
-    context: Context, resolved: ResolvedTask, evaluator: Evaluator, params: Any, *, step: int, began: float
+    context: Context, resolved: ResolvedTask, evaluator: Evaluator, params: Params, *, step: int, began: float
 ) -> None:
     """Predict the splits that lack predictions of ``params``, then write metrics, export, report and log lines.
 

@@ -15,7 +15,9 @@ from bert_jax.config import ModelSpec, SentenceConfig, SentenceModule
 from bert_jax.inference.batching import BatchOptions, DeviceOutputs
 from bert_jax.inference.engine import Engine, Text, checked_texts
 from bert_jax.inference.predict import task_of
+from bert_jax.json_values import Json
 from bert_jax.model.bert import bert_output, of_layers
+from bert_jax.model.canonical import Params
 from bert_jax.model.layers import INTERMEDIATES
 from bert_jax.model.pooling import SentenceHead
 from bert_jax.model.pooling import normalize as divided_by_norm
@@ -180,7 +182,7 @@ def embed_tokens(
     chosen = tuple(layer % count for layer in layers)
     tokenizer = loaded.need_tokenizer()
 
-    def run(params: Any, batch: dict[str, jax.Array]) -> DeviceOutputs:
+    def run(params: Params, batch: dict[str, jax.Array]) -> DeviceOutputs:
         encoder = loaded.model.clone(sentence=None)
         _, state = encoder.apply({"params": params}, batch, mutable=[INTERMEDIATES])
         seen = of_layers(state[INTERMEDIATES].get("encoder", {}), loaded.spec.model, "hidden_states")
@@ -203,7 +205,7 @@ def embed_tokens(
 
 def extract_features(
     loaded: Engine, lines: Iterable[str], *, layers: Sequence[int] = LAST_FOUR, **options: Unpack[BatchOptions]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, Json]]:
     """Yield one object per line with the fields of ``extract_features.py`` of google-research/bert: linex_index and
     features, each with token and layers (index, values rounded to 6 places). `` ||| `` separates the texts of a
     pair."""

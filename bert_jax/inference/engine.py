@@ -28,6 +28,7 @@ from bert_jax.inference.batching import (
 from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.io.text_lines import Each
 from bert_jax.model import BertModel
+from bert_jax.model.canonical import Params
 from bert_jax.tasks.task import Encoded, ModelInput, Target
 from bert_jax.tokenization import Tokenizer, build_tokenizer
 
@@ -87,7 +88,7 @@ class Engine:
 
     spec: ModelSpec
     model: BertModel
-    params: Any
+    params: Params
     tokenizer: Tokenizer | None
     # Notes of the reader of the model format.
     notes: tuple[str, ...] = ()

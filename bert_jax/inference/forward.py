@@ -18,6 +18,7 @@ from bert_jax.io.files import whole_file
 from bert_jax.io.npz_file import NpzFile
 from bert_jax.model import BertOutput
 from bert_jax.model.bert import of_layers
+from bert_jax.model.canonical import Params
 from bert_jax.model.layers import INTERMEDIATES
 
 # Field of BertOutput -> name of the output.
@@ -148,7 +149,7 @@ def _named(output: BertOutput) -> dict[str, jax.Array]:
 def _run(loaded: Engine, hidden_states: bool, attentions: bool) -> Any:
     spec, model = loaded.spec, loaded.model
 
-    def run(params: Any, part: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    def run(params: Params, part: dict[str, jax.Array]) -> dict[str, jax.Array]:
         features = {
             "input_ids": part["input_ids"],
             "token_type_ids": part["token_type_ids"],

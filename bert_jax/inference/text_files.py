@@ -129,7 +129,7 @@ def refuse_blank(texts: Sequence[str]) -> None:
 
 
 def with_ids(
-    inputs: Iterable[Any], run: Callable[[Iterator[Any]], Iterable[Mapping[str, Any]]]
+    inputs: Iterable[Any], run: Callable[[Iterator[Any]], Iterable[Mapping[str, Json]]]
 ) -> Iterator[dict[str, Json]]:
     """Yield the rows of ``run(inputs)``, one for each input, in order. The row of an object with ``id`` begins with
     this id."""

@@ -16,7 +16,9 @@ import numpy as np
 
 from bert_jax.inference.batching import BatchOptions, DeviceOutputs
 from bert_jax.inference.engine import Engine, checked_texts
+from bert_jax.json_values import Json
 from bert_jax.model.bert import bert_output, present
+from bert_jax.model.canonical import Params
 from bert_jax.tasks.task import ModelInput
 from bert_jax.tasks.word_windows import Span, encode_words, owners, window_spans
 from bert_jax.tokenization import Tokenizer
@@ -214,7 +216,7 @@ def word_lines(
     layers: Sequence[int],
     pooling: WordPooling,
     **options: Unpack[BatchOptions],
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, Json]]:
     """Yield one object per text: ``{"words": [{"word", "start", "end", "layers": [{"index", "values"}]}]}``, with
     values rounded to 6 places. Arguments as in :func:`word_vectors`."""
     first, second = itertools.tee(texts)
@@ -291,7 +293,7 @@ def _hidden(loaded: Engine) -> Any:
 def _read(loaded: Engine, layers: tuple[int, ...]) -> Any:
     hidden = _hidden(loaded)
 
-    def run(params: Any, batch: dict[str, jax.Array]) -> DeviceOutputs:
+    def run(params: Params, batch: dict[str, jax.Array]) -> DeviceOutputs:
         all_LxBxSxH = hidden(params, batch)
         chosen_BxSxNxH = jnp.stack([all_LxBxSxH[i] for i in layers], axis=2)
         return {"token": {"hidden": chosen_BxSxNxH.astype(jnp.float32)}}

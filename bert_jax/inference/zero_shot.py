@@ -18,9 +18,11 @@ import numpy as np
 from bert_jax.inference.batching import BatchOptions, DeviceOutputs, Outputs
 from bert_jax.inference.engine import WINDOW, Engine, checked_texts
 from bert_jax.inference.predict import task_of, task_program
+from bert_jax.json_values import Json
 from bert_jax.metrics.classification import classification_scores, multi_label_scores
 from bert_jax.metrics.resampling import Interval, confidence_intervals
 from bert_jax.model.bert import bert_output, present
+from bert_jax.model.canonical import Params
 from bert_jax.tasks.task import ModelInput
 from bert_jax.tasks.text_classification import class_predictions, multi_label_predictions, probability_table
 from bert_jax.tasks.truncation import cut_text
@@ -45,7 +47,7 @@ def zero_shot(
     multi_label: bool = False,
     entailment: str | None = None,
     **options: Unpack[BatchOptions],
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, Json]]:
     """Yield one JSON-serializable object per text, in order, with the fields that ``predict`` yields for a sequence
     head; ``texts`` may be endless.
 
@@ -225,7 +227,7 @@ def _by_prompt(
             for number, (text, ids) in enumerate(zip(part, prompts(part), strict=True))
         ]
 
-    def run(params: Any, batch: dict[str, jax.Array], ids_W: jax.Array) -> DeviceOutputs:
+    def run(params: Params, batch: dict[str, jax.Array], ids_W: jax.Array) -> DeviceOutputs:
         # Every sequence has one mask, and the masks of a row are in the order of their slots.
         is_mask_BxS = (batch["input_ids"] == tokenizer.mask_id).astype(jnp.int32)
         count = min(batch["cls_positions"].shape[1], is_mask_BxS.shape[1])

@@ -5,9 +5,12 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypeVar
 
 from bert_jax.io.errors import one_line
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -40,18 +43,18 @@ def numbered_lines(stream: Iterable[bytes], name: str | Path) -> Iterator[tuple[
             yield number, line
 
 
-class Each(Iterator[Any]):
+class Each(Iterator[T]):
     """Iterator over ``convert(value)`` of each of ``inputs``. The message of a ``ValueError`` of ``convert`` begins
     with ``inputs.where``, the file and line of the value, if ``inputs`` knows it."""
 
-    def __init__(self, inputs: Iterable[Any], convert: Callable[[Any], Any]) -> None:
+    def __init__(self, inputs: Iterable[S], convert: Callable[[S], T]) -> None:
         self._inputs, self._reading, self._convert = inputs, iter(inputs), convert
 
     @property
     def where(self) -> str:
         return getattr(self._inputs, "where", "")
 
-    def __next__(self) -> Any:
+    def __next__(self) -> T:
         value = next(self._reading)
         try:
             return self._convert(value)

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import HeadsConfig, PretrainConfig
 from bert_jax.model import BertModel
+from bert_jax.model.bert import present
 from bert_jax.model.dense import matmul_f32_grad
 from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import (
@@ -44,7 +45,7 @@ class CausalModel(BertModel):
         """Return float32[B, S, V], the logits of the next token; -inf for padding rows of the embedding table."""
         if self.heads.mlm:
             every = {name: values for name, values in features.items() if name != "mlm_positions"}
-            return super().__call__(every, dropout_key).mlm_logits
+            return present(super().__call__(every, dropout_key).mlm_logits)
         x_BxSxH, table_VxH = self.embeddings(
             features["input_ids"], features["token_type_ids"], features["position_ids"], dropout_key
         )
@@ -122,7 +123,7 @@ class CausalLm(PretrainObjective):
         """Return, for some held-out rows, a prompt (the first half of the row) and its continuation, in which each
         next token is the most probable one."""
         model = self.model.clone(mesh=None)
-        rows = {name: np.array(batch[name][:SAMPLE_ROWS]) for name in self.features}
+        rows: dict[str, Any] = {name: np.array(batch[name][:SAMPLE_ROWS]) for name in self.features}
         ids_BxS = np.array(original_ids(rows))
         lengths_B = (rows["sequence_ids"] > 0).sum(axis=1)
         starts_B = np.maximum(lengths_B // 2, 1)

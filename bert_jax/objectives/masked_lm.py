@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from bert_jax.batch import PretrainSource
 from bert_jax.config import PretrainConfig
 from bert_jax.model import BertForPretraining, BertModel, BertOutput
+from bert_jax.model.bert import bert_output, present
 from bert_jax.model.flops import training_flops_per_sequence
 from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import (
@@ -236,7 +237,7 @@ def top_pieces(
 
     @jax.jit
     def run(params: Any, features: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
-        logits = model.apply({"params": params}, features, None).mlm_logits[..., :pieces]
+        logits = present(bert_output(model.apply({"params": params}, features, None)).mlm_logits)[..., :pieces]
         return jax.lax.top_k(jax.nn.softmax(logits, axis=-1), count)
 
     probabilities, ids = run(jax.tree.map(jnp.asarray, params), dict(features))

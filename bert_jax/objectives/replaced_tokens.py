@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, PretrainConfig
 from bert_jax.model import BertModel
+from bert_jax.model.bert import bert_output, present
 from bert_jax.model.dropout import TOKEN_FEATURES, DropoutKey, TokenKey, mix, whole_key
 from bert_jax.model.flops import traced_flops
 from bert_jax.objectives.causal_lm import original_ids
@@ -214,14 +215,15 @@ class ReplacedTokens(PretrainObjective):
         if not isinstance(key, TokenKey):
             of_step = jax.random.key(_EVALUATION_SEED, impl="threefry2x32") if key is None else whole_key(key)
             key = TokenKey.of(of_step, *(batch[name] for name in TOKEN_FEATURES))
-        key = key.replace(key=jax.random.fold_in(key.key, _SAMPLE_KEY))
-        return gumbel_noise(key.at(batch["mlm_positions"]), size)
+        of_samples = dataclasses.replace(key, key=jax.random.fold_in(key.key, _SAMPLE_KEY))
+        return gumbel_noise(of_samples.at(batch["mlm_positions"]), size)
 
     def sums(self, params: Any, aux: Aux, batch: Batch, key: Any, *, axis: str | None) -> tuple[Sums, Any]:
         model, weights = self.model, batch["mlm_weights"]
         generator, discriminator = (model.part(name) for name in (GENERATOR, DISCRIMINATOR))
         with jax.named_scope(GENERATOR):
-            logits = generator.apply({"params": model.params_of(params, GENERATOR)}, batch, key).mlm_logits
+            output = generator.apply({"params": model.params_of(params, GENERATOR)}, batch, key)
+            logits = present(bert_output(output).mlm_logits)
             sums = weighted_cross_entropy("mlm", logits, batch["mlm_labels"], weights)
             sums |= z_loss("mlm", self.config.objective.z_loss, logits, weights)
             noise = self.noise(batch, key, logits.shape[-1])
@@ -230,9 +232,10 @@ class ReplacedTokens(PretrainObjective):
         ids_BxS = with_predictions(original_BxS, batch, sampled_BxM)
         with jax.named_scope(DISCRIMINATOR):
             folded = None if key is None else _folded(key)
-            scores_BxS = discriminator.apply(
+            output = discriminator.apply(
                 {"params": model.params_of(params, DISCRIMINATOR)}, {**batch, "input_ids": ids_BxS}, folded
-            ).rtd_logits
+            )
+            scores_BxS = present(bert_output(output).rtd_logits)
         sums |= detection_sums(scores_BxS, ids_BxS != original_BxS, batch["sequence_ids"] > 0)
         return sums | padding_sums(batch["sequence_ids"]), aux.carried
 
@@ -288,7 +291,7 @@ def detection_sums(scores_BxS: jax.Array, is_replaced_BxS: jax.Array, is_token_B
 def _folded(key: DropoutKey) -> DropoutKey:
     """Return the dropout key of the discriminator, so that its bits differ from the generator's."""
     folded = jax.random.fold_in(whole_key(key), _DISCRIMINATOR_KEY)
-    return folded if isinstance(key, jax.Array) else key.replace(key=folded)
+    return folded if isinstance(key, jax.Array) else dataclasses.replace(key, key=folded)
 
 
 def _nested(params: Mapping[str, np.ndarray], prefix: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import jax
 from bert_jax.config import RunOptions
 from bert_jax.io.errors import first_line
 from bert_jax.io.storage import Location
+from bert_jax.json_values import Json
 from bert_jax.process import discovery, exits
 from bert_jax.process.heartbeats import JAX_LATER, HeartbeatMonitor
 
@@ -299,7 +300,7 @@ def _publish(code: int, line: str) -> dict[str, Any] | None:
         return dict(json.loads(_client().blocking_key_value_get(FAILURE, 5000)))
 
 
-def _describe(record: dict[str, Any]) -> str:
+def _describe(record: dict[str, Json]) -> str:
     return f"process {record['process']} ({record['host']}) ended the run: {record['line']}"
 
 

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bert_jax.batch import feature_shapes
 from bert_jax.config import ExecutionConfig, RunConfig
 from bert_jax.model import from_canonical, to_canonical
-from bert_jax.model.canonical import abstract_params, clear_padding, path_name
+from bert_jax.model.canonical import Params, abstract_params, clear_padding, path_name
 from bert_jax.model.layers import CACHE
 from bert_jax.parallel import batch_sharding, shardings
 
@@ -155,6 +155,6 @@ def initial_state(
     return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))(dict(loaded or {}))
 
 
-def parameter_count(params: Any, vocab_size: int) -> int:
+def parameter_count(params: Params, vocab_size: int) -> int:
     """Return the number of canonical (unpadded) parameters."""
     return sum(leaf.size for leaf in jax.eval_shape(lambda tree: to_canonical(tree, vocab_size), params).values())

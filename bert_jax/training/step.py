@@ -1,5 +1,6 @@
 """The optimizer step and the evaluation step, as pure functions of the state and a batch."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -152,7 +153,9 @@ def make_train_step(
                 return params, opt_state, ema, carried
 
             params, opt_state, ema, carry = _if_finite(finite, update, state, grads, mesh)
-            new_state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema, carry=carry)
+            new_state = dataclasses.replace(
+                state, step=state.step + 1, params=params, opt_state=opt_state, ema=ema, carry=carry
+            )
         metrics = {"sums": sums, "finite": finite, "blank_rows": objective.damaged_rows(batch["sequence_ids"])}
         metrics |= {"loss": loss, "grad_norm": grad_norm, "last": {"learning_rate": learning_rate}}
         metrics |= {"tokens": jnp.subtract(*reversed(sums["padding_fraction"]))}

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -253,7 +254,7 @@ class TensorFlowStream(Stream):
         self._finalize()
 
 
-def _parser(tf: Any, layout: Layout) -> Callable[[Any], list[Any]]:
+def _parser(tf: ModuleType, layout: Layout) -> Callable[[Any], list[Any]]:
     """Return a TensorFlow function that parses serialized examples to the features of ``layout``."""
     spec = {
         stored: tf.io.FixedLenFeature([length], _KINDS[kind]) for stored, kind, length in layout.features.values()

@@ -8,6 +8,7 @@ from typing import Any
 
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.io.storage import Location, StorageError, is_url
+from bert_jax.json_values import Json
 from bert_jax.tokenization import Tokenizer
 from data_pipeline.shards.shard_files import ShardIndex
 from data_pipeline.shards.tfexample import FeatureSummary
@@ -89,7 +90,7 @@ def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any], owner: s
     )
 
 
-def changed_settings(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+def changed_settings(recorded: Mapping[str, Json], wanted: Mapping[str, Any]) -> str:
     """Return the differences between the settings in a shard manifest and in the config.
 
     Manifests of unpacked shards do not name the options of packing, so these are compared by ``data.packing``

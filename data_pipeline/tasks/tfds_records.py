@@ -1,6 +1,7 @@
 """Reader of datasets that TensorFlow Datasets has prepared; it downloads nothing."""
 
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 from bert_jax.config.task import TaskDataConfig
@@ -43,7 +44,7 @@ def read_tfds(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Rec
         yield make_record(fields, source=source, number=number, separator=data.label_separator)
 
 
-def _builder(tfds: Any, dataset: str, data_dir: str) -> Any:
+def _builder(tfds: ModuleType, dataset: str, data_dir: str) -> Any:
     folder = tfds_folder(data_dir)
     try:
         return tfds.core.read_only_builder.builder_from_files(dataset, data_dir=folder)

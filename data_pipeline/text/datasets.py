@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from bert_jax.io.errors import first_line
@@ -79,7 +80,7 @@ class TfdsShard:
             yield record[field].decode("utf-8", "replace")
 
 
-def load_tfds() -> Any:
+def load_tfds() -> ModuleType:
     """Import TensorFlow Datasets with its messages disabled. Raises ``ValueError`` if it is not installed."""
     load_tensorflow()
     try:
@@ -176,7 +177,7 @@ class ArrowFile:
             yield record[field]
 
 
-def _load_datasets() -> Any:
+def _load_datasets() -> ModuleType:
     try:
         import datasets
     except ImportError:
@@ -218,7 +219,7 @@ def hf_sources(entry: str, *, split: str) -> list[Source]:
     return [Source(path=path, name=f"{entry}/{split}/{path.name}", records=ArrowFile(str(path))) for path in paths]
 
 
-def _saved(datasets: Any, name: str, split: str) -> Any:
+def _saved(datasets: ModuleType, name: str, split: str) -> Any:
     loaded = datasets.load_from_disk(name)
     splits = loaded if isinstance(loaded, dict) else {str(loaded.split or split): loaded}
     if split not in splits:
@@ -226,6 +227,6 @@ def _saved(datasets: Any, name: str, split: str) -> Any:
     return splits[split]
 
 
-def _fetched(datasets: Any, name: str, split: str) -> Any:
+def _fetched(datasets: ModuleType, name: str, split: str) -> Any:
     owner, *rest = name.split("/")
     return datasets.load_dataset("/".join([owner, *rest[:1]]), *rest[1:], split=split)

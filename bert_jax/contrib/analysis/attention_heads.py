@@ -20,6 +20,7 @@ from bert_jax.io.conll import ParsedSentence
 from bert_jax.metrics.resampling import Interval, confidence_intervals
 from bert_jax.metrics.score import mean_of_groups
 from bert_jax.model.bert import of_layers
+from bert_jax.model.canonical import Params
 from bert_jax.model.layers import INTERMEDIATES
 from bert_jax.tasks.task import ModelInput, Target
 
@@ -153,7 +154,7 @@ def _attended_words(loaded: Engine) -> Any:
     each direction, layer and head, the number of the word that its word attends to most, or that attends most to
     its word ("best")."""
 
-    def run(params: Any, batch: dict[str, jax.Array]) -> DeviceOutputs:
+    def run(params: Params, batch: dict[str, jax.Array]) -> DeviceOutputs:
         encoder = loaded.model.clone(sentence=None)
         _, state = encoder.apply({"params": params}, batch, mutable=[INTERMEDIATES])
         numbers_BxS = jnp.cumsum(batch["word_starts"], axis=1) - 1

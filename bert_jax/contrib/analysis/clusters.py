@@ -4,7 +4,7 @@ Shapes: N vectors, E width of a vector, K clusters.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
@@ -12,6 +12,7 @@ from scipy.spatial.distance import pdist
 
 from bert_jax.contrib.analysis.texts_or_vectors import BLOCK, Collection, blocks, is_id, lengths_of
 from bert_jax.inference.text_files import read_texts
+from bert_jax.json_values import Json
 
 Distance = Literal["cosine", "euclidean"]
 # Agglomerative clustering stores the distance of every pair, 8 bytes each.
@@ -204,7 +205,7 @@ def _described(unit_NxE: np.ndarray, labels: np.ndarray) -> Clusters:
 # ------------------------------------------------------------------ lines and labels
 
 
-def cluster_lines(found: Clusters, collection: Collection) -> Iterator[dict[str, Any]]:
+def cluster_lines(found: Clusters, collection: Collection) -> Iterator[dict[str, Json]]:
     """Yield ``{"id", "text", "cluster"}`` for every entry, in the order of the collection."""
     for row, cluster in enumerate(found.labels.tolist()):
         yield {"id": collection.ids[row], **collection.shown(row), "cluster": cluster}

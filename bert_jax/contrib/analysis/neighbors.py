@@ -7,12 +7,13 @@ import logging
 from collections.abc import Collection as Container
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from bert_jax.contrib.analysis.texts_or_vectors import BLOCK, Collection, Id, blocks, is_id, lengths_of, norms
 from bert_jax.inference.text_files import read_texts
+from bert_jax.json_values import Json
 from bert_jax.metrics.resampling import Interval, confidence_intervals
 from bert_jax.metrics.retrieval import have_collapsed, retrieval_scores, tie_width
 
@@ -165,7 +166,7 @@ def _exact(query: np.ndarray, entries: np.ndarray, lengths: np.ndarray) -> np.nd
 # ------------------------------------------------------------------ JSON lines and scores
 
 
-def hit_lines(found: Iterator[Hits], queries: Collection, corpus: Collection) -> Iterator[dict[str, Any]]:
+def hit_lines(found: Iterator[Hits], queries: Collection, corpus: Collection) -> Iterator[dict[str, Json]]:
     """Yield ``{"query": id, "text", "hits": [{"id", "score", "text"}]}`` for every query.
 
     The key "text" is omitted if the collection has no texts.

@@ -31,6 +31,7 @@ from bert_jax.inference.batching import Shape, pack_batch
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.predict import HEADS, task_head, task_of
 from bert_jax.model.bert import bert_output, present
+from bert_jax.model.canonical import Params
 from bert_jax.objectives.objective import weighted_cross_entropy
 from bert_jax.records import Record
 from bert_jax.tasks.task import ModelInput, Task
@@ -107,7 +108,7 @@ def gradient_importance(loaded: Engine, records: Sequence[Record], limit: int, s
         )
     ones, head_size = whole_masks(loaded.spec.model), loaded.spec.model.head_size
 
-    def add(params: Any, batch: Batch, sums: Parts) -> Parts:
+    def add(params: Params, batch: Batch, sums: Parts) -> Parts:
         flat = traverse_util.flatten_dict(params, sep="/")
 
         def of_masks(masks: Parts) -> jax.Array:
@@ -139,7 +140,7 @@ def _of_task(loaded: Engine, records: Sequence[Record]) -> tuple[Loss, Iterator[
                 "use --importance magnitude"
             )
 
-    def loss(params: Any, batch: Batch) -> jax.Array:
+    def loss(params: Params, batch: Batch) -> jax.Array:
         denominators = task.denominators(batch)
         sums = task.loss(bert_output(model.apply({"params": params}, batch)), batch, axis=None)
         return jnp.asarray(sum(sums[name][0] / total for name, total in denominators.items()))
@@ -154,7 +155,7 @@ def _of_masked_lm(
     tokenizer, model = loaded.need_tokenizer(), loaded.model.clone(sentence=None)
     tokenizer.require_mask(loaded.name)
 
-    def loss(params: Any, batch: Batch) -> jax.Array:
+    def loss(params: Params, batch: Batch) -> jax.Array:
         logits = present(bert_output(model.apply({"params": params}, batch)).mlm_logits)
         total, weight = weighted_cross_entropy("mlm", logits, batch["mlm_labels"], batch["mlm_weights"])["mlm_loss"]
         return total / jnp.maximum(weight, 1)

@@ -14,6 +14,7 @@ from bert_jax.interop.export import export_model
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, StoredDtype
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
+from bert_jax.json_values import Json
 
 WORKER = Path(__file__).with_name("latency_worker.py")
 # Form -> format of the export that it runs ("": a saved model), package that runs it, description.
@@ -45,7 +46,7 @@ def installed_forms() -> tuple[str, ...]:
 
 def benchmark(
     source: Path, forms: Sequence[str], load: Load, report: Callable[[str], None], options: ReadOptions
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, Json]]:
     """Yield a line for each form and size: ``form``, ``batch``, ``length``, ``median_ms``, ``p99_ms`` (of the time
     of a batch, from arrays of ids to arrays of outputs), ``texts_per_second`` (from the median), ``megabytes`` on
     disk and ``peak_memory_mb``, the resident memory so far of a process that runs this form alone.
@@ -98,7 +99,7 @@ def _seconds(weights: ModelBundle, lengths: Sequence[int], load: Load) -> float:
     return 10 + sum(3 * run + max(load.seconds, load.repeats * run) for run in runs)
 
 
-def _run(form: str, folder: Path, vocab_size: int, lengths: Sequence[int], load: Load) -> Iterator[dict[str, Any]]:
+def _run(form: str, folder: Path, vocab_size: int, lengths: Sequence[int], load: Load) -> Iterator[dict[str, Json]]:
     # -P: the folder of the worker does not hide installed packages.
     words = [sys.executable, "-P", str(WORKER), form, str(folder), "--seconds", str(load.seconds)]
     words += ["--vocab_size", str(vocab_size)]

@@ -15,6 +15,7 @@ import numpy as np
 from bert_jax.inference.engine import Engine, checked_texts, not_finite
 from bert_jax.inference.score import with_output_layer
 from bert_jax.model import BertModel
+from bert_jax.model.canonical import Params
 from bert_jax.model.layers import CACHE
 
 # The columns of prompts and caches are multiples of this number, so that few programs are compiled.
@@ -174,7 +175,7 @@ def _programs(loaded: Engine, pieces: int) -> tuple[Any, Any]:
     Both return the cache and int32[B]."""
     network = language_model(loaded)
 
-    def prefill(params: Any, ids_BxP: Any, mask_BxP: Any, cache_ids_BxC: Any, *draws: Any) -> Any:
+    def prefill(params: Params, ids_BxP: Any, mask_BxP: Any, cache_ids_BxC: Any, *draws: Any) -> Any:
         positions_BxP = jnp.maximum(jnp.cumsum(mask_BxP, axis=1) - 1, 0)
         logits_BxV, cache = cached_logits(
             network, params, {}, ids_BxP, mask_BxP, positions_BxP, cache_ids_BxC, jnp.int32(0)
@@ -182,7 +183,7 @@ def _programs(loaded: Engine, pieces: int) -> tuple[Any, Any]:
         return cache, choose(logits_BxV[:, :pieces], jnp.int32(0), *draws)
 
     def step(
-        params: Any,
+        params: Params,
         cache: Any,
         tokens_B: Any,
         start: Any,
@@ -205,7 +206,7 @@ def _programs(loaded: Engine, pieces: int) -> tuple[Any, Any]:
 
 def cached_logits(
     network: BertModel,
-    params: Any,
+    params: Params,
     cache: Any,
     ids_BxS: jax.Array,
     mask_BxS: jax.Array,

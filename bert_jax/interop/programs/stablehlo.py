@@ -16,6 +16,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from safetensors.numpy import load_file
 
 from bert_jax.config import ModelSpec
@@ -81,7 +82,7 @@ def check_stablehlo(
     return largest_differences(weights.spec, rounded, run, sample_inputs(weights.spec, shapes), compiled=True)
 
 
-def _export(spec: ModelSpec, dtype: Any) -> Any:
+def _export(spec: ModelSpec, dtype: DTypeLike) -> Any:
     def program(
         params: dict[str, jax.Array], input_ids: jax.Array, attention_mask: jax.Array, token_type_ids: jax.Array
     ) -> dict[str, jax.Array]:

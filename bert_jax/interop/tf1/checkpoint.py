@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -48,7 +49,7 @@ _SIZES = {
 }
 
 
-def _tensorflow() -> Any:
+def _tensorflow() -> ModuleType:
     """Import TensorFlow without its log lines and without accelerators. Raises ``ValueError`` if it is not
     installed."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -5,12 +5,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from bert_jax.config import ModelSpec
 from bert_jax.interop.tokenizers.family_files import GPT2_PIECE
 from bert_jax.interop.tokenizers.folder_files import RULES
 from bert_jax.interop.tokenizers.tokenizer_state import check_state, otherwise_treated, rules_of, state_of
+from bert_jax.json_values import Json
 from bert_jax.tokenization import build_tokenizer
 
 
@@ -35,7 +35,7 @@ def write_tokenizer_files(
     notes += check_state(tokenizer, written, otherwise_treated(**rules_of(config)) if is_plain else ())
     specials = dict(zip(("pad", "unk", "cls", "sep", "mask"), tokenizer.special_pieces, strict=True))
     tokens = {f"{name}_token": piece for name, piece in specials.items()}
-    settings: dict[str, Any] = {
+    settings: dict[str, Json] = {
         "model_max_length": spec.max_length,
         **tokens,
         "clean_up_tokenization_spaces": False,

@@ -13,6 +13,7 @@ from flax import linen as nn
 
 from bert_jax.config import MeshConfig, RunConfig
 from bert_jax.io.storage import Location
+from bert_jax.json_values import Json
 from bert_jax.model import to_canonical
 from bert_jax.model.canonical import canonical_leaves
 from bert_jax.parallel import make_mesh
@@ -39,7 +40,7 @@ class Parameters(NamedTuple):
     step: int
     arrays: dict[str, np.ndarray]
     averaged: bool  # True if the arrays are the moving average
-    meta: dict[str, Any]
+    meta: dict[str, Json]
 
 
 def read_parameters(

@@ -6,8 +6,10 @@ The steps exchange only names and counts; all data is in files (``data_pipeline.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any
 
+from bert_jax.json_values import Json
 from data_pipeline.contrib.beam.pipeline import Jobs, check_options, expect, run_pipeline
 from data_pipeline.contrib.clean.job_table import STAGES
 from data_pipeline.contrib.clean.scanning import cut_source, find_exact, scan_chunk
@@ -29,10 +31,10 @@ def clean_with_beam(plan: Plan, options: Sequence[str]) -> None:
     run_pipeline(jobs, options, chosen, partial(_add_steps, jobs=jobs))
 
 
-def _add_steps(beam: Any, pipeline: Any, *, jobs: "_Jobs") -> None:
+def _add_steps(beam: ModuleType, pipeline: Any, *, jobs: "_Jobs") -> None:
     """Add the steps to ``pipeline``: ``Reshuffle`` distributes jobs, ``ToList`` waits for all of them."""
 
-    def step(name: str, *bound: Any) -> Callable[[Any], Any]:
+    def step(name: str, *bound: Any) -> Callable[[Json], Json]:
         return partial(_run, jobs, name, bound)
 
     done = (

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from types import ModuleType
 from typing import Any, NamedTuple
 
 LANGUAGE_SAMPLE = 2_000  # characters at the start of a document that determine its language
@@ -20,7 +21,7 @@ class Line(NamedTuple):
     removed: int  # number of control characters removed
 
 
-def load_ftfy() -> Any:
+def load_ftfy() -> ModuleType:
     """Import ftfy. Raises ``ValueError`` if it is not installed."""
     try:
         import ftfy
@@ -32,7 +33,7 @@ def load_ftfy() -> Any:
     return ftfy
 
 
-def check_line(line: str, ftfy: Any, *, repair: bool) -> Line:
+def check_line(line: str, ftfy: ModuleType, *, repair: bool) -> Line:
     """Repair the encoding of ``line``, or drop it: without ``repair`` if anything is wrong with it, otherwise if it
     contains the replacement character."""
     text, is_repaired = line, False

@@ -17,6 +17,7 @@ from typing import Any
 from bert_jax import registry
 from bert_jax.io.files import remove_tree
 from bert_jax.io.storage import Location, ObjectPath, location
+from bert_jax.json_values import Json
 from data_pipeline.build.identity import HASHES_NAME, file_settings
 from data_pipeline.build.text_facts import cut_lines_note
 from data_pipeline.build.workers import Workers, exclusive, processor_count, remove_scratch
@@ -82,7 +83,7 @@ def clean(
     return result
 
 
-def _fingerprint(settings: dict[str, Any]) -> str:
+def _fingerprint(settings: dict[str, Json]) -> str:
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
 
