@@ -1,6 +1,7 @@
 """``bert-jax pretrain`` and ``run_pretrain.py``: create a vocabulary and shards from text, then pretrain."""
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None, program: str = "run_pretrain.py") ->
     command in its help.
     """
     stop = StopRequest.install()  # before the heavy imports, so that no signal during them is lost
-    return run_command(lambda: _run(sys.argv[1:] if argv is None else argv, program, stop))
+    return run_command(functools.partial(_run, sys.argv[1:] if argv is None else argv, program, stop))
 
 
 def _run(argv: Sequence[str], program: str, stop: StopRequest) -> None:

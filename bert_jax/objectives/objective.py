@@ -228,13 +228,16 @@ def accumulate(
     """
     differentiated = jax.grad(loss, has_aux=True)
 
-    def gradients(rows: Batch, index: Any) -> Gradients:
-        grads, (value, sums, carried) = differentiated(params, rows, index)
+    def results(found: tuple[Any, tuple[jax.Array, Sums, Any]]) -> Gradients:
+        grads, (value, sums, carried) = found
         return value, replica.constrain(grads), sums, carried
+
+    def gradients(rows: Batch, index: Any) -> Gradients:
+        return results(differentiated(params, rows, index))
 
     count = replica.count
     if count == 1:
-        return gradients(rows, 0)
+        return results(differentiated(params, rows, 0))
     split = split_microbatches(rows, count)
     shapes = jax.eval_shape(gradients, {name: x[0] for name, x in split.items()}, 0)
 

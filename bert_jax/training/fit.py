@@ -14,18 +14,6 @@ from bert_jax.training.start import FirstState
 from bert_jax.training.state import TrainState
 
 
-def compile_step(job: Job, context: Context, data_step: int) -> None:
-    """Compile the training step for the shapes of batch ``data_step`` (counted from 0) of the phase.
-
-    Every process must call this function before the training loop. It returns when all processes have compiled
-    the step.
-    """
-    with context.watchdog.phase("compiling the training step"):
-        context.programs.step_for(job.batch_shapes(context.programs.mesh, data_step))
-        # Processes compile at different speeds, and a collective has a shorter timeout than this barrier.
-        context.barrier("compiled")
-
-
 def fit(job: Job, context: Context, start: FirstState, data: Data, upload: Callable[[], None]) -> TrainState:
     """Train from ``start`` to the last step and return the final state. A pending save is completed even if an
     error ends the training.

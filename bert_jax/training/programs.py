@@ -126,7 +126,10 @@ class TrainPrograms:
 
     def lower(self, batch: Mapping[str, Any]) -> jax.stages.Lowered:
         """Lower the training step for the shapes of ``batch``; the result has the method ``compile``."""
-        return self._step.lower(self.abstract, with_shardings(batch, self.mesh), self.objective.fixed)
+        return self._step.lower(*self._inputs(batch))
+
+    def _inputs(self, batch: Mapping[str, Any]) -> tuple[Any, ...]:
+        return self.abstract, with_shardings(batch, self.mesh), self.objective.fixed
 
     def step_for(self, batch: Mapping[str, Any]) -> StepFunction:
         """Return the training step compiled for the shapes of ``batch``.
@@ -139,7 +142,7 @@ class TrainPrograms:
             # Only the size of the state is known before the step is compiled.
             what = f"the training step (its state alone needs {gib(device_bytes(self.abstract))})"
             with explain_memory(what, step_advice(self.objective.config)):
-                compiled = self.lower(batch).compile()
+                compiled = self._step.lower(*self._inputs(batch)).compile()
             self.compile_seconds += time.perf_counter() - began
             self.memory = compiled.memory_analysis()
             self._compiled[key] = lambda state, batch: compiled(state, batch, self.objective.fixed)

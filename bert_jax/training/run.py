@@ -12,7 +12,7 @@ from bert_jax.parallel import make_mesh
 from bert_jax.process import exits, hosts
 from bert_jax.process.signals import Interrupted
 from bert_jax.process.watchdog import Watchdog
-from bert_jax.training.fit import compile_step, fit
+from bert_jax.training.fit import fit
 from bert_jax.training.job import Context, Data, Job
 from bert_jax.training.launch import Launch
 from bert_jax.training.logging.run_log import RunLog
@@ -84,7 +84,10 @@ class Run:
             if data.batches is None or complete:
                 self._finish_complete(context, start)
                 return
-            compile_step(job, context, start.step - start.phase_start)
+            with self.watchdog.phase("compiling the training step"):
+                programs.step_for(job.batch_shapes(programs.mesh, start.step - start.phase_start))
+                # Processes compile at different speeds, and a collective has a shorter timeout than this barrier.
+                context.barrier("compiled")
             context.log.line(
                 f"start-up {before_data - self.began:.1f} s, data {after_data - before_data:.1f} s, "
                 f"compiling the training step {programs.compile_seconds:.1f} s"
