@@ -1,4 +1,4 @@
-"""The type of JSON values, and typed access to those that a file holds."""
+"""The type of JSON values."""
 
 from collections.abc import Mapping, Sequence
 

@@ -4,7 +4,7 @@ The rules of ``schema`` apply: frozen, hashable, validated when created; no JAX 
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 from bert_jax.config.schema import AtLeast0, Choice, Positive, Section, only
 
@@ -51,3 +51,11 @@ class ObjectiveConfig(Section, prefix="objective.", choice=Choice("name", "objec
     embedding_sharing: Literal["shared", "none", "disentangled"] = only(
         "shared", {"objective.name": ("replaced_tokens",)}
     )
+
+    @classmethod
+    def required(cls, section: "ObjectiveConfig", names: str) -> Self:
+        """Return ``section``. Raises ``ValueError`` if it lacks options of an objective of this class, which the
+        values ``names`` of ``objective.name`` have."""
+        if not isinstance(section, cls):
+            raise ValueError(f"objective.name: {section.name} lacks options of objective.module; set {names}")
+        return section

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import Setting, build_config, flat_values, parse_settings
+from bert_jax.config.options import options_of
 from bert_jax.config.schema import Positive, RunOptions
 
 SEED = "training.seed"
@@ -125,6 +126,8 @@ def _grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
             )
         if key == SEED:
             raise ValueError(f"--sweep: {word!r} is not allowed; use --{SEED} FIRST --seeds N for several seeds")
+        if key in options_of(FinetuneConfig, fixed=True):
+            raise ValueError(f"--sweep: {key}: an option of pretraining only; omit it")
         parsed = [parse_settings(FinetuneConfig, [Setting("--sweep", key, value)])[key][0] for value in values]
         if any(isinstance(value, tuple) for value in parsed):
             raise ValueError(f"--sweep: {word!r} is not allowed; options whose value is a list cannot be swept")

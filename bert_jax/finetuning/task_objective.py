@@ -10,7 +10,6 @@ from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.distillation.soft_targets import SoftTargets
 from bert_jax.finetuning.gradient_cache import cached_gradients
-from bert_jax.json_values import Json
 from bert_jax.model import BertModel, BertOutput
 from bert_jax.model.bert import present
 from bert_jax.model.canonical import STACKED, path_name
@@ -136,7 +135,7 @@ def perturbed(params: Any, start: Any, key: DropoutKey, weight_dropout: float, m
 
     numbers = itertools.count()
 
-    def one(path: tuple[Json, ...], param: jax.Array, before: jax.Array) -> jax.Array:
+    def one(path: jax.tree_util.KeyPath, param: jax.Array, before: jax.Array) -> jax.Array:
         name, number = path_name(path), next(numbers)
         parts = ("encoder/", "pooler/") if mixout else ("encoder/",)
         if not (name.startswith(parts) and name.endswith("kernel")):

@@ -41,7 +41,7 @@ def forward_npz(
         inputs = {name: arrays.read(name) for name in arrays.names}
     outputs = forward(loaded, inputs, hidden_states=hidden_states, attentions=attentions)
     with whole_file(target) as partial, partial.open("wb") as stream:
-        np.savez(stream, allow_pickle=False, **outputs)
+        np.savez(stream, **outputs)  # type: ignore[arg-type]
     return {name: values.shape for name, values in outputs.items()}
 
 

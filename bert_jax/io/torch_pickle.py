@@ -18,8 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple
 
-from bert_jax.json_values import Json
-
 # A tensor needs about 45 opcodes, its module's version included; a model of 11,000 tensors can be read.
 MOST_STEPS = 1 << 19
 _MOST_DIMENSIONS = 8
@@ -72,10 +70,10 @@ class _StorageClass(NamedTuple):
 
 @dataclass(frozen=True)
 class _Function:
-    build: Callable[[tuple[Json, ...]], Any]
+    build: Callable[[tuple[Any, ...]], Any]
 
 
-def kind(value: Json) -> str:
+def kind(value: object) -> str:
     """Return the type of a value from a pickle, for messages."""
     return {TensorView: "tensor", Storage: "storage", _Function: "name", _StorageClass: "name"}.get(
         type(value), type(value).__name__
@@ -113,7 +111,7 @@ class _Machine:
     memo: dict[int, Any] = field(default_factory=dict)
     storages: dict[str, Storage] = field(default_factory=dict)
 
-    def push(self, value: Json) -> None:
+    def push(self, value: object) -> None:
         self.stack.append(value)
 
     def pop(self) -> Any:
@@ -218,11 +216,11 @@ class _Machine:
         self.stack.append(whole._replace(begin=begin, end=end))
 
 
-def _natural(value: Json) -> bool:
+def _natural(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def _ordered_dict(arguments: tuple[Json, ...]) -> collections.OrderedDict[str, Any]:
+def _ordered_dict(arguments: tuple[Any, ...]) -> collections.OrderedDict[str, Any]:
     if arguments:
         raise Refused("an ordered dict is built from other values")
     return collections.OrderedDict()
@@ -250,7 +248,7 @@ def _tensor(arguments: tuple[Any, ...]) -> TensorView:
     return view
 
 
-def _parameter(arguments: tuple[Json, ...]) -> TensorView:
+def _parameter(arguments: tuple[Any, ...]) -> TensorView:
     """Return the tensor of ``_rebuild_parameter(tensor, requires_grad, hooks)``."""
     if len(arguments) != 3 or type(arguments[0]) is not TensorView:
         raise Refused("a parameter is not a tensor")

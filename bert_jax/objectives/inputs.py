@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Inputs:
     """No inputs, which is the default. An objective with inputs names a subclass in ``PretrainObjective.inputs``.
 
-    The methods are called in the order in which they stand here.
+    A run calls :meth:`find`, :meth:`give` with an objective without a mesh, :meth:`check_vocabulary` before and
+    after a vocabulary is trained, :meth:`features`, and at each attempt :meth:`give` and :meth:`write_record`.
     """
 
     # Options of the config that the inputs determine.

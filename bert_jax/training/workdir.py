@@ -121,7 +121,7 @@ def read_record(workdir: Location) -> dict[str, Any] | None:
         others = {name: record.get(name, value) for name, value in others.items()}
         options = {name: current_fields(record[name], "model.") for name in ("source", "resolved")}
         return {"init_from": record["init_from"], **options, **others}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, yaml.YAMLError) as error:
         remedy = f"delete it and give --config {workdir}/config.yaml"
         raise ValueError(f"{path}: not readable ({one_line(error)}); {remedy}") from None
 

@@ -128,7 +128,7 @@ def _changed_since(words: Sequence[str], config: PretrainConfig) -> list[str]:
     for section in ("data", "model"):
         before, now = (to_dict(getattr(one, section)) for one in (original, config))
         for name, value in now.items():
-            if value != before[name] and (section == "data" or name == "vocab_size"):
+            if (section == "data" or name == "vocab_size") and value != before[name]:
                 values = value if isinstance(value, list) else [value]
                 texts = (str(one).lower() if isinstance(one, bool) else str(one) for one in values)
                 flags += [f"--{section}.{name}", *texts]

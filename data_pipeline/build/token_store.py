@@ -326,7 +326,7 @@ def tokenize_chunk(path: Location, documents: list[Document], vocab: str, data: 
     arrays["contents"] = contents[sentences > 0]
     arrays["classes"] = np.array([document.label for document in documents], "<u2")[sentences > 0]
     with scratch_file(path) as part, part.open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
+        np.savez(file, **arrays)  # type: ignore[arg-type]
     return sum(map(len, texts))
 
 

@@ -69,3 +69,10 @@ def test_missing_vocabulary_or_held_out_shards(words: list[str], tmp_path: Path)
     refused(config, words)
     with pytest.raises(ValueError, match=r"data\.shards: not set"):
         require_shards(PretrainConfig(), [])
+
+
+def test_a_warm_start_from_another_encoder(words: list[str]) -> None:
+    """The class of the section that the start chooses has fields that the arguments do not have."""
+    flags = "--model.encoder lstm --model.num_layers 1 --objective.name causal_lm --data.next_sentence none"
+    config = load_config(PretrainConfig, [*words, *flags.split()])
+    assert refused(config, words) == ["bert-data", "shards", *words, "--data.next_sentence", "none"]

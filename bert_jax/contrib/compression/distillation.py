@@ -98,8 +98,7 @@ class Distillation(MaskedLm):
 
     @staticmethod
     def make_model(config: PretrainConfig, mesh: Mesh | None) -> Student:
-        options = config.objective
-        assert isinstance(options, DistillationConfig)
+        options = DistillationConfig.required(config.objective, "distillation")
         if config.data.next_sentence != "none":
             given = f"data.next_sentence: {config.data.next_sentence!r} is not allowed"
             raise ValueError(f"{given} with objective.name distillation; set none")
@@ -122,8 +121,7 @@ class Distillation(MaskedLm):
     @property
     def options(self) -> DistillationConfig:
         """The section ``objective``."""
-        assert isinstance(self.config.objective, DistillationConfig)
-        return self.config.objective
+        return DistillationConfig.required(self.config.objective, "distillation")
 
     def teach(self, spec: ModelSpec, params: Mapping[str, np.ndarray] | None = None) -> None:
         """Set ``teacher`` to the model that ``spec`` describes and, on a mesh, copy its canonical parameters

@@ -12,7 +12,6 @@ from flax import linen as nn
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from bert_jax.config import PretrainConfig
-from bert_jax.json_values import Json
 from bert_jax.model import BertForPretraining
 from bert_jax.model.canonical import STACKED, VOCABULARY_ROWS, path_name
 from bert_jax.optim import make_optimizer
@@ -79,7 +78,7 @@ def sharding_table(config: PretrainConfig, sizes: Mapping[str, int]) -> list[Row
     params = flat(state.params)
     for path, leaf in jax.tree_util.tree_leaves_with_path((state.opt_state, state.ema)):
         moments.setdefault(parameter_of(path, params), []).append(leaf)
-    rows: dict[tuple[Json, ...], Row] = {}
+    rows: dict[tuple[object, ...], Row] = {}
     for name, leaf in params.items():
         axes = getattr(boxes[name], "names", (None,) * len(leaf.shape))
         row = _row(config, name, leaf, moments.get(name, []), axes, sizes)

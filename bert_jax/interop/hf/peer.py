@@ -42,7 +42,7 @@ def peer_outputs(
         raise ValueError(f"{peer_python}: not a Python executable; set --peer_python to the path of one")
     with tempfile.TemporaryDirectory() as scratch:
         for i, batch in enumerate(inputs):
-            np.savez(Path(scratch) / f"in_{i}.npz", allow_pickle=False, **batch)
+            np.savez(Path(scratch) / f"in_{i}.npz", **batch)  # type: ignore[arg-type]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
         if peer_python is not None:
             environment.pop("PYTHONPATH", None)  # it is meant for the running Python

@@ -73,7 +73,7 @@ def source_of(chunk: str) -> int:
 def save_arrays(path: Location, **arrays: np.ndarray) -> None:
     """Write an .npz file as a whole."""
     with scratch_file(path) as part, part.open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def load_arrays(path: Location) -> dict[str, np.ndarray]:

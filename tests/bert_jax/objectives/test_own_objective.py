@@ -15,6 +15,8 @@ from support import masked_lm, objective_of, random_batch, sums_of, tiny_config,
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, dump_yaml, from_dict, to_dict
 from bert_jax.config.objective import ObjectiveConfig
 from bert_jax.config.pretrain import PretrainConfig
+from bert_jax.contrib.ancestors.config import GloveConfig, Word2VecConfig
+from bert_jax.contrib.compression.config import DistillationConfig
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import BertForPretraining, BertModel, to_canonical
 from bert_jax.objectives.objective import PretrainObjective, denominator, padding_sums, weighted_cross_entropy
@@ -149,3 +151,12 @@ def test_reading_a_workdir_does_not_run_its_file(tmp_path):
         read_weights(tmp_path / "w")
     config.write_text(config.read_text().replace(str(tmp_path / "hostile.py"), str(MODULE)))
     assert read_weights(tmp_path / "w").spec.heads.mlm and not ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("section", "names"), [(DistillationConfig, "distillation"), (GloveConfig, "glove"), (Word2VecConfig, "cbow")]
+)
+def test_a_class_that_needs_the_options_of_another_name(section, names):
+    with pytest.raises(ValueError, match=f"masked_lm lacks options of objective.module; set {names}"):
+        section.required(ObjectiveConfig(), names)
+    assert section.required(section.of(name=names), names).name == names

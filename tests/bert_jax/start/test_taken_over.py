@@ -104,3 +104,12 @@ def test_what_a_task_cannot_take_over_is_named(tmp_path, pooling):
     start, config = plan(tmp_path, FinetuneConfig, SENTENCE)
     poolings = [message for message in start.messages if "one is allowed" in message]
     assert len(poolings) == len(pooling) - 1
+
+
+@pytest.mark.parametrize("field", ["source: null", "resolved: 3"])
+def test_a_damaged_record_is_refused(tmp_path, field):
+    text = "format: 1\ninit_from: there\nsource: {}\nresolved: {}\n"
+    name = field.partition(":")[0]
+    (tmp_path / "warm_start.yaml").write_text(text.replace(f"{name}: {{}}", field))
+    with pytest.raises(ValueError, match=r"warm_start\.yaml: not readable .*; delete it and give --config"):
+        read_record(tmp_path)

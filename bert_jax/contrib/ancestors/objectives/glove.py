@@ -81,8 +81,7 @@ class Glove(WordVectorObjective):
     @property
     def options(self) -> GloveConfig:
         """The section of the objective."""
-        assert isinstance(self.config.objective, GloveConfig)
-        return self.config.objective
+        return GloveConfig.required(self.config.objective, "glove")
 
     def prepare(self, source: PretrainSource, tokenizer: Tokenizer) -> None:
         """Count the co-occurrences of the training records."""

@@ -102,8 +102,7 @@ class Word2vec(WordVectorObjective):
     @property
     def options(self) -> Word2VecConfig:
         """The section of the objective."""
-        assert isinstance(self.config.objective, Word2VecConfig)
-        return self.config.objective
+        return Word2VecConfig.required(self.config.objective, "skip_gram or cbow")
 
     def prepare(self, source: PretrainSource, tokenizer: Tokenizer) -> None:
         """Count the tokens of the training records."""
