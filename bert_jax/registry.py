@@ -11,6 +11,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import pkgutil
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -35,8 +36,10 @@ _TRUNK: dict[Kind, dict[str, str]] = {
 }
 
 
+# The option that names the Python file of an encoder.
+MODULE = "--model.module"
 # How else a part can be given.
-_FILE: dict[Kind, str] = {"encoders": ", or name its file with --model.module"}
+_FILE: dict[Kind, str] = {"encoders": f", or name its file with {MODULE}"}
 # The parts that this process adds.
 _ADDED: dict[Kind, dict[str, str]] = {}
 
@@ -45,6 +48,13 @@ def add(kind: Kind, name: str, target: str) -> None:
     """Add a part that only this process knows, "module:attribute"."""
     _ADDED[kind] = _ADDED.get(kind, {}) | {name: target}
     names.cache_clear()
+
+
+def module_option() -> list[str]:
+    """Return the option with which another process adds the encoder of a file that this process has added; empty:
+    none."""
+    modules = (sys.modules[target.partition(":")[0]] for target in _ADDED.get("encoders", {}).values())
+    return [word for module in modules for word in (MODULE, str(module.__file__))]
 
 
 @functools.cache

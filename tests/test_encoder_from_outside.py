@@ -1,21 +1,31 @@
 """An encoder outside the project, by entry point and by ``--model.module``: FNet of docs/examples."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from builders import tiny_model
+from builders import drawn, tiny_model
+from builders import words as some_words
+from command import recipe
 from support import tiny_config, whole_and_resumed
 
 from bert_jax import registry
+from bert_jax.commands import data, finetune, pretrain
 from bert_jax.commands.main import main
 from bert_jax.commands.options import take_encoder
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, ModelSpec, spec_to_json
+from bert_jax.interop.model_bundle import ModelBundle
+from bert_jax.interop.model_card import model_card
 from bert_jax.interop.readers import read_weights
+from bert_jax.interop.saved_model import write_saved
 from bert_jax.model.flops import training_flops_per_sequence
+from bert_jax.process import hosts
+from bert_jax.process.signals import StopRequest
+from data_pipeline.build.ensure import require_shards
 
 FNET = Path(__file__).parents[1] / "docs" / "examples" / "fnet_encoder.py"
 MODULE = ["--model.module", str(FNET)]
@@ -140,3 +150,69 @@ def test_a_saved_model_names_its_encoder_and_runs_no_file(tmp_path, capsys):
             assert main(["embed", "--model", str(folder), "a text"]) == 2
             assert len(capsys.readouterr().err.splitlines()) == 1
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["transformer", "lstm"])
+def test_a_file_with_the_name_of_an_encoder_is_refused(name, tmp_path):
+    file = shutil.copy(FNET, tmp_path / f"{name}.py")
+    with pytest.raises(ValueError, match=rf"{name}\.py: {name} is the name of another encoder; rename the file$"):
+        take_encoder(["--model.module", str(file)])
+
+
+def test_a_config_of_another_kind_is_refused(tmp_path):
+    for index, value in enumerate(("int", "5")):
+        (tmp_path / f"other_{index}.py").write_text(f"{FNET.read_text()}\nConfig = {value}\n")
+        with pytest.raises(ValueError, match=r"_\d\.py: Config does not extend bert_jax\.config\.ModelConfig$"):
+            take_encoder(["--model.module", str(tmp_path / f"other_{index}.py")])
+
+
+def test_shards_of_its_recipe_are_built_by_the_command_that_a_run_on_several_hosts_names(tmp_path, capsys):
+    file = recipe(tmp_path, model={"encoder": "fnet_encoder", "attention_layers": 1})
+    given = pretrain.with_encoder(["--config", str(file), *MODULE])
+    config = pretrain.load_config(pretrain.PretrainConfig, given)
+    with pytest.raises(ValueError, match="run on one host: bert-data shards") as error:
+        require_shards(config, given)
+    command = shlex.split(str(error.value).partition("run on one host: bert-data ")[2])
+    forget(MODULE)
+    assert data.main(command) == 0, capsys.readouterr().err
+    assert list((tmp_path / "shards").glob("train/*"))
+
+
+@pytest.mark.parametrize("command", [pretrain, finetune])
+def test_its_file_is_run_after_the_processes_are_connected(command, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(hosts, "start", calls.append)
+    (tmp_path / "late.py").write_text("from bert_jax.process import hosts\nhosts.start('the file')\n")
+    with pytest.raises(ValueError, match="defines no class Encoder"):
+        command._run(["--model.module", str(tmp_path / "late.py"), "--workdir", str(tmp_path)], "", StopRequest())
+    assert len(calls) == 2 and calls[1] == "the file"
+
+
+def test_its_time_and_its_model_card(tmp_path, capsys):
+    take_encoder(MODULE)
+    pieces = some_words(40)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "num_layers": 1}
+    model = ModelConfig.of(encoder="fnet_encoder", vocab_size=len(pieces) + 3, max_position_embeddings=32, **sizes)
+    weights = drawn(ModelSpec(model=model, heads=HeadsConfig(pooler=True)), 0.2, pieces)
+    card = model_card(ModelBundle(spec=weights.spec, params={}), "npz", "float32", None, [])
+    assert (
+        "\n- fnet_encoder\n---" in card
+        and "\nAn encoder fnet_encoder of 1 layers" in card
+        and "BERT enc" not in card
+    )
+    write_saved(tmp_path / "model", weights)
+    forget(MODULE)
+    words = ["--forms", "jax", "--batches", "1", "--lengths", "8", "--seconds", "0.01", "--repeats", "1"]
+    found = main(["benchmark-inference", "--model", str(tmp_path / "model"), *MODULE, *words])
+    assert found == 0, capsys.readouterr().err
+
+
+def test_where_the_option_stands(capsys):
+    for name in ("pretrain", "finetune", "data"):
+        assert main([*MODULE, name]) == 2
+        assert capsys.readouterr().err == f"error: {name}: write --model.module FILE after bert-jax {name}\n"
+        forget(MODULE)
+    for command in (pretrain, finetune):
+        with pytest.raises(SystemExit):
+            command._run(["--help_all"], "program", StopRequest())
+        assert "program --model.module FILE, a Python file" in capsys.readouterr().out

@@ -98,10 +98,11 @@ def test_the_trunk_without_rooms(tmp_path):
     assert code == 2 and "plan: unknown command" in err
 
 
-def test_printing_a_config_loads_neither_a_room_nor_jax_nor_readers_of_models():
+@pytest.mark.parametrize("more", [[], ["--objective.module", "a_file_that_is_not_run.py"]])
+def test_printing_a_config_loads_neither_a_room_nor_jax_nor_readers_of_models(more):
     code = (
         "import sys; from bert_jax.commands.pretrain import main; "
-        "code = main(['--config', 'quickstart', '--print_config']); "
+        f"code = main(['--config', 'quickstart', '--print_config', *{more}]); "
         "others = ('bert_jax.contrib', 'data_pipeline', 'bert_jax.interop', 'bert_jax.model', 'jax', 'orbax'); "
         "print(code, [name for name in sys.modules if name.startswith(others)])"
     )

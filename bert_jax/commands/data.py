@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from bert_jax import registry
+from bert_jax.commands.options import with_encoder
 from bert_jax.config import DataConfig, FinetuneConfig, PretrainConfig, TaskDataConfig, load_config
 from bert_jax.config.loader import HELP
 from bert_jax.io.errors import unknown_command
@@ -115,7 +116,7 @@ def parsed(config_type: type[C], words: Sequence[str], data_type: type, short: M
     for word in words:
         name, equals, value = word[2:].partition("=")
         full.append(f"--{fields[name]}{equals}{value}" if word.startswith("--") and name in fields else word)
-    return load_config(config_type, full, prog="bert-data")
+    return load_config(config_type, with_encoder(full), prog="bert-data")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert_jax.commands.options import take_encoder
+from bert_jax.commands.options import with_encoder
 from bert_jax.config import dump_yaml, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import HELP, read_settings, take_options
@@ -39,12 +39,11 @@ def main(argv: Sequence[str] | None = None, program: str = "run_finetune.py") ->
 
 
 def _run(argv: Sequence[str], program: str, stop: StopRequest) -> int:
-    argv, encoder = take_encoder(argv)
-    options, arguments = take_options(FinetuneRunOptions, [*argv, *encoder])
-    if HELP & set(arguments):  # exits here, before JAX is imported
-        load_config(FinetuneConfig, arguments, prog=program, extra=FinetuneRunOptions)
+    options, arguments = take_options(FinetuneRunOptions, argv)
+    if HELP & set(arguments):  # exits here; only an encoder in a file imports JAX
+        load_config(FinetuneConfig, with_encoder(arguments), prog=program, extra=FinetuneRunOptions)
     if options.print_config:
-        print(dump_yaml(shown(options, arguments)), end="")
+        print(dump_yaml(shown(options, with_encoder(arguments))), end="")
         return exits.OK
 
     keep_to_cpu_without_accelerator()
@@ -54,6 +53,7 @@ def _run(argv: Sequence[str], program: str, stop: StopRequest) -> int:
     if hosts.count() > 1:
         stop.share()
     with hosts.ends_together(options.host_timeout):
+        arguments = with_encoder(arguments)
         if options.is_pruned:
             prune(options, arguments, stop)
             return exits.OK

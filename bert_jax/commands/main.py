@@ -41,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> None:
     words, encoder = take_encoder(words)
+    if words and words[0] in PROGRAMS:
+        raise ValueError(f"{words[0]}: write {registry.MODULE} FILE after bert-jax {words[0]}")
     arguments = _parsed(words)
     if arguments.takes_recipe:
         arguments.recipe += encoder

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import registry
+from bert_jax.config import ModelConfig
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
+from bert_jax.registry import MODULE
 
-_MODULE = "--model.module"
 READABLE = "workdir, saved model, Hugging Face or sentence-transformers folder, TF1 checkpoint prefix, npz export"
 
 # A function that adds options to a parser.
@@ -178,24 +179,39 @@ def take_encoder(words: Sequence[str]) -> tuple[list[str], list[str]]:
     of ``ModelConfig``. Return the other words, and the option that sets ``model.encoder`` to its name, that of the
     file (nothing without ``--model.module``).
 
-    Raises ``ValueError`` if the file cannot be loaded, or defines no such class.
+    The file is run, so that in a run with several processes ``hosts.start`` comes first. Raises ``ValueError`` if
+    the file cannot be loaded or defines no such class, or if an encoder has its name.
     """
-    joined = [f"{_MODULE}={word}" if i and words[i - 1] == _MODULE else word for i, word in enumerate(words)]
-    files = [word.removeprefix(f"{_MODULE}=") for word in joined if word.startswith(f"{_MODULE}=")]
-    rest = [word for word in joined if word != _MODULE and not word.startswith(f"{_MODULE}=")]
+    joined = [f"{MODULE}={word}" if i and words[i - 1] == MODULE else word for i, word in enumerate(words)]
+    files = [word.removeprefix(f"{MODULE}=") for word in joined if word.startswith(f"{MODULE}=")]
+    rest = [word for word in joined if word != MODULE and not word.startswith(f"{MODULE}=")]
     if len(files) != 1:
-        if _MODULE in joined or files:
-            raise ValueError(f"{_MODULE}: needs one file, such as {_MODULE} fnet_encoder.py")
+        if MODULE in joined or files:
+            raise ValueError(f"{MODULE}: needs one file, such as {MODULE} fnet_encoder.py")
         return rest, []
     keep_to_cpu_without_accelerator()  # before JAX is imported
     from bert_jax.io.user_module import user_class
     from bert_jax.model.layers import Block
 
-    encoder, name = user_class(files[0], _MODULE.strip("-"), Block, "Encoder"), Path(files[0]).stem
-    registry.add("encoders", name, f"{encoder.__module__}:Encoder")
-    if hasattr(sys.modules[encoder.__module__], "Config"):
-        registry.add("encoder_options", name, f"{encoder.__module__}:Config")
+    option, name = MODULE.strip("-"), Path(files[0]).stem
+    encoder = user_class(files[0], option, Block, "Encoder")
+    module = encoder.__module__
+    if registry.names("encoders").get(name, f"{module}:Encoder") != f"{module}:Encoder":
+        raise ValueError(f"{option}: {files[0]}: {name} is the name of another encoder; rename the file")
+    section = getattr(sys.modules[module], "Config", ModelConfig)
+    if not (isinstance(section, type) and issubclass(section, ModelConfig)):
+        raise ValueError(f"{option}: {files[0]}: Config does not extend bert_jax.config.ModelConfig")
+    registry.add("encoders", name, f"{module}:Encoder")
+    if section is not ModelConfig:
+        registry.add("encoder_options", name, f"{module}:Config")
     return rest, ["--model.encoder", name]
+
+
+def with_encoder(words: Sequence[str]) -> list[str]:
+    """Return the options of a recipe ``words`` with ``model.encoder`` in place of ``--model.module``
+    (:func:`take_encoder`)."""
+    rest, encoder = take_encoder(words)
+    return [*rest, *encoder]
 
 
 # ------------------------------------------------------------------ arguments to objects

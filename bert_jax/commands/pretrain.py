@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert_jax.commands.options import take_encoder
+from bert_jax.commands.options import with_encoder
 from bert_jax.config import PretrainConfig, RunOptions, dump_yaml, load_config
 from bert_jax.config.loader import HELP, read_settings, take_options
 from bert_jax.config.pretrain import with_text_length
@@ -37,12 +37,11 @@ def main(argv: Sequence[str] | None = None, program: str = "run_pretrain.py") ->
 
 
 def _run(argv: Sequence[str], program: str, stop: StopRequest) -> None:
-    argv, encoder = take_encoder(argv)
-    options, arguments = take_options(RunOptions, [*argv, *encoder])
-    if HELP & set(arguments):  # exits here, before JAX is imported
-        load_config(PretrainConfig, arguments, prog=program, extra=RunOptions)
+    options, arguments = take_options(RunOptions, argv)
+    if HELP & set(arguments):  # exits here; only an encoder in a file imports JAX
+        load_config(PretrainConfig, with_encoder(arguments), prog=program, extra=RunOptions)
     if options.print_config:
-        config, *_ = configure(options, arguments)
+        config, *_ = configure(options, with_encoder(arguments))
         print(dump_yaml(config), end="")
         return
 
@@ -53,17 +52,19 @@ def _run(argv: Sequence[str], program: str, stop: StopRequest) -> None:
     if hosts.count() > 1:
         stop.share()
     with hosts.ends_together(options.host_timeout):
-        train(options, arguments, stop)
+        train(options, with_encoder(arguments), stop)
 
 
 def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfig, Start, Inputs]":
     """Return the resolved config, and the start and the inputs of the objective, which determine some of its
-    options."""
+    options. To print the config, the file of ``objective.module`` is not run."""
     from bert_jax.start.plan import plan_start
 
     workdir = location(options.folder("pretrain"))
     start = plan_start(PretrainConfig, options, workdir, arguments)
     config = load_config(PretrainConfig, arguments, extra=RunOptions, extra_settings=start.settings)
+    if options.print_config and config.objective.module:
+        return config, start, Inputs()
     inputs = inputs_class(config.objective).find(config, options, workdir)
     if inputs.settings:
         settings = (*start.settings, *inputs.settings)

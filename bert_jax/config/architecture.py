@@ -250,7 +250,7 @@ class ModelConfig(Section, prefix="model.", choice=Choice("encoder", "encoders",
         registry.check("encoders", self.encoder, "model.encoder")
         section = self.class_for({"encoder": self.encoder})
         if not isinstance(self, section):
-            raise TypeError(f"the section of encoder {self.encoder} is {section.__qualname__}")
+            raise ValueError(f"model.encoder: the section of encoder {self.encoder} is {section.__qualname__}")
         self._require("num_layers", self.num_layers > 0, "1 or more")
         allowed = f"a divisor of model.hidden_size ({self.hidden_size})"
         divides = not self.has_attention or self.hidden_size % self.num_attention_heads == 0

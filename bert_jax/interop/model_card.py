@@ -49,7 +49,7 @@ def model_card(
     spec, origin = weights.spec, weights.origin
     parts = [
         _front_matter(spec, format),
-        f"# {_one_line(origin.get('name') or 'BERT encoder')}",
+        f"# {_one_line(origin.get('name') or _other(spec) or 'BERT encoder')}",
         _summary(spec, dtype),
         "## How to load it",
         _loading(spec, format, architecture),
@@ -79,7 +79,13 @@ def _front_matter(spec: ModelSpec, format: str) -> str:
     tag = "sentence-similarity" if spec.sentence is not None else "feature-extraction"
     tag = next((pipelines[head] for head in pipelines if head in heads), tag)
     lines = [f"library_name: {_LIBRARIES[format]}"] if format in _LIBRARIES else []
-    return "\n".join(["---", *lines, f"pipeline_tag: {tag}", "tags:", f"- {spec.model.TAG or spec.family}", "---"])
+    name = spec.model.TAG or _other(spec) or spec.family
+    return "\n".join(["---", *lines, f"pipeline_tag: {tag}", "tags:", f"- {name}", "---"])
+
+
+def _other(spec: ModelSpec) -> str:
+    """Return the name of an encoder outside the trunk; empty: the Transformer, whose families have names."""
+    return "" if registry.is_of_trunk("encoders", spec.model.encoder) else spec.model.encoder
 
 
 # Key of the origin -> change after training; the metrics describe the unchanged model.
@@ -94,7 +100,8 @@ def _summary(spec: ModelSpec, dtype: str) -> str:
     model = spec.model
     count = sum(map(math.prod, parameter_shapes(spec).values()))
     heads = ", ".join([*spec.heads.present(), *(["sentence"] if spec.sentence is not None else [])])
-    kind = model.TITLE or f"A {FAMILIES[spec.family].title} encoder"
+    other = f"An encoder {_other(spec)}" if _other(spec) else ""
+    kind = model.TITLE or other or f"A {FAMILIES[spec.family].title} encoder"
     return (f"{kind} of {model.num_layers} layers, " if model.num_layers else f"{kind}, ") + (
         f"width {model.hidden_size}, {count:,} parameters ({dtype}); heads: {heads or 'none'}."
     )

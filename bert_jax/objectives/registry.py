@@ -22,10 +22,13 @@ def objective_class(config: ObjectiveConfig) -> type["PretrainObjective"]:
         from bert_jax.objectives.objective import PretrainObjective
 
         return _checked(user_class(config.module, "objective.module", PretrainObjective), config.module)
-    loaded: type[PretrainObjective] = registry.load("objectives", config.name)
-    if not registry.is_of_trunk("objectives", config.name):
-        _checked(loaded, config.name)
-    return loaded
+    if registry.is_of_trunk("objectives", config.name):
+        loaded: type[PretrainObjective] = registry.load("objectives", config.name)
+        return loaded
+    try:
+        return _checked(registry.load("objectives", config.name), config.name)
+    except ImportError as error:
+        raise ValueError(f"objective.name {config.name}: {error}") from None
 
 
 def inputs_class(config: ObjectiveConfig) -> type[Inputs]:
@@ -41,9 +44,12 @@ def inputs_class(config: ObjectiveConfig) -> type[Inputs]:
 
 def _checked(loaded: type["PretrainObjective"], where: str) -> type["PretrainObjective"]:
     """Return the objective. Raises ``ValueError`` for one that is written for the step of an earlier version."""
+    new = "sums(self, params, aux, batch, key, *, axis), which returns (sums, aux.carried)"
+    for name in ("carried_sums", "taught_sums", "set_teacher"):
+        if hasattr(loaded, name):
+            raise ValueError(f"{where}: {name} is a method of another version, which is not called; write {new}")
     try:
         inspect.signature(loaded.sums).bind(*(None for _ in ("self", "params", "aux", "batch", "key")), axis=None)
     except TypeError as error:
-        new = "sums(self, params, aux, batch, key, *, axis), which returns (sums, aux.carried)"
         raise ValueError(f"{where}: sums has the arguments of another version ({error}); write {new}") from None
     return loaded

@@ -16,7 +16,7 @@ from bert_jax.config.loader import load_config, to_dict
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
 from bert_jax.io.files import local_copy, remove_tree
 from bert_jax.io.storage import Location, location
-from bert_jax.registry import load
+from bert_jax.registry import load, module_option
 from data_pipeline.build.existing import check_external, check_mixture, is_external
 from data_pipeline.build.shard_split import build_split, check_splits, missing_splits, plan_splits, prepare_split
 from data_pipeline.build.token_store import build_store, existing_store, load_jieba, store_folder
@@ -115,7 +115,7 @@ def require_shards(config: PretrainConfig, words: Sequence[str]) -> Path:
     if not is_there:
         raise ValueError(
             f"{shards}: the shards are missing, and a run on several hosts does not build them; run on one host: "
-            f"{shlex.join(['bert-data', 'shards', *words, *_changed_since(words, config)])}"
+            f"{shlex.join(['bert-data', 'shards', *words, *module_option(), *_changed_since(words, config)])}"
         )
     return local_copy(_ensure(config.data, config.model.vocab_size, lambda _: None, None))
 

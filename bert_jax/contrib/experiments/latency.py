@@ -15,6 +15,7 @@ from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, StoredDtype
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.json_values import Json
+from bert_jax.registry import module_option
 
 WORKER = Path(__file__).with_name("latency_worker.py")
 # Form -> format of the export that it runs ("": a saved model), package that runs it, description.
@@ -102,7 +103,7 @@ def _seconds(weights: ModelBundle, lengths: Sequence[int], load: Load) -> float:
 def _run(form: str, folder: Path, vocab_size: int, lengths: Sequence[int], load: Load) -> Iterator[dict[str, Json]]:
     # -P: the folder of the worker does not hide installed packages.
     words = [sys.executable, "-P", str(WORKER), form, str(folder), "--seconds", str(load.seconds)]
-    words += ["--vocab_size", str(vocab_size)]
+    words += ["--vocab_size", str(vocab_size), *module_option()]
     words += ["--repeats", str(load.repeats), "--cpus", str(load.cpus)]
     words += ["--batches", *map(str, load.batches), "--lengths", *map(str, lengths)]
     with tempfile.TemporaryFile("w+") as errors:

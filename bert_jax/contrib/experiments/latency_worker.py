@@ -19,9 +19,11 @@ Arrays = dict[str, np.ndarray]
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 
-def with_jax(folder: Path, dtype: str) -> Callable[[Arrays], Any]:
+def with_jax(folder: Path, dtype: str, words: list[str]) -> Callable[[Arrays], Any]:
     import bert_jax
+    from bert_jax.commands.options import take_encoder
 
+    take_encoder(words)
     return bert_jax.load(folder, dtype=dtype).forward  # type: ignore[arg-type]
 
 
@@ -68,7 +70,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--cpus", type=int)
     parser.add_argument("--vocab_size", type=int)
-    given = parser.parse_args()
+    given, words = parser.parse_known_args()
     available = sorted(os.sched_getaffinity(0))
     cpus = given.cpus or len(available)
     os.sched_setaffinity(0, available[:cpus])  # before any library starts its threads
@@ -77,7 +79,7 @@ def main() -> None:
     elif given.form == "stablehlo":
         run = with_stablehlo(given.folder)
     else:
-        run = with_jax(given.folder, "bfloat16" if given.form.endswith("bfloat16") else "float32")
+        run = with_jax(given.folder, "bfloat16" if given.form.endswith("bfloat16") else "float32", words)
     rng = np.random.default_rng(0)
     for batch in given.batches:
         for length in given.lengths:

@@ -97,7 +97,7 @@ def test_help_shows_the_chosen_section(capsys):
 
 def test_a_section_in_python():
     assert type(ModelConfig.of(encoder="bidirectional_lstm", embedding_size=384)) is BidirectionalLstmConfig
-    with pytest.raises(TypeError, match="the section of encoder lstm is LstmConfig"):
+    with pytest.raises(ValueError, match="the section of encoder lstm is LstmConfig"):
         ModelConfig(encoder="lstm")
 
 

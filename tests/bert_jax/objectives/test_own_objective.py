@@ -12,6 +12,7 @@ from flax import linen as nn
 from jax.sharding import Mesh
 from support import masked_lm, objective_of, random_batch, sums_of, tiny_config, train_synthetic, whole_and_resumed
 
+from bert_jax import registry
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, dump_yaml, from_dict, to_dict
 from bert_jax.config.objective import ObjectiveConfig
 from bert_jax.config.pretrain import PretrainConfig
@@ -82,9 +83,27 @@ def test_an_unknown_name_and_a_file_without_the_class_are_refused(tmp_path):
     (tmp_path / "old.py").write_text(old)
     with pytest.raises(ValueError, match=r"old\.py: sums has the arguments of another version .*; write sums\("):
         objective_class(ObjectiveConfig(module=str(tmp_path / "old.py")))
+    for name in ("carried_sums", "taught_sums", "set_teacher"):
+        (tmp_path / "old.py").write_text(f"{MODULE.read_text()}\n    def {name}(self): ...\n")
+        with pytest.raises(ValueError, match=rf"old\.py: {name} is a method of another version.*; write sums\("):
+            objective_class(ObjectiveConfig(module=str(tmp_path / "old.py")))
     for file in ("empty.py", "absent.py"):
         with pytest.raises(ValueError, match=rf"objective\.module: .*{file}.* class Objective"):
             objective_class(ObjectiveConfig(module=str(tmp_path / file)))
+
+
+@pytest.mark.parametrize("name", ["StatefulObjective", "TaughtObjective", "PooledObjective"])
+def test_a_base_class_of_another_version_is_refused(name, tmp_path, monkeypatch):
+    file, line = tmp_path / "imports_old.py", f"from bert_jax.objectives.objective import {name}"
+    file.write_text(f"{line} as Objective\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "_ADDED", {})
+    registry.add("objectives", "imports_old", "imports_old:Objective")
+    for given in ({"module": str(file)}, {"name": "imports_old"}):
+        with pytest.raises(ValueError, match=rf"^objective\.\w+.* cannot import name '{name}'"):
+            objective_class(ObjectiveConfig(**given))
+    monkeypatch.undo()
+    registry.names.cache_clear()
 
 
 class TwoNetworks(nn.Module):
