@@ -216,3 +216,13 @@ def test_where_the_option_stands(capsys):
         with pytest.raises(SystemExit):
             command._run(["--help_all"], "program", StopRequest())
         assert "program --model.module FILE, a Python file" in capsys.readouterr().out
+
+
+def test_help_lists_an_option_without_a_comment(tmp_path, capsys):
+    lines = FNET.read_text().splitlines()
+    bare = [line for line in lines if not line.startswith("    # Top layers")]
+    assert len(bare) == len(lines) - 1
+    (tmp_path / "bare.py").write_text("\n".join(bare))
+    with pytest.raises(SystemExit):
+        pretrain._run(["--model.module", str(tmp_path / "bare.py"), "--help_all"], "program", StopRequest())
+    assert "--model.attention_layers INT  (default: 0)" in capsys.readouterr().out

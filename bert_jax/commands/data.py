@@ -44,6 +44,7 @@ commands:
 shards --tfds NAME is short for --corpus tfds:NAME: text prepared by TensorFlow Datasets (--tfds_data_dir FOLDER).
 vocab and shards accept --config FILE (a recipe of run_pretrain.py) and every --data.OPTION; "data." may be omitted.
 --vocab_size sets model.vocab_size, --kind sets data.tokenizer, and shards --output sets data.shards.
+A recipe whose encoder is in a Python file also needs --model.module FILE, as in training.
 records accepts the options of run_finetune.py; "data." may be omitted, and --kind sets task.kind.
 bert-data COMMAND --help lists the options of a command.
 """

@@ -65,7 +65,7 @@ def _print_section(
             continue
         default = " ".join(map(str, option.default)) if isinstance(option.default, tuple) else option.default
         lines.append(f"  --{key} {_type_name(option.type)}  (default: {default})")
-        text, indent = comments[key.removeprefix(prefix)], " " * 6
+        text, indent = comments.get(key.removeprefix(prefix), ""), " " * 6
         for selector, allowed in conditions:
             if selector not in given:
                 text += f" [only with {selector} {', '.join(map(str, allowed))}]"
