@@ -1,4 +1,4 @@
-"""What a pretraining run reads for its objective besides the training records. This module does not import JAX."""
+"""Inputs of an objective besides the training records, such as a teacher. This module does not import JAX."""
 
 from collections.abc import Callable
 from pathlib import Path

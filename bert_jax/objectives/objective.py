@@ -30,7 +30,7 @@ Gradients = tuple[jax.Array, Any, Sums, Any]
 
 
 class Aux(NamedTuple):
-    """What an objective reads besides parameters and batch. Each part is a tree of arrays, which may be empty."""
+    """Inputs of an objective besides parameters and batch. Each part is a tree of arrays, which may be empty."""
 
     # Arrays that no step changes, whole on every replica: the :attr:`Objective.fixed` of the objective and, in
     # training, "start", the parameters that training started from (0 if randomly initialized; None if the state
@@ -43,7 +43,7 @@ class Aux(NamedTuple):
 
 @dataclass(frozen=True)
 class Replica:
-    """What the gradients of the rows of one replica depend on besides the parameters and the rows."""
+    """Inputs of the gradients of one replica besides the parameters and the rows."""
 
     aux: Aux
     # Denominator of each loss over the global batch.
