@@ -229,7 +229,7 @@ def test_the_loss_of_a_layer_needs_a_pooler_of_its_width(features):
     check_layers(config, heads)
     network = BertModel(model, ExecutionConfig(), heads)
     tree, hidden = initial_params(network, 0), np.zeros((1, 8, model.hidden_size), np.float32)
-    first = {"cls_positions": np.zeros((1, 1), np.int32)}
+    first = {"cls_positions": np.zeros((1, 1), np.int32), "sequence_ids": np.ones((1, 8), np.int32)}
     logits = network.apply({"params": tree}, hidden, first, None, method="pooled_logits")
     assert logits.shape == (1, 1, 2)
 

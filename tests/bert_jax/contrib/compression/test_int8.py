@@ -207,7 +207,7 @@ def test_bad_input(tmp_path, capsys):
             ["onnx", "--dtype", "int8", "--calibration", empty],
             "empty.txt: no text given; write one per line",
         ),
-        ("model", ["onnx", "--dtype", "int8", "--calibration", "train.tsv"], "train.tsv: a table; allowed: texts"),
+        ("model", ["onnx", "--dtype", "int8", "--calibration", "train.tsv"], "train.tsv: a table; use texts"),
         ("model", ["onnx", "--check", str(tmp_path / "none.jsonl")], "none.jsonl"),
         ("model", ["onnx", "--dtype", "int8", "--calibration", odd], "entry 1: no text; write"),
         (
