@@ -223,6 +223,10 @@ class ModelConfig(Section, prefix="model.", choice=Choice("encoder", "encoders",
         few = rows <= 1 << 20 or self.position_embeddings == "learned"
         allowed = f"at most {1 << 20:,} with {self.position_embeddings} positions"
         self._require("max_position_embeddings", few, allowed)
+        registry.check("encoders", self.encoder, "model.encoder")
+        section = ModelConfig.class_for({"encoder": self.encoder})
+        if type(self) is not section:
+            raise ValueError(f"model.encoder: the section of encoder {self.encoder} is {section.__qualname__}")
         self._check_encoder()
         embedding = self.embedding_width
         self._require("word_rank", self.word_rank < embedding, f"below {embedding}, the width of the embeddings")
@@ -247,10 +251,6 @@ class ModelConfig(Section, prefix="model.", choice=Choice("encoder", "encoders",
 
     def _check_encoder(self) -> None:
         """Check the options on which encoders differ."""
-        registry.check("encoders", self.encoder, "model.encoder")
-        section = self.class_for({"encoder": self.encoder})
-        if not isinstance(self, section):
-            raise ValueError(f"model.encoder: the section of encoder {self.encoder} is {section.__qualname__}")
         self._require("num_layers", self.num_layers > 0, "1 or more")
         allowed = f"a divisor of model.hidden_size ({self.hidden_size})"
         divides = not self.has_attention or self.hidden_size % self.num_attention_heads == 0

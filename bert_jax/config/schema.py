@@ -452,8 +452,8 @@ class RunOptions(Section):
     # Layers of --init_from, from 0, with which the model starts, in this order (every second one: Sanh et al.
     # 2019). A layer may occur several times. Empty: all layers.
     init_layers: tuple[int, ...] = ()
-    # Add the pieces _start_, _delimiter_ and _classify_, which frame texts and pairs, with drawn embeddings to the
-    # vocabulary of the GPT that is fine-tuned (Radford et al. 2018, section 3.3).
+    # Add the pieces _start_, _delimiter_ and _classify_, which frame texts and pairs, with randomly initialized
+    # embeddings to the vocabulary of the GPT that is fine-tuned (Radford et al. 2018, section 3.3).
     gpt_inputs: bool = False
     # Read the model of --init_from even if its config and its tensors, or its tokenizer files, contradict each
     # other; a line names what is used.

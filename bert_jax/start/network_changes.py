@@ -61,7 +61,7 @@ def with_layers(weights: ModelBundle, layers: Sequence[int], option: str = "--in
 
 
 def with_gpt_input_pieces(weights: ModelBundle, tokenizer: Tokenizer, content: bytes) -> ModelBundle:
-    """Return a GPT with the pieces that frame its inputs, with drawn rows (Radford et al. 2018, section 3.3)."""
+    """Return a GPT with randomly initialized pieces that frame its inputs (Radford et al. 2018, section 3.3)."""
     if tokenizer.framed:
         frame = f"frames its texts already, with {' and '.join(tokenizer.special_pieces[2:4])}"
         raise ValueError(f"--gpt_inputs: the tokenizer {frame}; omit --gpt_inputs")
@@ -76,7 +76,7 @@ def with_gpt_input_pieces(weights: ModelBundle, tokenizer: Tokenizer, content: b
             table[first : first + len(INPUT_PIECES)] = spec.model.initializer_range * rng.standard_normal(shape)
             params[name] = table
     model = dataclasses.replace(spec.model, vocab_size=size)
-    note = f"{', '.join(INPUT_PIECES)} are added to the vocabulary, with drawn embeddings"
+    note = f"{', '.join(INPUT_PIECES)} are added to the vocabulary, randomly initialized"
     return dataclasses.replace(
         weights, spec=dataclasses.replace(spec, model=model), params=params,
         tokenizer_content=with_input_pieces(content), notes=(*weights.notes, note),

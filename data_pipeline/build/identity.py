@@ -18,7 +18,6 @@ from data_pipeline.build.workers import processor_count
 
 HASHES_NAME = ".content-hashes.json"
 _DIGITS = 32  # of the sha256 of a file
-_BLOCK = 1 << 20  # bytes that are read at once
 _THREADS = 8  # most files that are hashed at the same time
 
 
@@ -80,8 +79,5 @@ def _version(path: Location) -> str:
 
 
 def _hash(path: Location) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()[:_DIGITS]
+        return hashlib.file_digest(file, "sha256").hexdigest()[:_DIGITS]  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ class WordVectorsConfig(ModelConfig):
 
     @property
     def table_sizes(self) -> list[str]:
-        return [*(set(super().table_sizes) - {"type_vocab_size", "intermediate_size"})]
+        return [name for name in super().table_sizes if name not in ("type_vocab_size", "intermediate_size")]
 
     @property
     def layer_counts(self) -> list[str]:

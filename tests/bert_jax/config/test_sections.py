@@ -99,6 +99,9 @@ def test_a_section_in_python():
     assert type(ModelConfig.of(encoder="bidirectional_lstm", embedding_size=384)) is BidirectionalLstmConfig
     with pytest.raises(ValueError, match="the section of encoder lstm is LstmConfig"):
         ModelConfig(encoder="lstm")
+    for encoder, section in (("transformer", "ModelConfig"), ("lstm", "LstmConfig")):
+        with pytest.raises(ValueError, match=f"the section of encoder {encoder} is {section}"):
+            BidirectionalLstmConfig(encoder=encoder, num_layers=1)
 
 
 def test_specs_are_read_back_and_those_of_before_too():
