@@ -225,7 +225,8 @@ class ModelConfig(Section, prefix="model.", choice=Choice("encoder", "encoders",
         self._require("max_position_embeddings", few, allowed)
         registry.check("encoders", self.encoder, "model.encoder")
         section = ModelConfig.class_for({"encoder": self.encoder})
-        if type(self) is not section:
+        # A subclass with more options has the title of its section; every encoder of contrib has its own.
+        if not isinstance(self, section) or self.TITLE != section.TITLE:
             raise ValueError(f"model.encoder: the section of encoder {self.encoder} is {section.__qualname__}")
         self._check_encoder()
         embedding = self.embedding_width
