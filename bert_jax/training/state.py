@@ -56,8 +56,9 @@ def initial_params(model: nn.Module, seed: int, loaded: Mapping[str, Any] | None
     """
     plain = dataclasses.replace(model.execution, scan_layers=False, vocab_multiple=1)
     source = model.clone(execution=plain, mesh=None)
-    batch = {n: jnp.zeros(s, d) for n, (s, d) in feature_shapes(1, 8, 1).items()}
-    drawn = nn.unbox(source.init(jax.random.key(seed), batch)["params"])
+    batch = {n: jax.ShapeDtypeStruct(s, d) for n, (s, d) in feature_shapes(1, 8, 1).items()}
+    # Computes what the parameters depend on, not the output of the network.
+    drawn = nn.unbox(source.lazy_init(jax.random.key(seed), batch, mutable=["params"])["params"])
     vocab_size = model.config.vocab_size
     flat = to_canonical(drawn, vocab_size) | dict(loaded or {})
     return from_canonical(flat, nn.unbox(abstract_params(model)), vocab_size)
