@@ -3,7 +3,6 @@
 import json
 import shlex
 import shutil
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from builders import drawn, tiny_model
 from builders import words as some_words
 from command import recipe
+from outside import EXAMPLES, fresh, install  # noqa: F401 (fresh is a fixture)
 from support import tiny_config, whole_and_resumed
 
 from bert_jax import registry
@@ -27,21 +27,12 @@ from bert_jax.process import hosts
 from bert_jax.process.signals import StopRequest
 from data_pipeline.build.ensure import require_shards
 
-FNET = Path(__file__).parents[1] / "docs" / "examples" / "fnet_encoder.py"
+FNET = EXAMPLES / "fnet_encoder.py"
 MODULE = ["--model.module", str(FNET)]
 OPTIONS = (
     "--model.encoder fnet_encoder --model.attention_layers 1 --model.num_layers 2 --training.num_steps 4 "
     "--training.eval_interval 2 --training.eval_batches 1"
 )
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    """No part that a test adds is known to the next one."""
-    registry.names.cache_clear()
-    yield
-    registry._ADDED.clear()
-    registry.names.cache_clear()
 
 
 @pytest.fixture(params=["entry point", "file"])
@@ -51,15 +42,9 @@ def words(request, tmp_path, monkeypatch):
         take_encoder(MODULE)
         yield MODULE
         return
-    place = tmp_path / "installed"
-    information = place / "others-1.0.dist-info"
-    information.mkdir(parents=True)
-    shutil.copy(FNET, place)
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
     groups = (("encoders", "Encoder"), ("encoder_options", "Config"))
-    points = [f"[bert_jax.{group}]\nfnet_encoder = fnet_encoder:{name}\n" for group, name in groups]
-    (information / "entry_points.txt").write_text("".join(points))
-    monkeypatch.syspath_prepend(place)
+    points = {group: f"fnet_encoder = fnet_encoder:{name}" for group, name in groups}
+    monkeypatch.syspath_prepend(install(tmp_path / "installed", FNET, points))
     yield []
 
 

@@ -332,11 +332,6 @@ class FinetuneConfig:
         return self.regularization.mixout > 0 or self.optimizer.decay_to_start
 
     @property
-    def carries_state(self) -> bool:
-        """True if the train state also contains the state of the network after the last batch."""
-        return False
-
-    @property
     def name(self) -> str:
         """Name of the task in results."""
         return self.task.name or self.task.kind

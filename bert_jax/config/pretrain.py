@@ -331,11 +331,6 @@ class PretrainConfig:
         return False
 
     @property
-    def carries_state(self) -> bool:
-        """True if the train state also contains the state of the network after the last batch."""
-        return self.objective.carry_state
-
-    @property
     def has_nsp(self) -> bool:
         """True if the model has a sentence-pair head."""
         return self.data.next_sentence != "none"

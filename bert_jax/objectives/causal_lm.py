@@ -24,6 +24,7 @@ from bert_jax.objectives.objective import (
     PretrainObjective,
     Sums,
     apply_carried,
+    cache_shapes,
     denominator,
     padding_sums,
     weighted_cross_entropy,
@@ -99,6 +100,9 @@ class CausalLm(PretrainObjective):
             if not ok:
                 raise ValueError(f"{key}: {value!r} {suffix}; set {wanted}")
         return CausalModel(model, config.execution, HeadsConfig(mlm=not model.has_attention), mesh=mesh)
+
+    def carried(self) -> Any:
+        return cache_shapes(self.model, self.batch_rows) if self.config.objective.carry_state else None
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         total = denominator(next_weights(batch["sequence_ids"]))

@@ -11,7 +11,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from bert_jax.batch import PRETRAIN_FEATURES, Batch, PretrainSource
+from bert_jax.batch import PRETRAIN_FEATURES, Batch, PretrainSource, feature_shapes
 from bert_jax.config import HeadsConfig, ModelConfig, PretrainConfig, RunConfig
 from bert_jax.model.dropout import TOKEN_FEATURES, DropoutKey
 from bert_jax.model.layers import CACHE
@@ -37,7 +37,7 @@ class Aux(NamedTuple):
     # does not contain them).
     fixed: Mapping[str, Any]
     # Arrays [B, ...] with an entry for each row, which a step replaces: what follows from the same row of the
-    # batch before. None: nothing is carried.
+    # batch before (:meth:`Objective.carried`). None: nothing is carried.
     carried: Any = None
 
 
@@ -97,6 +97,11 @@ class Objective(ABC):
             key: dropout key; None: no dropout.
             axis: the mesh axis whose replicas compute the other rows of the batch; None: ``batch`` has all rows.
         """
+
+    def carried(self) -> Any:
+        """Return the shapes and dtypes of ``aux.carried``, [B, ...] for the B rows of a global batch; the arrays
+        are 0 at the first batch. None (default): the objective carries nothing."""
+        return None
 
     def gradients(self, params: Any, batch: Batch, replica: Replica) -> Gradients:
         """Return the loss, the gradients and the sums of the rows of a replica, added over its microbatches.
@@ -163,6 +168,11 @@ class PretrainObjective(Objective):
 
     def prepare(self, source: PretrainSource, tokenizer: Tokenizer) -> None:
         """Read what the objective needs from the training records before the first step; default: nothing."""
+
+    @property
+    def batch_rows(self) -> int:
+        """Number of rows of a global batch."""
+        return self.row_shape.rows(self.config.training.global_batch_size)
 
     def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Return the shape and dtype of each feature of a global batch of ``batch_size`` rows."""
@@ -246,6 +256,14 @@ def accumulate(
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     return jax.lax.scan(add, zeros, (split, jnp.arange(count)))[0]
+
+
+def cache_shapes(model: nn.Module, rows: int) -> Any:
+    """Return the shapes and dtypes of the collection ``CACHE`` of ``model`` for so many rows, the carried arrays of
+    :func:`apply_carried`."""
+    batch = {n: jax.ShapeDtypeStruct(s, d) for n, (s, d) in feature_shapes(rows, 8, 1).items()}
+    batch["cache_start"] = jax.ShapeDtypeStruct((), jnp.int32)
+    return jax.eval_shape(lambda batch: model.init(jax.random.key(0), batch)[CACHE], batch)
 
 
 def apply_carried(model: nn.Module, params: Any, features: Batch, key: Any, carried: Any) -> tuple[Any, Any]:

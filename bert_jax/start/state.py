@@ -58,7 +58,7 @@ def first_state(
     with explain_memory(*memory):
         restored = restore_newest(
             launch.workdir, job.config, programs.mesh, programs.model,
-            read_only=False, may_change=set(), report=report,
+            read_only=False, may_change=set(), report=report, carry=programs.abstract.carry,
         )  # fmt: skip
         meter = IntervalMeter(job.max_blank_records, programs.objective.display.keys)
         guard = LossGuard(job.config.training)
@@ -100,6 +100,7 @@ def _end_of_phase(start: Start, job: Job, programs: TrainPrograms, report: Calla
             folder, job.config, programs.mesh, programs.model, read_only=True,
             may_change=PHASE_MAY_CHANGE | ({TABLE_ROWS} if how or not has_table else set()), report=report,
             convert=_extension(job.config.model, how) if how and has_table else None,
+            carry=programs.abstract.carry,
         )  # fmt: skip
     except Unfit as error:
         remedy = "; --extend_positions extends the position table" if TABLE_ROWS in str(error) else ""

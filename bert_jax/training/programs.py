@@ -10,6 +10,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
+from bert_jax.config.schema import require
 from bert_jax.objectives.objective import Objective, PretrainObjective
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import batch_sharding, check_batches
@@ -73,10 +74,21 @@ def make_programs(objective: Objective, *, unfreeze_updates: Any = None, **step_
     config, model, mesh = objective.config, objective.model, objective.mesh
     assert mesh is not None
     optimizer = make_optimizer(config.optimizer, unfreeze_updates, config.model.vocab_size)
-    abstract = abstract_state(config, model, optimizer, mesh)
+    abstract = abstract_state(config, model, optimizer, mesh, _carried(objective))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract.params)
     step = make_train_step(objective, optimizer, shardings=shardings, **step_options)
     return TrainPrograms(step, abstract, objective, optimizer)
+
+
+def _carried(objective: Objective) -> Any:
+    """Return ``objective.carried()``. Raises ``ValueError`` for carried arrays and batches of other rows."""
+    carried, training = objective.carried(), objective.config.training
+    if carried is not None:
+        suffix = "with an objective that carries arrays from batch to batch"
+        steps, ramp = training.accumulation_steps, training.batch_ramp
+        require(steps == 1, "training.accumulation_steps", steps, f"1 {suffix}")
+        require(not ramp, "training.batch_ramp", ramp, f"none {suffix}")
+    return carried
 
 
 def pretraining_batch(objective: PretrainObjective, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -16,7 +16,6 @@ from bert_jax.batch import feature_shapes
 from bert_jax.config import ExecutionConfig, RunConfig
 from bert_jax.model import from_canonical, to_canonical
 from bert_jax.model.canonical import Params, abstract_params, clear_padding, path_name
-from bert_jax.model.layers import CACHE
 from bert_jax.parallel import batch_sharding, shardings
 
 # Name of the position table.
@@ -29,8 +28,7 @@ class TrainState:
 
     ``ema`` is the moving average of the parameters, or None if ``optimizer.ema_decay`` is 0. ``start`` contains the
     initial parameters, with 0 for those that were randomly initialized; it is None if the config does not need it.
-    ``carry`` is the state of the network after the last batch, one entry per row, or None without
-    ``objective.carry_state``.
+    ``carry`` is what the rows of the last batch carry to the next one, or None (``Aux.carried``).
     """
 
     step: jax.Array  # int32[]: number of optimizer steps, including skipped steps
@@ -84,9 +82,10 @@ def flat(tree: Any) -> dict[str, Any]:
 
 
 def abstract_state(
-    config: RunConfig, model: nn.Module, optimizer: optax.GradientTransformation, mesh: Mesh
+    config: RunConfig, model: nn.Module, optimizer: optax.GradientTransformation, mesh: Mesh, carried: Any = None
 ) -> TrainState:
     """Return the shapes, dtypes and shardings of the training state for ``config``, without allocating arrays.
+    ``carried``: the shapes and dtypes of ``Objective.carried``.
 
     Between steps, the parameters, the optimizer moments and the moving average have the same sharding. With
     ``mesh.shard_optimizer``, each replica stores and updates a shard of each parameter; otherwise, each replica
@@ -109,17 +108,10 @@ def abstract_state(
         start=params if config.stores_start_params else None,
     )
     state = jax.tree_util.tree_map_with_path(place, state)
-    return state.replace(carry=_abstract_carry(config, model, mesh)) if config.carries_state else state
-
-
-def _abstract_carry(config: RunConfig, model: nn.Module, mesh: Mesh) -> Any:
-    """Return the shapes, dtypes and shardings of the state of ``model`` for the rows of a batch."""
-    rows = config.training.global_batch_size
-    batch = {n: jax.ShapeDtypeStruct(s, d) for n, (s, d) in feature_shapes(rows, 8, 1).items()}
-    batch["cache_start"] = jax.ShapeDtypeStruct((), jnp.int32)
-    cache = jax.eval_shape(lambda batch: model.init(jax.random.key(0), batch)[CACHE], batch)
     sharding = batch_sharding(mesh)
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), cache)
+    return state.replace(
+        carry=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), carried)
+    )
 
 
 def zero_carry(like: Any) -> Any:

@@ -16,6 +16,7 @@ from bert_jax.contrib.planner.gpu_devices import can_compile
 from bert_jax.contrib.planner.sharding_table import abstract_mesh, abstract_train_state, batch_bytes
 from bert_jax.contrib.planner.topology import Topology
 from bert_jax.model.flops import training_flops_per_sequence
+from bert_jax.objectives.registry import objective_class
 from bert_jax.parallel.mesh import check_batches, mesh_sizes
 from bert_jax.training.memory import device_bytes
 
@@ -149,9 +150,7 @@ def _plan(
     it is None if the step does not fit."""
     training, length = config.training, config.data.seq_length
     batch = training.global_batch_size
-    flops = batch * training_flops_per_sequence(
-        config.model, seq_length=length, max_predictions=config.row_shape.max_predictions, has_nsp=config.has_nsp
-    )
+    flops = batch * _flops_per_sequence(config)
     seconds = sum(parts.values()) if parts else None
     shares = {part: each / seconds for part, each in parts.items()} if parts and seconds else None
     steps = full_steps(config, asked.first_step)
@@ -183,6 +182,15 @@ def _plan(
         warnings=(*_warnings(config, topology, shares or {}), *warnings),
         **measured,
     )
+
+
+def _flops_per_sequence(config: PretrainConfig) -> float:
+    """Return the training FLOPs of a sequence: those of the masked-LM objective if the objective does not know its
+    own."""
+    return objective_class(config.objective)(config, None).flops_per_sequence() or training_flops_per_sequence(
+        config.model, seq_length=config.data.seq_length, max_predictions=config.row_shape.max_predictions,
+        has_nsp=config.has_nsp,
+    )  # fmt: skip
 
 
 def full_steps(config: PretrainConfig, first_step: int) -> float:

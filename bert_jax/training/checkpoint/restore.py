@@ -84,11 +84,13 @@ def restore_newest(
     may_change: set[str],
     report: Callable[[str], None],
     convert: Convert | None = None,
+    carry: Any = None,
 ) -> Restored | None:
     """Restore the newest checkpoint of ``workdir`` that passes every check, in the layout of ``config``.
 
     ``convert`` changes the canonical arrays of the state (such as ``params/embeddings/layer_norm/scale``) after
-    verification. Returns ``None`` for a run without checkpoints. A damaged checkpoint is quarantined (unless
+    verification. ``carry`` is that of the abstract state of the run: stored arrays of other shapes are replaced by
+    0. Returns ``None`` for a run without checkpoints. A damaged checkpoint is quarantined (unless
     ``read_only``) and reported, and the previous checkpoint is tried. Must be called by every process of a run. All
     processes restore the same checkpoint: if one process rejects a checkpoint, all processes reject it.
 
@@ -102,7 +104,7 @@ def restore_newest(
     steps = json.loads(hosts.all_gather_text("checkpoints", json.dumps(saved_steps(workdir)), AGREEMENT_SECONDS)[0])
     bad: list[str] = []
     for step in reversed(steps):
-        restored = _verified(workdir, step, config, mesh, model, may_change, convert)
+        restored = _verified(workdir, step, config, mesh, model, may_change, convert, carry)
         if isinstance(restored, Restored):
             return restored
         bad.append(f"step {step}: {restored}")
@@ -132,7 +134,7 @@ def raise_if_damaged(workdir: Location, bad: list[str]) -> None:
 
 def _verified(
     workdir: Location, step: int, config: RunConfig, mesh: Mesh, model: nn.Module, may_change: set[str],
-    convert: Convert | None = None,
+    convert: Convert | None, carry: Any,
 ) -> Restored | str:  # fmt: skip
     """Return the checkpoint of ``step`` or, if any process finds a problem, a description of the first problem."""
     folder = checkpoint_folder(workdir) / str(step)
@@ -159,7 +161,7 @@ def _verified(
             return problem
     # The digest does not cover the padding rows.
     state = clear_padding(state, stored.model.vocab_size)
-    return Restored(step, _adapt(state, stored, config, mesh, model, convert), meta, stored)
+    return Restored(step, _adapt(state, stored, config, mesh, model, convert, carry), meta, stored)
 
 
 def problem_of(check: Callable[[], str | None]) -> str | None:
@@ -260,27 +262,29 @@ def fitting_config(
 
 def _read_state(folder: Location, stored: RunConfig, mesh: Mesh, model: nn.Module) -> TrainState:
     """Read the stored state without verifying it. Each process reads only the shards for its own devices."""
-    stored_like = _abstract(stored, mesh, model)
+    path = epath.Path(str(folder / "state"))
+    handler = ocp.PyTreeCheckpointHandler()  # not a Checkpointer, which would wait for the other processes
+    # The carried arrays are those of the objective of the stored run, which may be another one.
+    stored_like = _abstract(stored, mesh, model, handler.metadata(path).tree.get("carry"))
     item = nested(stored_like)
     restore_args = ocp.checkpoint_utils.construct_restore_args(item)
-    handler = ocp.PyTreeCheckpointHandler()  # not a Checkpointer, which would wait for the other processes
-    arguments = ocp.args.PyTreeRestore(item=item, restore_args=restore_args)
-    values = handler.restore(epath.Path(str(folder / "state")), args=arguments)
+    values = handler.restore(path, args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args))
     handler.close()
     by_name = flat(values)
     return jax.tree_util.tree_map_with_path(lambda path, _: by_name[path_name(path)], stored_like)
 
 
-def _abstract(config: RunConfig, mesh: Mesh, model: nn.Module) -> TrainState:
+def _abstract(config: RunConfig, mesh: Mesh, model: nn.Module, carried: Any) -> TrainState:
     model = model.clone(config=config.model, execution=config.execution, mesh=mesh)
-    return abstract_state(config, model, make_optimizer(config.optimizer), mesh)
+    return abstract_state(config, model, make_optimizer(config.optimizer), mesh, carried)
 
 
 def _adapt(
-    state: TrainState, stored: RunConfig, config: RunConfig, mesh: Mesh, model: nn.Module, convert: Convert | None
-) -> TrainState:
+    state: TrainState, stored: RunConfig, config: RunConfig, mesh: Mesh, model: nn.Module, convert: Convert | None,
+    carry: Any,
+) -> TrainState:  # fmt: skip
     """Convert the stored state to the layout of ``config``, and add or remove the moving average if necessary."""
-    like = _abstract(config, mesh, model)
+    like = _abstract(config, mesh, model, carry)
     layouts = {(each.execution.scan_layers, each.execution.vocab_multiple) for each in (stored, config)}
     if config.optimizer.ema_decay > 0 and state.ema is None:
         state = dataclasses.replace(state, ema=jax.tree.map(lambda x: x.copy(), state.params))
@@ -288,8 +292,7 @@ def _adapt(
         state = dataclasses.replace(state, ema=None)
     if like.start is None:
         state = dataclasses.replace(state, start=None)
-    if [x.shape for x in jax.tree.leaves(state.carry)] != [x.shape for x in jax.tree.leaves(like.carry)]:
-        state = dataclasses.replace(state, carry=zero_carry(like.carry))
+    state = dataclasses.replace(state, carry=_carry(flat(state.carry), like.carry))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
     if convert is None and len(layouts) == 1 and len({jax.tree.structure(one) for one in (state, like)}) == 1:
         return jax.device_put(state, shardings)
@@ -307,3 +310,10 @@ def _adapt(
             f"the checkpoint does not fit the configured optimizer or heads ({error}); use the options with which "
             "it was saved or another --workdir"
         ) from None
+
+
+def _carry(stored: Mapping[str, Any], like: Any) -> Any:
+    """Return the ``stored`` arrays in the tree ``like``, or 0 if their names or shapes differ from it."""
+    if {name: x.shape for name, x in stored.items()} != {name: x.shape for name, x in flat(like).items()}:
+        return zero_carry(like)
+    return jax.tree_util.tree_map_with_path(lambda path, _: stored[path_name(path)], like)

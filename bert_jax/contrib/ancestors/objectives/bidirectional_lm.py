@@ -24,6 +24,7 @@ from bert_jax.objectives.objective import (
     PretrainObjective,
     Sums,
     apply_carried,
+    cache_shapes,
     denominator,
     padding_sums,
     weighted_cross_entropy,
@@ -79,6 +80,9 @@ class BidirectionalLm(PretrainObjective):
                 allowed = f"set {str(wanted).lower() if wanted is False else wanted}"
                 raise ValueError(f"{key}: {value!r} is not allowed with objective.name bidirectional_lm; {allowed}")
         return BidirectionalModel(config.model, config.execution, HeadsConfig(mlm=True), mesh=mesh)
+
+    def carried(self) -> Any:
+        return cache_shapes(self.model, self.batch_rows) if self.config.objective.carry_state else None
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         total = 2 * denominator(next_weights(batch["sequence_ids"]))

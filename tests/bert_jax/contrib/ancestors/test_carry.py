@@ -173,8 +173,11 @@ def test_a_run_resumes_bit_for_bit(name, tmp_path, long_texts):
 def end_of(workdir, config):
     """The arrays of the last checkpoint by name."""
     mesh = make_mesh(config.mesh, jax.devices()[:1])
-    model = objective_of(config, mesh).model
-    restored = restore_newest(workdir, config, mesh, model, read_only=True, may_change=set(), report=print)
+    programs = train_programs(objective_of(config, mesh))
+    restored = restore_newest(
+        workdir, config, mesh, programs.model, read_only=True, may_change=set(), report=print,
+        carry=programs.abstract.carry,
+    )  # fmt: skip
     return {name: np.asarray(x) for name, x in to_canonical(restored.state, 211).items()}
 
 
