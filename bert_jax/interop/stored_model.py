@@ -156,22 +156,21 @@ class StoredModel:
         self.contradictions.append(f"{name} is {stated} in {self.config_file}, but {actual} in the {self.what}")
 
     def sizes(
-        self, model: ModelConfig, places: Mapping[str, tuple[str, int, int]], layer: re.Pattern[str] | None
+        self, model: ModelConfig, places: Mapping[str, tuple[str, int]], layer: re.Pattern[str] | None
     ) -> ModelConfig:
         """Record each size in ``model`` that contradicts the tensors, and return ``model``.
 
         If ``options.allow_mismatch`` is True, the returned config has the sizes of the tensors instead.
 
         Args:
-            places: field -> (name of a tensor, dimension, factor); the field is the size of the dimension divided
-                by the factor.
+            places: field -> (name of a tensor, dimension); the field is the size of the dimension.
             layer: pattern for the names of the tensors in a layer, whose group matches the index of the layer;
                 None: the layers share their parameters.
         """
         actual: dict[str, int] = {}
-        for field_name, (tensor, dimension, factor) in places.items():
+        for field_name, (tensor, dimension) in places.items():
             if shape := self.shape(tensor):
-                actual[field_name] = shape[dimension] // factor
+                actual[field_name] = shape[dimension]
         if layer is not None:
             layers = {int(match[1]) for name in self.tensors if (match := layer.match(name))}
             if not layers or max(layers) >= len(self.tensors):

@@ -16,14 +16,11 @@ from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.family import (
     ACTIVATION_NAMES,
     HARMLESS,
-    READ,
     REFUSED,
     TASK_HEADS,
     Family,
     Key,
-    flag,
-    integer,
-    number,
+    Values,
     pruned_heads,
     short,
     with_pruned_heads,
@@ -94,29 +91,26 @@ def model_parts(config: Mapping[str, Json], name: str, *, allow_unknown: bool = 
     not read are ignored, with a note; in a family of the authors' own code they are refused, unless
     ``allow_unknown`` is True.
     """
-    family, architecture = _family(config, name)
+    values = Values(config, name)
+    family, architecture = _family(values)
     for key, allowed in (REFUSED | dict(family.refused)).items():
         is_read = key in family.other_keys or (key == "pruned_heads" and family.prunes)
-        if key in config and not is_read and config[key] not in allowed:
-            values = [short(value) for value in allowed if value not in (None, {}, [])]
-            supported = ", ".join(dict.fromkeys(values)) or "folders without it"
-            raise ValueError(f"{name}: {key} is {short(config[key])}; supported: {supported}")
+        if key in config and not is_read:
+            values.require(key, allowed)
     notes = _unknown_keys(family, config, name, allow_unknown)
     for key, entry in family.keys.items():
         if entry.announced and key not in config:
             notes.append(f"{name} lacks {key}: {entry.default} is used, the default of transformers")
-    tied = config.get("tie_word_embeddings") is None or flag(config, "tie_word_embeddings", name)
+    tied = config.get("tie_word_embeddings") is None or values.flag("tie_word_embeddings")
     fields = {"family": family.name, "tied_output": tied, **family.fixed}
-    model = model_config(config, name, family.keys, **fields | family.read(config, name))
-    model = with_pruned_heads(model, config, name) if family.prunes else model
-    problem = config.get("problem_type")
-    if problem is not None and (not isinstance(problem, str) or problem not in _PROBLEMS):
-        raise ValueError(f"{name}: problem_type is {short(problem)}; allowed: {', '.join(_PROBLEMS)}")
+    model = model_config(values, family.keys, **fields | family.read(values))
+    model = with_pruned_heads(model, values) if family.prunes else model
+    problem = None if config.get("problem_type") is None else values.choice("problem_type", None, _PROBLEMS)
     dropouts = {
-        head: default if config.get(key) is None else number(config, key, name)
+        head: default if config.get(key) is None else values.number(key)
         for head, (key, default) in family.dropouts.items()
     }
-    labels = _labels(config, name)
+    labels = _labels(values)
     return HfConfig(
         family=family,
         model=model,
@@ -163,21 +157,24 @@ def _unknown_keys(family: Family, config: Mapping[str, Json], name: str, allow_u
     return [f"{name}: keys that {family.title} does not read are ignored: {text}"]
 
 
-def model_config(config: Mapping[str, Any], name: str, keys: Mapping[str, Key], **fields: Any) -> ModelConfig:
-    """Return a ``ModelConfig`` with the values that ``config`` has for ``keys``, and with ``fields`` as its other
-    fields.
+def model_config(values: Values, keys: Mapping[str, Key], **fields: Any) -> ModelConfig:
+    """Return a ``ModelConfig`` with the ``values`` of ``keys``, and with ``fields`` as its other fields.
 
-    Raises ``ValueError``, with a message that begins with ``name``, for a missing key or a value that is not
+    Raises ``ValueError``, with a message that begins with ``values.name``, for a missing key or a value that is not
     allowed.
     """
-    missing = [key for key, entry in keys.items() if key not in config and entry.default is None]
+    missing = [key for key, entry in keys.items() if key not in values.config and entry.default is None]
     if missing:
-        raise ValueError(f"{name}: missing {', '.join(missing)}")
-    values = {entry.field: READ[entry.kind](config, key, name, entry.default) for key, entry in keys.items()}
+        raise ValueError(f"{values.name}: missing {', '.join(missing)}")
+    defaults = ModelConfig()
+    read = {
+        entry.field: values.of_type(type(getattr(defaults, entry.field)), key, entry.default)
+        for key, entry in keys.items()
+    }
     try:
-        return ModelConfig(**values | fields)
+        return ModelConfig(**read | fields)
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise ValueError(f"{values.name}: {error}") from None
 
 
 def keys_of(model: ModelConfig, keys: Mapping[str, Key]) -> dict[str, Json]:
@@ -187,30 +184,29 @@ def keys_of(model: ModelConfig, keys: Mapping[str, Key]) -> dict[str, Json]:
         value = getattr(model, entry.field)
         if entry.field.endswith("_dropout") and value < 0:
             value = model.hidden_dropout
-        values[key] = ACTIVATION_NAMES[value][0] if entry.kind == "activation" else value
+        values[key] = ACTIVATION_NAMES[value][0] if isinstance(value, str) else value
     return values
 
 
-def _family(config: Mapping[str, Json], name: str) -> tuple[Family, str | None]:
+def _family(values: Values) -> tuple[Family, str | None]:
     """Return the family and the class of the model. In old files without ``model_type`` the class determines the
     family."""
-    classes = config.get("architectures") or []
+    classes = values.config.get("architectures") or []
     if not isinstance(classes, list) or not all(isinstance(item, str) for item in classes):
-        raise ValueError(f"{name}: architectures is {short(classes)}, not a list of names")
+        raise values.wrong("architectures", ", not a list of names")
     known = next((item for item in classes if item in CLASSES), None)
-    stated = config.get("model_type")
+    stated = values.config.get("model_type")
     if stated is None and known is not None:
         stated = CLASSES[known].name
     if stated is None:
         problem = "has neither model_type nor a known class in architectures"
-        raise ValueError(f"{name}: {problem}; supported: {_supported()}")
+        raise ValueError(f"{values.name}: {problem}; supported: {_supported()}")
     if not isinstance(stated, str) or stated not in FAMILIES:
-        raise ValueError(f"{name}: model_type is {short(stated)}; supported: {_supported()}")
+        raise values.wrong("model_type", f"; supported: {_supported()}")
     family = FAMILIES[stated]
     known = family.aliases.get(known, known) if known is not None else None
     if classes and (known is None or known not in family.classes):
-        problem = f"architectures is {short(classes)} with model_type {stated}"
-        raise ValueError(f"{name}: {problem}; supported: {_supported(family)}")
+        raise values.wrong("architectures", f" with model_type {stated}; supported: {_supported(family)}")
     return family, known
 
 
@@ -226,26 +222,23 @@ def _dtype(config: Mapping[str, Json]) -> str | None:
     return None if stated is None else short(stated).strip('"').removeprefix("torch.")
 
 
-def _labels(config: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
-    """Return the class names in id order (JSON stores the ids as strings). Return None if ``config`` has neither
+def _labels(values: Values) -> tuple[str, ...] | None:
+    """Return the class names in id order (JSON stores the ids as strings). Return None if the config has neither
     ``id2label`` nor ``num_labels``."""
-    table = config.get("id2label")
+    table = values.config.get("id2label")
     if table is None:
-        if config.get("num_labels") is None:
+        if values.config.get("num_labels") is None:
             return None
-        count = integer(config, "num_labels", name)
+        count = values.integer("num_labels")
         if not 0 < count <= _MOST_LABELS:
-            raise ValueError(f"{name}: num_labels is {count}; allowed: 1 to {_MOST_LABELS}")
+            raise values.wrong("num_labels", f"; allowed: 1 to {_MOST_LABELS}")
         return default_labels(count)
-    try:
-        by_id = {int(key): label for key, label in table.items()}
-    except (AttributeError, TypeError, ValueError):
-        by_id = {0: []}
-    if any(isinstance(label, list | dict) for label in by_id.values()):
-        raise ValueError(f"{name}: id2label is {short(table)}, not a map from ids to names")
-    if sorted(by_id) != list(range(len(by_id))) or len(by_id) != len(table):
-        raise ValueError(f"{name}: the ids of id2label are not 0 to {len(table) - 1}")
-    return tuple(str(by_id[i]) for i in range(len(by_id)))
+    if not isinstance(table, dict) or any(isinstance(label, list | dict) for label in table.values()):
+        raise values.wrong("id2label", ", not a map from ids to names")
+    ids = [str(number) for number in range(len(table))]
+    if {*table} != {*ids}:
+        raise ValueError(f"{values.name}: the ids of id2label are not 0 to {len(table) - 1}")
+    return tuple(str(table[number]) for number in ids)
 
 
 def hf_class(spec: ModelSpec) -> str:

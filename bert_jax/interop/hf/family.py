@@ -5,9 +5,9 @@ A family is one file in ``families``: a :class:`Family`, which the reader and th
 
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 from bert_jax.config import ModelConfig, ModelSpec
 from bert_jax.interop.stored_model import Tensor
@@ -27,7 +27,7 @@ ACTIVATION_NAMES = {
     "relu": ("relu",),
     "silu": ("silu", "swish"),
 }
-ACTIVATIONS: dict[str, Any] = {name: ours for ours, names in ACTIVATION_NAMES.items() for name in names}
+ACTIVATIONS = {name: ours for ours, names in ACTIVATION_NAMES.items() for name in names}
 # Heads whose classes exist for most encoders: suffix of the class -> heads.
 HEADED = {
     "Model": ("pooler",),
@@ -74,10 +74,9 @@ REFUSED: dict[str, tuple[Json, ...]] = {
 
 
 class Key(NamedTuple):
-    """A key of ``config.json`` and the field of ``ModelConfig`` with the same meaning."""
+    """A key of ``config.json`` and the field of ``ModelConfig`` with the same meaning and type."""
 
     field: str
-    kind: Literal["integer", "number", "flag", "activation"]
     # Default of the config class; None: the key must be present.
     default: Json = None
     # Add a note if the key is absent.
@@ -111,9 +110,93 @@ class Place(NamedTuple):
     input_first: bool = False
 
 
-def no_fields(config: Mapping[str, Json], name: str) -> dict[str, Json]:
-    """Return no fields: ``config`` has no keys besides ``Family.keys``."""
-    return {}
+class Values(NamedTuple):
+    """The content of a ``config.json``. Every method raises ``ValueError``, with a message that begins with
+    ``name``, for a value of another type or that is not allowed."""
+
+    config: Mapping[str, Json]
+    name: str
+
+    def wrong(self, key: str, rule: str, default: Json = None) -> ValueError:
+        """Return the error of the value of ``key``; ``rule`` states what is allowed."""
+        return ValueError(f"{self.name}: {key} is {short(self.config.get(key, default))}{rule}")
+
+    def integer(self, key: str, default: Json = None) -> int:
+        """Return the whole number ``key``, at most 32 bits long."""
+        value = self.config.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.wrong(key, ", not a whole number")
+        if not -(1 << 31) <= value < 1 << 31:
+            raise self.wrong(key, f"; allowed: {-(1 << 31)} to {(1 << 31) - 1}")
+        return value
+
+    def number(self, key: str, default: Json = None) -> float:
+        """Return the number ``key``."""
+        value = self.config.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e30:
+            raise self.wrong(key, ", not a number")
+        return float(value)
+
+    def flag(self, key: str, default: Json = None) -> bool:
+        """Return the boolean ``key``."""
+        value = self.config.get(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "; allowed: true, false")
+        return value
+
+    def choice(self, key: str, default: Json, allowed: Collection[str]) -> str:
+        """Return the name ``key``, which must be one of ``allowed``."""
+        value = self.config.get(key, default)
+        if not isinstance(value, str) or value not in allowed:
+            raise self.wrong(key, f"; allowed: {', '.join(allowed)}")
+        return value
+
+    def activation(self, key: str, default: Json = None) -> str:
+        """Return our name of the activation function that ``key`` names."""
+        return ACTIVATIONS[self.choice(key, default, ACTIVATIONS)]
+
+    def of_type(self, kind: type, key: str, default: Json) -> Json:
+        """Return the value of ``key`` for a field of the type ``kind``; a string is the name of an activation."""
+        if kind is float:
+            return self.number(key, default)
+        if kind is int:
+            return self.integer(key, default)
+        return self.flag(key, default) if kind is bool else self.activation(key, default)
+
+    def require(self, key: str, supported: Sequence[Json], default: Json = None) -> None:
+        """Check that the value of ``key`` is one of ``supported``."""
+        if self.config.get(key, default) not in supported:
+            values = [short(value) for value in supported if value not in (None, {}, [])]
+            allowed = ", ".join(dict.fromkeys(values)) or "folders without it"
+            raise self.wrong(key, f"; supported: {allowed}", default)
+
+    def check_head_size(self, key: str, width: int, heads: int) -> None:
+        """Check that ``key`` is ``width / heads``; null and no such key are allowed."""
+        if self.config.get(key) is not None and self.integer(key) * heads != width:
+            quotient = f", {width / heads:g}" if heads else ""
+            raise self.wrong(key, f"; supported: hidden_size / num_attention_heads{quotient}")
+
+    def check_code(self, prefix: str) -> None:
+        """Check that all classes in ``auto_map`` begin with ``prefix``: others may compute another function. The
+        code that it names is never run."""
+        stated = self.config.get("auto_map") or {}
+        values = stated.values() if isinstance(stated, dict) else [stated]
+        for part in [part for value in values for part in (value if isinstance(value, list) else [value])]:
+            if not isinstance(part, str) or not part.rpartition(".")[2].startswith(prefix):
+                rule = f"supported: classes whose names begin with {prefix}"
+                raise ValueError(f"{self.name}: auto_map names {short(part)}; {rule}")
+
+
+# Field of ModelConfig -> canonical kernel ([in, out]) or table and its dimension from which the value follows.
+SIZE_SOURCES = {
+    "vocab_size": ("embeddings/word_embeddings/embedding", 0),
+    "max_position_embeddings": ("embeddings/position_embeddings/embedding", 0),
+    "type_vocab_size": ("embeddings/token_type_embeddings/embedding", 0),
+    "embedding_size": ("embeddings/projection/kernel", 0),
+    "relative_buckets": ("encoder/relative_embeddings/embedding", 0),
+    "intermediate_size": ("encoder/layer_0/feed_forward/output/kernel", 0),
+    "hidden_size": ("encoder/layer_0/feed_forward/output/kernel", 1),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,31 +212,27 @@ class Family:
     prefix: str
     keys: Mapping[str, Key]
     # Fields of ModelConfig with one value in this family.
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Json] = field(default_factory=dict)
     # Further keys: those that ``read`` reads and ``write`` writes.
     other_keys: frozenset[str] = frozenset()
     # transformers 4 removes the attention heads that ``pruned_heads`` lists.
     prunes: bool = False
-    # Fields from the other keys; raises ``ValueError`` with a message that begins with ``name``.
-    read: Callable[[Mapping[str, Any], str], dict[str, Any]] = no_fields
+    # Fields from the other keys; raises ``ValueError`` as ``Values`` does.
+    read: Callable[[Values], dict[str, Json]] = lambda values: {}
     # The other keys from a model.
-    write: Callable[[ModelConfig], dict[str, Any]] = lambda model: {}
+    write: Callable[[ModelConfig], dict[str, Json]] = lambda model: {}
     # Keys without an effect on outputs, besides HARMLESS; and keys with the values that are supported.
     harmless: frozenset[str] = frozenset()
-    refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    refused: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
     # Canonical module -> stored module, of the encoder and ("layer_{i}", "{i}") of its layers, without the prefix.
     encoder: Mapping[str, str | Place]
     layers: Mapping[str, str | Place]
     # Stored prefix of layer {i}.
-    layer: str
+    layer: str = "encoder.layer.{i}."
     # Head -> modules; "{prefix}" is the prefix of the encoder. A head may redefine the pooler.
-    heads: Mapping[str, Mapping[str, str | Place]]
+    heads: Mapping[str, Mapping[str, str]]
     # Output with several heads, as in ``serving.FIELDS`` -> its name in the family.
     outputs: Mapping[str, str] = field(default_factory=dict)
-    # Tied tensors: name of the copy -> canonical parameter that equals it.
-    tied: Mapping[str, str] = field(default_factory=dict)
-    # Field of ModelConfig -> (stored tensor without prefix, dimension, factor) from which its value follows.
-    sizes: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
     # Classes of the authors' own code -> the class of transformers with the same function and heads.
     aliases: Mapping[str, str] = field(default_factory=dict)
     # Changes to a stored name before it is used.
@@ -170,8 +249,6 @@ class Family:
     idle_pooler: frozenset[str] = frozenset()
     # Repository of the authors' code, where transformers has no such family.
     code: str = ""
-    # Prefix of the names of classes.
-    class_prefix: str = ""
 
     def class_of(self, spec: ModelSpec) -> str:
         """Return the class that has the heads of ``spec``; the pooler is ignored. Raises ``ValueError`` if there is
@@ -183,82 +260,72 @@ class Family:
         wanted, known = ", ".join(spec.heads.present()), ", ".join(self.classes)
         raise ValueError(f"no {self.title} class of transformers has exactly the heads {wanted}; known: {known}")
 
+    def output_layer(self, head: str) -> str:
+        """Return the stored name of the output layer of ``head``, the last of its modules whose name ends in
+        _head."""
+        return [place for name, place in self.heads[head].items() if name.endswith("_head")][-1]
 
-def headed(
-    prefix: str, *more: tuple[str, tuple[str, ...]], without: tuple[str, ...] = ()
-) -> dict[str, tuple[str, ...]]:
-    """Return the classes whose names begin with ``prefix``: those of HEADED except ``without``, then ``more``."""
-    names = {suffix: heads for suffix, heads in (*HEADED.items(), *more) if suffix not in without}
-    return {f"{prefix}{suffix}": heads for suffix, heads in names.items()}
+    @property
+    def tied(self) -> dict[str, str]:
+        """Name of each tensor that is a copy of another one -> canonical name of that parameter."""
+        modules = self.heads.get("mlm", {})
+        copy = modules.get("mlm_head/output_embeddings")
+        tied = {f"{copy}.weight": "embeddings/word_embeddings/embedding", f"{copy}.bias": "mlm_head/output_bias"}
+        return {name: ours for name, ours in tied.items() if copy and f"{modules['mlm_head']}.bias" != name}
 
+    def places(self, prefix: str, layers: int, heads: Iterable[str] = ()) -> dict[str, Place]:
+        """Return a dict from canonical to stored modules: of the encoder, whose stored names begin with ``prefix``,
+        of its first ``layers`` layers, and of the pooler and the ``heads``."""
+        places = {ours: as_place(place, prefix) for ours, place in self.encoder.items()}
+        for i in range(layers):
+            inner = prefix + self.layer.format(i=i)
+            places |= {f"encoder/layer_{i}/{ours}": as_place(place, inner) for ours, place in self.layers.items()}
+        for head in ("pooler", *heads):
+            modules = self.heads.get(head, {})
+            places |= {ours: Place(module.format(prefix=prefix)) for ours, module in modules.items()}
+        return places
 
-def short(value: Any) -> str:
-    """Return ``value`` as JSON of at most 60 characters."""
-    text = json.dumps(value, ensure_ascii=True)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def integer(config: Mapping[str, Json], key: str, name: str, default: Json = None) -> int:
-    """Return the whole number ``key`` of ``config``. Raises ``ValueError`` for another type or a huge number."""
-    value = config.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{name}: {key} is {short(value)}, not a whole number")
-    if not -(1 << 31) <= value < 1 << 31:
-        raise ValueError(f"{name}: {key} is {short(value)}; allowed: {-(1 << 31)} to {(1 << 31) - 1}")
-    return value
-
-
-def number(config: Mapping[str, Json], key: str, name: str, default: Json = None) -> float:
-    """Return the number ``key`` of ``config``. Raises ``ValueError`` for another type."""
-    value = config.get(key, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e30:
-        raise ValueError(f"{name}: {key} is {short(value)}, not a number")
-    return float(value)
-
-
-def flag(config: Mapping[str, Json], key: str, name: str, default: Json = None) -> bool:
-    """Return the boolean ``key`` of ``config``. Raises ``ValueError`` for another type."""
-    value = config.get(key, default)
-    if not isinstance(value, bool):
-        raise ValueError(f"{name}: {key} is {short(value)}; allowed: true, false")
-    return value
+    def sizes(self, prefix: str) -> dict[str, tuple[str, int]]:
+        """Return a dict from each field of ``SIZE_SOURCES`` to the stored tensor and its dimension."""
+        places, sizes = self.places(prefix, 1), {}
+        for name, (parameter, dimension) in SIZE_SOURCES.items():
+            module, _, leaf = parameter.rpartition("/")
+            if place := places.get(module):
+                is_transposed = leaf == "kernel" and not place.input_first
+                sizes[name] = f"{place.module}.weight", 1 - dimension if is_transposed else dimension
+        return sizes
 
 
-def activation(config: Mapping[str, Any], key: str, name: str, default: Any = None) -> str:
-    """Return the activation function that ``key`` of ``config`` names. Raises ``ValueError`` for an unknown one."""
-    value = config.get(key, default)
-    if not isinstance(value, str) or value not in ACTIVATIONS:
-        raise ValueError(f"{name}: {key} is {short(value)}; allowed: {', '.join(ACTIVATIONS)}")
-    found: str = ACTIVATIONS[value]
-    return found
+def as_place(place: str | Place, prefix: str) -> Place:
+    """Return ``place``, or the whole of the stored module that it names; ``prefix`` precedes the name."""
+    place = Place(place) if isinstance(place, str) else place
+    return place._replace(module=prefix + place.module)
 
 
-def choice(config: Mapping[str, Json], key: str, name: str, default: str, allowed: Collection[str]) -> str:
-    """Return the name ``key`` of ``config``. Raises ``ValueError`` if it is not one of ``allowed``."""
-    value = config.get(key, default)
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name}: {key} is {short(value)}; allowed: {', '.join(allowed)}")
-    return value
+def headed(prefix: str, *more: tuple[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Return the classes whose names begin with ``prefix``: those of HEADED, then ``more``."""
+    return {f"{prefix}{suffix}": heads for suffix, heads in (HEADED | dict(more)).items()}
 
 
-def with_pruned_heads(model: ModelConfig, config: Mapping[str, Any], name: str) -> ModelConfig:
-    """Return ``model`` without the attention heads that ``pruned_heads`` of ``config`` lists by layer. Raises
-    ``ValueError`` for a list that does not fit the model."""
-    table, most = config.get("pruned_heads") or {}, model.num_attention_heads
+def with_pruned_heads(model: ModelConfig, values: Values) -> ModelConfig:
+    """Return ``model`` without the attention heads that ``pruned_heads`` lists by layer. Raises ``ValueError`` for
+    a list that does not fit the model."""
+    table, most = values.config.get("pruned_heads") or {}, model.num_attention_heads
     layers = min(model.num_layers, _MOST_PRUNED)  # a file may declare any size
-    problem = f"{name}: pruned_heads is {short(table)}; allowed: a map from layers (0 to {layers - 1}) to heads"
     left = {}
     for layer, heads in table.items() if isinstance(table, dict) else [("", None)]:
         pruned = {*heads} if isinstance(heads, list) and all(type(head) is int for head in heads) else {most}
         if not (
             layer in map(str, range(layers)) and len(pruned) < most and all(0 <= head < most for head in pruned)
         ):
-            raise ValueError(f"{problem} (0 to {most - 1}), one or more of which is left")
+            rule = f"a map from layers (0 to {layers - 1}) to heads (0 to {most - 1}), one or more of which is left"
+            raise values.wrong("pruned_heads", f"; allowed: {rule}")
         left[int(layer)] = most - len(pruned)
     if not left:
         return model
     if model.num_layers > layers:
-        raise ValueError(f"{name}: pruned_heads: the model has {model.num_layers} layers; allowed: up to {layers}")
+        problem = f"pruned_heads: the model has {model.num_layers} layers; allowed: up to {layers}"
+        raise ValueError(f"{values.name}: {problem}")
     return dataclasses.replace(model, layer_heads=tuple(left.get(i, most) for i in range(model.num_layers)))
 
 
@@ -270,26 +337,7 @@ def pruned_heads(model: ModelConfig) -> dict[str, Json]:
     return {"pruned_heads": table} if table else {}
 
 
-def check_head_size(config: Mapping[str, Json], key: str, name: str, width: int, heads: int) -> None:
-    """Raise ``ValueError`` if ``key`` of ``config`` is not ``width / heads``; null and no such key are allowed."""
-    if config.get(key) is not None and integer(config, key, name) * heads != width:
-        quotient = f", {width / heads:g}" if heads else ""
-        problem = f"{name}: {key} is {short(config[key])}"
-        raise ValueError(f"{problem}; supported: hidden_size / num_attention_heads{quotient}")
-
-
-def check_code(config: Mapping[str, Json], name: str, prefix: str) -> None:
-    """Raise ``ValueError`` if ``auto_map`` of ``config`` names classes that do not begin with ``prefix``: they may
-    compute another function. The code that it names is never run."""
-    stated = config.get("auto_map") or {}
-    values = stated.values() if isinstance(stated, dict) else [stated]
-    for part in [part for value in values for part in (value if isinstance(value, list) else [value])]:
-        if not isinstance(part, str) or not part.rpartition(".")[2].startswith(prefix):
-            raise ValueError(
-                f"{name}: auto_map names {short(part)}; supported: classes whose names begin with {prefix}"
-            )
-
-
-READ: dict[str, Callable[..., Any]] = {
-    "integer": integer, "number": number, "flag": flag, "activation": activation,
-}  # fmt: skip
+def short(value: object) -> str:
+    """Return ``value`` as JSON of at most 60 characters."""
+    text = json.dumps(value, ensure_ascii=True)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -4,11 +4,10 @@ torch stores the weight of a linear layer as [out, in], so a stored kernel is th
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from bert_jax.config import ModelSpec
 from bert_jax.interop.hf.families import FAMILIES
-from bert_jax.interop.hf.family import Place
 from bert_jax.interop.model_bundle import parameter_shapes
 from bert_jax.interop.stored_model import StoredName
 
@@ -49,7 +48,7 @@ def hf_names(spec: ModelSpec, prefix: str | None = None) -> dict[str, StoredName
             raise ValueError(f"{family.title} has no {head} head in Hugging Face folders")
     owners: dict[str, list[str]] = {}
     for head in held:
-        owners.setdefault(stored_head(family.heads[head]), []).append(head)
+        owners.setdefault(family.output_layer(head), []).append(head)
     clash = next((names for names in owners.values() if len(names) > 1), None)
     if clash:
         heads_found = f"{', '.join(clash)}, because their tensors have the same name"
@@ -57,7 +56,7 @@ def hf_names(spec: ModelSpec, prefix: str | None = None) -> dict[str, StoredName
     if prefix is None:
         # Classes with a head name the encoder after the family.
         prefix = family.prefix if held else ""
-    places, names = module_places(spec, prefix), {}
+    places, names = family.places(prefix, spec.model.num_layers, held), {}
     for name in parameter_shapes(spec):
         module, _, leaf = name.rpartition("/")
         if name.startswith("sentence_head/"):
@@ -72,33 +71,3 @@ def hf_names(spec: ModelSpec, prefix: str | None = None) -> dict[str, StoredName
             spec.model.head_size if place.interleaved else 0,
         )
     return names
-
-
-def stored_head(modules: Mapping[str, str | Place]) -> str:
-    """Return the stored name of the output layer of a head, the last of its modules whose name ends in _head."""
-    return next(as_place(place).module for name, place in reversed(list(modules.items())) if name.endswith("_head"))
-
-
-def module_places(spec: ModelSpec, prefix: str) -> dict[str, Place]:
-    """Return a dict from canonical to stored modules. The stored names of encoder modules begin with ``prefix``,
-    which includes its dot."""
-    family = FAMILIES[spec.family]
-    places = {ours: _at(prefix, place) for ours, place in family.encoder.items()}
-    for i in range(spec.model.num_layers):
-        inner = prefix + family.layer.format(i=i)
-        places |= {f"encoder/layer_{i}/{ours}": _at(inner, place) for ours, place in family.layers.items()}
-    for head in ("pooler", *(head for head in spec.heads.present() if head != "pooler")):
-        for ours, place in family.heads.get(head, {}).items():
-            place = as_place(place)
-            places[ours] = place._replace(module=place.module.format(prefix=prefix))
-    return places
-
-
-def _at(prefix: str, place: str | Place) -> Place:
-    place = as_place(place)
-    return place._replace(module=prefix + place.module)
-
-
-def as_place(place: str | Place) -> Place:
-    """Return ``place``, or the whole of the stored module that it names."""
-    return Place(place) if isinstance(place, str) else place

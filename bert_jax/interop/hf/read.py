@@ -11,7 +11,7 @@ import numpy as np
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.interop.hf.config_json import CONFIG_FILE, HfConfig, model_parts, names_family, read_config
 from bert_jax.interop.hf.family import TASK_HEADS
-from bert_jax.interop.hf.names import BUFFERS, as_place, hf_names, recognized_family, stored_head
+from bert_jax.interop.hf.names import BUFFERS, hf_names, recognized_family
 from bert_jax.interop.hf.tensors import open_tensors
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, check_sizes
 from bert_jax.interop.stored_model import FLOATS, StoredModel, Tensor, listed, read_float32
@@ -135,14 +135,14 @@ class _FolderReader(StoredModel):
     def _take_tied_embeddings(self) -> None:
         """If the word embeddings or the MLM output bias are missing, use the tensor that is tied to them."""
         family = self.config.family
-        original = f"{self.prefix}{family.sizes['vocab_size'][0]}"
+        original = family.sizes(self.prefix)["vocab_size"][0]
         for copy, canonical in family.tied.items():
             if canonical.startswith("embeddings/"):
                 if self.config.model.tied_output and original not in self.tensors and copy in self.tensors:
                     self.tensors[original] = self.tensors[copy]
                     self.notes.append(f"word embeddings are read from {copy}, to which they are tied")
                 continue
-            kept = f"{as_place(family.heads['mlm']['mlm_head']).module}.bias"
+            kept = f"{family.heads['mlm']['mlm_head']}.bias"
             # transformers ties the two biases only with the weights; if they are apart, the copy is the one in use.
             apart = not self.config.model.tied_output and copy in self.tensors
             if copy in self.tensors and (kept not in self.tensors or apart):
@@ -151,11 +151,8 @@ class _FolderReader(StoredModel):
     def model(self) -> ModelConfig:
         """Return the model config after comparing it with the sizes of the tensors (:meth:`sizes`)."""
         family = self.config.family
-        places = {
-            name: (f"{self.prefix}{tensor}", dim, factor) for name, (tensor, dim, factor) in family.sizes.items()
-        }
         layer = re.compile(re.escape(self.prefix + family.layer).replace(r"\{i\}", r"(\d{1,6})"))
-        return self.sizes(self.config.model, places, layer if layer.groups else None)
+        return self.sizes(self.config.model, family.sizes(self.prefix), layer if layer.groups else None)
 
     def heads(self) -> HeadsConfig:
         """Return the heads whose tensors are present. Add a note for every head of the transformers class whose
@@ -200,22 +197,22 @@ class _FolderReader(StoredModel):
 
     def _pooler(self) -> tuple[str, ...]:
         """Return the prefixes of the tensors of the encoder's own pooler."""
-        places = map(as_place, self.config.family.heads.get("pooler", {}).values())
-        return tuple(f"{place.module.format(prefix=self.prefix)}." for place in places)
+        modules = self.config.family.heads.get("pooler", {}).values()
+        return tuple(f"{module.format(prefix=self.prefix)}." for module in modules)
 
     def _present(self) -> list[str]:
         """Return the heads whose output layers are among the tensors, at most one for each stored layer."""
         family, found, used = self.config.family, list[str](), set[str]()
         owners: dict[str, list[str]] = {}
-        for head, modules in family.heads.items():
+        for head in family.heads:
             if head != "pooler":
-                owners.setdefault(stored_head(modules), []).append(head)
+                owners.setdefault(family.output_layer(head), []).append(head)
         # "classifier.out_proj" before "classifier", whose tensors begin alike.
         for module in sorted(owners, key=len, reverse=True):
             names = {name for name in self.tensors if name.startswith(f"{module}.")} - used
             if names:
                 head = self._owner(module, owners[module])
-                own = tuple(f"{as_place(place).module}." for place in family.heads[head].values())
+                own = tuple(f"{place}." for place in family.heads[head].values())
                 used |= {name for name in self.tensors if name.startswith(own)}
                 found.append(head)
         if "mlm" not in found and self._has_tied_output():
@@ -229,8 +226,7 @@ class _FolderReader(StoredModel):
         has_own = model.mlm_output_bias or not model.tied_output
         if known is None or "mlm" not in family.classes[known] or has_own:
             return False
-        modules = family.heads["mlm"]
-        others = {as_place(place).module for place in modules.values()} - {stored_head(modules)}
+        others = {*family.heads["mlm"].values()} - {family.output_layer("mlm")}
         return not model.mlm_transform or all(self.has(f"{module}.") for module in others)
 
     def _owner(self, module: str, heads: list[str]) -> str:
@@ -241,7 +237,7 @@ class _FolderReader(StoredModel):
         stated = [head for head in heads if known and head in family.classes[known]]
         if stated:
             return stated[0]
-        own = {head: [f"{as_place(place).module}." for place in family.heads[head].values()] for head in heads}
+        own = {head: [f"{place}." for place in family.heads[head].values()] for head in heads}
         complete = [head for head in heads if all(map(self.has, own[head]))]
         most = max((len(own[head]) for head in complete), default=0)
         fullest = [head for head in complete if len(own[head]) == most]
@@ -255,7 +251,7 @@ class _FolderReader(StoredModel):
         raise ValueError(f"{file}: architectures does not determine the kind of {module}; allowed: {classes}")
 
     def _class_names(self, kind: str) -> tuple[str, ...]:
-        shape = self.shape(f"{stored_head(self.config.family.heads[kind])}.weight")
+        shape = self.shape(f"{self.config.family.output_layer(kind)}.weight")
         labels = self.config.labels
         return self.labels(labels, shape[0] if shape is not None else len(labels or "01"))
 

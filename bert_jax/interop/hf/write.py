@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_jax.interop.hf.config_json import CONFIG_FILE, hf_class, hf_config
 from bert_jax.interop.hf.families import FAMILIES
-from bert_jax.interop.hf.names import as_place, hf_names
+from bert_jax.interop.hf.names import hf_names
 from bert_jax.interop.model_bundle import ModelBundle, StoredDtype, check_shapes
 from bert_jax.interop.stored_model import StoredName, stored_array
 from bert_jax.interop.tokenizers.folder_writer import write_tokenizer_files
@@ -56,7 +56,7 @@ def write_hf(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float3
     copies = {name: ours for name, ours in family.tied.items() if has_two and ours == "mlm_head/output_bias"}
     params = dict(weights.params)
     if hf_class(spec) in family.idle_pooler:
-        module = as_place(family.heads["pooler"]["pooler"]).module.format(prefix=family.prefix)
+        module = family.heads["pooler"]["pooler"].format(prefix=family.prefix)
         for leaf, shape in (("weight", (spec.model.hidden_size,) * 2), ("bias", (spec.model.hidden_size,))):
             params[f"idle/{leaf}"] = np.zeros(shape, np.float32)
             names[f"idle/{leaf}"] = StoredName(f"{module}.{leaf}", False)

@@ -154,7 +154,8 @@ def sample_inputs(
     if spec.model.position_embeddings != "learned":
         longest = min(longest, 1024)  # no table has a row for the last position, and attention costs length squared
     if padding is None:
-        padding = FAMILIES[spec.family].write(spec.model).get("pad_token_id", 0)
+        stated = FAMILIES[spec.family].write(spec.model).get("pad_token_id")
+        padding = stated if isinstance(stated, int) else 0
     # Two tokens, two separators, and a separator at the end.
     separated = spec.model.global_tokens > 0 and (spec.heads.span or spec.heads.choice)
     least = 5 if separated else 1

@@ -39,13 +39,13 @@ _SLOT = re.compile(
     r"|(^|/)(global_step|beta[12]_power))$"
 )
 _LAYER = re.compile(r"bert/encoder/layer_(\d{1,6})/")
-# Field -> variable and dimension from which its value follows, and a factor.
+# Field -> variable and dimension from which its value follows.
 _SIZES = {
-    "vocab_size": ("bert/embeddings/word_embeddings", 0, 1),
-    "hidden_size": ("bert/embeddings/word_embeddings", 1, 1),
-    "max_position_embeddings": ("bert/embeddings/position_embeddings", 0, 1),
-    "type_vocab_size": ("bert/embeddings/token_type_embeddings", 0, 1),
-    "intermediate_size": ("bert/encoder/layer_0/intermediate/dense/kernel", 1, 1),
+    "vocab_size": ("bert/embeddings/word_embeddings", 0),
+    "hidden_size": ("bert/embeddings/word_embeddings", 1),
+    "max_position_embeddings": ("bert/embeddings/position_embeddings", 0),
+    "type_vocab_size": ("bert/embeddings/token_type_embeddings", 0),
+    "intermediate_size": ("bert/encoder/layer_0/intermediate/dense/kernel", 1),
 }
 
 

@@ -11,7 +11,7 @@ from bert_jax.config import ModelConfig, ModelSpec
 from bert_jax.config.switches import SIZES, Supported, check_fields
 from bert_jax.interop.hf.config_json import keys_of, model_config
 from bert_jax.interop.hf.families import bert
-from bert_jax.interop.hf.names import module_places
+from bert_jax.interop.hf.family import Place, Values
 from bert_jax.interop.model_bundle import parameter_shapes
 from bert_jax.interop.stored_model import StoredName
 from bert_jax.json_values import Json
@@ -29,14 +29,10 @@ _NORM_LEAF = {"scale": "gamma", "bias": "beta"}
 _DEFAULTS: dict[str, Json] = {
     "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
     "max_position_embeddings": 512, "type_vocab_size": 16, "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02, "hidden_act": "gelu",
+    "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02,
 }  # fmt: skip
 # The numbers in bert_config.json.
-_KEYS = {
-    key: entry._replace(default=_DEFAULTS.get(key))
-    for key, entry in bert.KEYS.items()
-    if key not in ("hidden_act", "layer_norm_eps")
-}
+_KEYS = bert.keys(vocab_size=None, **_DEFAULTS)
 _ACTIVATIONS_OUT = {"gelu": "gelu", "gelu_tanh": "gelu", "relu": "relu"}
 SUPPORTED: Supported = SIZES | {
     "position_offset": (0,),
@@ -53,16 +49,16 @@ def tf1_names(spec: ModelSpec) -> dict[str, StoredName]:
 
     ``spec`` may have only heads in :data:`HEADS`, and its model only values that :data:`SUPPORTED` allows.
     """
-    modules = {ours: place.module for ours, place in module_places(spec, "bert.").items()}
-    return {name: _variable(name, modules) for name in parameter_shapes(spec)}
+    places = bert.FAMILY.places("bert.", spec.model.num_layers, spec.heads.present())
+    return {name: _variable(name, places) for name in parameter_shapes(spec)}
 
 
-def _variable(name: str, modules: Mapping[str, str]) -> StoredName:
+def _variable(name: str, places: Mapping[str, Place]) -> StoredName:
     module, _, leaf = name.rpartition("/")
     if module in _OUTPUTS:
         return StoredName(f"{_OUTPUTS[module]}output_{'weights' if leaf == 'kernel' else 'bias'}", leaf == "kernel")
     # The names are transformers' with slashes instead of dots.
-    target = modules[module].replace("encoder.layer.", "encoder.layer_").replace(".", "/")
+    target = places[module].module.replace("encoder.layer.", "encoder.layer_").replace(".", "/")
     leaf = _NORM_LEAF[leaf] if module.endswith("layer_norm") else leaf
     return StoredName(target if leaf == "embedding" else f"{target}/{leaf}", False)
 
@@ -80,9 +76,9 @@ def tf1_model(config: Mapping[str, Json], file: Path) -> tuple[ModelConfig, list
     notes = [
         f"{file.name} lacks {key}: {value} is used, the default of google-research/bert"
         for key, value in _DEFAULTS.items()
-        if key not in config and key != "hidden_act"
+        if key not in config
     ]
-    stated = config.get("hidden_act", _DEFAULTS["hidden_act"])
+    stated = config.get("hidden_act", "gelu")
     if stated == "gelu":
         notes.append(
             f"{file.name} specifies gelu: computed as in google-research/bert's published code (gelu_tanh); "
@@ -91,4 +87,4 @@ def tf1_model(config: Mapping[str, Json], file: Path) -> tuple[ModelConfig, list
     elif stated != "relu":
         raise ValueError(f"{file}: hidden_act is {str(stated)[:60]!r}; allowed: gelu, relu")
     activation = "gelu_tanh" if stated == "gelu" else "relu"
-    return model_config(config, str(file), _KEYS, activation=activation, norm_epsilon=NORM_EPSILON), notes
+    return model_config(Values(config, str(file)), _KEYS, activation=activation, norm_epsilon=NORM_EPSILON), notes

@@ -5,31 +5,26 @@ the order of two texts. The pooler is one dense layer without a module, and no d
 feed-forward output.
 """
 
-from bert_jax.interop.hf.families import bert
-from bert_jax.interop.hf.family import TASK_HEADS, Family, HeadDropout, Key, headed, name_set
+import dataclasses
 
-FAMILY = Family(
+from bert_jax.interop.hf.families import bert
+from bert_jax.interop.hf.family import TASK_HEADS, HeadDropout, Key, headed, name_set
+
+FAMILY = dataclasses.replace(
+    bert.FAMILY,
     name="albert",
     title="ALBERT",
-    class_prefix="Albert",
     classes=headed("Albert", ("ForPreTraining", ("pooler", "mlm", "nsp"))),
     prefix="albert.",
+    prunes=False,
     keys=bert.KEYS
-    | {
-        "embedding_size": Key("embedding_size", "integer"),
-        "hidden_dropout_prob": Key("hidden_dropout", "number", 0.0),
-        "attention_probs_dropout_prob": Key("attention_dropout", "number", 0.0),
-        "hidden_act": Key("activation", "activation", "gelu_new", announced=True),
-    },
+    | bert.keys(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, hidden_act="gelu_new")
+    | {"embedding_size": Key("embedding_size")},
     fixed={"shared_layers": True, "feed_forward_dropout": 0.0},
     # Options of the authors' code without a counterpart in transformers.
     harmless=name_set("net_structure_type gap_size num_memory_blocks down_scale_factor layers_to_keep"),
-    refused={
-        "num_hidden_groups": (1,),
-        "inner_group_num": (1,),
-        "position_embedding_type": ("absolute", None),
-    },
-    encoder=bert.EMBEDDINGS | {"embeddings/projection": "encoder.embedding_hidden_mapping_in"},
+    refused={**bert.FAMILY.refused, "num_hidden_groups": (1,), "inner_group_num": (1,)},
+    encoder={**bert.FAMILY.encoder, "embeddings/projection": "encoder.embedding_hidden_mapping_in"},
     layer="encoder.albert_layer_groups.0.albert_layers.0.",
     layers={
         "attention/query": "attention.query",
@@ -49,12 +44,5 @@ FAMILY = Family(
         **bert.TOKEN_AND_SPAN,
     },
     outputs={"seq_relationship_logits": "sop_logits"},
-    tied=bert.tied("predictions.decoder"),
-    sizes=bert.SIZES
-    | {
-        "embedding_size": ("embeddings.word_embeddings.weight", 1, 1),
-        "hidden_size": ("encoder.embedding_hidden_mapping_in.weight", 0, 1),
-        "intermediate_size": ("encoder.albert_layer_groups.0.albert_layers.0.ffn.weight", 0, 1),
-    },
     dropouts=dict.fromkeys(TASK_HEADS, HeadDropout("classifier_dropout_prob", 0.1)),
 )

@@ -1,27 +1,21 @@
 """BERT (Devlin et al. 2018): ``BertConfig`` and ``modeling_bert`` of transformers."""
 
-from bert_jax.interop.hf.family import HEADED, Family, Key
+from bert_jax.interop.hf.family import Family, Key, headed
+from bert_jax.json_values import Json
 
 KEYS = {
-    "vocab_size": Key("vocab_size", "integer"),
-    "hidden_size": Key("hidden_size", "integer"),
-    "num_hidden_layers": Key("num_layers", "integer"),
-    "num_attention_heads": Key("num_attention_heads", "integer"),
-    "intermediate_size": Key("intermediate_size", "integer"),
-    "max_position_embeddings": Key("max_position_embeddings", "integer", 512),
-    "type_vocab_size": Key("type_vocab_size", "integer", 2),
-    "hidden_dropout_prob": Key("hidden_dropout", "number", 0.1),
-    "attention_probs_dropout_prob": Key("attention_dropout", "number", 0.1),
-    "initializer_range": Key("initializer_range", "number", 0.02),
-    "hidden_act": Key("activation", "activation", "gelu", announced=True),
-    "layer_norm_eps": Key("norm_epsilon", "number", 1e-12, announced=True),
-}
-EMBEDDINGS = {
-    **{
-        f"embeddings/{table}_embeddings": f"embeddings.{table}_embeddings"
-        for table in ("word", "token_type", "position")
-    },
-    "embeddings/layer_norm": "embeddings.LayerNorm",
+    "vocab_size": Key("vocab_size"),
+    "hidden_size": Key("hidden_size"),
+    "num_hidden_layers": Key("num_layers"),
+    "num_attention_heads": Key("num_attention_heads"),
+    "intermediate_size": Key("intermediate_size"),
+    "max_position_embeddings": Key("max_position_embeddings", 512),
+    "type_vocab_size": Key("type_vocab_size", 2),
+    "hidden_dropout_prob": Key("hidden_dropout", 0.1),
+    "attention_probs_dropout_prob": Key("attention_dropout", 0.1),
+    "initializer_range": Key("initializer_range", 0.02),
+    "hidden_act": Key("activation", "gelu", announced=True),
+    "layer_norm_eps": Key("norm_epsilon", 1e-12, announced=True),
 }
 LAYERS = {
     "attention/query": "attention.self.query",
@@ -33,16 +27,19 @@ LAYERS = {
     "feed_forward/output": "output.dense",
     "feed_forward/layer_norm": "output.LayerNorm",
 }
-POOLER = {"pooler": "{prefix}pooler.dense"}
 TOKEN_AND_SPAN = {"token": {"token_head": "classifier"}, "span": {"span_head": "qa_outputs"}}
 CLASSIFIERS = {"sequence": {"sequence_head": "classifier"}, "choice": {"choice_head": "classifier"}}
-SIZES = {
-    "vocab_size": ("embeddings.word_embeddings.weight", 0, 1),
-    "hidden_size": ("embeddings.word_embeddings.weight", 1, 1),
-    "max_position_embeddings": ("embeddings.position_embeddings.weight", 0, 1),
-    "type_vocab_size": ("embeddings.token_type_embeddings.weight", 0, 1),
-    "intermediate_size": ("encoder.layer.0.intermediate.dense.weight", 0, 1),
-}
+
+
+def keys(**defaults: Json) -> dict[str, Key]:
+    """Return the named keys of ``BertConfig``, with other defaults."""
+    return {key: KEYS[key]._replace(default=default) for key, default in defaults.items()}
+
+
+def embeddings(*tables: str) -> dict[str, str]:
+    """Return the stored names of the embedding ``tables`` and of their normalization."""
+    places = {f"embeddings/{table}_embeddings": f"embeddings.{table}_embeddings" for table in tables}
+    return places | {"embeddings/layer_norm": "embeddings.LayerNorm"}
 
 
 def mlm(module: str, transform: str, norm: str, decoder: str) -> dict[str, str]:
@@ -53,31 +50,20 @@ def mlm(module: str, transform: str, norm: str, decoder: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def tied(decoder: str, embedding: str = "embeddings/word_embeddings/embedding") -> dict[str, str]:
-    """Return the tied tensors of an MLM head: weight and bias of ``decoder``."""
-    return {f"{decoder}.weight": embedding, f"{decoder}.bias": "mlm_head/output_bias"}
-
-
 FAMILY = Family(
     name="bert",
     title="BERT",
-    class_prefix="Bert",
-    classes={
-        "BertModel": HEADED["Model"],
-        "BertForPreTraining": ("pooler", "mlm", "nsp"),
-        "BertForMaskedLM": ("mlm",),
-        "BertForNextSentencePrediction": ("pooler", "nsp"),
-        **{f"Bert{suffix}": heads for suffix, heads in list(HEADED.items())[2:]},
-    },
+    classes=headed(
+        "Bert", ("ForPreTraining", ("pooler", "mlm", "nsp")), ("ForNextSentencePrediction", ("pooler", "nsp"))
+    ),
     prefix="bert.",
     keys=KEYS,
     prunes=True,
     refused={"position_embedding_type": ("absolute", None)},
-    encoder=EMBEDDINGS,
-    layer="encoder.layer.{i}.",
+    encoder=embeddings("word", "token_type", "position"),
     layers=LAYERS,
     heads={
-        "pooler": POOLER,
+        "pooler": {"pooler": "{prefix}pooler.dense"},
         "mlm": mlm(
             "cls.predictions", "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm",
             "cls.predictions.decoder",
@@ -86,6 +72,4 @@ FAMILY = Family(
         **CLASSIFIERS,
         **TOKEN_AND_SPAN,
     },
-    tied=tied("cls.predictions.decoder"),
-    sizes=SIZES,
 )  # fmt: skip

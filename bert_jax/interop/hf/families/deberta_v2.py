@@ -6,90 +6,78 @@ keys also project. Sequence and choice heads have a pooler. The MLM head has two
 are read, and those of ``legacy`` true are written, because release 4.57 replaces weights of the other head.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import dataclasses
 
 from bert_jax.config import ModelConfig
 from bert_jax.interop.hf.families import bert
 from bert_jax.interop.hf.family import (
     ACTIVATION_NAMES,
     ACTIVATIONS,
-    Family,
     HeadDropout,
-    Key,
-    check_head_size,
-    choice,
-    flag,
+    Values,
     headed,
-    integer,
     name_set,
     short,
 )
+from bert_jax.json_values import Json
 
-_POOLER = {"pooler": "pooler.dense"}
-_DROPOUT = HeadDropout("cls_dropout")
-_POSITIONS = ("c2p", "p2c")
 _POOLER_ACTIVATIONS = {"tanh": "tanh"} | ACTIVATIONS
 
 
-def read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+def read(values: Values) -> dict[str, Json]:
     """Return the kinds of positions, the activation of the pooler and the output layer."""
-    width, heads = integer(config, "hidden_size", name), integer(config, "num_attention_heads", name)
+    width, heads = values.integer("hidden_size"), values.integer("num_attention_heads")
     for key in ("embedding_size", "pooler_hidden_size"):
-        if config.get(key, width) not in (None, width):
-            raise ValueError(f"{name}: {key} is {short(config[key])}; supported: hidden_size, {width}")
-    check_head_size(config, "attention_head_size", name, width, heads)
-    kind = choice(config, "pooler_hidden_act", name, "gelu", _POOLER_ACTIVATIONS)
-    fields = {"pooler_activation": _POOLER_ACTIVATIONS[kind]}
-    learned = flag(config, "position_biased_input", name, True)
-    fields["position_embeddings"] = "learned" if learned else "none"
-    if not flag(config, "legacy", name, True):
-        fields["tied_output"] = True  # this head multiplies with the word embeddings
-    return fields | _distances(config, name)
+        values.require(key, (width, None))
+    values.check_head_size("attention_head_size", width, heads)
+    kind = values.choice("pooler_hidden_act", "gelu", _POOLER_ACTIVATIONS)
+    learned = values.flag("position_biased_input", True)
+    # Without ``legacy`` the MLM head multiplies with the word embeddings.
+    tied = {} if values.flag("legacy", True) else {"tied_output": True}
+    return {
+        "pooler_activation": _POOLER_ACTIVATIONS[kind], "position_embeddings": "learned" if learned else "none",
+        **tied, **_distances(values),
+    }  # fmt: skip
 
 
-def _distances(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _distances(values: Values) -> dict[str, Json]:
     """Return the fields of the table of distances."""
+    config = values.config
     kinds = config.get("pos_att_type") or []
     kinds = [kind.strip() for kind in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
-        raise ValueError(
-            f"{name}: pos_att_type is {short(kinds)}; allowed: names in a list, or with | between them"
-        )
+        raise values.wrong("pos_att_type", "; allowed: names in a list, or with | between them")
     norms = str(config.get("norm_rel_ebd", "none")).lower()
-    if not flag(config, "relative_attention", name, False):
+    if not values.flag("relative_attention", False):
         if kinds or norms != "none":
-            other = f"pos_att_type {short(kinds)}, norm_rel_ebd {norms}"
-            raise ValueError(f"{name}: relative_attention is false with {other}; supported: neither of them")
+            rule = f" with pos_att_type {short(kinds)}, norm_rel_ebd {norms}; supported: neither of them"
+            raise values.wrong("relative_attention", rule, False)
         return {"relative_positions": "none"}
     stated = {
         "pos_att_type": sorted(kinds),
         "norm_rel_ebd": norms,
         "share_att_key": config.get("share_att_key", False),
     }
-    for key, allowed in {
-        "pos_att_type": [*_POSITIONS],
-        "norm_rel_ebd": "layer_norm",
-        "share_att_key": True,
-    }.items():
-        if stated[key] != allowed:
-            raise ValueError(f"{name}: {key} is {short(stated[key])}; supported: {short(allowed)}")
-    most = integer(config, "max_relative_positions", name, -1)
-    most = most if most > 0 else integer(config, "max_position_embeddings", name, 512)
-    buckets = integer(config, "position_buckets", name, -1)
+    normal = Values(stated, values.name)
+    normal.require("pos_att_type", (["c2p", "p2c"],))
+    normal.require("norm_rel_ebd", ("layer_norm",))
+    normal.require("share_att_key", (True,))
+    most = values.integer("max_relative_positions", -1)
+    most = most if most > 0 else values.integer("max_position_embeddings", 512)
+    buckets = values.integer("position_buckets", -1)
     if buckets >= most:
-        problem = f"position_buckets is {buckets} with {most} relative positions"
-        raise ValueError(f"{name}: {problem}; supported: -1 or fewer than max_relative_positions")
+        rule = f" with {most} relative positions; supported: -1 or fewer than max_relative_positions"
+        raise values.wrong("position_buckets", rule)
     buckets = buckets if buckets > 0 else most
     return {
         "relative_positions": "disentangled", "relative_buckets": 2 * buckets, "relative_max_distance": most,
     }  # fmt: skip
 
 
-def write(model: ModelConfig) -> dict[str, Any]:
+def write(model: ModelConfig) -> dict[str, Json]:
     """Return the keys that :func:`read` reads."""
     activation = model.pooler_activation
-    found: dict[str, Any] = {
+    found: dict[str, Json] = {
         "pooler_hidden_act": activation if activation == "tanh" else ACTIVATION_NAMES[activation][0],
         "position_biased_input": model.position_embeddings == "learned",
         "relative_attention": model.relative_positions == "disentangled",
@@ -112,17 +100,14 @@ def rename(name: str) -> str:
     return f"cls.predictions.{rest}" if rest == "bias" else f"cls.predictions.transform.{rest}"
 
 
-FAMILY = Family(
+FAMILY = dataclasses.replace(
+    bert.FAMILY,
     name="deberta-v2",
     title="DeBERTa-v2",
-    class_prefix="DebertaV2",
     classes=headed("DebertaV2", ("Model", ())),
     prefix="deberta.",
-    keys=bert.KEYS
-    | {
-        "type_vocab_size": Key("type_vocab_size", "integer", 0),
-        "layer_norm_eps": Key("norm_epsilon", "number", 1e-7, announced=True),
-    },
+    prunes=False,
+    keys=bert.KEYS | bert.keys(type_vocab_size=0, layer_norm_eps=1e-7),
     other_keys=name_set(
         """embedding_size pooler_hidden_size attention_head_size pooler_hidden_act position_biased_input legacy
             relative_attention pos_att_type norm_rel_ebd share_att_key position_buckets max_relative_positions"""
@@ -131,22 +116,19 @@ FAMILY = Family(
     write=write,
     harmless=name_set("conv_act conv_groups"),
     refused={"conv_kernel_size": (0, None), "pooler_dropout": (0, 0.0, None)},
-    encoder=bert.EMBEDDINGS
-    | {
+    encoder={
+        **bert.FAMILY.encoder,
         "encoder/relative_embeddings": "encoder.rel_embeddings",
         "encoder/relative_layer_norm": "encoder.LayerNorm",
     },
-    layer=bert.FAMILY.layer,
     layers=bert.LAYERS | {f"attention/{name}": f"attention.self.{name}_proj" for name in ("query", "key", "value")},
     heads={
         "mlm": bert.FAMILY.heads["mlm"],
-        **{head: {**_POOLER, **modules} for head, modules in bert.CLASSIFIERS.items()},
+        **{head: {"pooler": "pooler.dense", **modules} for head, modules in bert.CLASSIFIERS.items()},
         **bert.TOKEN_AND_SPAN,
     },
-    tied=bert.FAMILY.tied,
-    sizes=bert.SIZES | {"relative_buckets": ("encoder.rel_embeddings.weight", 0, 1)},
     rename=rename,
     # The head of replaced tokens, which transformers does not have, and positions that no layer reads.
     omitted=("mask_predictions.", "embeddings.position_embeddings.", "deberta.embeddings.position_embeddings."),
-    dropouts={"sequence": _DROPOUT, "choice": _DROPOUT},
+    dropouts=dict.fromkeys(("sequence", "choice"), HeadDropout("cls_dropout")),
 )

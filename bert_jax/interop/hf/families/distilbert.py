@@ -7,38 +7,30 @@ own dense layer with relu.
 from bert_jax.interop.hf.families import bert
 from bert_jax.interop.hf.family import Family, HeadDropout, Key, headed, name_set
 
-_POOLER = {"pooler": "pre_classifier"}
-_DROPOUT = HeadDropout("seq_classif_dropout", 0.2)
-
 FAMILY = Family(
     name="distilbert",
     title="DistilBERT",
-    class_prefix="DistilBert",
     classes=headed("DistilBert", ("Model", ())),
     prefix="distilbert.",
     prunes=True,
     keys={
-        "vocab_size": Key("vocab_size", "integer"),
-        "dim": Key("hidden_size", "integer"),
-        "n_layers": Key("num_layers", "integer"),
-        "n_heads": Key("num_attention_heads", "integer"),
-        "hidden_dim": Key("intermediate_size", "integer"),
-        "max_position_embeddings": Key("max_position_embeddings", "integer", 512),
-        "dropout": Key("hidden_dropout", "number", 0.1),
-        "attention_dropout": Key("attention_dropout", "number", 0.1),
-        "activation": Key("activation", "activation", "gelu", announced=True),
-        "initializer_range": Key("initializer_range", "number", 0.02),
+        "vocab_size": Key("vocab_size"),
+        "dim": Key("hidden_size"),
+        "n_layers": Key("num_layers"),
+        "n_heads": Key("num_attention_heads"),
+        "hidden_dim": Key("intermediate_size"),
+        "max_position_embeddings": Key("max_position_embeddings", 512),
+        "dropout": Key("hidden_dropout", 0.1),
+        "attention_dropout": Key("attention_dropout", 0.1),
+        "activation": Key("activation", "gelu", announced=True),
+        "initializer_range": Key("initializer_range", 0.02),
     },
     fixed={
         "type_vocab_size": 0, "norm_epsilon": 1e-12, "attention_output_dropout": 0.0, "pooler_activation": "relu",
     },
     # Sinusoidal positions are initial values of a stored table.
     harmless=name_set("sinusoidal_pos_embds qa_dropout tie_weights_"),
-    encoder={
-        "embeddings/word_embeddings": "embeddings.word_embeddings",
-        "embeddings/position_embeddings": "embeddings.position_embeddings",
-        "embeddings/layer_norm": "embeddings.LayerNorm",
-    },
+    encoder=bert.embeddings("word", "position"),
     layer="transformer.layer.{i}.",
     layers={
         "attention/query": "attention.q_lin",
@@ -52,15 +44,8 @@ FAMILY = Family(
     },
     heads={
         "mlm": bert.mlm("vocab_projector", "vocab_transform", "vocab_layer_norm", "vocab_projector"),
-        **{head: {**_POOLER, **modules} for head, modules in bert.CLASSIFIERS.items()},
+        **{head: {"pooler": "pre_classifier", **modules} for head, modules in bert.CLASSIFIERS.items()},
         **bert.TOKEN_AND_SPAN,
     },
-    tied={"vocab_projector.weight": "embeddings/word_embeddings/embedding"},
-    sizes={
-        "vocab_size": ("embeddings.word_embeddings.weight", 0, 1),
-        "hidden_size": ("embeddings.word_embeddings.weight", 1, 1),
-        "max_position_embeddings": ("embeddings.position_embeddings.weight", 0, 1),
-        "intermediate_size": ("transformer.layer.0.ffn.lin1.weight", 0, 1),
-    },
-    dropouts={"sequence": _DROPOUT, "choice": _DROPOUT},
+    dropouts=dict.fromkeys(("sequence", "choice"), HeadDropout("seq_classif_dropout", 0.2)),
 )  # fmt: skip

@@ -5,55 +5,45 @@ The network is BERT without a pooler. Embeddings as wide as the encoder are not 
 choice heads have their own dense layer with gelu.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import dataclasses
 
 from bert_jax.config import ModelConfig
 from bert_jax.interop.hf.families import bert
-from bert_jax.interop.hf.family import Family, HeadDropout, headed, integer
+from bert_jax.interop.hf.family import HeadDropout, Values, headed
+from bert_jax.json_values import Json
 
-_CLASSIFIER_DROPOUT = HeadDropout("classifier_dropout")
 
-
-def read(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+def read(values: Values) -> dict[str, Json]:
     """Return the width of the embeddings; 0: the encoder's, without a projection."""
-    width = integer(config, "embedding_size", name, 128)
-    return {"embedding_size": 0 if width == config.get("hidden_size") else width}
+    width = values.integer("embedding_size", 128)
+    return {"embedding_size": 0 if width == values.config.get("hidden_size") else width}
 
 
-def write(model: ModelConfig) -> dict[str, Any]:
+def write(model: ModelConfig) -> dict[str, Json]:
     """Return the width of the embeddings."""
     return {"embedding_size": model.embedding_width}
 
 
-FAMILY = Family(
+FAMILY = dataclasses.replace(
+    bert.FAMILY,
     name="electra",
     title="ELECTRA",
-    class_prefix="Electra",
     classes=headed("Electra", ("Model", ()), ("ForPreTraining", ("rtd",))),
     prefix="electra.",
-    keys=bert.KEYS,
-    prunes=True,
     fixed={"mlm_activation": "gelu", "pooler_activation": "gelu"},
     other_keys=frozenset({"embedding_size"}),
     read=read,
     write=write,
     harmless=frozenset({"summary_first_dropout"}),
     refused={
-        "position_embedding_type": ("absolute", None),
-        "summary_type": ("first",),
-        "summary_use_proj": (True,),
-        "summary_activation": ("gelu",),
+        **bert.FAMILY.refused,
+        "summary_type": ("first",), "summary_use_proj": (True,), "summary_activation": ("gelu",),
         "summary_proj_to_labels": (False, None),
     },
-    encoder=bert.EMBEDDINGS | {"embeddings/projection": "embeddings_project"},
-    layer=bert.FAMILY.layer,
-    layers=bert.LAYERS,
+    encoder={**bert.FAMILY.encoder, "embeddings/projection": "embeddings_project"},
     heads={
         "mlm": bert.mlm(
-            "generator_lm_head",
-            "generator_predictions.dense",
-            "generator_predictions.LayerNorm",
+            "generator_lm_head", "generator_predictions.dense", "generator_predictions.LayerNorm",
             "generator_lm_head",
         ),
         "rtd": {
@@ -65,14 +55,8 @@ FAMILY = Family(
         "choice": {"pooler": "sequence_summary.summary", "choice_head": "classifier"},
         **bert.TOKEN_AND_SPAN,
     },
-    tied={"generator_lm_head.weight": "embeddings/word_embeddings/embedding"},
-    sizes=bert.SIZES
-    | {
-        "embedding_size": ("embeddings_project.weight", 1, 1),
-        "hidden_size": ("encoder.layer.0.attention.self.query.weight", 1, 1),
-    },
     dropouts={
-        "sequence": _CLASSIFIER_DROPOUT, "token": _CLASSIFIER_DROPOUT,
+        **dict.fromkeys(("sequence", "token"), HeadDropout("classifier_dropout")),
         "choice": HeadDropout("summary_last_dropout", 0.1),
     },
 )  # fmt: skip

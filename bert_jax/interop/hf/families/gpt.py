@@ -7,34 +7,28 @@ reads the last token that is not padding: transformers finds it by ``pad_token_i
 mask.
 """
 
-from collections.abc import Mapping
-
 from bert_jax.config import ModelConfig
-from bert_jax.interop.hf.family import Family, HeadDropout, Key, Place, choice, integer, name_set
+from bert_jax.interop.hf.families import bert
+from bert_jax.interop.hf.family import Family, HeadDropout, Key, Place, Values, name_set
 from bert_jax.json_values import Json
 
-_SIZES = {
-    "vocab_size": Key("vocab_size", "integer"),
-    "n_embd": Key("hidden_size", "integer"),
-    "n_layer": Key("num_layers", "integer"),
-    "n_head": Key("num_attention_heads", "integer"),
+_KEYS = {
+    "vocab_size": Key("vocab_size"),
+    "n_embd": Key("hidden_size"),
+    "n_layer": Key("num_layers"),
+    "n_head": Key("num_attention_heads"),
+    "n_positions": Key("max_position_embeddings", 1024),
+    "activation_function": Key("activation", "gelu_new"),
+    "resid_pdrop": Key("hidden_dropout", 0.1),
+    "embd_pdrop": Key("embedding_dropout", 0.1),
+    "attn_pdrop": Key("attention_dropout", 0.1),
+    "layer_norm_epsilon": Key("norm_epsilon", 1e-5),
+    "initializer_range": Key("initializer_range", 0.02),
 }
-_TRAINING = {
-    "resid_pdrop": Key("hidden_dropout", "number", 0.1),
-    "embd_pdrop": Key("embedding_dropout", "number", 0.1),
-    "attn_pdrop": Key("attention_dropout", "number", 0.1),
-    "layer_norm_epsilon": Key("norm_epsilon", "number", 1e-5),
-    "initializer_range": Key("initializer_range", "number", 0.02),
-}
-_FIXED = {
-    "type_vocab_size": 0,
-    "attention": "causal",
-    "pooling": "last",
-    "pooler_dense": False,
-    "sequence_head_bias": False,
-    "mlm_transform": False,
-    "mlm_output_bias": False,
-}
+_FIXED: dict[str, Json] = {
+    "type_vocab_size": 0, "attention": "causal", "pooling": "last", "pooler_dense": False,
+    "sequence_head_bias": False, "mlm_transform": False, "mlm_output_bias": False,
+}  # fmt: skip
 # Keys of OpenAIGPTDoubleHeadsModel and GPT2DoubleHeadsModel, and of old releases.
 _HARMLESS = name_set(
     """summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout n_ctx n_special
@@ -42,37 +36,25 @@ _HARMLESS = name_set(
 )
 _LAYERS: dict[str, str | Place] = {
     "attention/layer_norm": "ln_1",
-    **{
-        f"attention/{name}": Place("attn.c_attn", part, 3, input_first=True)
-        for part, name in enumerate(("query", "key", "value"))
-    },
+    "attention/query": Place("attn.c_attn", 0, 3, input_first=True),
+    "attention/key": Place("attn.c_attn", 1, 3, input_first=True),
+    "attention/value": Place("attn.c_attn", 2, 3, input_first=True),
     "attention/output": Place("attn.c_proj", input_first=True),
     "feed_forward/layer_norm": "ln_2",
     "feed_forward/intermediate": Place("mlp.c_fc", input_first=True),
     "feed_forward/output": Place("mlp.c_proj", input_first=True),
 }
-_LANGUAGE_MODEL = {"mlm_head": "lm_head", "mlm_head/output_embeddings": "lm_head"}
-_SEQUENCE = {"sequence_head": "score"}
-# No dropout before the sequence head.
-_NO_DROPOUT = HeadDropout("", 0.0)
+_HEADS = {
+    "mlm": {"mlm_head": "lm_head", "mlm_head/output_embeddings": "lm_head"}, "sequence": {"sequence_head": "score"},
+}  # fmt: skip
 # The names of activations in ``afn``; the "gelu" of GPT is the approximation with tanh.
 _AFN = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 
-def _stored_sizes(words_table: str, positions_table: str) -> dict[str, tuple[str, int, int]]:
-    return {
-        "vocab_size": (f"{words_table}.weight", 0, 1),
-        "hidden_size": (f"{words_table}.weight", 1, 1),
-        "max_position_embeddings": (f"{positions_table}.weight", 0, 1),
-        "intermediate_size": ("h.0.mlp.c_fc.weight", 1, 1),
-    }
-
-
-def read_gpt2(config: Mapping[str, Json], name: str) -> dict[str, Json]:
+def read_gpt2(values: Values) -> dict[str, Json]:
     """Return the width of the feed-forward layer; by default four times the network width."""
-    if config.get("n_inner") is None:
-        return {"intermediate_size": 4 * integer(config, "n_embd", name)}
-    return {"intermediate_size": integer(config, "n_inner", name)}
+    is_stated = values.config.get("n_inner") is not None
+    return {"intermediate_size": values.integer("n_inner") if is_stated else 4 * values.integer("n_embd")}
 
 
 def write_gpt2(model: ModelConfig) -> dict[str, Json]:
@@ -85,22 +67,22 @@ def write_gpt2(model: ModelConfig) -> dict[str, Json]:
     }  # fmt: skip
 
 
-def read_gpt(config: Mapping[str, Json], name: str) -> dict[str, Json]:
+def read_gpt(values: Values) -> dict[str, Json]:
     """Return the width of the feed-forward layer, four times the network width, and the activation."""
-    kind = choice(config, "afn", name, "gelu", _AFN)
-    return {"intermediate_size": 4 * integer(config, "n_embd", name), "activation": _AFN[kind]}
+    return {
+        "intermediate_size": 4 * values.integer("n_embd"),
+        "activation": _AFN[values.choice("afn", "gelu", _AFN)],
+    }
 
 
 def write_gpt(model: ModelConfig) -> dict[str, Json]:
     """Return the activation."""
-    known = next((name for name, ours in _AFN.items() if ours == model.activation), None)
-    return {"afn": model.activation if known is None else known}
+    return {"afn": next((name for name, ours in _AFN.items() if ours == model.activation), model.activation)}
 
 
 GPT2 = Family(
     name="gpt2",
     title="GPT-2",
-    class_prefix="GPT2",
     classes={
         "GPT2Model": (),
         "GPT2LMHeadModel": ("mlm",),
@@ -109,12 +91,7 @@ GPT2 = Family(
         "GPT2ForQuestionAnswering": ("span",),
     },
     prefix="transformer.",
-    keys=_SIZES
-    | {
-        "n_positions": Key("max_position_embeddings", "integer", 1024),
-        "activation_function": Key("activation", "activation", "gelu_new"),
-    }
-    | _TRAINING,
+    keys=_KEYS,
     fixed=_FIXED | {"norm_position": "pre", "initialization": "megatron"},
     other_keys=frozenset({"n_inner"}),
     read=read_gpt2,
@@ -128,28 +105,21 @@ GPT2 = Family(
     },
     layer="h.{i}.",
     layers=_LAYERS,
-    heads={
-        "mlm": _LANGUAGE_MODEL,
-        "sequence": _SEQUENCE,
-        "token": {"token_head": "classifier"},
-        "span": {"span_head": "qa_outputs"},
-    },
-    tied={"lm_head.weight": "embeddings/word_embeddings/embedding"},
-    sizes=_stored_sizes("wte", "wpe"),
-    dropouts={"sequence": _NO_DROPOUT, "token": HeadDropout("classifier_dropout", 0.1)},
+    heads=_HEADS | bert.TOKEN_AND_SPAN,
+    dropouts={"sequence": HeadDropout("", 0.0), "token": HeadDropout("classifier_dropout", 0.1)},
 )
 
 GPT = Family(
     name="openai-gpt",
     title="GPT",
-    class_prefix="OpenAIGPT",
     classes={
         "OpenAIGPTModel": (),
         "OpenAIGPTLMHeadModel": ("mlm",),
         "OpenAIGPTForSequenceClassification": ("pooler", "sequence"),
     },
     prefix="transformer.",
-    keys=_SIZES | {"n_positions": Key("max_position_embeddings", "integer", 512)} | _TRAINING,
+    keys={key: entry for key, entry in _KEYS.items() if key != "activation_function"}
+    | {"n_positions": Key("max_position_embeddings", 512)},
     fixed=_FIXED | {"embedding_norm": "no"},
     other_keys=frozenset({"afn"}),
     read=read_gpt,
@@ -158,8 +128,6 @@ GPT = Family(
     encoder={"embeddings/word_embeddings": "tokens_embed", "embeddings/position_embeddings": "positions_embed"},
     layer="h.{i}.",
     layers=_LAYERS,
-    heads={"mlm": _LANGUAGE_MODEL, "sequence": _SEQUENCE},
-    tied={"lm_head.weight": "embeddings/word_embeddings/embedding"},
-    sizes=_stored_sizes("tokens_embed", "positions_embed"),
-    dropouts={"sequence": _NO_DROPOUT},
+    heads=_HEADS,
+    dropouts={"sequence": HeadDropout("", 0.0)},
 )

@@ -4,10 +4,9 @@ Releases 4.48 to 4.57 and releases from 5 on write different keys for the window
 the reader accepts both, and the writer writes both.
 """
 
-from collections.abc import Mapping
-
 from bert_jax.config import ModelConfig
 from bert_jax.config.schema import MOST_LAYERS
+from bert_jax.interop.hf.families import bert
 from bert_jax.interop.hf.family import (
     ACTIVATION_NAMES,
     TASK_HEADS,
@@ -15,43 +14,36 @@ from bert_jax.interop.hf.family import (
     HeadDropout,
     Key,
     Place,
-    activation,
-    choice,
-    flag,
-    integer,
+    Values,
     name_set,
-    number,
     short,
 )
 from bert_jax.json_values import Json
 
-_POOLER = {"pooler": "head.dense", "pooler_norm": "head.norm"}
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 
 
-def read(config: Mapping[str, Json], name: str) -> dict[str, Json]:
+def read(values: Values) -> dict[str, Json]:
     """Return windows, bases of rotary positions and the heads' switches."""
-    layers = integer(config, "num_hidden_layers", name, 22)
+    layers = values.integer("num_hidden_layers", 22)
     if not 0 < layers <= MOST_LAYERS:
-        raise ValueError(f"{name}: num_hidden_layers is {layers}; allowed: 1 to {MOST_LAYERS}")
-    window = integer(config, "local_attention", name, 128) // 2
+        raise values.wrong("num_hidden_layers", f"; allowed: 1 to {MOST_LAYERS}")
+    window = values.integer("local_attention", 128) // 2
     if window < 1:
-        raise ValueError(f"{name}: local_attention is {short(config['local_attention'])}; supported: 2 or more")
-    kinds = config.get("layer_types")
+        raise values.wrong("local_attention", "; supported: 2 or more")
+    kinds = values.config.get("layer_types")
     if kinds is None:
-        every = integer(config, "global_attn_every_n_layers", name, 3)
+        every = values.integer("global_attn_every_n_layers", 3)
         if every < 1:
-            raise ValueError(f"{name}: global_attn_every_n_layers is {every}; allowed: 1 or more")
+            raise values.wrong("global_attn_every_n_layers", "; allowed: 1 or more")
         kinds = [_LOCAL if i % every else _GLOBAL for i in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (_GLOBAL, _LOCAL) for kind in kinds):
-        allowed = f"a list of {layers} entries, each {_GLOBAL} or {_LOCAL}"
-        raise ValueError(f"{name}: layer_types is {short(kinds)}; allowed: {allowed}")
-    base, local_base = _bases(config, name)
-    pooling = choice(config, "classifier_pooling", name, "cls", ("cls", "mean"))
-    bias = flag(config, "attention_bias", name, False)
-    head_bias = flag(config, "classifier_bias", name, False)
-    head_activation = activation(config, "classifier_activation", name, "gelu")
-    rate = number(config, "attention_dropout", name, 0.0)
+        raise values.wrong("layer_types", f"; allowed: a list of {layers} entries, each {_GLOBAL} or {_LOCAL}")
+    base, local_base = _bases(values)
+    pooling = values.choice("classifier_pooling", "cls", ("cls", "mean"))
+    bias, head_bias = values.flag("attention_bias", False), values.flag("classifier_bias", False)
+    head_activation = values.activation("classifier_activation", "gelu")
+    rate = values.number("attention_dropout", 0.0)
     return {
         "attention_windows": _pattern([0 if kind == _GLOBAL else window for kind in kinds]),
         "rotary_base": base, "rotary_window_base": local_base,
@@ -63,21 +55,21 @@ def read(config: Mapping[str, Json], name: str) -> dict[str, Json]:
     }  # fmt: skip
 
 
-def _bases(config: Mapping[str, Json], name: str) -> tuple[float, float]:
+def _bases(values: Values) -> tuple[float, float]:
     """Return the bases of rotary positions in layers without and with a window."""
-    by_kind = config.get("rope_parameters")
+    by_kind = values.config.get("rope_parameters")
     if by_kind is None:
-        base = number(config, "global_rope_theta", name, 160_000.0)
-        local = config.get("local_rope_theta", 10_000.0)
+        base = values.number("global_rope_theta", 160_000.0)
         # null and -1 (some converted checkpoints): the base of the other layers.
-        return base, base if local in (None, -1) else number(config, "local_rope_theta", name, 10_000.0)
+        is_other = values.config.get("local_rope_theta", 10_000.0) in (None, -1)
+        return base, base if is_other else values.number("local_rope_theta", 10_000.0)
     bases = []
     for kind, default in ((_GLOBAL, 160_000.0), (_LOCAL, 10_000.0)):
-        values = by_kind.get(kind, {}) if isinstance(by_kind, dict) else by_kind
-        where = f"{name}: rope_parameters: {kind}"
-        if not isinstance(values, dict) or values.get("rope_type", "default") != "default":
-            raise ValueError(f"{where} is {short(values)}; allowed: rope_type default with a rope_theta")
-        bases.append(number(values, "rope_theta", where, default))
+        stated = by_kind.get(kind, {}) if isinstance(by_kind, dict) else by_kind
+        where = f"{values.name}: rope_parameters: {kind}"
+        if not isinstance(stated, dict) or stated.get("rope_type", "default") != "default":
+            raise ValueError(f"{where} is {short(stated)}; allowed: rope_type default with a rope_theta")
+        bases.append(Values(stated, where).number("rope_theta", default))
     return bases[0], bases[1]
 
 
@@ -120,7 +112,6 @@ def write(model: ModelConfig) -> dict[str, Json]:
 FAMILY = Family(
     name="modernbert",
     title="ModernBERT",
-    class_prefix="ModernBert",
     classes={
         "ModernBertModel": (),
         "ModernBertForMaskedLM": ("mlm",),
@@ -130,21 +121,19 @@ FAMILY = Family(
         "ModernBertForMultipleChoice": ("pooler", "choice"),
     },
     prefix="model.",
-    keys={
-        "vocab_size": Key("vocab_size", "integer", 50368),
-        "hidden_size": Key("hidden_size", "integer", 768),
-        "num_hidden_layers": Key("num_layers", "integer", 22),
-        "num_attention_heads": Key("num_attention_heads", "integer", 12),
-        "intermediate_size": Key("intermediate_size", "integer", 1152),
-        "max_position_embeddings": Key("max_position_embeddings", "integer", 8192),
-        "hidden_activation": Key("activation", "activation", "gelu"),
-        "norm_eps": Key("norm_epsilon", "number", 1e-5),
-        "norm_bias": Key("norm_bias", "flag", False),
-        "mlp_bias": Key("feed_forward_bias", "flag", False),
-        "decoder_bias": Key("mlm_output_bias", "flag", True),
-        "initializer_range": Key("initializer_range", "number", 0.02),
-        "mlp_dropout": Key("feed_forward_dropout", "number", 0.0),
-        "embedding_dropout": Key("embedding_dropout", "number", 0.0),
+    keys=bert.keys(
+        vocab_size=50368, hidden_size=768, num_hidden_layers=22, num_attention_heads=12, intermediate_size=1152,
+        max_position_embeddings=8192,
+    )
+    | {
+        "hidden_activation": Key("activation", "gelu"),
+        "norm_eps": Key("norm_epsilon", 1e-5),
+        "norm_bias": Key("norm_bias", False),
+        "mlp_bias": Key("feed_forward_bias", False),
+        "decoder_bias": Key("mlm_output_bias", True),
+        "initializer_range": Key("initializer_range", 0.02),
+        "mlp_dropout": Key("feed_forward_dropout", 0.0),
+        "embedding_dropout": Key("embedding_dropout", 0.0),
     },
     fixed={
         "type_vocab_size": 0, "feed_forward": "gated", "norm_position": "pre_skip_first", "embedding_norm": "yes",
@@ -184,14 +173,9 @@ FAMILY = Family(
             "mlm_head/output_embeddings": "decoder",
         },
         **{
-            kind: {**_POOLER, f"{kind}_head": "classifier"} for kind in ("sequence", "token", "span", "choice")
+            kind: {"pooler": "head.dense", "pooler_norm": "head.norm", f"{kind}_head": "classifier"}
+            for kind in ("sequence", "token", "span", "choice")
         },
-    },
-    tied={"decoder.weight": "embeddings/word_embeddings/embedding"},
-    sizes={
-        "vocab_size": ("embeddings.tok_embeddings.weight", 0, 1),
-        "hidden_size": ("embeddings.tok_embeddings.weight", 1, 1),
-        "intermediate_size": ("layers.0.mlp.Wo.weight", 1, 1),
     },
     dropouts=dict.fromkeys(TASK_HEADS, HeadDropout("classifier_dropout", 0.0)),
 )  # fmt: skip

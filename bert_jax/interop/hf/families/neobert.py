@@ -5,21 +5,9 @@ here. Query, key and value of a head are next to each other, rotary positions ro
 width of the feed-forward layer is two thirds of ``intermediate_size``, rounded up to a multiple of 8.
 """
 
-from collections.abc import Mapping
-
 from bert_jax.config import ModelConfig
-from bert_jax.interop.hf.family import (
-    Family,
-    HeadDropout,
-    Key,
-    Place,
-    check_code,
-    check_head_size,
-    integer,
-    name_set,
-    number,
-    short,
-)
+from bert_jax.interop.hf.families import bert
+from bert_jax.interop.hf.family import Family, HeadDropout, Key, Place, Values, name_set
 from bert_jax.json_values import Json
 
 _MULTIPLE = 8
@@ -35,21 +23,19 @@ _SUPPORTED: dict[str, tuple[Json, ...]] = {
 _CODE = "chandar-lab/NeoBERT"
 
 
-def read(config: Mapping[str, Json], name: str) -> dict[str, Json]:
+def read(values: Values) -> dict[str, Json]:
     """Return the width of the feed-forward layer and the rates of dropout."""
-    check_code(config, name, "NeoBERT")
-    more = config.get("kwargs") or {}
+    values.check_code("NeoBERT")
+    more = values.config.get("kwargs") or {}
     if not isinstance(more, dict):
-        raise ValueError(f"{name}: kwargs is {short(more)}, not an object")
+        raise values.wrong("kwargs", ", not an object")
     for key, supported in _SUPPORTED.items():
-        for stated in (config, more):
-            if (value := stated.get(key)) is not None and value not in supported:
-                allowed = ", ".join(map(short, supported))
-                raise ValueError(f"{name}: {key} is {short(value)}; supported: {allowed}")
-    width, heads = integer(config, "hidden_size", name, 768), integer(config, "num_attention_heads", name, 12)
-    check_head_size(config, "dim_head", name, width, heads)
-    inner = 2 * integer(config, "intermediate_size", name, 3072) // 3
-    rate = number(config, "dropout", name, 0.0)
+        for stated in (values, Values(more, values.name)):
+            stated.require(key, (*supported, None))
+    width, heads = values.integer("hidden_size", 768), values.integer("num_attention_heads", 12)
+    values.check_head_size("dim_head", width, heads)
+    inner = 2 * values.integer("intermediate_size", 3072) // 3
+    rate = values.number("dropout", 0.0)
     return {
         "intermediate_size": -(-inner // _MULTIPLE) * _MULTIPLE, "hidden_dropout": rate, "attention_dropout": rate,
     }  # fmt: skip
@@ -72,7 +58,6 @@ def write(model: ModelConfig) -> dict[str, Json]:
 FAMILY = Family(
     name="neobert",
     title="NeoBERT",
-    class_prefix="NeoBERT",
     code=_CODE,
     classes={
         "NeoBERT": (),
@@ -80,15 +65,13 @@ FAMILY = Family(
         "NeoBERTForSequenceClassification": ("pooler", "sequence"),
     },
     prefix="model.",
-    keys={
-        "vocab_size": Key("vocab_size", "integer", 30522),
-        "hidden_size": Key("hidden_size", "integer", 768),
-        "num_hidden_layers": Key("num_layers", "integer", 28),
-        "num_attention_heads": Key("num_attention_heads", "integer", 12),
-        "intermediate_size": Key("intermediate_size", "integer", 3072),
-        "max_length": Key("max_position_embeddings", "integer", 1024),
-        "norm_eps": Key("norm_epsilon", "number", 1e-6),
-        "decoder_init_range": Key("initializer_range", "number", 0.02),
+    keys=bert.keys(
+        vocab_size=30522, hidden_size=768, num_hidden_layers=28, num_attention_heads=12, intermediate_size=3072
+    )
+    | {
+        "max_length": Key("max_position_embeddings", 1024),
+        "norm_eps": Key("norm_epsilon", 1e-6),
+        "decoder_init_range": Key("initializer_range", 0.02),
     },
     fixed={
         "type_vocab_size": 0, "norm": "rms_norm", "norm_position": "pre", "feed_forward": "gated",
@@ -121,11 +104,6 @@ FAMILY = Family(
     heads={
         "mlm": {"mlm_head": "decoder", "mlm_head/output_embeddings": "decoder"},
         "sequence": {"pooler": "dense", "sequence_head": "classifier"},
-    },
-    sizes={
-        "vocab_size": ("encoder.weight", 0, 1),
-        "hidden_size": ("encoder.weight", 1, 1),
-        "intermediate_size": ("transformer_encoder.0.ffn.w3.weight", 1, 1),
     },
     dropouts={"sequence": HeadDropout("classifier_dropout", 0.1)},
 )  # fmt: skip

@@ -7,23 +7,12 @@ query, key and value apart. Both are read; the former are written.
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from bert_jax.config import ModelConfig
 from bert_jax.interop.hf.families import bert
-from bert_jax.interop.hf.family import (
-    Family,
-    Key,
-    Place,
-    check_code,
-    check_head_size,
-    integer,
-    name_set,
-    number,
-    short,
-)
+from bert_jax.interop.hf.family import Family, Key, Place, Values, name_set
 from bert_jax.interop.stored_model import Tensor
 from bert_jax.json_values import Json
 
@@ -38,7 +27,7 @@ _RATES = {
     "layer_norm_epsilon": ("norm_epsilon", 1e-5), "rotary_emb_base": ("rotary_base", 10_000.0),
 }  # fmt: skip
 # Key of the authors' code -> (default, supported values).
-_SUPPORTED: dict[str, tuple[Any, tuple[Json, ...]]] = {
+_SUPPORTED: dict[str, tuple[Json, tuple[Json, ...]]] = {
     "activation_function": ("gelu_new", ("swiglu",)),
     "qkv_proj_bias": (True, (False,)),
     "mlp_fc1_bias": (True, (False,)),
@@ -58,38 +47,34 @@ _SUPPORTED: dict[str, tuple[Any, tuple[Json, ...]]] = {
 _WIDTH = 256
 
 
-def read(config: Mapping[str, Json], name: str) -> dict[str, Json]:
+def read(values: Values) -> dict[str, Json]:
     """Return the base of rotary positions, and all sizes if the authors' code wrote the keys."""
-    check_code(config, name, "NomicBert")
+    config = values.config
+    values.check_code("NomicBert")
     if "n_embd" in config and "hidden_size" not in config:
-        return _authors(config, name)
-    width, heads = integer(config, "hidden_size", name, 768), integer(config, "num_attention_heads", name, 12)
-    check_head_size(config, "head_dim", name, width, heads)
-    values = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 1000.0)}
-    if not isinstance(values, dict) or values.get("rope_type", "default") != "default":
-        raise ValueError(
-            f"{name}: rope_parameters is {short(values)}; allowed: rope_type default with a rope_theta"
-        )
-    if values.get("partial_rotary_factor", 1) != 1:
-        raise ValueError(f"{name}: rope_parameters is {short(values)}; supported: a partial_rotary_factor of 1")
-    return {"rotary_base": number(values, "rope_theta", f"{name}: rope_parameters", 1000.0)}
+        return _authors(values)
+    width, heads = values.integer("hidden_size", 768), values.integer("num_attention_heads", 12)
+    values.check_head_size("head_dim", width, heads)
+    stated = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 1000.0)}
+    if not isinstance(stated, dict) or stated.get("rope_type", "default") != "default":
+        raise values.wrong("rope_parameters", "; allowed: rope_type default with a rope_theta")
+    if stated.get("partial_rotary_factor", 1) != 1:
+        raise values.wrong("rope_parameters", "; supported: a partial_rotary_factor of 1")
+    return {"rotary_base": Values(stated, f"{values.name}: rope_parameters").number("rope_theta", 1000.0)}
 
 
-def _authors(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _authors(values: Values) -> dict[str, Json]:
     """Return the fields from the keys of the authors' code."""
     for key, (default, supported) in _SUPPORTED.items():
-        if (value := config.get(key, default)) not in supported:
-            allowed = ", ".join(map(short, supported))
-            raise ValueError(f"{name}: {key} is {short(value)}; supported: {allowed}")
-    stated = {key: value for key, value in config.items() if value is not None}
-    fields: dict[str, Any] = {}
+        values.require(key, supported, default)
+    stated = Values({key: value for key, value in values.config.items() if value is not None}, values.name)
+    sizes: dict[str, int] = {}
     for key, (field, size) in _SIZES.items():
-        fields[field] = integer(stated, key, name, size if size is not None else 8 * fields["hidden_size"] // 3)
-    for key, (field, rate) in _RATES.items():
-        fields[field] = number(stated, key, name, rate)
-    multiple = max(1, integer(stated, "pad_vocab_size_multiple", name, 1))
-    rows, inner = integer(stated, "vocab_size", name, 50257), fields["intermediate_size"]
-    return fields | {
+        sizes[field] = stated.integer(key, size if size is not None else 8 * sizes["hidden_size"] // 3)
+    multiple = max(1, stated.integer("pad_vocab_size_multiple", 1))
+    rows, inner = stated.integer("vocab_size", 50257), sizes["intermediate_size"]
+    return {
+        **sizes, **{field: stated.number(key, rate) for key, (field, rate) in _RATES.items()},
         "vocab_size": -(-rows // multiple) * multiple, "intermediate_size": -(-inner // _WIDTH) * _WIDTH,
     }  # fmt: skip
 
@@ -153,7 +138,6 @@ def _joined(parts: list[Tensor]) -> Tensor:
 FAMILY = Family(
     name="nomic_bert",
     title="NomicBERT",
-    class_prefix="NomicBert",
     classes={
         "NomicBertModel": (),
         "NomicBertForMaskedLM": ("mlm",),
@@ -162,20 +146,12 @@ FAMILY = Family(
     },
     aliases={"NomicBertForPreTraining": "NomicBertForMaskedLM"},
     prefix=_PREFIX,
-    keys={
-        "vocab_size": Key("vocab_size", "integer", 30528),
-        "hidden_size": Key("hidden_size", "integer", 768),
-        "num_hidden_layers": Key("num_layers", "integer", 12),
-        "num_attention_heads": Key("num_attention_heads", "integer", 12),
-        "intermediate_size": Key("intermediate_size", "integer", 3072),
-        "max_position_embeddings": Key("max_position_embeddings", "integer", 2048),
-        "type_vocab_size": Key("type_vocab_size", "integer", 2),
-        "hidden_dropout_prob": Key("hidden_dropout", "number", 0.0),
-        "attention_probs_dropout_prob": Key("attention_dropout", "number", 0.0),
-        "initializer_range": Key("initializer_range", "number", 0.02),
-        "hidden_act": Key("activation", "activation", "silu"),
-        "layer_norm_eps": Key("norm_epsilon", "number", 1e-12),
-    },
+    keys=bert.keys(
+        vocab_size=30528, hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072,
+        max_position_embeddings=2048, type_vocab_size=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        initializer_range=0.02,
+    )
+    | {"hidden_act": Key("activation", "silu"), "layer_norm_eps": Key("norm_epsilon", 1e-12)},
     fixed={
         "feed_forward": "gated", "position_embeddings": "rotary",
         "qkv_bias": False, "attention_output_bias": False, "feed_forward_bias": False,
@@ -207,20 +183,13 @@ FAMILY = Family(
         "feed_forward/layer_norm": "norm2",
     },
     heads={
-        "pooler": bert.POOLER,
+        "pooler": bert.FAMILY.heads["pooler"],
         "mlm": bert.mlm(
             "cls.predictions", "cls.predictions.transform.dense", "cls.predictions.transform.layer_norm",
             "cls.predictions.decoder",
         ),
-        "sequence": {"sequence_head": "classifier"},
-        "token": {"token_head": "classifier"},
-    },
-    tied=bert.tied("cls.predictions.decoder"),
-    sizes={
-        "vocab_size": ("embeddings.word_embeddings.weight", 0, 1),
-        "hidden_size": ("embeddings.word_embeddings.weight", 1, 1),
-        "type_vocab_size": ("embeddings.token_type_embeddings.weight", 0, 1),
-        "intermediate_size": ("encoder.layers.0.mlp.fc2.weight", 1, 1),
+        "sequence": bert.CLASSIFIERS["sequence"],
+        "token": bert.TOKEN_AND_SPAN["token"],
     },
     rename=rename,
     convert=convert,
