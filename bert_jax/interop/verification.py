@@ -155,9 +155,7 @@ def _check_peer(
         if missing:
             raise ValueError(f"{folder}: {package} returns {', '.join(batch)}, but not {', '.join(missing)}")
     answers = ({name: batch[name] for name in names} for batch in outputs)
-    differences = largest_differences(
-        bundle.spec, bundle.params, lambda _: next(answers), batches, names=names, compiled=True
-    )
+    differences = largest_differences(bundle.spec, bundle.params, lambda _: next(answers), batches, names=names)
     largest = {
         name: max(float(np.abs(batch[name]).max(initial=0, where=batch[name] > EXCLUDED)) for batch in outputs)
         for name in names

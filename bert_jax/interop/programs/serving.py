@@ -194,20 +194,15 @@ def largest_differences(
     batches: Iterable[dict[str, np.ndarray]],
     *,
     names: Sequence[str] | None = None,
-    compiled: bool = False,
 ) -> dict[str, float]:
     """For each output, return the largest absolute difference between ``program`` and :func:`forward`.
 
     The maximum is over all ``batches``; outputs of padding tokens that see no token, which differ between
     implementations, do not count. It is infinite if shapes differ or a value is not finite. ``names`` are the
-    outputs of ``program``; None: all outputs in :func:`output_names`. If ``compiled`` is True, XLA compiles
-    ``forward``, so that it rounds as similarly as possible to another XLA program. Otherwise ``forward`` runs
-    operation by operation, which needs no compilation per shape. Raises ``ValueError`` if ``program`` returns other
-    names.
+    outputs of ``program``; None: all outputs in :func:`output_names`. Raises ``ValueError`` if ``program`` returns
+    other names.
     """
-    reference: Callable[..., dict[str, jax.Array]] = functools.partial(forward, spec)
-    if compiled:
-        reference = jax.jit(reference)
+    reference = jax.jit(functools.partial(forward, spec))
     worst = dict.fromkeys(output_names(spec) if names is None else names, 0.0)
     on_device = {name: jnp.asarray(values, jnp.float32) for name, values in params.items()}
     for inputs in batches:

@@ -79,7 +79,7 @@ def check_stablehlo(
         outputs = program.call(on_device, *(jnp.asarray(inputs[name], jnp.int32) for name in INPUTS))
         return {name: np.asarray(outputs[name]) for name in sorted(outputs, key=names.index)}
 
-    return largest_differences(weights.spec, rounded, run, sample_inputs(weights.spec, shapes), compiled=True)
+    return largest_differences(weights.spec, rounded, run, sample_inputs(weights.spec, shapes))
 
 
 def _export(spec: ModelSpec, dtype: DTypeLike) -> Any:
