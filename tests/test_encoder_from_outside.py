@@ -1,5 +1,6 @@
 """An encoder outside the project, by entry point and by ``--model.module``: FNet of docs/examples."""
 
+import importlib.util
 import json
 import shlex
 import shutil
@@ -89,6 +90,20 @@ def test_it_is_planned(words, tmp_path, capsys):
     assert main(["plan", "--config", "quickstart", *own, "--show_sharding", "--devices", "2"]) == 0
     shown = capsys.readouterr().out
     assert "feed_forward/output/kernel" in shown and "attention" not in shown
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is for Linux on x86-64")
+def test_its_step_is_compiled_for_a_tpu(capsys):
+    sizes = (
+        "--model.num_layers 1 --model.hidden_size 64 --model.num_attention_heads 2 --model.intermediate_size 128 "
+        "--model.vocab_size 400 --data.seq_length 32 --data.max_predictions 5 --training.global_batch_size 16"
+    )
+    plan = ["plan", "--config", "quickstart", *MODULE, "--topology", "v5e:2x2", "--json", *sizes.split()]
+    assert main(plan) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["method"] == "compiled" and found["fits"] and found["mesh"] == {"data": 4, "fsdp": 1, "tensor": 1}
+    assert 0 < found["predicted_mfu"] < 1
 
 
 def test_the_tokens_are_mixed_by_two_fourier_transforms():
