@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Features of a batch on the devices, by name.
 Batch = Mapping[str, "jax.Array"]
+# Their shapes and dtypes.
+BatchShapes = Mapping[str, "jax.ShapeDtypeStruct"]
 # name -> (dimensions after the batch dimension, dtype)
 PRETRAIN_FEATURES: dict[str, tuple[str, type]] = {
     "input_ids": ("S", np.int32),  # token ids, after masking

@@ -153,7 +153,7 @@ def _prepared(
         else:
             vocabulary = require_shards(config, arguments)
     tokenizer = load_tokenizer(vocabulary, **config.data.rules)
-    if config.objective.name != "causal_lm" and not config.objective.module:
+    if config.objective.needs_mask:
         tokenizer.require_mask(f"objective.name {config.objective.name} (causal_lm needs none)")
     if not (options.init_from or options.continue_from or saved_steps(workdir)):
         check_padding(config.model.position_offset, tokenizer, vocabulary)

@@ -52,6 +52,11 @@ class ObjectiveConfig(Section, prefix="objective.", choice=Choice("name", "objec
         "shared", {"objective.name": ("replaced_tokens",)}
     )
 
+    @property
+    def needs_mask(self) -> bool:
+        """True if the vocabulary must have a mask."""
+        return self.name != "causal_lm" and not self.module
+
     @classmethod
     def required(cls, section: "ObjectiveConfig", names: str) -> Self:
         """Return ``section``. Raises ``ValueError`` if it lacks options of an objective of this class, which the

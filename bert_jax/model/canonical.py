@@ -24,6 +24,8 @@ from bert_jax.batch import feature_shapes
 Params = Mapping[str, "jax.Array | Params"]
 # The shapes of parameters, in the same tree; boxed in ``nn.Partitioned`` before ``nn.unbox``.
 Shapes = Mapping[str, "jax.ShapeDtypeStruct | nn.Partitioned[jax.ShapeDtypeStruct] | Shapes"]
+# The shardings of parameters, in the same tree.
+Shardings = Mapping[str, "jax.sharding.NamedSharding | Shardings"]
 Tree = TypeVar("Tree")
 STACKED = "encoder/layers/"
 VOCABULARY_ROWS = (

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import PRETRAIN_FEATURES, Batch, PretrainSource, feature_shapes
 from bert_jax.config import HeadsConfig, ModelConfig, PretrainConfig, RunConfig
+from bert_jax.model.canonical import Params, Shapes
 from bert_jax.model.dropout import TOKEN_FEATURES, DropoutKey
 from bert_jax.model.layers import CACHE
 from bert_jax.objectives.display import Display
@@ -26,7 +27,11 @@ TEXT_FEATURES = (
 # (sum, weight) of losses and metrics: added over microbatches, replicas and steps, then divided once.
 Sums = dict[str, tuple[jax.Array, jax.Array]]
 # Loss, gradients and metric sums of a set of rows, and what the rows carry to the next batch (:class:`Aux`).
-Gradients = tuple[jax.Array, Any, Sums, Any]
+Gradients = tuple[jax.Array, Params, Sums, Params | None]
+# Trees of arrays by name.
+Fixed = Mapping[str, "jax.Array | Fixed | None"]
+# What the microbatches add up: loss, metric sums, carried arrays.
+Added = tuple[jax.Array, Sums, Params | None]
 
 
 class Aux(NamedTuple):
@@ -35,10 +40,10 @@ class Aux(NamedTuple):
     # Arrays that no step changes, whole on every replica: the :attr:`Objective.fixed` of the objective and, in
     # training, "start", the parameters that training started from (0 if randomly initialized; None if the state
     # does not contain them).
-    fixed: Mapping[str, Any]
+    fixed: Fixed
     # Arrays [B, ...] with an entry for each row, which a step replaces: what follows from the same row of the
     # batch before (:meth:`Objective.carried`). None: nothing is carried.
-    carried: Any = None
+    carried: Params | None = None
 
 
 @dataclass(frozen=True)
@@ -51,11 +56,11 @@ class Replica:
     # Number of microbatches.
     count: int
     # Returns the dropout key of a microbatch (its rows, its number); None: no dropout.
-    key_of: Callable[[Batch, Any], DropoutKey | None]
+    key_of: Callable[[Batch, jax.Array | int], DropoutKey | None]
     # The mesh axis whose replicas compute the other rows of the batch; None: this replica has all rows.
     axis: str | None
     # Shards a tree of gradients.
-    constrain: Callable[[Any], Any]
+    constrain: Callable[[Params], Params]
 
 
 class Objective(ABC):
@@ -74,7 +79,7 @@ class Objective(ABC):
         """
         self.config, self.model = config, model
         # Trees of arrays by name, which the losses read in ``aux.fixed``; each is whole on every replica.
-        self.fixed: dict[str, Any] = {}
+        self.fixed: dict[str, jax.Array | Fixed | None] = {}
 
     @property
     def mesh(self) -> Mesh | None:
@@ -87,7 +92,9 @@ class Objective(ABC):
         batch."""
 
     @abstractmethod
-    def sums(self, params: Any, aux: Aux, batch: Batch, key: Any, *, axis: str | None) -> tuple[Sums, Any]:
+    def sums(
+        self, params: Params, aux: Aux, batch: Batch, key: DropoutKey | None, *, axis: str | None
+    ) -> tuple[Sums, Params | None]:
         """Return (sum, weight) of the losses and metrics of some rows of the batch, including ``padding_fraction``,
         and what the rows carry to the next batch: a tree like ``aux.carried``, so ``aux.carried`` itself if the
         objective carries nothing.
@@ -98,18 +105,18 @@ class Objective(ABC):
             axis: the mesh axis whose replicas compute the other rows of the batch; None: ``batch`` has all rows.
         """
 
-    def carried(self) -> Any:
+    def carried(self) -> Shapes | None:
         """Return the shapes and dtypes of ``aux.carried``, [B, ...] for the B rows of a global batch; the arrays
         are 0 at the first batch. None (default): the objective carries nothing."""
         return None
 
-    def gradients(self, params: Any, batch: Batch, replica: Replica) -> Gradients:
+    def gradients(self, params: Params, batch: Batch, replica: Replica) -> Gradients:
         """Return the loss, the gradients and the sums of the rows of a replica, added over its microbatches.
 
         Overridden by losses that compare rows of different microbatches.
         """
 
-        def loss(params: Any, rows: Batch, index: Any) -> tuple[jax.Array, tuple[jax.Array, Sums, Any]]:
+        def loss(params: Params, rows: Batch, index: jax.Array | int) -> tuple[jax.Array, Added]:
             key = replica.key_of(rows, index)
             sums, carried = self.sums(params, replica.aux, rows, key, axis=replica.axis)
             total = total_loss(sums, replica.denominators)
@@ -226,8 +233,8 @@ def split_microbatches(batch: Batch, count: int) -> dict[str, jax.Array]:
 
 
 def accumulate(
-    loss: Callable[[Any, Batch, Any], tuple[jax.Array, tuple[jax.Array, Sums, Any]]],
-    params: Any,
+    loss: Callable[[Params, Batch, jax.Array | int], tuple[jax.Array, Added]],
+    params: Params,
     rows: Batch,
     replica: Replica,
 ) -> Gradients:
@@ -238,11 +245,11 @@ def accumulate(
     """
     differentiated = jax.grad(loss, has_aux=True)
 
-    def results(found: tuple[Any, tuple[jax.Array, Sums, Any]]) -> Gradients:
+    def results(found: tuple[Params, Added]) -> Gradients:
         grads, (value, sums, carried) = found
         return value, replica.constrain(grads), sums, carried
 
-    def gradients(rows: Batch, index: Any) -> Gradients:
+    def gradients(rows: Batch, index: jax.Array | int) -> Gradients:
         return results(differentiated(params, rows, index))
 
     count = replica.count
@@ -251,7 +258,7 @@ def accumulate(
     split = split_microbatches(rows, count)
     shapes = jax.eval_shape(gradients, {name: x[0] for name, x in split.items()}, 0)
 
-    def add(total: Any, inputs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+    def add(total: Gradients, inputs: tuple[Batch, jax.Array]) -> tuple[Gradients, None]:
         return jax.tree.map(jnp.add, total, gradients(*inputs)), None
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

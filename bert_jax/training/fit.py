@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
+from bert_jax.json_values import Json
 from bert_jax.parallel.hardware import find_chip, mfu
 from bert_jax.parallel.prefetch import DevicePrefetcher
 from bert_jax.training.checkpoint.writer import CheckpointWriter
 from bert_jax.training.job import Context, Data, Job
 from bert_jax.training.logging.meter import Recorder
 from bert_jax.training.loop import Loop, ProfilerWindow
-from bert_jax.training.memory import explain_memory, state_advice, step_advice, step_bytes
+from bert_jax.training.memory import explain_memory, state_advice, step_advice
 from bert_jax.training.start import FirstState
 from bert_jax.training.state import TrainState
 
@@ -30,7 +31,7 @@ def fit(job: Job, context: Context, start: FirstState, data: Data, upload: Calla
 
     def save(state: TrainState, step: int) -> None:
         context.log.require_file()
-        meta = {
+        meta: dict[str, Json] = {
             "data": batches.state,
             "phase_start": start.phase_start,
             "meter": start.meter.state(),
@@ -54,7 +55,7 @@ def fit(job: Job, context: Context, start: FirstState, data: Data, upload: Calla
     state, start.state = start.state, None  # the first step donates the buffers of the state
     assert state is not None
     try:
-        with explain_memory("the training step", step_advice(config), lambda: step_bytes(programs.memory)):
+        with explain_memory("the training step", step_advice(config), lambda: programs.step_bytes):
             loop = Loop(
                 config.training, programs.step_for, batches,
                 Recorder(
@@ -73,7 +74,7 @@ def fit(job: Job, context: Context, start: FirstState, data: Data, upload: Calla
             checkpoints.close()
 
 
-def line_writer(job: Job, context: Context) -> Any:
+def line_writer(job: Job, context: Context) -> Callable[[int, dict[str, Any]], None]:
     """Return a function that adds the MFU (model FLOP utilization) to a log line and writes the line."""
     mesh = context.programs.mesh
     device_kind = mesh.devices.flat[0].device_kind

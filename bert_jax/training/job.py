@@ -8,8 +8,9 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from bert_jax.batch import BatchIterator
+from bert_jax.batch import BatchIterator, BatchShapes
 from bert_jax.config import RunConfig, to_dict
+from bert_jax.json_values import Json
 from bert_jax.process import hosts
 from bert_jax.process.signals import Interrupted
 from bert_jax.process.watchdog import PHASE_FACTOR, Watchdog
@@ -33,7 +34,7 @@ class Data:
     # Number of batches that are prepared in advance.
     prefetch: int
     # JSON values that identify the data; must be equal on all processes.
-    order: Any
+    order: Json
     # Features that are copied to the devices; if empty, all features.
     features: Sequence[str] = ()
 
@@ -94,7 +95,7 @@ class Job(ABC):
         """
 
     @abstractmethod
-    def batch_shapes(self, mesh: Mesh, data_step: int) -> Mapping[str, Any]:
+    def batch_shapes(self, mesh: Mesh, data_step: int) -> BatchShapes:
         """Return the shapes of batch ``data_step`` (counted from 0) of the phase.
 
         The training step is compiled for these shapes before the training loop starts.
@@ -127,7 +128,7 @@ class Job(ABC):
     def is_finished(self, folder: Path) -> bool:
         """Return True if ``folder`` contains everything that :meth:`finish` writes."""
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Json]:
         """Return the state of the job that checkpoints store, as JSON values."""
         return {}
 

@@ -3,13 +3,13 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import jax
 
-from bert_jax.batch import BatchInfo, DataBudgetError
+from bert_jax.batch import Batch, BatchInfo, BatchShapes, DataBudgetError
 from bert_jax.config import TrainingConfig
 from bert_jax.process import exits
 from bert_jax.process.signals import Interrupted, StopRequest
@@ -18,7 +18,8 @@ from bert_jax.training.logging.meter import Recorder
 from bert_jax.training.programs import StepFunction
 from bert_jax.training.state import TrainState
 
-Batches = Iterator[tuple[Mapping[str, jax.Array], BatchInfo]]
+Batches = Iterator[tuple[Batch, BatchInfo]]
+Answer = TypeVar("Answer")
 
 
 class ProfilerWindow:
@@ -42,7 +43,7 @@ class ProfilerWindow:
         with jax.profiler.StepTraceAnnotation("train_step", step_num=number):
             yield
 
-    def finish(self, number: int, result: Any) -> None:
+    def finish(self, number: int, result: jax.Array) -> None:
         """After the last step of the window, wait until ``result`` is computed, then stop the trace."""
         if self._running and number >= self._steps[1]:
             jax.block_until_ready(result)
@@ -60,7 +61,7 @@ class Loop:
     """Loop over the steps of a run, with evaluations and saves in a fixed order."""
 
     config: TrainingConfig
-    step_for: Callable[[Mapping[str, jax.Array]], StepFunction]
+    step_for: Callable[[BatchShapes], StepFunction]
     batches: Batches
     recorder: Recorder
     # Returns True if the run should end after this step.
@@ -111,7 +112,7 @@ class Loop:
         batch, info = next(self.batches)
         self.recorder.clock.waited += time.perf_counter() - began
         with self.watchdog.phase("compiling the training step"):
-            run = self.step_for(batch)
+            run = self.step_for({name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()})
         with self.profiler.step(step):
             state, metrics = run(state, batch)
         del batch  # freed here, because freeing takes milliseconds that must not count as waiting for data
@@ -134,8 +135,8 @@ class Loop:
             ) from None
 
     def _timed(
-        self, action: Callable[[TrainState, int], Any], state: TrainState, step: int, phase: str = ""
-    ) -> Any:
+        self, action: Callable[[TrainState, int], Answer], state: TrainState, step: int, phase: str = ""
+    ) -> Answer:
         """Call ``action(state, step)`` and exclude its duration from the timing of the next log line."""
         self.recorder.drain()
         began = time.perf_counter()

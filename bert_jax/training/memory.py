@@ -62,12 +62,9 @@ def gib(amount: int) -> str:
     return f"{amount / 2**30:,.1f} GiB" if amount >= 2**26 else f"{amount:,} bytes"
 
 
-def step_bytes(memory: Any) -> int | None:
-    """Return the peak memory of a compiled program in bytes per device, from its memory analysis ``memory``.
-
-    Returns None if ``memory`` is None, because the program is not compiled yet.
-    """
-    if memory is None:
+def step_bytes(compiled: jax.stages.Compiled) -> int | None:
+    """Return the peak memory of a compiled program in bytes per device; None if the platform does not tell it."""
+    if (memory := compiled.memory_analysis()) is None:
         return None
     peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     return peak - memory.alias_size_in_bytes

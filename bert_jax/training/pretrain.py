@@ -1,7 +1,7 @@
 """The pretraining job: batches from shards, evaluation on held-out data, and samples for the report."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.batch import DataBudgetError, PretrainSource, first_sequences
+from bert_jax.batch import Batch, BatchShapes, DataBudgetError, PretrainSource, first_sequences
 from bert_jax.config import PretrainConfig
+from bert_jax.json_values import Json
+from bert_jax.model.canonical import Params
 from bert_jax.objectives.inputs import Inputs
-from bert_jax.objectives.objective import PretrainObjective
+from bert_jax.objectives.objective import PretrainObjective, Sums
 from bert_jax.parallel import host_rows, to_global, to_host
 from bert_jax.process import hosts
 from bert_jax.tokenization import Tokenizer
@@ -44,7 +46,7 @@ class PretrainJob(Job):
         self.max_blank_records = config.data.max_blank_records
         self._rows_of = source.row_shape.rows
         self._eval_batch_size = self._rows_of(config.training.eval_batch_size or config.training.global_batch_size)
-        self._eval_step: Any = None
+        self._eval_step: Callable[[Params, Batch], Sums] | None = None
 
     def programs(self, mesh: Mesh) -> TrainPrograms:
         self._objective = self._make_objective(self.config, mesh)
@@ -65,10 +67,10 @@ class PretrainJob(Job):
         size = self._rows_of(self.config.training.global_batch_size)
         rows = host_rows(mesh, size)
         batches = None if complete else self._source.train(rows)
-        order = [self.has_eval_data(), {} if batches is None else batches.state()]
+        order: Json = [self.has_eval_data(), {} if batches is None else batches.state()]
         return Data(batches, len(rows) / size, self.config.data.prefetch, order, self._objective.features)
 
-    def batch_shapes(self, mesh: Mesh, data_step: int) -> Mapping[str, Any]:
+    def batch_shapes(self, mesh: Mesh, data_step: int) -> BatchShapes:
         training, size = self.config.training, self.config.training.global_batch_size
         for steps, ramp_size in zip(training.batch_ramp[::2], training.batch_ramp[1::2], strict=True):
             if data_step < steps:
@@ -83,7 +85,7 @@ class PretrainJob(Job):
     def has_eval_data(self) -> bool:
         return self._held_out(1) is not None
 
-    def _held_out(self, max_batches: int) -> Any:
+    def _held_out(self, max_batches: int) -> Iterator[dict[str, np.ndarray]] | None:
         return self._source.held_out(self._eval_batch_size, self._eval_rows, max_batches)
 
     def evaluate(self, context: Context, state: TrainState, step: int) -> bool:
@@ -104,12 +106,14 @@ class PretrainJob(Job):
         context.log.write(step, {"split": self.eval_split, **values})
         return False
 
-    def _totals(self, context: Context, params: Any, held_out: Any, step: int) -> dict[str, np.ndarray]:
+    def _totals(
+        self, context: Context, params: Params, held_out: Iterator[dict[str, np.ndarray]], step: int
+    ) -> dict[str, np.ndarray]:
         """Return the totals (sum, weight) over all held-out rows, as one float64[2] per metric name.
 
         If one process raises ``DataBudgetError``, all processes raise it.
         """
-        programs, totals, in_flight = context.programs, dict[str, np.ndarray](), list[Any]()
+        programs, totals, in_flight = context.programs, dict[str, np.ndarray](), list[Sums]()
         if self._eval_step is None:
             self._eval_step = context.watchdog.first_call(programs.eval_step, "compiling the evaluation step")
 

@@ -1,5 +1,6 @@
 """Programs of a run: the training step, compiled ahead of time, and the evaluation step."""
 
+import functools
 import os
 import re
 import time
@@ -7,15 +8,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from bert_jax.batch import Batch, BatchShapes
 from bert_jax.config.schema import require
-from bert_jax.objectives.objective import Objective, PretrainObjective
+from bert_jax.model.canonical import Params
+from bert_jax.objectives.objective import Fixed, Objective, PretrainObjective, Sums
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import batch_sharding, check_batches
 from bert_jax.parallel.hardware import TPUS
-from bert_jax.training.memory import device_bytes, explain_memory, gib, step_advice
+from bert_jax.training.memory import device_bytes, explain_memory, gib, step_advice, step_bytes
 from bert_jax.training.state import TrainState, abstract_state, compute_shardings, parameter_count
 from bert_jax.training.step import StepMetrics, make_eval_step, make_train_step
 
@@ -51,7 +55,7 @@ def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
     return {name: value for name, value in options.items() if name not in own}
 
 
-StepFunction = Callable[[TrainState, Mapping[str, jax.Array]], tuple[TrainState, StepMetrics]]
+StepFunction = Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]
 
 
 def train_programs(objective: PretrainObjective) -> "TrainPrograms":
@@ -97,7 +101,7 @@ def pretraining_batch(objective: PretrainObjective, batch_size: int) -> dict[str
     return with_shardings(objective.batch_shapes(batch_size), objective.mesh)
 
 
-def with_shardings(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+def with_shardings(batch: BatchShapes | Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """Return a ``jax.ShapeDtypeStruct``, sharded over ``mesh``, for each feature of a global batch.
 
     The features are arrays or ``jax.ShapeDtypeStruct`` objects.
@@ -112,7 +116,7 @@ class TrainPrograms:
 
     def __init__(
         self,
-        step: Callable[..., Any],
+        step: Callable[[TrainState, Batch, Fixed], tuple[TrainState, StepMetrics]],
         abstract: TrainState,
         objective: Objective,
         optimizer: optax.GradientTransformation,
@@ -127,26 +131,24 @@ class TrainPrograms:
         )
         self._eval_step = jax.jit(make_eval_step(objective))
         self._gather = jax.jit(lambda params: params, out_shardings=compute_shardings(self.model, self.mesh))
-        self._compiled: dict[tuple[Any, ...], StepFunction] = {}
+        self._compiled: dict[tuple[tuple[str, tuple[int, ...]], ...], StepFunction] = {}
         self.compile_seconds = 0.0
-        self.memory: Any = None
+        # Peak memory of the last compiled step in bytes per device; None: unknown.
+        self.step_bytes: int | None = None
 
     @property
     def parameter_count(self) -> int:
         """Number of canonical (unpadded) parameters."""
         return parameter_count(self.abstract.params, self.objective.config.model.vocab_size)
 
-    def lower(self, batch: Mapping[str, Any]) -> jax.stages.Lowered:
+    def lower(self, batch: BatchShapes) -> jax.stages.Lowered:
         """Lower the training step for the shapes of ``batch``; the result has the method ``compile``."""
-        return self._step.lower(*self._inputs(batch))
+        return self._step.lower(self.abstract, with_shardings(batch, self.mesh), fixed=self.objective.fixed)
 
-    def _inputs(self, batch: Mapping[str, Any]) -> tuple[Any, ...]:
-        return self.abstract, with_shardings(batch, self.mesh), self.objective.fixed
-
-    def step_for(self, batch: Mapping[str, Any]) -> StepFunction:
+    def step_for(self, batch: BatchShapes) -> StepFunction:
         """Return the training step compiled for the shapes of ``batch``.
 
-        The values of ``batch`` are global arrays or ``jax.ShapeDtypeStruct`` objects.
+        Of the values of ``batch``, only shape and dtype are read.
         """
         key = tuple((name, x.shape) for name, x in sorted(batch.items()))
         if key not in self._compiled:
@@ -154,17 +156,17 @@ class TrainPrograms:
             # Only the size of the state is known before the step is compiled.
             what = f"the training step (its state alone needs {gib(device_bytes(self.abstract))})"
             with explain_memory(what, step_advice(self.objective.config)):
-                compiled = self._step.lower(*self._inputs(batch)).compile()
+                compiled = self.lower(batch).compile()
             self.compile_seconds += time.perf_counter() - began
-            self.memory = compiled.memory_analysis()
-            self._compiled[key] = lambda state, batch: compiled(state, batch, self.objective.fixed)
+            self.step_bytes = step_bytes(compiled)
+            self._compiled[key] = functools.partial(compiled, fixed=self.objective.fixed)
         return self._compiled[key]
 
-    def eval_step(self, params: Any, batch: Mapping[str, jax.Array]) -> Any:
+    def eval_step(self, params: Params, batch: Batch) -> Sums:
         """Return the sums of :func:`bert_jax.training.step.make_eval_step`."""
         return self._eval_step(params, batch, self.objective.fixed)
 
-    def gather(self, state: TrainState) -> Any:
+    def gather(self, state: TrainState) -> Params:
         """Return the parameters to evaluate, gathered on each replica: the moving average if ``state`` has one,
         else the trained parameters."""
         return self._gather(state.params if state.ema is None else state.ema)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from bert_jax.model.canonical import Params, Shardings
 from bert_jax.objectives.objective import Gradients
 from bert_jax.parallel import axis_names
 
@@ -36,7 +37,7 @@ def over_replicas(replica_gradients: Callable[..., Gradients], mesh: Mesh, input
     return apart(*inputs)
 
 
-def sum_replicas(stacked: Any, shardings: Any, dtype: jnp.dtype) -> Any:
+def sum_replicas(stacked: Params, shardings: Shardings | None, dtype: jnp.dtype) -> Params:
     """Sum the arrays of a tree over the replicas (the first dimension of each array) and shard the sums as
     ``shardings`` specifies.
 

@@ -4,7 +4,6 @@ A run trains a ``Job``, which pretraining and fine-tuning implement.
 """
 
 import time
-from typing import Any
 
 import jax
 
@@ -16,6 +15,7 @@ from bert_jax.training.fit import fit
 from bert_jax.training.job import Context, Data, Job
 from bert_jax.training.launch import Launch
 from bert_jax.training.logging.run_log import RunLog
+from bert_jax.training.programs import TrainPrograms
 from bert_jax.training.spikes import RollBack
 from bert_jax.training.start import FirstState
 from bert_jax.training.workdir import Logs, describe_run, hold_workdir, stopped
@@ -126,7 +126,7 @@ class Run:
                 self.messages.append(start.guard.go_back(self.rollback, start.step, data.batches))
         return data
 
-    def _open_log(self, programs: Any, start: FirstState) -> Context:
+    def _open_log(self, programs: TrainPrograms, start: FirstState) -> Context:
         """Open the logs; write the messages collected so far and a line about the model and the devices."""
         config, mesh, columns = self.job.config, programs.mesh, programs.objective.display.columns
         log = RunLog(self.logs.folder, config.training.num_steps, start.step, columns, lead=hosts.is_lead())

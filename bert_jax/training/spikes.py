@@ -6,6 +6,7 @@ from typing import Any
 
 from bert_jax.batch import BatchIterator
 from bert_jax.config import TrainingConfig
+from bert_jax.json_values import Json
 from bert_jax.process import exits
 
 
@@ -92,7 +93,7 @@ class LossGuard:
             f"of {self._config.spike_rollbacks})"
         )
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Json]:
         """Return the state as JSON values, which preserve floats exactly."""
         return {
             "rollbacks": self.rollbacks, "seen": self._seen, "mean": self._mean, "variance": self._variance,

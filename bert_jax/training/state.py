@@ -11,11 +11,12 @@ import optax
 from flax import linen as nn
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import KeyPath
 
 from bert_jax.batch import feature_shapes
 from bert_jax.config import ExecutionConfig, RunConfig
 from bert_jax.model import from_canonical, to_canonical
-from bert_jax.model.canonical import Params, abstract_params, clear_padding, path_name
+from bert_jax.model.canonical import Params, Shardings, abstract_params, clear_padding, path_name
 from bert_jax.parallel import batch_sharding, shardings
 
 # Name of the position table.
@@ -32,11 +33,11 @@ class TrainState:
     """
 
     step: jax.Array  # int32[]: number of optimizer steps, including skipped steps
-    params: Any
-    opt_state: Any
-    ema: Any = None
-    start: Any = None
-    carry: Any = None
+    params: Params
+    opt_state: optax.OptState
+    ema: Params | None = None
+    start: Params | None = None
+    carry: Params | None = None
 
 
 def make_prng_key(execution: ExecutionConfig, seed: int) -> jax.Array:
@@ -44,7 +45,7 @@ def make_prng_key(execution: ExecutionConfig, seed: int) -> jax.Array:
     return jax.random.key(seed, impl="rbg" if execution.prng == "rbg" else "threefry2x32")
 
 
-def initial_params(model: nn.Module, seed: int, loaded: Mapping[str, Any] | None = None) -> Any:
+def initial_params(model: nn.Module, seed: int, loaded: Mapping[str, jax.Array] | None = None) -> Params:
     """Return initial parameters in the layout of ``model``.
 
     The values depend only on the seed and the canonical names: the parameters are randomly initialized in the
@@ -62,12 +63,12 @@ def initial_params(model: nn.Module, seed: int, loaded: Mapping[str, Any] | None
     return from_canonical(flat, nn.unbox(abstract_params(model)), vocab_size)
 
 
-def compute_shardings(model: nn.Module, mesh: Mesh) -> Any:
+def compute_shardings(model: nn.Module, mesh: Mesh) -> Shardings:
     """Return a tree of the shardings of the parameters during computation, when each replica has all parameters."""
     return shardings(abstract_params(model), mesh)
 
 
-def parameter_of(path: tuple[Any, ...], names: Container[str]) -> str:
+def parameter_of(path: KeyPath, names: Container[str]) -> str:
     """Return the name of the parameter to which the leaf of the state at ``path`` belongs.
 
     This is the longest suffix of ``path`` that is in ``names``, or "" if ``names`` contains no suffix.
@@ -95,7 +96,7 @@ def abstract_state(
     by_name = flat(shardings(abstract_params(model), mesh, replicas=config.mesh.shard_optimizer))
     replicated = NamedSharding(mesh, PartitionSpec())
 
-    def place(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def place(path: KeyPath, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         sharding = by_name.get(parameter_of(path, by_name), replicated)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
@@ -114,7 +115,7 @@ def abstract_state(
     )
 
 
-def zero_carry(like: Any) -> Any:
+def zero_carry(like: Params | None) -> Params | None:
     """Return zeros with the shapes, dtypes and shardings of the leaves of ``like``, a carried state."""
     return jax.tree.map(lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), like)
 
@@ -124,7 +125,7 @@ def initial_state(
     optimizer: optax.GradientTransformation,
     abstract: TrainState,
     seed: int,
-    loaded: Mapping[str, Any] | None = None,
+    loaded: Mapping[str, jax.Array] | None = None,
 ) -> TrainState:
     """Return the state at step 0, created with the shardings of ``abstract``.
 

@@ -12,12 +12,16 @@ import optax
 from flax import struct
 from jax.sharding import Mesh
 
+from bert_jax.model.canonical import Params, Shardings
 from bert_jax.model.dropout import TOKEN_FEATURES, DropoutKey, TokenKey, replica_key
-from bert_jax.objectives.objective import Aux, Batch, Gradients, Objective, Replica, Sums
+from bert_jax.objectives.objective import Aux, Batch, Fixed, Gradients, Objective, Replica, Sums
 from bert_jax.optim import make_schedule
 from bert_jax.parallel import constrain_tree
 from bert_jax.training.replicas import over_replicas, sum_replicas
 from bert_jax.training.state import TrainState, compute_shardings, make_prng_key
+
+# Parameters, optimizer state, moving average and carried arrays after a step.
+Updated = tuple[Params, optax.OptState, Params | None, Params | None]
 
 
 @struct.dataclass
@@ -27,7 +31,7 @@ class StepMetrics:
     The host therefore reads them in one transfer instead of about twenty.
     """
 
-    values: Any  # float32[number of metrics]
+    values: jax.Array  # float32[number of metrics]
     tree: jax.tree_util.PyTreeDef = struct.field(pytree_node=False)
 
     @classmethod
@@ -44,14 +48,14 @@ class StepMetrics:
 
 def loss_and_gradients(
     objective: Objective,
-    params: Any,
+    params: Params,
     batch: Batch,
     key: jax.Array | None,
     accumulation_steps: int,
     *,
     aux: Aux = Aux({}),  # noqa: B008 (not changed)
     reduction_dtype: str = "float32",
-    shardings: Any = None,
+    shardings: Shardings | None = None,
 ) -> Gradients:
     """Return the loss of the global batch, the gradients of the loss (float32), the summed metrics, and the arrays
     that replace ``aux.carried``.
@@ -69,8 +73,9 @@ def loss_and_gradients(
         shardings = compute_shardings(objective.model, mesh)
 
     def replica_gradients(
-        params: Any, fixed: Any, own: Any, key: Any, denominators: dict[str, jax.Array], number: jax.Array
-    ) -> Gradients:
+        params: Params, fixed: Fixed, own: tuple[Batch, Params | None], key: jax.Array | None,
+        denominators: dict[str, jax.Array], number: jax.Array,
+    ) -> Gradients:  # fmt: skip
         rows, carried = own
         replica = Replica(
             Aux(fixed, carried), denominators, accumulation_steps,
@@ -90,8 +95,9 @@ def loss_and_gradients(
 
 
 def _rows_key(
-    objective: Objective, key: Any, replica: jax.Array, replicas: int, rows: Batch, index: jax.Array | int
-) -> DropoutKey | None:
+    objective: Objective, key: jax.Array | None, replica: jax.Array, replicas: int,
+    rows: Batch, index: jax.Array | int,
+) -> DropoutKey | None:  # fmt: skip
     """Return the dropout key of microbatch ``index`` of a replica."""
     if key is None:
         return None
@@ -106,10 +112,10 @@ def make_train_step(
     objective: Objective,
     optimizer: optax.GradientTransformation,
     *,
-    lr_multipliers: Callable[[jax.Array], Any] | None = None,
+    lr_multipliers: Callable[[jax.Array], Params] | None = None,
     decay_toward_start: bool = False,
-    shardings: Any = None,
-) -> Callable[[TrainState, Batch, Mapping[str, Any]], tuple[TrainState, StepMetrics]]:
+    shardings: Shardings | None = None,
+) -> Callable[[TrainState, Batch, Fixed], tuple[TrainState, StepMetrics]]:
     """Return a training step ``(state, batch, fixed) -> (state, metrics)``; metrics are (sum, weight) pairs and
     scalars, ``fixed`` is ``objective.fixed``.
 
@@ -123,7 +129,7 @@ def make_train_step(
     schedule = make_schedule(config.optimizer, training.num_steps, training.first_step)
     base_key, reduction = make_prng_key(config.execution, training.seed), training.gradient_reduction_dtype
 
-    def train_step(state: TrainState, batch: Batch, fixed: Mapping[str, Any]) -> tuple[TrainState, StepMetrics]:
+    def train_step(state: TrainState, batch: Batch, fixed: Fixed) -> tuple[TrainState, StepMetrics]:
         key = jax.random.fold_in(base_key, state.step)
         # The compiler gathers the parameters of a layer during the products of the layers before it.
         whole, start = (constrain_tree(tree, layouts, mesh) for tree in (state.params, state.start))
@@ -140,7 +146,7 @@ def make_train_step(
             grad_norm = optax.tree.norm(grads)
             finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 
-            def update(state: TrainState, grads: Any) -> tuple[Any, Any, Any, Any]:
+            def update(state: TrainState, grads: Params) -> Updated:
                 decayed, ema = state.params, state.ema
                 if decay_toward_start:
                     decayed = jax.tree.map(jnp.subtract, decayed, state.start)
@@ -165,8 +171,9 @@ def make_train_step(
 
 
 def _if_finite(
-    finite: jax.Array, update: Callable[..., Any], state: TrainState, grads: Any, mesh: Mesh | None
-) -> tuple[Any, Any, Any, Any]:
+    finite: jax.Array, update: Callable[[TrainState, Params], Updated], state: TrainState, grads: Params,
+    mesh: Mesh | None,
+) -> Updated:  # fmt: skip
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     old = state.params, state.opt_state, state.ema, state.carry
     if platform == "cpu":
@@ -175,11 +182,11 @@ def _if_finite(
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), update(state, grads), old)
 
 
-def make_eval_step(objective: Objective) -> Callable[[Any, Batch, Mapping[str, Any]], Sums]:
+def make_eval_step(objective: Objective) -> Callable[[Params, Batch, Fixed], Sums]:
     """Return an evaluation step ``(params, batch, fixed) -> sums``, which runs without dropout and carries nothing;
     ``fixed`` is ``objective.fixed``."""
 
-    def eval_step(params: Any, batch: Batch, fixed: Mapping[str, Any]) -> Sums:
+    def eval_step(params: Params, batch: Batch, fixed: Fixed) -> Sums:
         return objective.sums(params, Aux(fixed), batch, None, axis=None)[0]
 
     return eval_step

@@ -19,7 +19,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.io.files import write_whole
 from bert_jax.io.storage import Location
-from bert_jax.model.canonical import STACKED, VOCABULARY_ROWS, path_name
+from bert_jax.model.canonical import STACKED, VOCABULARY_ROWS, Params, path_name
+from bert_jax.training.state import TrainState
 
 CHECKSUM_FILE = "checksums.json"
 _LEAVES_AT_ONCE = 48
@@ -55,7 +56,7 @@ def _digest_leaf(x: jax.Array, stacked: bool, rows: int | None) -> jax.Array:
     return result if stacked else result[0]
 
 
-def tree_digest(tree: Any, vocab_size: int) -> str:
+def tree_digest(tree: TrainState, vocab_size: int) -> str:
     """Return the SHA-256 (hex) of the :func:`digest_lines` of ``tree``."""
     return lines_digest(digest_lines(tree, vocab_size))
 
@@ -72,12 +73,12 @@ def part_digests(lines: list[str]) -> dict[str, str]:
     return {part: lines_digest(own) for part, own in parts.items() if own}
 
 
-def digest_lines(tree: Any, vocab_size: int) -> list[str]:
+def digest_lines(tree: TrainState | Params, vocab_size: int) -> list[str]:
     """Return one line, ``name shape dtype digest``, for each canonical leaf of ``tree``."""
     return start_digest(tree, vocab_size)()
 
 
-def start_digest(tree: Any, vocab_size: int) -> Callable[[], list[str]]:
+def start_digest(tree: TrainState | Params, vocab_size: int) -> Callable[[], list[str]]:
     """Start computing the digests of the leaves of ``tree``. Return a function that waits for them and returns
     the :func:`digest_lines` of ``tree``.
 
@@ -102,7 +103,7 @@ def start_digest(tree: Any, vocab_size: int) -> Callable[[], list[str]]:
     return finish
 
 
-def compile_digest(tree: Any, vocab_size: int) -> None:
+def compile_digest(tree: TrainState, vocab_size: int) -> None:
     """Compile the programs of :func:`start_digest` for arrays of the shapes, dtypes and shardings of ``tree``."""
     for kind, leaves in _alike(tree, vocab_size):
         _digest_program(kind, len(leaves))
@@ -119,12 +120,12 @@ class _Kind(NamedTuple):
     rows: int | None
 
 
-def _alike(tree: Any, vocab_size: int) -> Iterator[tuple[_Kind, list[tuple[str, Any]]]]:
+def _alike(tree: TrainState | Params, vocab_size: int) -> Iterator[tuple[_Kind, list[tuple[str, jax.Array]]]]:
     """Group the leaves of ``tree`` by kind; yield each kind with at most 48 (name, leaf) pairs at a time.
 
     Each group needs only one program. A device queues only a few programs, and dispatching more of them blocks.
     """
-    kinds: dict[_Kind, list[tuple[str, Any]]] = {}
+    kinds: dict[_Kind, list[tuple[str, jax.Array]]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = path_name(path)
         rows = vocab_size if name.endswith(VOCABULARY_ROWS) else None

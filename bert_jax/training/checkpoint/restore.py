@@ -65,7 +65,7 @@ class Restored:
     step: int
     state: TrainState
     meta: dict[str, Any]
-    config: Any  # config of the run that saved the checkpoint
+    config: RunConfig  # config of the run that saved the checkpoint
 
 
 def nested(tree: Any) -> dict[str, Any]:
@@ -231,14 +231,14 @@ def read_meta(folder: Location) -> dict[str, Any]:
 
 def fitting_config(
     folder: Location, step: int, meta: Mapping[str, Any], config: RunConfig, may_change: set[str]
-) -> Any:
+) -> RunConfig:
     """Return the config stored in a checkpoint. Raises :class:`Unfit` if a run with ``config`` cannot continue from
     the checkpoint."""
     if meta["step"] != step:
         raise ValueError(f"its JSON part is that of step {meta['step']}, not of step {step}")
     # The JSON part is verified, so errors from here on are not caused by damage.
     try:
-        stored_config: Any = from_dict(type(config), meta["config"])
+        stored_config = from_dict(type(config), meta["config"])
     except ValueError as error:
         raise Unfit(
             f"{folder}: the checkpoint was saved by a version of bert_jax with different options ({error}); use "

@@ -17,6 +17,7 @@ from orbax.checkpoint import checkpoint_managers
 from bert_jax.config import RunConfig, to_dict
 from bert_jax.io.errors import first_line
 from bert_jax.io.storage import Location, ObjectPath, StorageError, StorageUnavailable, is_transient
+from bert_jax.json_values import Json
 from bert_jax.process import hosts
 from bert_jax.training.checkpoint.digest import (
     compile_digest,
@@ -42,7 +43,7 @@ def _quiet_failed_saves() -> None:
     logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in report.format(record))
     hook = sys.unraisablehook
 
-    def without_late_writes(unraisable: Any) -> None:
+    def without_late_writes(unraisable: "sys.UnraisableHookArgs") -> None:
         # tensorstore raises this error for each write that finishes after its event loop was closed
         # (test_a_save_that_fails_on_one_process_ends_all).
         if unraisable.exc_type is not RuntimeError or str(unraisable.exc_value) != "Event loop is closed":
@@ -58,7 +59,7 @@ class _Reported:
     future: ocp.future.Future
     report: Callable[[BaseException], None]
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> None:
         try:
             return self.future.result(timeout)
         except BaseException as error:
@@ -94,7 +95,7 @@ class _MetaHandler(ocp.JsonCheckpointHandler):
         future = ocp.future.CommitFutureAwaitingContractedSignals(self._write(directory, args.item))
         return [_Reported(future, self._report)]
 
-    async def _write(self, directory: Any, complete: Callable[[], dict[str, Any]]) -> None:
+    async def _write(self, directory: Any, complete: Callable[[], dict[str, Json]]) -> None:
         unit = complete()
         if hosts.is_lead():
             (directory / META_FILE).write_text(json.dumps(unit))
@@ -170,7 +171,7 @@ class CheckpointWriter:
             with self._one_line():
                 raise self._lost
 
-    def save(self, state: TrainState, meta: Mapping[str, Any]) -> None:
+    def save(self, state: TrainState, meta: Mapping[str, Json]) -> None:
         """Start saving ``state`` and ``meta`` (JSON values) as checkpoint ``state.step``.
 
         Returns as soon as the buffers of ``state`` may be donated. Raises the error of an earlier save.
@@ -181,7 +182,7 @@ class CheckpointWriter:
         unit = json.loads(json.dumps({"format": FORMAT, "step": step, "config": to_dict(self.config), **meta}))
         digest = start_digest(state, self.config.model.vocab_size)
 
-        def complete() -> dict[str, Any]:
+        def complete() -> dict[str, Json]:
             lines = digest()
             unit["digest"] = lines_digest(lines)
             unit["digests"] = part_digests(lines)

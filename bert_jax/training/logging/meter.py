@@ -1,14 +1,16 @@
 """Values of the training log lines, such as weighted means of metrics over an interval of steps."""
 
-import collections
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bert_jax.batch import BatchInfo, DataBudgetError
 from bert_jax.config import TrainingConfig
+from bert_jax.json_values import Json
 from bert_jax.training.spikes import LossGuard
+from bert_jax.training.step import StepMetrics
 
 # Maximum number of steps in flight: large enough to hide the work of the host, small enough to limit memory.
 MAX_IN_FLIGHT = 2
@@ -65,7 +67,7 @@ class IntervalMeter:
         counts = {"skipped_steps": self.skipped_steps, "blank_records": self.blank_records}
         return {**means, **self._last, **counts}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Json]:
         """Return the state as JSON values, which preserve floats exactly."""
         sums = {name: list(pair) for name, pair in self._sums.items()}
         counts = {"skipped_steps": self.skipped_steps, "blank_records": self.blank_records}
@@ -114,9 +116,9 @@ class Recorder:
     # Called with each message about the data.
     say: Callable[[str], None] = lambda text: None
     clock: Clock = dataclasses.field(default_factory=Clock)
-    _in_flight: collections.deque[tuple[int, Any, BatchInfo]] = dataclasses.field(default_factory=collections.deque)
+    _in_flight: deque[tuple[int, StepMetrics, BatchInfo]] = dataclasses.field(default_factory=deque)
 
-    def add(self, step: int, metrics: Any, info: BatchInfo) -> None:
+    def add(self, step: int, metrics: StepMetrics, info: BatchInfo) -> None:
         """Queue the ``StepMetrics`` of ``step``; read queued metrics until ``MAX_IN_FLIGHT`` steps remain."""
         self._in_flight.append((step, metrics, info))
         self.drain(MAX_IN_FLIGHT)
@@ -124,8 +126,8 @@ class Recorder:
     def drain(self, leave: int = 0) -> None:
         """Read queued metrics until at most ``leave`` steps remain. Raises the errors of :meth:`LossGuard.add`."""
         while len(self._in_flight) > leave:
-            step, metrics, info = self._in_flight.popleft()
-            metrics = metrics.unpack()
+            step, packed, info = self._in_flight.popleft()
+            metrics = packed.unpack()
             self.beat(f"step {step + 1:,}")
             self.meter.add(metrics)
             self.clock.steps += 1
