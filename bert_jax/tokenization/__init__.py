@@ -2,9 +2,11 @@
 of RoBERTa and any other rules (``tokenizer.json``)."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
+from bert_jax.json_values import Json
 from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Tokenizer
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer, read_pieces
 
@@ -103,11 +105,13 @@ def _of_kind(settings: TokenizerSettings, content: bytes, name: str) -> Tokenize
     )
 
 
-def _parsed(content: bytes) -> Any:
+def _parsed(content: bytes) -> Mapping[str, Json]:
+    """Return the JSON object ``content``; {} if it is none, a fault that ByteBPETokenizer names."""
     try:
-        return json.loads(content)
-    except (ValueError, RecursionError):  # ByteBPETokenizer names the fault
-        return None
+        state = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    return state if isinstance(state, dict) else {}
 
 
 def load_tokenizer(

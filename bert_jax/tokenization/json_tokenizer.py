@@ -4,51 +4,50 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import tokenizers
 
-from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES
-from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Offsets, Tokenizer, without_surrogates
+from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES, LibraryTokenizer
+from bert_jax.tokenization.json_parts import part_of
+from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Offsets, without_surrogates
 
 _MODELS = ("BPE", "Unigram", "WordPiece")
 # The only special piece of GPT-2; GPT has only "<unk>".
-_GPT2_PIECE = "<|endoftext|>"
+GPT2_PIECE = "<|endoftext|>"
 # Pieces that frame the inputs of a fine-tuned GPT: start, delimiter, extract, and padding, which comes last, as in
 # the folders of GPT-2.
 INPUT_PIECES = ("_start_", "_delimiter_", "_classify_", "<pad>")
 # Names that are plain text in a text, as the special pieces of a tokenizer are.
-_PLAIN = {*SPECIAL_PIECES, *ROBERTA_PIECES, *INPUT_PIECES, _GPT2_PIECE}
+_PLAIN = {*SPECIAL_PIECES, *ROBERTA_PIECES, *INPUT_PIECES, GPT2_PIECE}
 
 
 def is_general(state: Any) -> bool:
     """Return True if ``state``, a parsed ``tokenizer.json``, is neither BERT's WordPiece nor RoBERTa's byte-level
     BPE, which have classes of their own, or if it has added tokens besides their special pieces."""
-    return has_own_rules(state) or bool(_model_type(state) and foreign_tokens(state))
+    return has_own_rules(state) or (part_of(state, "model").get("type") in _MODELS and bool(foreign_tokens(state)))
 
 
 def foreign_tokens(state: Mapping[str, Any]) -> list[str]:
     """Return the added tokens of ``state``, a parsed ``tokenizer.json``, that are no special pieces: they are found
     in a text before any rule applies."""
+    return [name for name in _added_names(state) if name not in _PLAIN]
+
+
+def _added_names(state: Mapping[str, Any]) -> list[str]:
     added = state.get("added_tokens")
     names = [token.get("content") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-    return [name for name in names if isinstance(name, str) and name not in _PLAIN]
-
-
-def _model_type(state: Any) -> str | None:
-    """Return the type of the model of a ``tokenizer.json``, None if it is none that this library knows."""
-    model = state.get("model") if isinstance(state, dict) else None
-    return model["type"] if isinstance(model, dict) and model.get("type") in _MODELS else None
+    return [name for name in names if isinstance(name, str)]
 
 
 def has_own_rules(state: Any) -> bool:
     """Return True if the rules of ``state`` are neither those of BERT's WordPiece nor those of RoBERTa's byte-level
     BPE; see :func:`is_general`."""
-    if not _model_type(state):
+    model = part_of(state, "model")
+    if model.get("type") not in _MODELS:
         return False
-    model = state["model"]
     if model["type"] == "BPE":
         processor = _types(state.get("post_processor"))
         is_gpt = bool(model.get("end_of_word_suffix")) or _is_gpt2(state) or bool(state.get("normalizer"))
@@ -62,10 +61,8 @@ def has_own_rules(state: Any) -> bool:
 
 def _is_gpt2(state: Mapping[str, Any]) -> bool:
     """Return True if <|endoftext|> is a special token and no piece marks the end of a text."""
-    added = state.get("added_tokens")
-    names = [token.get("content") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-    vocab = state["model"].get("vocab")
-    return _GPT2_PIECE in names and isinstance(vocab, dict) and not {"</s>", "[SEP]"} & {*names, *vocab}
+    names, vocab = _added_names(state), state["model"].get("vocab")
+    return GPT2_PIECE in names and isinstance(vocab, dict) and not {"</s>", "[SEP]"} & {*names, *vocab}
 
 
 def _types(step: Any) -> set[Any]:
@@ -91,7 +88,7 @@ def _names(state: Mapping[str, Any], table: Mapping[str, int]) -> tuple[str, ...
     """
     model = state["model"]
     framing = _framing(state.get("post_processor"))
-    only = _GPT2_PIECE if _GPT2_PIECE in table else model.get("unk_token")
+    only = GPT2_PIECE if GPT2_PIECE in table else model.get("unk_token")
     if not framing and only and not {"[SEP]", "</s>"} & set(table):
         if set(INPUT_PIECES) <= set(table):
             return INPUT_PIECES[3], only, *INPUT_PIECES[:2], only
@@ -118,7 +115,7 @@ def with_input_pieces(content: bytes) -> bytes:
     return tokenizer.to_str(pretty=True).encode()
 
 
-class JsonTokenizer(Tokenizer):
+class JsonTokenizer(LibraryTokenizer):
     """The tokenizer of a ``tokenizer.json``, whose normalizer, pre-tokenizer, model and added tokens apply exactly.
 
     The special pieces are those of BERT ([PAD], [UNK], [CLS], [SEP], [MASK]), of RoBERTa (<pad>, <unk>, <s>,
@@ -133,7 +130,7 @@ class JsonTokenizer(Tokenizer):
     def __init__(self, content: bytes, *, name: str = "tokenizer.json") -> None:
         try:
             state = json.loads(content)
-            self._load(state, content.decode())
+            self._load_state(state, content.decode())
         except Exception as error:  # the library raises no narrower type
             raise ValueError(f"{name}: not a valid tokenizer ({' '.join(str(error).split())})") from None
         table = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -154,7 +151,7 @@ class JsonTokenizer(Tokenizer):
         added = self._tokenizer.get_added_tokens_decoder()
         special = [token["content"] for token in state.get("added_tokens") or () if token.get("special")]
         self.special[[self.piece_id(piece) for piece in special]] = True
-        self.special[self.unk_id] = self.special_pieces[1] == _GPT2_PIECE
+        self.special[self.unk_id] = self.special_pieces[1] == GPT2_PIECE
         mask = added.get(self.mask_id)
         left, right = (r"\s*" if getattr(mask, side, False) else "" for side in ("lstrip", "rstrip"))
         self.mask_pattern = re.compile(left + re.escape(self.special_pieces[4]) + right)
@@ -172,7 +169,7 @@ class JsonTokenizer(Tokenizer):
         if state["model"]["type"] == "Unigram":
             self._hide_special(state)
 
-    def _load(self, state: Mapping[str, Any], text: str = "") -> None:
+    def _load_state(self, state: Mapping[str, Any], text: str = "") -> None:
         """Build the tokenizer of ``state``, of which ``text`` is the JSON. Special pieces are plain text in a text;
         other special tokens are found there, like all added tokens."""
         found = {*foreign_tokens(state)}
@@ -182,10 +179,7 @@ class JsonTokenizer(Tokenizer):
                 for token in state["added_tokens"]
             ]
             state, text = {**state, "added_tokens": plain}, ""
-        self._tokenizer: Any = tokenizers.Tokenizer.from_str(text or json.dumps(state))
-        self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is plain text
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._load(text or json.dumps(state))
 
     def _read_frame(self, name: str) -> None:
         """Set ``separators`` and ``second_type`` to those of the post-processor, which must frame a text unless
@@ -224,17 +218,8 @@ class JsonTokenizer(Tokenizer):
         added = [
             {**token, "content": names.get(token["content"], token["content"])} for token in state["added_tokens"]
         ]
-        hidden = {
-            **state,
-            "model": {**state["model"], "vocab": vocab},
-            "added_tokens": added,
-            "post_processor": None,
-        }
-        self._load(hidden)
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        safe = list(map(without_surrogates, texts))
-        return [row.ids for row in self._tokenizer.encode_batch_fast(safe, add_special_tokens=False)]
+        model = {**state["model"], "vocab": vocab}
+        self._load_state({**state, "model": model, "added_tokens": added, "post_processor": None})
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
         row = self._tokenizer.encode(without_surrogates(text), add_special_tokens=False)
@@ -246,10 +231,6 @@ class JsonTokenizer(Tokenizer):
                 first += 1
             offsets.append((first if first < end else start, end))
         return row.ids, offsets
-
-    def encode_with_words(self, text: str) -> tuple[list[int], list[int]]:
-        row = self._tokenizer.encode(without_surrogates(text), add_special_tokens=False)
-        return row.ids, row.word_ids
 
     def decode(self, ids: Iterable[int]) -> str:
         parts: list[str] = []

@@ -1,25 +1,25 @@
 """BERT's WordPiece in a ``tokenizer.json``, as the ``tokenizers`` library and ``AutoTokenizer`` write it."""
 
 from collections.abc import Mapping
-from typing import Any
 
-from bert_jax.tokenization.byte_bpe import pieces_by_id
+from bert_jax.json_values import Json
+from bert_jax.tokenization.json_parts import part_of, pieces_by_id
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer, read_pieces
 
 
-def is_wordpiece(state: Any) -> bool:
+def is_wordpiece(state: Json) -> bool:
     """Return True if ``state``, a parsed ``tokenizer.json``, has a WordPiece model (older files name no type)."""
-    model = _part(state, "model")
+    model = part_of(state, "model")
     return model.get("type") == "WordPiece" or ("type" not in model and "vocab" in model and "merges" not in model)
 
 
-def wordpiece_of(state: Mapping[str, Any], name: str) -> WordPieceTokenizer:
+def wordpiece_of(state: Mapping[str, Json], name: str) -> WordPieceTokenizer:
     """Return the tokenizer of ``state``, whose normalizer sets case, accents and CJK.
 
     Words of 101 to 200 characters are split into pieces, as for a ``vocab.txt``. Raises ``ValueError``, with a
     message that begins with ``name``, for rules that BERT does not have.
     """
-    model, rules, splits = (_part(state, part) for part in ("model", "normalizer", "pre_tokenizer"))
+    model, rules, splits = (part_of(state, part) for part in ("model", "normalizer", "pre_tokenizer"))
     added = state.get("added_tokens") or []
     kinds = {"id": int, "content": str}
     if not isinstance(added, list) or not all(
@@ -52,8 +52,3 @@ def wordpiece_of(state: Mapping[str, Any], name: str) -> WordPieceTokenizer:
         listed, lower_case=lower_case, strip_accents=strip if isinstance(strip, bool) else None,
         split_cjk=rules.get("handle_chinese_chars", True) is True,
     )  # fmt: skip
-
-
-def _part(state: Any, name: str) -> Mapping[str, Any]:
-    part = state.get(name) if isinstance(state, dict) else None
-    return part if isinstance(part, dict) else {}

@@ -23,9 +23,9 @@ from bert_jax.interop.hf.tensors import open_tensors
 from bert_jax.interop.hf.write import WEIGHTS_FILE, write_hf, write_json, write_safetensors
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, StoredDtype, check_shapes, parameter_shapes
 from bert_jax.interop.stored_model import FLOATS, StoredName, listed, read_float32
-from bert_jax.interop.tokenizers.family_files import serialized
 from bert_jax.interop.tokenizers.json_format import lower_cased, lowers_first, sentencepiece_json
 from bert_jax.io.untrusted_folder import inside, needed, parse_json, read_small
+from bert_jax.tokenization.json_parts import serialized
 
 MODULES_FILE = "modules.json"
 MODEL_FILE = "config_sentence_transformers.json"

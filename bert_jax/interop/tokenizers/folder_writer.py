@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 
 from bert_jax.config import ModelSpec
-from bert_jax.interop.tokenizers.family_files import GPT2_PIECE
 from bert_jax.interop.tokenizers.folder_files import RULES
 from bert_jax.interop.tokenizers.tokenizer_state import check_state, otherwise_treated, rules_of, state_of
 from bert_jax.json_values import Json
 from bert_jax.tokenization import build_tokenizer
+from bert_jax.tokenization.json_parts import part_of
+from bert_jax.tokenization.json_tokenizer import GPT2_PIECE
 
 
 def write_tokenizer_files(
@@ -48,7 +49,7 @@ def write_tokenizer_files(
         settings = {key: value for key, value in settings.items() if not key.endswith("_token")} | tokens
     if tokenizer.kind == "byte_bpe":
         tokens |= {"bos_token": "<s>", "eos_token": "</s>"}
-        prefix = state["pre_tokenizer"]["add_prefix_space"]
+        prefix = part_of(state, "pre_tokenizer")["add_prefix_space"]
         settings |= {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": prefix, **tokens}
         inputs.remove("token_type_ids")
     else:

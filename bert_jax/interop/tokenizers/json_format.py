@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 from tokenizers.processors import TemplateProcessing
 
 from bert_jax.io.protobuf import read_fields, read_varint
+from bert_jax.json_values import Json
 from bert_jax.tokenization import SPECIAL_PIECES
-from bert_jax.tokenization.byte_bpe import special_entries
+from bert_jax.tokenization.json_parts import added_entries, bpe_model, part_of, tokenizer_json
 from bert_jax.tokenization.wordpiece import CJK, MAX_CHARS_PER_WORD, SPACE, is_dropped, is_punctuation
 
-Json = dict[str, Any]
+Rules = dict[str, dict[str, Json]]
 _NORMAL = 1  # type of a piece that is neither control, unknown nor user-defined
 
 
@@ -63,76 +64,89 @@ def _ends_word(text: str) -> bool:
     return text.lower()[-1] == "\u03c2"
 
 
-def _replace(pattern: str, content: str) -> Json:
-    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+def replace(pattern: str, content: str, kind: str = "Regex") -> dict[str, Json]:
+    """Return the normalizer that replaces ``pattern``, of the kind Regex or String, with ``content``."""
+    return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
 
 
-def _split(pattern: str, behavior: str) -> Json:
+def _split(pattern: str, behavior: str) -> dict[str, Json]:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": False}
 
 
-def exact_rules(*, lower_case: bool, strip_accents: bool | None, split_cjk: bool) -> Json:
+def exact_rules(*, lower_case: bool, strip_accents: bool | None, split_cjk: bool) -> Rules:
     """Return the ``normalizer`` and ``pre_tokenizer`` that split a text into exactly the words of
     ``WordPieceTokenizer``, by expressions that only the tokenizers library reads."""
     classes = _classes()
-    steps = [_replace(f"[{classes['dropped']}]", "")]
+    steps: list[Json] = [replace(f"[{classes['dropped']}]", "")]
     if lower_case:
         past = f"[{classes['passed']}]*"
         final = f"[{classes['cased']}]{past}\\K\u03a3(?!{past}[{classes['cased']}])"
-        steps += [_replace(final, "\u03c2"), {"type": "Lowercase"}]
+        steps += [replace(final, "\u03c2"), {"type": "Lowercase"}]
     if lower_case if strip_accents is None else strip_accents:
-        steps += [{"type": "NFD"}, _replace(f"[{classes['accent']}]", "")]
+        steps += [{"type": "NFD"}, replace(f"[{classes['accent']}]", "")]
     splits = [_split(f"[{SPACE}]+", "Removed")]
     splits += [_split(f"[{CJK}]", "Isolated")] if split_cjk else []
     splits.append(_split(f"[{classes['punctuation']}]", "Isolated"))
+    return sequences(steps, splits)
+
+
+def sequences(steps: Sequence[Json], splits: Sequence[Json]) -> Rules:
+    """Return the ``normalizer`` of the ``steps`` and the ``pre_tokenizer`` of the ``splits``."""
     return {
         "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
     }
 
 
-def bert_rules(*, lower_case: bool, strip_accents: bool | None, split_cjk: bool) -> Json:
+def bert_rules(*, lower_case: Json, strip_accents: Json, split_cjk: Json) -> Rules:
     """Return the ``normalizer`` and ``pre_tokenizer`` of transformers' BertTokenizer, which every reader of
     ``tokenizer.json`` knows."""
-    normalizer = {
-        "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": split_cjk,
-        "strip_accents": strip_accents, "lowercase": lower_case,
-    }  # fmt: skip
-    return {"normalizer": normalizer, "pre_tokenizer": {"type": "BertPreTokenizer"}}
-
-
-def _frame(ids: Mapping[str, int]) -> Json:
-    """Return the parts of ``tokenizer.json`` that all tokenizers with BERT's special pieces have in common."""
-    inputs = TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(piece, ids[piece]) for piece in ("[CLS]", "[SEP]")],
-    )
     return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": special_entries(SPECIAL_PIECES, ids),
-        "post_processor": json.loads(inputs.__getstate__()),
-    }
+        "normalizer": {
+            "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": split_cjk,
+            "strip_accents": strip_accents, "lowercase": lower_case,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+    }  # fmt: skip
 
 
-def wordpiece_json(pieces: Sequence[str], rules: Json, limit: int = MAX_CHARS_PER_WORD) -> Json:
+def template(special: Sequence[str], ids: Mapping[str, int], separators: int) -> Json:
+    """Return the ``post_processor`` that adds the first token and the separator, ``special[2:4]``, to a text, and
+    ``separators`` separators between two texts, whose token types then differ only with one separator."""
+    first, separator = special[2:4]
+    b = 1 if separators == 1 else 0
+    made = TemplateProcessing(
+        single=f"{first} $A {separator}",
+        pair=f"{first} $A {f'{separator} ' * separators}$B:{b} {separator}:{b}",
+        special_tokens=[(piece, ids[piece]) for piece in (first, separator)],
+    )
+    parts: Json = json.loads(made.__getstate__())
+    return parts
+
+
+def _framed(ids: dict[str, int], **parts: Json) -> dict[str, Json]:
+    """Return the ``tokenizer.json`` of a tokenizer with BERT's special pieces."""
+    added, frame = added_entries(ids, SPECIAL_PIECES), template(SPECIAL_PIECES, ids, 1)
+    return tokenizer_json(added_tokens=added, post_processor=frame, **parts)
+
+
+def wordpiece_parts(ids: Mapping[str, int], limit: Json) -> dict[str, dict[str, Json]]:
+    """Return the ``decoder`` and the ``model`` of a WordPiece, in which words of more than ``limit`` characters are
+    [UNK]."""
+    return {
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": limit, "vocab": ids,
+        },
+    }  # fmt: skip
+
+
+def wordpiece_json(pieces: Sequence[str], rules: Rules, limit: Json = MAX_CHARS_PER_WORD) -> dict[str, Json]:
     """Return the ``tokenizer.json`` of a WordPiece tokenizer with the ``rules`` of :func:`exact_rules` or
     :func:`bert_rules`, in which words of more than ``limit`` characters are [UNK]."""
     ids = {piece: i for i, piece in enumerate(pieces)}
-    return {
-        **_frame(ids),
-        **rules,
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {
-            "type": "WordPiece",
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": limit,
-            "vocab": ids,
-        },
-    }
+    return _framed(ids, **rules, **wordpiece_parts(ids, limit))
 
 
 class _Piece(NamedTuple):
@@ -167,7 +181,7 @@ def parse_model(content: bytes) -> tuple[list[_Piece], dict[int, Any], dict[int,
     return pieces, specs[2], specs[3]
 
 
-def sentencepiece_json(model: bytes, *, lower_case: bool = False) -> Json:
+def sentencepiece_json(model: bytes, *, lower_case: bool = False) -> dict[str, Json]:
     """Return the ``tokenizer.json`` equivalent to a SentencePiece model with BERT's special pieces.
 
     If ``lower_case``, the map of characters of the model folds case. Steps that do the same precede it for
@@ -175,7 +189,7 @@ def sentencepiece_json(model: bytes, *, lower_case: bool = False) -> Json:
     ``ValueError`` for a model with settings that the format cannot express.
     """
     parsed, trainer, normalizer = parse_model(model)
-    kind = {1: "Unigram", 2: "BPE"}.get(trainer.get(3, 1))  # model_type
+    kind = model_kind(trainer)
     odd = {
         "a type other than unigram and BPE": kind is None,
         "byte fallback": trainer.get(35, 0),  # byte_fallback
@@ -184,35 +198,43 @@ def sentencepiece_json(model: bytes, *, lower_case: bool = False) -> Json:
         "no space mark before the first word": not (normalizer.get(3, 1) and normalizer.get(5, 1)),
         "repeated spaces are kept": not normalizer.get(4, 1),  # remove_extra_whitespaces
     }
-    if any(odd.values()):
-        names = ", ".join(name for name, is_odd in odd.items() if is_odd)
+    if names := ", ".join(name for name, is_odd in odd.items() if is_odd):
         raise ValueError(f"tokenizer.model has settings that tokenizer.json cannot express: {names}")
     pieces = [(piece.text, piece.score) for piece in parsed]
     ids = {piece: i for i, (piece, _) in enumerate(pieces)}
-    steps: list[Json] = []
-    if charsmap := normalizer.get(2):  # precompiled_charsmap
-        steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()})
+    steps = character_map(normalizer)
     if lower_case:
         kept, hidden = "\u0130", "\ufdd0"
-        steps = [_replace(kept, hidden), {"type": "Lowercase"}, _replace(hidden, kept), *steps]
-    marks = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": False}
+        steps = [replace(kept, hidden), {"type": "Lowercase"}, replace(hidden, kept), *steps]
+    marks = metaspace(split=False)
     # Words are split at blanks first, so that their ranges in the text do not include the blank before them.
-    splits = [_split(" +", "Removed"), marks]
+    rules = sequences(steps, [_split(" +", "Removed"), marks])
     if kind == "Unigram":
-        cut: Json = {"type": "Unigram", "unk_id": ids["[UNK]"], "vocab": pieces, "byte_fallback": False}
+        cut = unigram_model(pieces, ids["[UNK]"])
     else:
-        cut = {
-            "type": "BPE", "dropout": None, "unk_token": "[UNK]", "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": False, "ignore_merges": False,
-            "vocab": ids, "merges": ranked_merges(parsed, ids),
-        }  # fmt: skip
-    return {
-        **_frame(ids),
-        "normalizer": {"type": "Sequence", "normalizers": steps},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
-        "decoder": marks,
-        "model": cut,
-    }
+        cut = bpe_model(ids, ranked_merges(parsed, ids), unk_token="[UNK]", fuse_unk=True)
+    return _framed(ids, **rules, decoder=marks, model=cut)
+
+
+def model_kind(trainer: Mapping[int, Any]) -> str | None:
+    """Return the type that ``tokenizer.json`` has for the model of a TrainerSpec; None: none."""
+    return {1: "Unigram", 2: "BPE"}.get(trainer.get(3, 1))  # model_type
+
+
+def character_map(normalizer: Mapping[int, Any]) -> list[dict[str, Json]]:
+    """Return the normalizer for the map of characters in a NormalizerSpec, [] if it has none."""
+    encoded = base64.b64encode(normalizer.get(2, b"")).decode()  # precompiled_charsmap
+    return [{"type": "Precompiled", "precompiled_charsmap": encoded}] if encoded else []
+
+
+def metaspace(*, split: bool) -> dict[str, Json]:
+    """Return the pre-tokenizer and decoder that mark the beginning of a word with U+2581."""
+    return {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": split}
+
+
+def unigram_model(scored: Sequence[tuple[str, float]], unknown: int) -> dict[str, Json]:
+    """Return the ``model`` of pieces with their scores; ``unknown`` is the id of the unknown piece."""
+    return {"type": "Unigram", "unk_id": unknown, "vocab": scored, "byte_fallback": False}
 
 
 def ranked_merges(pieces: Sequence[_Piece], ids: Mapping[str, int]) -> list[tuple[str, str]]:
@@ -231,46 +253,39 @@ def ranked_merges(pieces: Sequence[_Piece], ids: Mapping[str, int]) -> list[tupl
     return merges
 
 
-def lower_cased(state: Mapping[str, Any]) -> Json:
+def lower_cased(state: Mapping[str, Json]) -> dict[str, Json]:
     """Return a ``tokenizer.json`` with the rules of ``state`` that lower-cases the text first, as
     sentence-transformers changes a tokenizer for ``do_lower_case``."""
-    step = state.get("normalizer")
-    steps = step["normalizers"] if isinstance(step, dict) and step.get("type") == "Sequence" else [step]
-    others = [step for step in steps if step]
-    return {**state, "normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *others]}}
+    steps = steps_of(state.get("normalizer"), "normalizers")
+    return {**state, "normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *steps]}}
 
 
-def lowers_first(state: Mapping[str, Any]) -> bool:
+def lowers_first(state: Mapping[str, Json]) -> bool:
     """Return True if the first rule of ``state`` was added by :func:`lower_cased`."""
-    return (part_of(state, "normalizer").get("normalizers") or [None])[0] == {"type": "Lowercase"}
+    steps = part_of(state, "normalizer").get("normalizers")
+    return isinstance(steps, list) and steps[:1] == [{"type": "Lowercase"}]
 
 
-def part_of(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the JSON object under the key ``name``, or an empty dict if the value is absent or not an object."""
-    part = state.get(name)
-    return part if isinstance(part, dict) else {}
-
-
-def steps_of(part: Any) -> list[Mapping[str, Any]]:
-    """Return the list of steps of a pre-tokenizer. ``part`` is a single step or a sequence of steps."""
+def steps_of(part: Json, key: str) -> list[Mapping[str, Json]]:
+    """Return the list of steps of a normalizer or pre-tokenizer ``part``, which is a single step or a sequence with
+    its steps under ``key``."""
     if isinstance(part, dict) and part.get("type") == "Sequence":
-        part = part.get("pretokenizers")
-    parts = part if isinstance(part, list) else [part]
-    return [item for item in parts if isinstance(item, dict)]
+        part = part.get(key)
+    return [item for item in (part if isinstance(part, list) else [part]) if isinstance(item, dict)]
 
 
-def added_tokens(state: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """Return the added tokens, with ``content``, ``id`` and flags. Raises ``ValueError`` if ``added_tokens`` is not
-    a list of tokens."""
+def added_tokens(state: Mapping[str, Json], name: str) -> dict[str, Mapping[str, Json]]:
+    """Return the id and the flags of the added tokens by their content. Raises ``ValueError`` if ``added_tokens``
+    is not a list of tokens."""
     tokens = state.get("added_tokens") or []
     if not isinstance(tokens, list) or not all(
         isinstance(token, dict) and isinstance(token.get("content"), str) for token in tokens
     ):
         raise ValueError(f"{name}: added_tokens is not a list of tokens")
-    return [{"id": None, **token} for token in tokens]
+    return {token["content"]: {"id": None, **token} for token in tokens}
 
 
-def merge_pairs(merges: Any, name: str) -> list[tuple[str, str]]:
+def merge_pairs(merges: Json, name: str) -> list[tuple[str, str]]:
     """Return ``merges`` as pairs. Raises ``ValueError`` if a merge is neither ``["a", "b"]`` nor ``"a b"``."""
     if not isinstance(merges, list):
         raise ValueError(f"{name}: the merges are missing")
