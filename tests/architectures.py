@@ -1,11 +1,13 @@
 """Groups of switches of the network, as families of encoders combine them, at tiny sizes."""
 
+from bert_jax.config import ModelConfig
+
 SIZES = dict(
     vocab_size=40, hidden_size=24, num_layers=3, num_attention_heads=3, intermediate_size=20,
     max_position_embeddings=24, initializer_range=0.3,
 )  # fmt: skip
 # One group of switches per family of encoders.
-SWITCHES = {
+SWITCHES: dict[str, dict] = {
     "albert": dict(embedding_size=10, shared_layers=True, activation="gelu_tanh"),
     "electra": dict(embedding_size=10, pooler_activation="gelu"),
     "gated": dict(
@@ -30,3 +32,13 @@ SWITCHES = {
     "pruned": dict(layer_heads=(1, 3, 2), layer_units=(7, 20, 12)),
     "head": dict(mlm_transform=False, mlm_output_bias=False, norm_bias=False, type_vocab_size=0),
 }
+# Groups that one network combines: every group once.
+COMBINED = (
+    ("albert", "disentangled"), ("electra", "blocks"), ("gated", "windows"), ("rms", "gpt", "pruned"),
+    ("alibi", "head"), ("buckets", "low rank"),
+)  # fmt: skip
+
+
+def combined(groups: tuple[str, ...]) -> ModelConfig:
+    """A network with all switches of ``groups``."""
+    return ModelConfig(**SIZES | {name: value for group in groups for name, value in SWITCHES[group].items()})

@@ -89,7 +89,7 @@ SPECS = {
 }
 
 
-QUICK = {"plain", "pretraining", "token", "several", "roberta", "sentence_dense"}
+QUICK = {"pretraining", "several", "roberta", "sentence_dense"}
 
 
 def mostly_slow(names: Iterable[str]) -> list:
