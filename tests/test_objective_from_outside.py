@@ -10,6 +10,7 @@ from outside import EXAMPLES, fresh, install  # noqa: F401 (fresh is a fixture)
 from support import objective_of, random_batch, tiny_config, train_synthetic, whole_and_resumed
 
 from bert_jax.commands.main import main
+from bert_jax.config import PretrainConfig, load_config
 from bert_jax.model.flops import training_flops_per_sequence
 from bert_jax.objectives.objective import Aux
 from bert_jax.parallel import make_mesh, to_global
@@ -171,3 +172,9 @@ def test_its_options_are_those_of_its_name(installed):
         ValueError, match=r"objective\.queue_batches: .*exists only with objective\.name contrastive"
     ):
         tiny_config(BY_FILE, "--objective.queue_batches 2")
+
+
+def test_help_describes_it(installed, capsys):
+    with pytest.raises(SystemExit):
+        load_config(PretrainConfig, ["--help_all"])
+    assert "contrastive: masked tokens, and each masked text" in " ".join(capsys.readouterr().out.split())

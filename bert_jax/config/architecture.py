@@ -57,8 +57,7 @@ def current_fields(values: Mapping[str, object], prefix: str = "") -> dict[str, 
 class ModelConfig(Section, prefix="model.", choice=Choice("encoder", "encoders", "encoder_options")):
     """Architecture, dropout and initialization of the model. Defaults: BERT-base, uncased (Devlin et al. 2018)."""
 
-    # Title of the encoder and its tag in model cards; empty: those of the family.
-    TITLE: ClassVar[str] = ""
+    # Tag of the encoder in model cards; empty: that of the family.
     TAG: ClassVar[str] = ""
     # Learning rate of fine-tuning, if none is set; 0: from the width, as for a Transformer.
     FINETUNING_RATE: ClassVar[float] = 0.0
@@ -75,10 +74,7 @@ class ModelConfig(Section, prefix="model.", choice=Choice("encoder", "encoders",
     hidden_size: Positive[int] = 768
     # Number of encoder layers.
     num_layers: Layers = 12
-    # Encoder: transformer; none (the output of a token is its embedding: word2vec, GloVe); nnlm (one tanh layer
-    # over the embeddings of a token and those before it; Bengio et al. 2003); lstm (left to right; AWD-LSTM of
-    # Merity et al. 2018); bidirectional_lstm (two LSTMs, whose outputs are concatenated; ELMo of Peters et al.
-    # 2018); also the encoder of another package, or of the Python file that --model.module names.
+    # Encoder: transformer, that of another package, or that of the Python file that --model.module names.
     encoder: str = "transformer"
     # Attention heads per layer; must divide hidden_size.
     num_attention_heads: Positive[int] = 12

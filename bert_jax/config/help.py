@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from bert_jax import registry
 from bert_jax.config.options import Option, class_of, options_of
-from bert_jax.config.schema import Section, Weighted
+from bert_jax.config.schema import Choice, Section, Weighted
 
 _WIDTH = 100
 
@@ -66,6 +66,8 @@ def _print_section(
         default = " ".join(map(str, option.default)) if isinstance(option.default, tuple) else option.default
         lines.append(f"  --{key} {_type_name(option.type)}  (default: {default})")
         text, indent = comments.get(key.removeprefix(prefix), ""), " " * 6
+        if issubclass(section, Section) and section.choice and key == f"{prefix}{section.choice.field}":
+            text += _others(section.choice)
         for selector, allowed in conditions:
             if selector not in given:
                 text += f" [only with {selector} {', '.join(map(str, allowed))}]"
@@ -74,6 +76,17 @@ def _print_section(
         )
     if lines:
         print("\n".join(["", title, *lines]))
+
+
+def _others(choice: Choice) -> str:
+    """Return a sentence for each part outside the trunk that an option can name: the title of its section."""
+    text = ""
+    for name in registry.names(choice.parts):
+        if not registry.is_of_trunk(choice.parts, name):
+            has_options = name in registry.names(choice.options)
+            title = registry.load(choice.options, name).TITLE if has_options else ""
+            text += f" {name}: {title}." if title else f" {name}."
+    return text
 
 
 def comments_of(section: type) -> dict[str, str]:

@@ -15,15 +15,10 @@ class ObjectiveConfig(Section, prefix="objective.", choice=Choice("name", "objec
 
     # masked_lm: masked tokens, and sentence pairs unless data.next_sentence is none (Devlin et al. 2018).
     # masked_lm_classes: masked_lm, and the class of each labeled document (data.label_field).
-    # distillation: masked_lm, and the outputs of a teacher (--teacher), with data.next_sentence none (Sanh et al.
-    # 2019).
-    # causal_lm: every next token, with model.attention causal or model.encoder lstm or nnlm, and data.next_sentence
+    # causal_lm: every next token, with model.attention causal or another causal encoder, and data.next_sentence
     # none (Radford et al. 2018; Bengio et al. 2003).
     # replaced_tokens: the model detects which tokens a generator replaced, with data.next_sentence none (ELECTRA:
     # Clark et al. 2020).
-    # bidirectional_lm: every next and every previous token, with model.encoder bidirectional_lstm (ELMo).
-    # skip_gram, cbow (word2vec: Mikolov et al. 2013), glove (Pennington et al. 2014): vectors of tokens, with
-    # model.encoder none.
     name: str = "masked_lm"
     # Python file that defines a class Objective (bert_jax.objectives.objective.PretrainObjective), used instead of
     # objective.name; empty: none.
@@ -33,10 +28,10 @@ class ObjectiveConfig(Section, prefix="objective.", choice=Choice("name", "objec
     z_loss: AtLeast0[float] = only(
         0.0, {"objective.name": ("masked_lm", "masked_lm_classes", "causal_lm", "replaced_tokens")}
     )
-    # Whether each row starts with the state of the LSTM after the same row of the previous batch, with
-    # data.contiguous and model.encoder lstm or bidirectional_lstm (Merity et al. 2018; bilm-tf of Peters et al.
+    # Whether each row starts with the state of the encoder after the same row of the previous batch, with
+    # data.contiguous and an encoder that has a state, such as an LSTM (Merity et al. 2018; bilm-tf of Peters et al.
     # 2018). Evaluation starts at zero.
-    carry_state: bool = only(False, {"objective.name": ("causal_lm", "bidirectional_lm")})
+    carry_state: bool = only(False, {"objective.name": ("causal_lm",)})
     # Weight of the mean loss of the classes of labeled documents; that of the masked tokens is 1.
     class_weight: Positive[float] = only(1.0, {"objective.name": ("masked_lm_classes",)})
     # Weight of the loss of the discriminator; that of the generator is 1 (ELECTRA: 50; DeBERTa-v3: 10).

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from bert_jax import registry
 from bert_jax.batch import RowShape
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.config.lengths import ENOUGH_STEPS, LENGTH, OF_LENGTH, PASSES, Parsed, automatic_steps, with_steps
@@ -294,7 +295,8 @@ class PretrainConfig:
             require(lanes in (0, size), "data.lanes", lanes, allowed)
         if self.objective.carry_state:
             suffix = "with objective.carry_state"
-            allowed = f"lstm or bidirectional_lstm {suffix}, or another one with a state"
+            sections = {name: registry.load("encoder_options", name) for name in registry.names("encoder_options")}
+            allowed = f"{' or '.join(name for name, one in sections.items() if one.HAS_STATE) or 'none'} {suffix}"
             require(self.model.HAS_STATE, "model.encoder", self.model.encoder, allowed)
             require(not self.objective.module, "objective.module", self.objective.module, f"none {suffix}")
 

@@ -129,6 +129,8 @@ class Section:
 
     # Fields of the base class that are no options of this section: they keep their defaults.
     FIXED: ClassVar[tuple[str, ...]] = ()
+    # What the part of this section is, in help and (an encoder) in model cards.
+    TITLE: ClassVar[str] = ""
     prefix: ClassVar[str] = ""
     choice: ClassVar[Choice | None] = None
 

@@ -94,7 +94,7 @@ class CausalLm(PretrainObjective):
         model, suffix = config.model, "is not allowed with objective.name causal_lm"
         for key, value, wanted, ok in (
             ("model.attention", model.attention, "causal", model.is_causal or not model.has_attention),
-            ("model.encoder", model.encoder, "a causal one, such as transformer, nnlm or lstm", model.is_causal),
+            ("model.encoder", model.encoder, "a causal one, such as transformer", model.is_causal),
             ("data.next_sentence", config.data.next_sentence, "none", not config.has_nsp),
         ):
             if not ok:

@@ -15,6 +15,7 @@ Shapes: B rows, S tokens, Q texts of the queue of a row, H width.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,8 @@ SECOND_VIEW = 1 << 20
 @dataclass(frozen=True, kw_only=True)
 class Config(ObjectiveConfig):
     """The section ``objective``; the file of ``objective.module`` keeps its defaults."""
+
+    TITLE: ClassVar[str] = "masked tokens, and each masked text found among others, with data.next_sentence none"
 
     # Earlier batches whose texts are in the queue.
     queue_batches: Positive[int] = 4

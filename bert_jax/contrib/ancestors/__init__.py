@@ -19,6 +19,7 @@ OBJECTIVES = {
     "glove": "bert_jax.contrib.ancestors.objectives.glove:Glove",
 }
 OBJECTIVE_OPTIONS = {
+    "bidirectional_lm": "bert_jax.contrib.ancestors.config:BidirectionalLmConfig",
     "skip_gram": "bert_jax.contrib.ancestors.config:Word2VecConfig",
     "cbow": "bert_jax.contrib.ancestors.config:Word2VecConfig",
     "glove": "bert_jax.contrib.ancestors.config:GloveConfig",

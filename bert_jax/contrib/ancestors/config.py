@@ -211,8 +211,21 @@ class BidirectionalLstmConfig(LstmConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BidirectionalLmConfig(ObjectiveConfig):
+    """Section of ``objective.name`` bidirectional_lm."""
+
+    TITLE: ClassVar[str] = (
+        "every next and every previous token, with model.encoder bidirectional_lstm (ELMo: Peters et al. 2018)"
+    )
+
+    carry_state: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class GloveConfig(ObjectiveConfig):
-    """Section of ``objective.name`` glove (Pennington et al. 2014)."""
+    """Section of ``objective.name`` glove."""
+
+    TITLE: ClassVar[str] = "vectors of tokens, with model.encoder none (Pennington et al. 2014)"
 
     # Largest distance between a word and its context.
     window: Positive[int] = 5
@@ -224,7 +237,9 @@ class GloveConfig(ObjectiveConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Word2VecConfig(ObjectiveConfig):
-    """Section of ``objective.name`` skip_gram and cbow (Mikolov et al. 2013)."""
+    """Section of ``objective.name`` skip_gram and cbow."""
+
+    TITLE: ClassVar[str] = "vectors of tokens, with model.encoder none (word2vec: Mikolov et al. 2013)"
 
     # Largest distance between a word and its context; a smaller one is sampled for each word.
     window: Positive[int] = 5

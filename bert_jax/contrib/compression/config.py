@@ -1,7 +1,7 @@
 """Options of pretraining with a teacher (section ``objective``). This module does not import jax."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from bert_jax.config.objective import ObjectiveConfig
 from bert_jax.config.schema import AtLeast0, Positive
@@ -10,6 +10,10 @@ from bert_jax.config.schema import AtLeast0, Positive
 @dataclass(frozen=True, kw_only=True)
 class DistillationConfig(ObjectiveConfig):
     """Section of ``objective.name`` distillation."""
+
+    TITLE: ClassVar[str] = (
+        "masked_lm, and the outputs of a teacher (--teacher), with data.next_sentence none (Sanh et al. 2019)"
+    )
 
     # Coefficient of the z-loss, as with masked_lm.
     z_loss: AtLeast0[float] = 0.0

@@ -10,6 +10,7 @@ from typing import get_type_hints
 
 import pytest
 
+from bert_jax import registry
 from bert_jax.config import FinetuneConfig, PretrainConfig, RunOptions, load_config
 from bert_jax.config.options import options_of
 from bert_jax.config.sweep import FinetuneRunOptions
@@ -59,3 +60,15 @@ def test_help_shows_the_usual_options_and_how_to_see_the_others(config, extra, c
     with pytest.raises(SystemExit):
         load_config(config, ["--help_all"], prog="program", extra=extra)
     assert {*re.findall(r"^  --(\S+) ", capsys.readouterr().out, re.MULTILINE)} == every
+
+
+@pytest.mark.parametrize("kind", ["encoder", "objective"])
+def test_help_describes_the_parts_of_rooms(kind, capsys):
+    with pytest.raises(SystemExit):
+        load_config(PretrainConfig, ["--help_all"])
+    shown = "".join(capsys.readouterr().out.split())
+    rooms = [name for name in registry.names(f"{kind}s") if not registry.is_of_trunk(f"{kind}s", name)]
+    assert len(rooms) > 3
+    for name in rooms:
+        title = registry.load(f"{kind}_options", name).TITLE
+        assert title and "".join(f"{name}: {title}.".split()) in shown
