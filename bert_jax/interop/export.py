@@ -19,13 +19,7 @@ from bert_jax.interop.npz import check_npz, write_npz
 from bert_jax.interop.programs import check_onnx, check_stablehlo, write_onnx, write_stablehlo
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.tf1.checkpoint import check_tf1, write_tf1
-from bert_jax.interop.verification import (
-    Differences,
-    check_hf,
-    check_read_back,
-    check_sentence_transformers,
-    judge,
-)
+from bert_jax.interop.verification import Differences, check_hf, check_read_back, check_sentence_transformers, judge
 from bert_jax.io.files import whole_folder
 
 # Format -> consumer (the library that loads the exported folder), largest allowed difference, and the function that

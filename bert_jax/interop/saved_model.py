@@ -27,11 +27,7 @@ from bert_jax.io.files import new_folder, whole_folder
 from bert_jax.io.untrusted_folder import json_object
 from bert_jax.objectives.registry import objective_class
 from bert_jax.tokenization import FILE_NAMES, WordPieceTokenizer, load_tokenizer
-from bert_jax.training.checkpoint.digest import (
-    check_files,
-    json_digest,
-    write_checksums,
-)
+from bert_jax.training.checkpoint.digest import check_files, json_digest, write_checksums
 from bert_jax.training.checkpoint.folder import checkpoint_folder, saved_steps
 from bert_jax.training.checkpoint.parameters import arrays_digest, read_arrays, read_parameters, save_arrays
 from bert_jax.training.checkpoint.restore import NoCheckpoint

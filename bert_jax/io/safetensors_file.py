@@ -9,13 +9,14 @@ import json
 import math
 import mmap
 import os
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
+from bert_jax.io.errors import one_line
 from bert_jax.json_values import Json
 
 # The header of BERT-large has about 50 KB; the format allows 100 MB, which would parse to a gigabyte of objects.
@@ -54,33 +55,34 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype | str = "float32") -> 
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """Read the locations of all tensors in ``file`` and check the locations against the size of the file.
+    """Read the locations of all tensors in ``file``.
 
-    Raises ``ValueError`` (one line) for a truncated file, an invalid header, sizes that contradict each other,
-    overlapping tensors, and gaps between tensors.
+    Raises ``ValueError`` (one line) for a truncated file, a header that the safetensors library refuses (sizes that
+    contradict each other or the file, overlapping tensors, gaps between tensors), a name that appears twice, and
+    tensors of more than eight dimensions or of an unknown dtype.
     """
     size = file.stat().st_size
     with file.open("rb") as stream:
         first = stream.read(8)
-        if len(first) < 8:
-            raise ValueError(f"{file}: has only {size} bytes and is not a safetensors file; download it again")
-        (length,) = struct.unpack("<Q", first)
-        if length > LARGEST_HEADER or length > size - 8:
-            raise ValueError(
-                f"{file}: not a complete safetensors file (header: {length} bytes, file: {size} bytes); "
-                "download it again"
-            )
+        length = int.from_bytes(first, "little")
+        if len(first) < 8 or length > min(LARGEST_HEADER, size - 8):
+            problem = f"not a complete safetensors file (header: {length} bytes, file: {size} bytes)"
+            raise ValueError(f"{file}: {problem}; download it again")
         text = stream.read(length)
     try:
-        header = json.loads(text, object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: the header is not JSON ({error})") from None
-    if not isinstance(header, dict):
-        raise ValueError(f"{file}: the header is not a JSON object")
-    header.pop("__metadata__", None)
-    start = 8 + length
-    tensors = {name: _tensor(file, name, entry, start, size) for name, entry in header.items()}
-    _check_layout(file, tensors, start, size)
+        with safe_open(file, "np"):  # checks the header
+            header = json.loads(text, object_pairs_hook=_no_duplicates)
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: not a safetensors file, or damaged ({one_line(error, 120)})") from None
+    tensors = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            dtype, shape = entry["dtype"], tuple(entry["shape"])
+            if dtype not in DTYPES or len(shape) > 8:
+                rule = f"at most 8 sizes, and one of the dtypes {', '.join(DTYPES)}"
+                raise ValueError(f"{file}: tensor {name[:80]!r}: dtype {dtype}, shape {shape}; supported: {rule}")
+            begin, end = (8 + length + offset for offset in entry["data_offsets"])
+            tensors[name] = StoredTensor(file, dtype, shape, begin, end)
     return tensors
 
 
@@ -89,47 +91,6 @@ def _no_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     if len(result) != len(pairs):
         raise ValueError("a name appears twice")
     return result
-
-
-def _tensor(file: Path, name: str, entry: Json, start: int, size: int) -> StoredTensor:
-    where = f"{file}: tensor {name[:80]!r}"
-    if not isinstance(entry, dict):
-        raise ValueError(f"{where}: the header entry is not a JSON object")
-    dtype = entry.get("dtype")
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ValueError(f"{where}: dtype {str(dtype)[:20]!r} is not supported; supported: {', '.join(DTYPES)}")
-    shape, offsets = _naturals(entry.get("shape")), _naturals(entry.get("data_offsets"))
-    if shape is None or len(shape) > 8:
-        raise ValueError(f"{where}: the shape is not a list of at most 8 sizes")
-    if offsets is None or len(offsets) != 2:
-        raise ValueError(f"{where}: data_offsets is not a list of two byte offsets")
-    begin, end = start + offsets[0], start + offsets[1]
-    if not begin <= end <= size:
-        raise ValueError(
-            f"{where}: the data is not inside the file ({size} bytes); the file is truncated or damaged"
-        )
-    if math.prod(shape) * DTYPES[dtype].itemsize != end - begin:
-        raise ValueError(f"{where}: {end - begin} bytes do not match shape {tuple(shape)} and dtype {dtype}")
-    return StoredTensor(file, dtype, tuple(shape), begin, end)
-
-
-def _naturals(value: Json) -> list[int] | None:
-    """Return ``value`` if it is a list of integers from 0 to 2^63 - 1, else None."""
-    if not isinstance(value, list):
-        return None
-    numbers = [item for item in value if type(item) is int and 0 <= item < 1 << 63]
-    return numbers if len(numbers) == len(value) else None
-
-
-def _check_layout(file: Path, tensors: dict[str, StoredTensor], start: int, size: int) -> None:
-    position = start
-    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
-        if tensor.begin != position:
-            what = "overlaps the previous tensor" if tensor.begin < position else "follows a gap"
-            raise ValueError(f"{file}: tensor {name[:80]!r} {what}; the file is damaged")
-        position = tensor.end
-    if position != size:
-        raise ValueError(f"{file}: {size - position} bytes after the last tensor; the file is damaged")
 
 
 def read_values(tensor: StoredTensor) -> np.ndarray:

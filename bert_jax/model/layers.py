@@ -29,12 +29,7 @@ from bert_jax.model.kernels.add_norm import kernel_add_norm, kernel_norm, norm_k
 from bert_jax.model.kernels.common import kernel_module
 from bert_jax.model.kernels.ranges import visible_keys
 from bert_jax.model.kernels.tiles import Form
-from bert_jax.model.positions import (
-    RelativeScores,
-    distance_rows,
-    rotary_factors,
-    rotate,
-)
+from bert_jax.model.positions import RelativeScores, distance_rows, rotary_factors, rotate
 from bert_jax.parallel.axes import Axes, constrain, with_logical_axes
 
 ACT = ("act_batch", "act_length", "act_embed")

@@ -15,12 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.config import HeadsConfig, ModelConfig
-from bert_jax.model.attention import (
-    attention_probabilities,
-    block_scores,
-    dot_product_attention,
-    has_blocks,
-)
+from bert_jax.model.attention import attention_probabilities, block_scores, dot_product_attention, has_blocks
 from bert_jax.model.dropout import DropoutKey, Selection, TokenKey, dropout_of_cut_probabilities
 from bert_jax.model.positions import RelativeScores
 

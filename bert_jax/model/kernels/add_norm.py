@@ -21,26 +21,25 @@ from bert_jax.model.kernels.common import (
     token_key,
     use_kernel,
 )
+from bert_jax.model.kernels.operands import Arrays
 from bert_jax.parallel.axes import Axes
 
 # Product, residual, vectors and tokens, for the backward pass.
-_Saved = tuple[jax.Array, jax.Array, tuple[jax.Array, ...], tuple[jax.Array, ...]]
+_Saved = tuple[jax.Array, jax.Array, Arrays, Arrays]
 
 
 class Kernels(Protocol):
     """Functions of ``tpu_norm`` and ``gpu_norm``. ``vectors``, ``tokens`` and the rest: see :func:`add_norm`."""
 
     def forward(
-        self, arrays: tuple[jax.Array, ...], vectors: tuple[jax.Array, ...], tokens: tuple[jax.Array, ...],
-        epsilon: float, rate: float, interpret: bool,
-    ) -> jax.Array:  # fmt: skip
+        self, arrays: Arrays, vectors: Arrays, tokens: Arrays, epsilon: float, rate: float, interpret: bool
+    ) -> jax.Array:
         """Return the normalized sums of ``arrays``, the product and the residual."""
         ...
 
     def backward(
-        self, arrays: tuple[jax.Array, ...], vectors: tuple[jax.Array, ...], tokens: tuple[jax.Array, ...],
-        epsilon: float, rate: float, interpret: bool,
-    ) -> Sequence[jax.Array]:  # fmt: skip
+        self, arrays: Arrays, vectors: Arrays, tokens: Arrays, epsilon: float, rate: float, interpret: bool
+    ) -> Sequence[jax.Array]:
         """Return the gradients of the product and the residual, and of each vector some sums, float32[3, n, H];
         ``arrays`` are the product, the residual and the gradient of the result."""
         ...
@@ -60,7 +59,7 @@ def norm_kernels_of(choice: str, mesh: Mesh | None, model: ModelConfig, length: 
 def kernel_add_norm(
     product_BxSxH: jax.Array,
     residual_BxSxH: jax.Array,
-    vectors: tuple[jax.Array, ...],
+    vectors: Arrays,
     *,
     epsilon: float,
     dropout_rate: float,
@@ -88,8 +87,8 @@ def kernel_add_norm(
 def add_norm(
     product_BxSxH: jax.Array,
     residual_BxSxH: jax.Array,
-    vectors: tuple[jax.Array, ...],
-    tokens: tuple[jax.Array, ...],
+    vectors: Arrays,
+    tokens: Arrays,
     epsilon: float,
     dropout_rate: float,
     kernels: Kernels,
@@ -113,7 +112,7 @@ def _flat(x: jax.Array) -> jax.Array:
 
 
 def _forward(
-    product: jax.Array, residual: jax.Array, vectors: tuple[jax.Array, ...], tokens: tuple[jax.Array, ...],
+    product: jax.Array, residual: jax.Array, vectors: Arrays, tokens: Arrays,
     epsilon: float, dropout_rate: float, kernels: Kernels, interpret: bool,
 ) -> tuple[jax.Array, _Saved]:  # fmt: skip
     out = add_norm(product, residual, vectors, tokens, epsilon, dropout_rate, kernels, interpret)
@@ -123,9 +122,8 @@ def _forward(
 
 
 def _backward(
-    epsilon: float, dropout_rate: float, kernels: Kernels, interpret: bool, saved: _Saved,
-    gradient: jax.Array,
-) -> Gradients:  # fmt: skip
+    epsilon: float, dropout_rate: float, kernels: Kernels, interpret: bool, saved: _Saved, gradient: jax.Array
+) -> Gradients:
     product, residual, vectors, tokens = saved
     arrays = (product, _flat(residual), _flat(gradient))
     *gradients, sums = kernels.backward(arrays, vectors, tokens, epsilon, dropout_rate, interpret)
@@ -139,7 +137,7 @@ add_norm.defvjp(_forward, _backward)
 
 
 def kernel_norm(
-    x_BxSxH: jax.Array, vectors: tuple[jax.Array, ...], *, epsilon: float, mesh: Mesh | None
+    x_BxSxH: jax.Array, vectors: Arrays, *, epsilon: float, mesh: Mesh | None
 ) -> tuple[jax.Array, jax.Array]:
     """Return ``tpu_norm.norm_beside`` of the tokens that each device of ``mesh`` holds, twice [B, S, H]."""
 

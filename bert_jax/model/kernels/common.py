@@ -33,9 +33,9 @@ LANES = 128
 _LEAST_CAPABILITY = 8.0
 # The kernels that a CPU interprets, tpu or gpu.
 INTERPRETED = "tpu"
-# Fields of ``ModelConfig`` without an effect on the attention of heads to each other, after their projection, nor,
-# except for ``norm``, on dropout, residual and LayerNorm. The attention kernels check the numbers of heads.
-BESIDE_ATTENTION: Supported = SIZES | dict.fromkeys(
+# Fields of ``ModelConfig`` of which the attention kernels and, except for ``norm``, those of dropout, residual and
+# LayerNorm support any value. The attention kernels check the numbers of heads.
+SUPPORTED: Supported = SIZES | dict.fromkeys(
     (
         "layer_heads", "layer_units", "word_rank",
         "position_offset", "embedding_scale", "embedding_size", "shared_layers", "embedding_dropout",
@@ -44,7 +44,8 @@ BESIDE_ATTENTION: Supported = SIZES | dict.fromkeys(
         "feed_forward_bias", "separator_id", "pooling", "pooler_dense", "pooler_bias", "pooler_activation",
         "sequence_activation", "pooler_norm", "token_pooler", "span_transform", "sequence_head_bias",
         "mlm_transform", "mlm_activation", "mlm_transform_bias", "mlm_output_bias", "tied_output",
-        "initialization",
+        "initialization", "position_embeddings", "rotary_base", "rotary_window_base", "attention",
+        "attention_windows",
     ),
     ANY,
 )  # fmt: skip

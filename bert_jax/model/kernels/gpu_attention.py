@@ -18,8 +18,8 @@ from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 
 from bert_jax.config.architecture import ModelConfig
-from bert_jax.config.switches import ANY, Supported, unsupported_fields
-from bert_jax.model.kernels.common import BESIDE_ATTENTION, Gradients, stated_cost, triton
+from bert_jax.config.switches import unsupported_fields
+from bert_jax.model.kernels.common import SUPPORTED, Gradients, stated_cost, triton
 from bert_jax.model.kernels.gpu_attention_bodies import (
     Blocks,
     block_sizes,
@@ -30,7 +30,7 @@ from bert_jax.model.kernels.gpu_attention_bodies import (
     forward_kernel,
     holds_row,
 )
-from bert_jax.model.kernels.operands import Operand
+from bert_jax.model.kernels.operands import Arrays, Operand
 from bert_jax.model.kernels.ranges import Ranges
 from bert_jax.model.kernels.tiles import Form
 
@@ -38,17 +38,13 @@ from bert_jax.model.kernels.tiles import Form
 _HEAD_SIZES = (16, 32, 64, 128)
 _LEAST_BLOCK = 16
 
-_SUPPORTED: Supported = BESIDE_ATTENTION | dict.fromkeys(
-    ("position_embeddings", "rotary_base", "rotary_window_base", "attention", "attention_windows"), ANY
-)
-
 
 def unsupported(model: ModelConfig, length: int, parts: int = 1) -> str:
     """Return the reason why the kernels cannot run rows of ``length`` tokens if the heads of ``model`` are divided
     into ``parts`` equal groups, one per device. Return "" if they can run."""
     if triton is None:
         return "this version of jax has no Triton kernels"
-    for line in unsupported_fields(model, _SUPPORTED, "the attention kernel"):
+    for line in unsupported_fields(model, SUPPORTED, "the attention kernel"):
         return line
     if length % _LEAST_BLOCK:
         return f"length {length} is not a multiple of {_LEAST_BLOCK}"
@@ -61,12 +57,12 @@ def unsupported(model: ModelConfig, length: int, parts: int = 1) -> str:
 
 
 # Heads, biases, tokens, first head, context and logarithms of the sums, for the backward pass.
-_Saved = tuple[tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
+_Saved = tuple[Arrays, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def attend(
-    heads: tuple[jax.Array, ...],
+    heads: Arrays,
     biases_3xH: jax.Array,
     tokens_BxIxS: jax.Array,
     first_head_1: jax.Array,
@@ -91,9 +87,8 @@ def attend(
 
 
 def _forward(
-    heads: tuple[jax.Array, ...], biases: jax.Array, tokens: jax.Array, first_head: jax.Array, form: Form,
-    interpret: bool,
-) -> tuple[jax.Array, _Saved]:  # fmt: skip
+    heads: Arrays, biases: jax.Array, tokens: jax.Array, first_head: jax.Array, form: Form, interpret: bool
+) -> tuple[jax.Array, _Saved]:
     out, log_sums = _Call(heads, biases, tokens, first_head, form, interpret).forward()
     return out, (heads, biases, tokens, first_head, out, log_sums)
 
@@ -128,7 +123,7 @@ class _Call:
     """The calls of the kernels for operands of one shape."""
 
     def __init__(
-        self, heads: tuple[jax.Array, ...], biases: jax.Array, tokens: jax.Array, first_head: jax.Array, form: Form,
+        self, heads: Arrays, biases: jax.Array, tokens: jax.Array, first_head: jax.Array, form: Form,
         interpret: bool,
     ) -> None:  # fmt: skip
         self.batch, self.length, self.width = (*heads[0].shape[:2], heads[0].shape[-1])

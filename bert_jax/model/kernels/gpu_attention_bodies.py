@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 
 from bert_jax.model.dropout import drop_threshold, probability_words
-from bert_jax.model.kernels.operands import Index, Ref, Span
+from bert_jax.model.kernels.operands import Arrays, Index, Ref, Span
 from bert_jax.model.kernels.tiles import LOG2_E, MASKED_SCORE, Form, biased, dot, seeing
 
 
@@ -114,7 +114,7 @@ def forward_kernel(
     begin = pl.program_id(0) * blocks.queries
     queries = _query(query, slice(None), biases, form)
 
-    def step(j: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def step(j: jax.Array, carry: Arrays) -> Arrays:
         most, total, context = carry
         at = j * blocks.keys
         keys, values = (_biased(ref, pl.ds(at, blocks.keys), biases, i) for i, ref in ((1, key), (2, value)))
@@ -153,7 +153,7 @@ def for_rows_kernel(
     queries, incoming, log_sum = _query(query, everything, biases, form), gradient[:, :], log_sums[:]
     delta = jnp.sum(out[:, :].astype(jnp.float32) * incoming.astype(jnp.float32), axis=1)
 
-    def step(j: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def step(j: jax.Array, carry: Arrays) -> Arrays:
         for_queries, total_keys, total_values = carry
         at = j * blocks.keys
         part = pl.ds(at, blocks.keys)
@@ -175,7 +175,7 @@ def for_rows_kernel(
 
 
 def _for_scores(
-    tile: _Tile, place: tuple[Index, Index], of_queries: tuple[jax.Array, ...], keys: jax.Array, values: jax.Array
+    tile: _Tile, place: tuple[Index, Index], of_queries: Arrays, keys: jax.Array, values: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Return the gradients of a tile of scores and its probabilities after dropout, in the dtype of the keys.
 

@@ -17,7 +17,7 @@ from bert_jax.config.architecture import ModelConfig
 from bert_jax.model.dropout import mix
 from bert_jax.model.kernels import tpu_norm
 from bert_jax.model.kernels.common import scale_or_drop, stated_cost, triton
-from bert_jax.model.kernels.operands import Kernel, Operand, Ref, Span
+from bert_jax.model.kernels.operands import Arrays, Kernel, Operand, Ref, Span
 
 # Tokens that a program holds at a time, and most tokens of which a program of the backward pass sums the gradients.
 _TOKENS = 4
@@ -27,7 +27,7 @@ _PIECE = 512
 _WARPS = 8
 
 # Sums over tokens of the gradients of the three vectors, for some columns.
-_Sums = tuple[jax.Array, ...]
+_Sums = Arrays
 
 
 def unsupported(model: ModelConfig, length: int) -> str:
@@ -41,9 +41,8 @@ def unsupported(model: ModelConfig, length: int) -> str:
 
 
 def forward(
-    arrays: tuple[jax.Array, ...], vectors: tuple[jax.Array, ...], tokens: tuple[jax.Array, ...], epsilon: float,
-    rate: float, interpret: bool,
-) -> jax.Array:  # fmt: skip
+    arrays: Arrays, vectors: Arrays, tokens: Arrays, epsilon: float, rate: float, interpret: bool
+) -> jax.Array:
     """Compute ``forward`` of :class:`bert_jax.model.kernels.add_norm.Kernels`."""
     kernel = functools.partial(_forward_kernel, epsilon=epsilon, dropout_rate=rate)
     (out,) = _call(kernel, vectors, tokens, arrays, _TOKENS, 1, interpret)
@@ -51,9 +50,8 @@ def forward(
 
 
 def backward(
-    arrays: tuple[jax.Array, ...], vectors: tuple[jax.Array, ...], tokens: tuple[jax.Array, ...], epsilon: float,
-    rate: float, interpret: bool,
-) -> tuple[jax.Array, ...]:  # fmt: skip
+    arrays: Arrays, vectors: Arrays, tokens: Arrays, epsilon: float, rate: float, interpret: bool
+) -> Arrays:
     """Compute ``backward`` of :class:`bert_jax.model.kernels.add_norm.Kernels`."""
     kernel = functools.partial(_backward_kernel, epsilon=epsilon, dropout_rate=rate)
     summed = math.gcd(len(arrays[0]), _SUMMED_TOKENS)
@@ -62,9 +60,8 @@ def backward(
 
 
 def _call(
-    kernel: Kernel, vectors: tuple[jax.Array, ...], words: tuple[jax.Array, ...], arrays: tuple[jax.Array, ...],
-    tokens: int, outputs: int, interpret: bool,
-) -> list[jax.Array]:  # fmt: skip
+    kernel: Kernel, vectors: Arrays, words: Arrays, arrays: Arrays, tokens: int, outputs: int, interpret: bool
+) -> list[jax.Array]:
     """Run ``kernel`` on blocks of ``tokens`` tokens. Return ``outputs`` arrays with the shape and dtype of
     ``arrays[0]``; with two, also the sums over the tokens of each block, float32[blocks, 3, H]."""
     total, width = arrays[0].shape

@@ -5,6 +5,7 @@ from functools import partial
 import jax
 from jax.experimental import pallas as pl
 
+Arrays = tuple[jax.Array, ...]
 # An operand of a kernel, in the memory of a program.
 Ref = jax.Ref
 # The first token or row of a block, traced in a loop.

@@ -24,8 +24,9 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
 from bert_jax.config.architecture import ModelConfig
-from bert_jax.config.switches import ANY, Supported, unsupported_fields
-from bert_jax.model.kernels.common import BESIDE_ATTENTION, LANES, Gradients, stated_cost
+from bert_jax.config.switches import unsupported_fields
+from bert_jax.model.kernels.common import LANES, SUPPORTED, Gradients, stated_cost
+from bert_jax.model.kernels.operands import Arrays
 from bert_jax.model.kernels.ranges import Ranges
 from bert_jax.model.kernels.tiles import Form
 from bert_jax.model.kernels.tpu_attention_bodies import Tiles, Work, backward_kernel, forward_kernel
@@ -40,17 +41,13 @@ _HEAD_SIZES = (16, 32, 64, 128)
 # Tokens of one block.
 _BLOCK_TOKENS = 1024
 
-_SUPPORTED: Supported = BESIDE_ATTENTION | dict.fromkeys(
-    ("position_embeddings", "rotary_base", "rotary_window_base", "attention", "attention_windows"), ANY
-)
-
 
 def unsupported(model: ModelConfig, length: int, parts: int = 1, fast_memory: int = 2**27) -> str:
     """Return the reason why the kernel cannot run rows of ``length`` tokens if the heads of ``model`` are divided
     into ``parts`` equal groups, one per device, which has ``fast_memory`` bytes of vector memory. Return "" if the
     kernel can run."""
     head_size = model.head_size
-    for line in unsupported_fields(model, _SUPPORTED, "the attention kernel"):
+    for line in unsupported_fields(model, SUPPORTED, "the attention kernel"):
         return line
     if length % LANES or length > MAX_LENGTH:
         return f"length {length} is not a multiple of {LANES} up to {MAX_LENGTH}"
@@ -71,7 +68,7 @@ def _memory_of(length: int, is_rotary: bool) -> int:
 # Query, key and value [N, H], biases, tokens of queries and of keys, turns, first head, context and logarithms of
 # the sums, for the backward pass.
 _Saved = tuple[
-    jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, tuple[jax.Array, ...], jax.Array, jax.Array,
+    jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, jax.Array, Arrays, jax.Array, jax.Array,
     jax.Array,
 ]  # fmt: skip
 
@@ -84,7 +81,7 @@ def attend(
     biases_3xH: jax.Array,
     query_tokens_BxIxS: jax.Array,
     key_tokens_BxSxJ: jax.Array,
-    turns: tuple[jax.Array, ...],
+    turns: Arrays,
     first_head_1: jax.Array,
     form: Form,
     interpret: bool,
@@ -116,7 +113,7 @@ def rotary_turns(cos_BxSxE: jax.Array, sin_BxSxE: jax.Array) -> tuple[jax.Array,
 
 def _forward(
     query: jax.Array, key: jax.Array, value: jax.Array, biases: jax.Array, query_tokens: jax.Array,
-    key_tokens: jax.Array, turns: tuple[jax.Array, ...], first_head: jax.Array, form: Form, interpret: bool,
+    key_tokens: jax.Array, turns: Arrays, first_head: jax.Array, form: Form, interpret: bool,
 ) -> tuple[jax.Array, _Saved]:  # fmt: skip
     common = (biases, query_tokens, key_tokens, turns, first_head)
     out, log_sums = _Call(query, *common, form, interpret).run(forward_kernel, (query, key, value), (query,))
@@ -144,7 +141,7 @@ class _Call:
 
     def __init__(
         self, like: jax.Array, biases: jax.Array, query_tokens: jax.Array, key_tokens: jax.Array,
-        turns: tuple[jax.Array, ...], first_head: jax.Array, form: Form, interpret: bool,
+        turns: Arrays, first_head: jax.Array, form: Form, interpret: bool,
     ) -> None:  # fmt: skip
         self.batch, self.length, self.width = like.shape
         self.biases, self.tokens, self.first_head = biases, (query_tokens, key_tokens, *turns), first_head
@@ -152,9 +149,8 @@ class _Call:
         self.rows = next(r for r in range(max(_BLOCK_TOKENS // self.length, 1), 0, -1) if self.batch % r == 0)
 
     def run(
-        self, kernel: Callable[..., None], arrays: tuple[jax.Array, ...], results: tuple[jax.Array, ...],
-        log_sums: jax.Array | None = None,
-    ) -> list[jax.Array]:  # fmt: skip
+        self, kernel: Callable[..., None], arrays: Arrays, results: Arrays, log_sums: jax.Array | None = None
+    ) -> list[jax.Array]:
         """Run ``kernel`` on blocks of rows and heads. The forward pass returns the context and, per head and token,
         the logarithms of the sums of the exponentials, [batch, 8 or more rows per block, tokens]. The
         backward pass returns the gradients and eight float32 partial sums of the gradient of each of the three
@@ -207,7 +203,7 @@ class _Call:
             name="attention_" + kernel.__name__.removesuffix("_kernel"),
         )(self.first_head, bounds.reshape(-1), *operands)
 
-    def _cost(self, tiles: Tiles, arrays: tuple[jax.Array, ...], results: int) -> dict[str, str]:
+    def _cost(self, tiles: Tiles, arrays: Arrays, results: int) -> dict[str, str]:
         """Return the cost of a kernel with ``results`` outputs, by the units of the chip."""
         blocks = self.batch * self.width // LANES
         work = Work(tiles, self.form, is_backward=results > 1)
@@ -215,7 +211,7 @@ class _Call:
         steps = blocks * work.steps + blocks / self.rows
         return stated_cost(blocks * work.matrix, num_bytes, blocks * work.vector, steps, work.overlap)
 
-    def _estimate(self, tiles: Tiles, arrays: tuple[jax.Array, ...], results: int) -> pl.CostEstimate:
+    def _estimate(self, tiles: Tiles, arrays: Arrays, results: int) -> pl.CostEstimate:
         """Return the operations and bytes of a kernel with ``results`` outputs of the shape of the first array."""
         seen = tiles.keys if tiles.is_window else self.length
         scores = self.batch * self.length * seen * self.width

@@ -19,7 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.model.dropout import drop_threshold, probability_words
 from bert_jax.model.kernels.common import LANES, iota
-from bert_jax.model.kernels.operands import Index, Ref, Span
+from bert_jax.model.kernels.operands import Arrays, Index, Ref, Span
 from bert_jax.model.kernels.tiles import MASKED_SCORE, Form, biased, dot, seeing
 
 # Most keys of the only tile of a row; queries and keys of a tile, where they divide the row.
@@ -311,7 +311,7 @@ def _backward_row(operands: _Row, inputs: tuple[Ref, ...], outputs: tuple[Ref, .
     is_whole = tiles.keys == tiles.queries == tiles.length
     operands.rotate_keys(key)
 
-    def of_keys(span: Span) -> tuple[jax.Array, ...]:
+    def of_keys(span: Span) -> Arrays:
         keys = operands.keys_of(key, span)
         return keys, operands.values_of(value, span), keys.T
 
@@ -325,7 +325,7 @@ def _backward_row(operands: _Row, inputs: tuple[Ref, ...], outputs: tuple[Ref, .
         products = (out[r, part].astype(jnp.float32) * incoming.astype(jnp.float32)).T
         deltas = [jnp.sum(products[_rows_of(i, form)], 0, keepdims=True) for i in range(operands.heads)]
 
-        def step(at: Index, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        def step(at: Index, carry: Arrays) -> Arrays:
             span = pl.ds(at, tiles.keys)
             keys, values, turned = once or of_keys(span)
             visible = operands.visible(begin, at)

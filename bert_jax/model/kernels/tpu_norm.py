@@ -15,32 +15,24 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.config.architecture import ModelConfig
-from bert_jax.config.switches import ANY, Supported, unsupported_fields
+from bert_jax.config.switches import unsupported_fields
 from bert_jax.model.dropout import value_words
-from bert_jax.model.kernels.common import BESIDE_ATTENTION, LANES, Gradients, scale_or_drop, stated_cost
-from bert_jax.model.kernels.operands import Kernel, Ref
+from bert_jax.model.kernels.common import LANES, SUPPORTED, Gradients, scale_or_drop, stated_cost
+from bert_jax.model.kernels.operands import Arrays, Kernel, Ref
 
 # Tokens of one block that fit into the fast memory.
 _BLOCK_TOKENS = 256
 
 
-_SUPPORTED: Supported = (
-    BESIDE_ATTENTION
-    | dict.fromkeys(
-        ("position_embeddings", "rotary_base", "rotary_window_base", "attention", "attention_windows"), ANY
-    )
-    | {"norm": ("layer_norm",)}
-)
-
 # The normalized values and the vectors, for the backward pass.
-_Saved = tuple[jax.Array, tuple[jax.Array, ...]]
+_Saved = tuple[jax.Array, Arrays]
 
 
 def unsupported(model: ModelConfig, length: int) -> str:
     """Return the reason why the kernel cannot be used with ``model`` and rows of ``length`` tokens; empty if it
     can."""
     width = model.hidden_size
-    for line in unsupported_fields(model, _SUPPORTED, "the residual_norm kernel"):
+    for line in unsupported_fields(model, SUPPORTED | {"norm": ("layer_norm",)}, "the residual_norm kernel"):
         return line
     if width % (2 * LANES) or width > 2048:
         return f"width {width} is not a multiple of {2 * LANES} up to 2048"
@@ -48,9 +40,8 @@ def unsupported(model: ModelConfig, length: int) -> str:
 
 
 def forward(
-    arrays: tuple[jax.Array, ...], vectors: tuple[jax.Array, ...], tokens: tuple[jax.Array, ...], epsilon: float,
-    rate: float, interpret: bool,
-) -> jax.Array:  # fmt: skip
+    arrays: Arrays, vectors: Arrays, tokens: Arrays, epsilon: float, rate: float, interpret: bool
+) -> jax.Array:
     """Compute ``forward`` of :class:`bert_jax.model.kernels.add_norm.Kernels`."""
     kernel = functools.partial(_add_norm_forward_kernel, epsilon=epsilon, dropout_rate=rate)
     (out,) = _call(kernel, vectors, tokens, arrays, 1, 0, interpret, 13 + 10 * len(tokens))
@@ -58,9 +49,8 @@ def forward(
 
 
 def backward(
-    arrays: tuple[jax.Array, ...], vectors: tuple[jax.Array, ...], tokens: tuple[jax.Array, ...], epsilon: float,
-    rate: float, interpret: bool,
-) -> tuple[jax.Array, ...]:  # fmt: skip
+    arrays: Arrays, vectors: Arrays, tokens: Arrays, epsilon: float, rate: float, interpret: bool
+) -> Arrays:
     """Compute ``backward`` of :class:`bert_jax.model.kernels.add_norm.Kernels`."""
     kernel = functools.partial(_add_norm_backward_kernel, epsilon=epsilon, dropout_rate=rate)
     # 24 operations, but the pass waits for the fast memory as long as for 34.
@@ -69,25 +59,8 @@ def backward(
     return for_product, for_residual, sums.reshape(3, 8, -1)
 
 
-def norm_forward(x: jax.Array, vectors: tuple[jax.Array, ...], epsilon: float, interpret: bool) -> jax.Array:
-    """Return LayerNorm of ``x`` [N, H]; ``vectors`` are its scale and bias, each [H]."""
-    kernel = functools.partial(_norm_forward_kernel, epsilon=epsilon)
-    (out,) = _call(kernel, vectors, (), (x,), 1, 0, interpret, 10)
-    return out
-
-
-def norm_backward(
-    arrays: tuple[jax.Array, ...], vectors: tuple[jax.Array, ...], epsilon: float, interpret: bool
-) -> tuple[jax.Array, jax.Array]:
-    """Return the gradient of ``x`` and sums of those of scale and bias, float32[2, 8, H]. ``arrays`` are ``x``, the
-    gradient of LayerNorm, and the gradient of ``x`` that does not come from LayerNorm."""
-    kernel = functools.partial(_norm_backward_kernel, epsilon=epsilon)
-    for_x, sums = _call(kernel, vectors, (), arrays, 1, 1, interpret, 31)
-    return for_x, sums.reshape(2, 8, -1)
-
-
 def _call(
-    kernel: Kernel, vectors: tuple[jax.Array, ...], words: tuple[jax.Array, ...], arrays: tuple[jax.Array, ...],
+    kernel: Kernel, vectors: Arrays, words: Arrays, arrays: Arrays,
     outputs: int, sums: int, interpret: bool, operations: int,
 ) -> list[jax.Array]:  # fmt: skip
     """Run ``kernel`` on blocks of tokens. Return ``outputs`` arrays with the shape and dtype of ``arrays[0]``,
@@ -200,17 +173,17 @@ def _normal(total: jax.Array, epsilon: float) -> tuple[jax.Array, jax.Array]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def norm_beside(
-    x_NxH: jax.Array, vectors: tuple[jax.Array, ...], epsilon: float, interpret: bool
-) -> tuple[jax.Array, jax.Array]:
+def norm_beside(x_NxH: jax.Array, vectors: Arrays, epsilon: float, interpret: bool) -> tuple[jax.Array, jax.Array]:
     """Return LayerNorm of ``x`` over N tokens, computed in float32, and ``x``, the residual that bypasses the
     block. The backward pass then adds the gradients of both in the kernel. ``vectors``: scale and bias, each
     [H]."""
-    return norm_forward(x_NxH, vectors, epsilon, interpret), x_NxH
+    kernel = functools.partial(_norm_forward_kernel, epsilon=epsilon)
+    (out,) = _call(kernel, vectors, (), (x_NxH,), 1, 0, interpret, 10)
+    return out, x_NxH
 
 
 def _norm_forward(
-    x: jax.Array, vectors: tuple[jax.Array, ...], epsilon: float, interpret: bool
+    x: jax.Array, vectors: Arrays, epsilon: float, interpret: bool
 ) -> tuple[tuple[jax.Array, jax.Array], _Saved]:
     return norm_beside(x, vectors, epsilon, interpret), (x, vectors)
 
@@ -219,8 +192,10 @@ def _norm_backward(
     epsilon: float, interpret: bool, saved: _Saved, gradients: tuple[jax.Array, jax.Array]
 ) -> Gradients:
     x, vectors = saved
-    for_x, sums = norm_backward((x, *gradients), vectors, epsilon, interpret)
-    return for_x, tuple(jnp.sum(s, axis=0).astype(v.dtype) for s, v in zip(sums, vectors, strict=True))
+    kernel = functools.partial(_norm_backward_kernel, epsilon=epsilon)
+    for_x, sums = _call(kernel, vectors, (), (x, *gradients), 1, 1, interpret, 31)
+    by_vector = zip(sums.reshape(2, 8, -1), vectors, strict=True)
+    return for_x, tuple(jnp.sum(s, axis=0).astype(v.dtype) for s, v in by_vector)
 
 
 norm_beside.defvjp(_norm_forward, _norm_backward)

@@ -10,15 +10,7 @@ import dataclasses
 
 from bert_jax.config import ModelConfig
 from bert_jax.interop.hf.families import bert
-from bert_jax.interop.hf.family import (
-    ACTIVATION_NAMES,
-    ACTIVATIONS,
-    HeadDropout,
-    Values,
-    headed,
-    name_set,
-    short,
-)
+from bert_jax.interop.hf.family import ACTIVATION_NAMES, ACTIVATIONS, HeadDropout, Values, headed, name_set, short
 from bert_jax.json_values import Json
 
 _POOLER_ACTIVATIONS = {"tanh": "tanh"} | ACTIVATIONS
