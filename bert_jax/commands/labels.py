@@ -18,7 +18,6 @@ from bert_jax.commands.options import (
     text_of,
 )
 from bert_jax.io.text_lines import Each
-from bert_jax.json_values import Json
 
 
 def predict_command(arguments: argparse.Namespace) -> None:
@@ -54,6 +53,7 @@ def zero_shot_command(arguments: argparse.Namespace) -> None:
     prompt."""
     from bert_jax.inference.text_files import with_ids, write_json_lines
     from bert_jax.inference.zero_shot import right_answer, scores, zero_shot
+    from bert_jax.tasks.task import Prediction
 
     if not arguments.texts and arguments.input is None and sys.stdin is not None and sys.stdin.isatty():
         raise ValueError("no text; write texts before --labels (arguments after it are labels), or use --input")
@@ -68,7 +68,7 @@ def zero_shot_command(arguments: argparse.Namespace) -> None:
     loaded = load_model(arguments)
     answered = []
 
-    def rows(inputs: Iterator[Any]) -> Iterator[dict[str, Json]]:
+    def rows(inputs: Iterator[Any]) -> Iterator[Prediction]:
         texts, answers = itertools.tee(Each(inputs, parsed))
         results = zero_shot(
             loaded, (text for text, _ in texts), labels, template=arguments.template,

@@ -23,7 +23,7 @@ from bert_jax.model.bert import bert_output
 from bert_jax.model.canonical import Params
 from bert_jax.parallel import host_rows, to_global
 from bert_jax.records import Record
-from bert_jax.tasks.task import ModelInput, Prediction, Task
+from bert_jax.tasks.task import Confusion, ModelInput, Prediction, Task
 from bert_jax.training.state import abstract_params
 
 # Maximum number of tokens of a batch per device: on CPU, on accelerators.
@@ -141,7 +141,7 @@ def remarks_of(task: Task, split: str, records: Sequence[Record], predictions: S
     return [f"WARNING: {split}: {line}" for line in task.remarks(records, predictions)]
 
 
-def confusion_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
+def confusion_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> Confusion | None:
     """Return ``Task.confusion`` of the records that ``Task.scored`` selects; return None if it selects none."""
     records, predictions = _labelled(task, records, predictions)
     return task.confusion(records, predictions) if records else None

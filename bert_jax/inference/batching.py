@@ -9,7 +9,7 @@ import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ _IN_FLIGHT = 4
 HIDDEN = "hidden"
 
 # DeviceOutputs: arrays on the device by level and name. Outputs: arrays of one model input by name.
-DeviceOutputs = Mapping[Level, Mapping[str, Any]]
+DeviceOutputs = Mapping[Level, Mapping[str, jax.Array]]
 Outputs = dict[str, np.ndarray]
 Program = Callable[[dict[str, np.ndarray]], DeviceOutputs]
 Progress = Callable[[int], None]

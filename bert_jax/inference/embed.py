@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.batch import Batch
 from bert_jax.config import ModelSpec, SentenceConfig, SentenceModule
 from bert_jax.inference.batching import BatchOptions, DeviceOutputs
 from bert_jax.inference.engine import Engine, Text, checked_texts
@@ -136,7 +137,7 @@ def prompt_length(loaded: Engine, prompt: str) -> int:
 
 
 def _pooled(loaded: Engine, sentence: SentenceConfig, width: int) -> Callable[..., DeviceOutputs]:
-    def run(params: Any, batch: dict[str, jax.Array], skipped: jax.Array) -> DeviceOutputs:
+    def run(params: Any, batch: Batch, skipped: jax.Array) -> DeviceOutputs:
         is_unit = bool(sentence.modules) and sentence.modules[-1].kind == "normalize"
         encoder, head = loaded.model.clone(sentence=None), SentenceHead(loaded.spec.model, sentence)
         x_BxSxH = bert_output(encoder.apply({"params": params}, batch)).sequence_output

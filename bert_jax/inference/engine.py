@@ -1,9 +1,9 @@
 """A loaded model with its tokenizer and compiled programs, shared by all functions of this package."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,11 @@ from flax import traverse_util
 
 from bert_jax.config import ExecutionConfig, ModelSpec
 from bert_jax.inference.batching import (
+    DeviceOutputs,
     Outputs,
     Packed,
     PackOptions,
+    Program,
     Progress,
     Shape,
     Stages,
@@ -34,6 +36,8 @@ from bert_jax.tokenization import Tokenizer, build_tokenizer
 
 # A text or a pair of texts.
 Text = str | tuple[str, str]
+Input = TypeVar("Input")
+Result = TypeVar("Result")
 # Number of texts that are read and sorted by length together.
 WINDOW = 4096
 INPUTS_PER_ROW = 8
@@ -42,12 +46,12 @@ _CPU_TOKENS, _TOKENS = 1024, 16384
 _SMALL = 8  # a few short texts run in a batch of 1/8 of the tokens
 
 
-def checked_texts(texts: Iterable[Any], *, pairs: bool = False) -> Iterator[Any]:
+def checked_texts(texts: Iterable[Input], *, pairs: bool = False) -> Iterator[Input]:
     """Return an iterator over ``texts``, unchanged. It raises ``ValueError`` for an input that is not a text. If
     ``pairs`` is True, pairs of texts are allowed too."""
     numbers = itertools.count()
 
-    def checked(value: Any) -> Any:
+    def checked(value: Input) -> Input:
         number = next(numbers)
         parts = value if pairs and isinstance(value, tuple | list) and len(value) == 2 else (value,)
         if not all(isinstance(part, str) for part in parts):
@@ -60,7 +64,7 @@ def checked_texts(texts: Iterable[Any], *, pairs: bool = False) -> Iterator[Any]
     return Each(texts, checked)
 
 
-def text_in(value: Any) -> str:
+def text_in(value: object) -> str:
     """Return the first text in ``value``, an input of :meth:`Engine.windows`; empty if it has none."""
     if isinstance(value, str):
         return value
@@ -93,7 +97,7 @@ class Engine:
     # Notes of the reader of the model format.
     notes: tuple[str, ...] = ()
     name: str = "the model"
-    _programs: dict[Any, Callable[..., Any]] = field(default_factory=dict, repr=False)
+    _programs: dict[Hashable, Callable[..., Any]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, weights: ModelBundle, execution: ExecutionConfig, name: str) -> Self:
@@ -131,7 +135,9 @@ class Engine:
         ids, types = self.need_tokenizer().build_inputs(a, b, max_length or self.spec.max_length)
         return Encoded(ids, types if self.spec.model.type_vocab_size > 1 else [0] * len(ids))
 
-    def program(self, key: Any, function: Callable[..., Any], donated: tuple[int, ...] = ()) -> Callable[..., Any]:
+    def program(
+        self, key: Hashable, function: Callable[..., Result], donated: tuple[int, ...] = ()
+    ) -> Callable[..., Result]:
         """Return the compiled ``function(params, ...)``, which is cached under ``key``. The memory of the
         ``donated`` arguments, by number, is used for the results.
 
@@ -140,7 +146,7 @@ class Engine:
         if key not in self._programs:
             exact = self.model.execution.dtype == "float32"
 
-            def traced(*arguments: Any) -> Any:
+            def traced(*arguments: Any) -> Result:
                 with jax.default_matmul_precision("float32" if exact else "default"):
                     return function(*arguments)
 
@@ -149,16 +155,16 @@ class Engine:
 
     def windows(
         self,
-        inputs: Iterable[Any],
-        featurize: Callable[[list[Any]], list[ModelInput]],
-        run: Callable[..., Any] | Stages,
-        *arguments: Any,
+        inputs: Iterable[Input],
+        featurize: Callable[[list[Input]], list[ModelInput]],
+        run: Callable[..., DeviceOutputs] | Stages,
+        *arguments: np.ndarray | np.generic,
         sequences: Callable[[Sequence[ModelInput]], int] = lambda units: 1,
         targets: Mapping[str, Target] | None = None,
         window: int = WINDOW,
         batch_tokens: int | None = None,
         progress: Progress | None = None,
-    ) -> Iterator[tuple[list[Any], list[ModelInput], list[Outputs]]]:
+    ) -> Iterator[tuple[list[Input], list[ModelInput], list[Outputs]]]:
         """Process ``inputs``, which may be endless, in windows of ``window`` inputs. For each window, yield its
         inputs, their model inputs, and the outputs of each model input.
 
@@ -176,7 +182,7 @@ class Engine:
         tokens = batch_tokens or (_CPU_TOKENS if is_cpu else _TOKENS)
         reading, is_first = iter(inputs), True
 
-        def on_device(program: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
+        def on_device(program: Callable[..., DeviceOutputs]) -> Program:
             return lambda features: program(self.params, features, *arguments)
 
         while part := list(itertools.islice(reading, window)):

@@ -1,8 +1,8 @@
 """Prediction of the pieces at masks, with a model that has a masked-LM head."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
-from typing import Any, Unpack
+from collections.abc import Callable, Iterable, Iterator
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from bert_jax.inference.batching import BatchOptions, DeviceOutputs, Outputs
 from bert_jax.inference.engine import Engine, checked_texts
 from bert_jax.io.text_lines import Each
 from bert_jax.model.bert import bert_output, present
+from bert_jax.model.canonical import Params
 from bert_jax.tasks.task import ModelInput
 
 # Maximum number of masked positions of a row; for a row with more masks the program computes every position.
@@ -76,7 +77,7 @@ def fill_mask(
             tuple(FilledMask(tuple(zip(tokenizer.pieces(ids), values, strict=True))) for ids, values in best),
         )
 
-    def run(params: Any, batch: dict[str, np.ndarray]) -> Any:
+    def run(params: Params, batch: dict[str, np.ndarray]) -> DeviceOutputs:
         most = int((batch["input_ids"] == tokenizer.mask_id).sum(axis=1).max())
         slots = _MASKS if most <= _MASKS else batch["input_ids"].shape[1]
         best = _best(loaded, tokenizer.mask_id, slots, count, pieces)
@@ -86,12 +87,12 @@ def fill_mask(
     return (filled(*one) for part, units, outputs in windows for one in zip(part, units, outputs, strict=True))
 
 
-def _best(loaded: Engine, mask_id: int, slots: int, count: int, pieces: int) -> Any:
+def _best(loaded: Engine, mask_id: int, slots: int, count: int, pieces: int) -> Callable[..., DeviceOutputs]:
     """Return a program that computes ``probabilities`` and ``ids`` [B, S, count] of the best pieces at the masks of
     a batch, at most ``slots`` per row; the values at other positions are meaningless."""
     model = loaded.model.clone(sentence=None)
 
-    def run(params: Any, batch: dict[str, jax.Array]) -> DeviceOutputs:
+    def run(params: Params, batch: dict[str, jax.Array]) -> DeviceOutputs:
         is_mask_BxS = (batch["input_ids"] == mask_id).astype(jnp.int32)
         _, positions_BxM = jax.lax.top_k(is_mask_BxS, slots)  # masks come first
         output = bert_output(model.apply({"params": params}, {**batch, "mlm_positions": positions_BxM}))

@@ -3,14 +3,14 @@
 Shapes: B rows, S tokens, H width, L layers, A heads, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.batch import Batch
 from bert_jax.inference.engine import Engine, not_finite
 from bert_jax.interop.programs.serving import FIELDS, INPUTS, output_array, position_ids
 from bert_jax.interop.stored_model import listed
@@ -146,10 +146,10 @@ def _named(output: BertOutput) -> dict[str, jax.Array]:
     return {names[field]: output_array(output, field).astype(jnp.float32) for field in fields}
 
 
-def _run(loaded: Engine, hidden_states: bool, attentions: bool) -> Any:
+def _run(loaded: Engine, hidden_states: bool, attentions: bool) -> Callable[[Params, Batch], dict[str, jax.Array]]:
     spec, model = loaded.spec, loaded.model
 
-    def run(params: Params, part: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    def run(params: Params, part: Batch) -> dict[str, jax.Array]:
         features = {
             "input_ids": part["input_ids"],
             "token_type_ids": part["token_type_ids"],

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -10,19 +10,21 @@ import jax
 import numpy as np
 from scipy.special import entr, softmax
 
+from bert_jax.batch import Batch
 from bert_jax.config.spec import TaskKind
-from bert_jax.inference.batching import HIDDEN, BatchOptions, Outputs, Stages, by_level
+from bert_jax.inference.batching import HIDDEN, BatchOptions, DeviceOutputs, Outputs, Stages, by_level
 from bert_jax.inference.engine import Engine
 from bert_jax.io.text_lines import Each
 from bert_jax.json_values import Json
 from bert_jax.model import BertOutput
 from bert_jax.model.bert import bert_output
+from bert_jax.model.canonical import Params
 from bert_jax.model.pooling import ACTIVATIONS
 from bert_jax.records import Record
 from bert_jax.tasks.multiple_choice import choice_labels
 from bert_jax.tasks.registry import TASKS
 from bert_jax.tasks.tagging import window_input
-from bert_jax.tasks.task import Encoded, Level, ModelInput, Task
+from bert_jax.tasks.task import Encoded, Level, ModelInput, Prediction, Task, Token
 from bert_jax.tasks.word_windows import WordWindow
 
 HEADS = ("sequence", "token", "span", "choice")
@@ -46,7 +48,7 @@ def predict(
     task: str | None = None,
     exit_entropy: float | None = None,
     **options: Unpack[BatchOptions],
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Prediction]:
     """Yield one JSON-serializable object per input, in order; ``texts`` may be endless.
 
     An input is a text, a pair (text, text_pair), or an object with ``text`` and optionally ``text_pair`` (question
@@ -87,7 +89,7 @@ def predict(
         sequences=decoder.sequences_of, targets=decoder.targets, window=1, **options,
     )  # fmt: skip
 
-    def decoded() -> Iterator[dict[str, Json]]:
+    def decoded() -> Iterator[Prediction]:
         for (chunk,), units, outputs in results:
             predictions = decoder.decode([one.record for one in chunk.own], units, outputs)
             if exit_entropy is not None:
@@ -98,12 +100,14 @@ def predict(
     return decoded()
 
 
-def task_program(loaded: Engine, task: Task, head: str, exit_entropy: float | None = None) -> Any:
+def task_program(
+    loaded: Engine, task: Task, head: str, exit_entropy: float | None = None
+) -> Callable[..., DeviceOutputs] | Stages:
     """Return the program that computes the outputs of ``task``, or its stages, which end at the layers with a head
     and at the last layer; see :func:`predict`."""
     model = loaded.model if head == "sentence" else loaded.model.clone(sentence=None)
 
-    def run(params: Any, batch: dict[str, jax.Array]) -> Any:
+    def run(params: Params, batch: Batch) -> DeviceOutputs:
         output = bert_output(model.apply({"params": params}, batch))
         return by_level(_activated(loaded, task.outputs(output, batch)))
 
@@ -118,8 +122,8 @@ def task_program(loaded: Engine, task: Task, head: str, exit_entropy: float | No
         raise ValueError(f"exit_entropy: {exit_entropy} is not allowed; use 0 or more, in nats")
     ends = _ends(loaded)
 
-    def stage(first: int, last: int) -> Any:
-        def run(params: Any, batch: dict[str, jax.Array]) -> Any:
+    def stage(first: int, last: int) -> Callable[..., DeviceOutputs]:
+        def run(params: Params, batch: Batch) -> DeviceOutputs:
             hidden, logits = model.apply({"params": params}, batch, first, last, method="run_layers")
             assert isinstance(logits, jax.Array)
             output = BertOutput(sequence_output=hidden, sequence_logits=logits)
@@ -316,13 +320,13 @@ def _tagged_text(decoder: Task, text: str) -> _Input:
     return _Input(Record(id="", source="", words=words), (unit,), places, kept < whole)
 
 
-def _finished(prediction: dict[str, Any], one: _Input) -> dict[str, Any]:
+def _finished(prediction: Prediction, one: _Input) -> Prediction:
     """Return ``prediction`` with the character offsets (``start``, ``end``) of each word of a text, and without
     ``rank``, which depends on the other inputs."""
     prediction.pop("rank", None)
     if one.places is None:
         return prediction
-    tokens = [
+    tokens: list[Token] = [
         {"text": token.pop("text"), "start": start, "end": end, **token}
         for token, (start, end) in zip(prediction["tokens"], one.places, strict=True)
     ]

@@ -18,9 +18,9 @@ Shapes: B rows, S tokens per row, U copies per row, L labels per copy, V vocabul
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Unpack, get_args
+from typing import Literal, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from bert_jax.inference.engine import WINDOW, Engine, checked_texts
 from bert_jax.io.text_lines import Each
 from bert_jax.model import BertModel
 from bert_jax.model.bert import bert_output, present
+from bert_jax.model.canonical import Params
 from bert_jax.tasks.task import Encoded, ModelInput, Target
 from bert_jax.tokenization import Tokenizer
 
@@ -166,33 +167,33 @@ def copies(places: Sequence[_Place], mask_id: int) -> list[ModelInput]:
 
     Equal copies are one, for at most ``_LABELS`` labels. ``extra`` of a copy contains its places, each with the
     number of its label."""
-    units: list[ModelInput] = []
-    last: dict[tuple[int, bytes], ModelInput] = {}
+    found: list[tuple[ModelInput, list[int]]] = []
+    last: dict[tuple[int, bytes], tuple[ModelInput, list[int]]] = {}
     for number, (one, token) in enumerate(places):
-        ids, label = one.masked(token, mask_id), int(one.ids[one.first + token])
+        ids, place = one.masked(token, mask_id), one.first + token
+        label = int(one.ids[place])
         # With its place, because the text may contain masks itself.
-        key = one.first + token, ids.tobytes()
-        unit = last.get(key)
-        if unit is None or (label not in unit.targets["labels"] and len(unit.targets["labels"]) == _LABELS):
-            targets = {"masked": one.first + token, "labels": []}
-            unit = last[key] = ModelInput(number, (Encoded(ids, one.types),), targets, extra=[])
-            units.append(unit)
-        labels = unit.targets["labels"]
-        if label not in labels:
-            labels.append(label)
+        key = place, ids.tobytes()
+        if key not in last or (label not in last[key][1] and len(last[key][1]) == _LABELS):
+            last[key] = ModelInput(number, (Encoded(ids, one.types),), {"masked": place}, extra=[]), []
+            found.append(last[key])
+        unit, labels = last[key]
+        labels += [] if label in labels else [label]
         unit.extra.append(((one, token), labels.index(label)))
-    for unit in units:
-        labels = unit.targets["labels"]
-        labels += labels[-1:] * (_LABELS - len(labels))
-    return units
+    return [
+        dataclasses.replace(
+            unit, targets={**unit.targets, "labels": np.pad(labels, (0, _LABELS - len(labels)), "edge")}
+        )
+        for unit, labels in found
+    ]
 
 
-def _masked_program(loaded: Engine) -> Any:
+def _masked_program(loaded: Engine) -> Callable[..., DeviceOutputs]:
     """Return the program of ``log_probabilities`` [B, U, L], that of each label at the masked token of each copy;
     only these tokens pass through the output layer."""
     model = loaded.model.clone(heads=HeadsConfig(mlm=True), sentence=None)
 
-    def run(params: Any, batch: dict[str, jax.Array]) -> DeviceOutputs:
+    def run(params: Params, batch: dict[str, jax.Array]) -> DeviceOutputs:
         output = bert_output(model.apply({"params": params}, {**batch, "mlm_positions": batch["masked"]}))
         logits_BxUxV = present(output.mlm_logits)
         return {"unit": {"log_probabilities": _log_probabilities(logits_BxUxV, batch["labels"])}}
@@ -219,7 +220,7 @@ def _causal(loaded: Engine, texts: Iterable[str], options: BatchOptions) -> Iter
             units.append(ModelInput(number, (Encoded([tokenizer.cls_id, *ids], [0] * (len(ids) + 1)),)))
         return units
 
-    def run(params: Any, batch: dict[str, jax.Array]) -> DeviceOutputs:
+    def run(params: Params, batch: dict[str, jax.Array]) -> DeviceOutputs:
         logits_BxSxV = present(bert_output(model.apply({"params": params}, batch)).mlm_logits)
         next_BxSx1 = jnp.roll(batch["input_ids"], -1, axis=1)[..., None]
         # The value of the last token of a text is meaningless.

@@ -129,8 +129,8 @@ def refuse_blank(texts: Sequence[str]) -> None:
 
 
 def with_ids(
-    inputs: Iterable[Any], run: Callable[[Iterator[Any]], Iterable[Mapping[str, Json]]]
-) -> Iterator[dict[str, Json]]:
+    inputs: Iterable[Any], run: Callable[[Iterator[Any]], Iterable[Mapping[str, object]]]
+) -> Iterator[Mapping[str, object]]:
     """Yield the rows of ``run(inputs)``, one for each input, in order. The row of an object with ``id`` begins with
     this id."""
     ids = deque[Any]()
@@ -141,10 +141,10 @@ def with_ids(
 
     for row in run(Each(inputs, noted)):
         number = ids.popleft()
-        yield dict(row) if number is None else {"id": number, **row}
+        yield row if number is None else {"id": number, **row}
 
 
-def write_json_lines(rows: Iterable[Mapping[str, Any]], target: Path | None) -> None:
+def write_json_lines(rows: Iterable[Mapping[str, object]], target: Path | None) -> None:
     """Write each row as a JSON line to ``target`` (None: standard output, flushed row by row).
 
     The file ``target`` appears only when it is complete.

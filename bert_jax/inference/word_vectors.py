@@ -7,14 +7,15 @@ norm of a pre-LN network).
 
 import itertools
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Unpack, get_args
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.inference.batching import BatchOptions, DeviceOutputs
+from bert_jax.batch import Batch
+from bert_jax.inference.batching import BatchOptions, DeviceOutputs, Outputs
 from bert_jax.inference.engine import Engine, checked_texts
 from bert_jax.json_values import Json
 from bert_jax.model.bert import bert_output, present
@@ -284,13 +285,13 @@ def _units(pieces: Sequence[WordPieces], loaded: Engine, tokenizer: Tokenizer, l
     ]
 
 
-def _hidden(loaded: Engine) -> Any:
+def _hidden(loaded: Engine) -> Callable[[Params, Batch], jax.Array]:
     """Return a function of parameters and a batch to the hidden states [1 + layers, B, S, H]."""
     encoder = loaded.model.clone(sentence=None, all_layers=True)
     return lambda params, batch: present(bert_output(encoder.apply({"params": params}, batch)).hidden_states)
 
 
-def _read(loaded: Engine, layers: tuple[int, ...]) -> Any:
+def _read(loaded: Engine, layers: tuple[int, ...]) -> Callable[..., DeviceOutputs]:
     hidden = _hidden(loaded)
 
     def run(params: Params, batch: dict[str, jax.Array]) -> DeviceOutputs:
@@ -303,7 +304,7 @@ def _read(loaded: Engine, layers: tuple[int, ...]) -> Any:
 
 def _pooled(
     units: Sequence[ModelInput],
-    outputs: Sequence[Any],
+    outputs: Sequence[Outputs],
     counts: Sequence[int],
     layers: int,
     loaded: Engine,

@@ -18,12 +18,11 @@ import numpy as np
 from bert_jax.inference.batching import BatchOptions, DeviceOutputs, Outputs
 from bert_jax.inference.engine import WINDOW, Engine, checked_texts
 from bert_jax.inference.predict import task_of, task_program
-from bert_jax.json_values import Json
 from bert_jax.metrics.classification import classification_scores, multi_label_scores
 from bert_jax.metrics.resampling import Interval, confidence_intervals
 from bert_jax.model.bert import bert_output, present
 from bert_jax.model.canonical import Params
-from bert_jax.tasks.task import ModelInput
+from bert_jax.tasks.task import ModelInput, Prediction
 from bert_jax.tasks.text_classification import class_predictions, multi_label_predictions, probability_table
 from bert_jax.tasks.truncation import cut_text
 
@@ -47,7 +46,7 @@ def zero_shot(
     multi_label: bool = False,
     entailment: str | None = None,
     **options: Unpack[BatchOptions],
-) -> Iterator[dict[str, Json]]:
+) -> Iterator[Prediction]:
     """Yield one JSON-serializable object per text, in order, with the fields that ``predict`` yields for a sequence
     head; ``texts`` may be endless.
 
@@ -89,7 +88,7 @@ def zero_shot(
     ends = np.cumsum([len(words_of_label) for words_of_label in words.values()])[:-1]
     decode = multi_label_predictions if multi_label else class_predictions
 
-    def prediction(row_W: np.ndarray, truncated: bool) -> dict[str, Any]:
+    def prediction(row_W: np.ndarray, truncated: bool) -> Prediction:
         means = np.array([[part.mean() for part in np.split(row_W, ends)]])
         return {**decode([*words], means)[0], **({"truncated": True} if truncated else {})}
 
@@ -278,7 +277,7 @@ def right_answer(value: Any, labels: Sequence[str], multi_label: bool) -> Any:
 
 
 def scores(
-    right: Sequence[Any], rows: Sequence[Mapping[str, Any]], labels: Sequence[str], multi_label: bool
+    right: Sequence[Any], rows: Sequence[Prediction], labels: Sequence[str], multi_label: bool
 ) -> dict[str, Interval]:
     """Return accuracy, f1_macro, auroc and, with ``multi_label``, mean_average_precision, each with a 95%
     confidence interval. ``rows`` are the predictions, and ``right`` are the correct answers. Undefined scores are
@@ -289,8 +288,8 @@ def scores(
     """
     probabilities = probability_table(rows, labels)
     if multi_label:
-        both = (right, [row["labels"] for row in rows])
-        gold, marked = (np.array([[label in one for label in labels] for one in answers], int) for answers in both)
+        found = (right, [row["labels"] for row in rows])
+        gold, marked = (np.array([[label in one for label in labels] for one in each], int) for each in found)
         all_scores = multi_label_scores(gold, marked, labels, probabilities)
     else:
         both = (right, [row["label"] for row in rows])

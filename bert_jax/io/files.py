@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bert_jax.io.storage import BLOCK, Location, ObjectPath
-from bert_jax.json_values import Json
 
 
 def remove_tree(folder: Location) -> None:
@@ -143,7 +142,7 @@ def whole_folder(folder: Path, replaced: Path | None = None) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def json_line(row: Mapping[str, Json], what: str = "the result") -> str:
+def json_line(row: Mapping[str, object], what: str = "the result") -> str:
     """Return ``row`` as JSON. Raises ``ValueError``, which begins with ``what``, for NaN and infinite numbers."""
     try:
         return json.dumps(row, ensure_ascii=False, allow_nan=False)

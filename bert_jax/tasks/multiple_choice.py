@@ -6,7 +6,7 @@ Shapes: B rows, U units per row.
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -19,7 +19,16 @@ from bert_jax.metrics.classification import classification_scores
 from bert_jax.model.bert import BertOutput, present
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
-from bert_jax.tasks.task import Constant, ModelInput, Outputs, Prediction, Target, class_loss, most_frequent
+from bert_jax.tasks.task import (
+    Constant,
+    ModelInput,
+    Outputs,
+    Prediction,
+    Target,
+    Targets,
+    class_loss,
+    most_frequent,
+)
 from bert_jax.tasks.text_classification import SequenceTask, class_number
 
 
@@ -60,7 +69,7 @@ class ChoiceTask(SequenceTask):
             units.append(ModelInput(i, sequences, targets, float(bool(targets))))
         return units
 
-    def target(self, record: Record) -> Mapping[str, Any]:
+    def target(self, record: Record) -> Targets:
         return {"labels": class_number(record, self.settings.labels)}
 
     def reference(self, record: Record) -> int:

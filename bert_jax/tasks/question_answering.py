@@ -115,11 +115,11 @@ class QaTask(Task):
 
     def _prediction(self, span: Span) -> Prediction:
         qa = self.settings
-        answer = {"answer": span.text, "start": span.start, "end": span.end}
+        answer: Prediction = {"answer": span.text, "start": span.start, "end": span.end}
         if qa.no_answer and span.null_score - span.score > qa.null_threshold:
             answer = {"answer": "", "start": 0, "end": 0}
-        best = {"best_answer": span.text} if qa.no_answer else {}
-        return {**answer, "score": span.score, "no_answer_score": span.null_score, **best}
+        answer |= {"score": span.score, "no_answer_score": span.null_score}
+        return {**answer, "best_answer": span.text} if qa.no_answer else answer
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
         """Return f1 and exact. With ``qa.no_answer``, also return the other scores of :func:`squad_scores`;
@@ -138,7 +138,7 @@ class QaTask(Task):
 
     def constant(self, train: Sequence[Record]) -> Constant | None:
         # The score of no answer is above every threshold.
-        none = {"answer": "", "best_answer": "", "score": 0.0, "no_answer_score": 1e300}
+        none: Prediction = {"answer": "", "best_answer": "", "score": 0.0, "no_answer_score": 1e300}
         return ("no answer for all", lambda one: {**one, **none}) if self.settings.no_answer else None
 
 

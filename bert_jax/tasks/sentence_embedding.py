@@ -206,7 +206,8 @@ class SentenceTask(Task):
                 one["cosine"] = round_significant(unit_KxE[0] @ unit_KxE[1])
                 for width in self.settings.matryoshka:
                     part_KxE = unit_vectors(unit_KxE[:, :width])
-                    one[f"cosine_{width}"] = round_significant(part_KxE[0] @ part_KxE[1])
+                    cosine = round_significant(part_KxE[0] @ part_KxE[1])
+                    one[f"cosine_{width}"] = cosine  # type: ignore[literal-required]
             if texts > 2:
                 one["cosine_negative"] = round_significant(unit_KxE[0] @ unit_KxE[2])
             if "logits" in output and texts == 2:
@@ -243,8 +244,8 @@ class SentenceTask(Task):
 
     def remarks(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[str]:
         different = [i for i, one in enumerate(records) if one.text_pair is not None and one.text != one.text_pair]
-        names = ("cosine", "cosine_negative")
-        cosines = [predictions[i][name] for i in different for name in names if name in predictions[i]]
+        cosines = [predictions[i]["cosine"] for i in different]
+        cosines += [predictions[i]["cosine_negative"] for i in different if "cosine_negative" in predictions[i]]
         wrong = any(predictions[i].get("rank") != 1 for i in different)
         if len(different) < 3 or not wrong or min(cosines) < COLLAPSED:
             return []
@@ -261,7 +262,7 @@ class SentenceTask(Task):
             return class_scores(records, predictions, labels, labels)
         scores = []
         for suffix in ("", *(f"_{width}" for width in self.settings.matryoshka)):
-            cosines = np.array([one[f"cosine{suffix}"] for one in predictions])
+            cosines = np.array([one[f"cosine{suffix}"] for one in predictions])  # type: ignore[literal-required]
             if np.ptp(cosines) <= RESOLUTION:  # equal but for rounding: correlations are undefined
                 cosines = np.full_like(cosines, cosines[0])
             named = {score.name: score for score in regression_scores(gold, cosines)}

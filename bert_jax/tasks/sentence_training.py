@@ -5,7 +5,6 @@ Shapes: B rows, U units per row, K texts per unit, E width of a vector.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -66,7 +65,7 @@ class SentenceTraining(ABC):
             return [texts[: self.texts] for texts in texts_of_classes(records, self.config.data.split_seed)]
         return [record_texts(record)[: self.texts] for record in records]
 
-    def label(self, record: Record) -> Any:
+    def label(self, record: Record) -> float:
         """Return the label of an example; by default, the index of its class. Not called if ``label_type`` is
         None."""
         return class_number(record, self.config.data.labels)

@@ -23,7 +23,7 @@ from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
 from bert_jax.tasks import task
 from bert_jax.tasks.classes import class_lines, class_order, field_values
-from bert_jax.tasks.task import Level, ModelInput, Outputs, Prediction, Target, Task, class_loss
+from bert_jax.tasks.task import Level, ModelInput, Outputs, Prediction, Target, Task, Token, class_loss
 from bert_jax.tasks.word_windows import WordWindow, word_windows
 
 # Prefixes of entity tags (such as B-PER) in default and in strict scoring; see ``bert_jax.metrics.entities``.
@@ -135,7 +135,7 @@ class TaggingTask(Task):
     def decode(self, records: Sequence[Record], units: Sequence[ModelInput], outputs: Outputs) -> list[Prediction]:
         """Return for each record ``tokens``, with one entry per word: its ``text``, its ``label`` and, without a
         CRF, ``score``, the probability of the label."""
-        tokens: list[list[Prediction]] = [[{"text": word} for word in record.words] for record in records]
+        tokens: list[list[Token]] = [[{"text": word} for word in record.words] for record in records]
         tags = self.settings.tags
         for unit, output in zip(units, outputs, strict=True):
             window: WordWindow = unit.extra

@@ -7,9 +7,9 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, TypeVar
 
 import jax
 import numpy as np
@@ -25,8 +25,57 @@ from bert_jax.tasks.classes import Splits, field_values
 from bert_jax.tokenization import Tokenizer
 
 Level = Literal["unit", "token", "position"]
-# A JSON-serializable object: one line of predictions_SPLIT.jsonl, without its id.
-Prediction = dict[str, Any]
+Value = TypeVar("Value", bound=Hashable)
+
+
+class Token(TypedDict, total=False):
+    """A word of a prediction: its text, its tag and, without a CRF, the probability of the tag; for a text that the
+    tokenizer splits into words, also the character offsets of the word."""
+
+    text: str
+    start: int
+    end: int
+    label: str
+    score: float
+
+
+class Prediction(TypedDict, total=False):
+    """One line of predictions_SPLIT.jsonl, without its id; the fields are those of the task."""
+
+    gold: str | list[str] | float
+    truncated: bool
+    # Classes. Several labels have no score, choices have a list of probabilities.
+    label: str
+    labels: list[str]
+    score: float
+    probabilities: dict[str, float]
+    # Regression, multiple choice, tags.
+    value: float
+    choice: int
+    tokens: list[Token]
+    # Question answering.
+    answer: str
+    start: int
+    end: int
+    no_answer_score: float
+    best_answer: str
+    # Sentence embeddings; also cosine_N for each N of ``sentence.matryoshka``.
+    cosine: float
+    cosine_negative: float
+    rank: float | None
+    # Number of layers that ran, with early exit.
+    layers: int
+
+
+class Confusion(TypedDict):
+    """Numbers of records by correct class (rows) and predicted class (columns)."""
+
+    labels: list[str]
+    counts: list[list[int]]
+
+
+# Values of the targets of a model input, by name.
+Targets = Mapping[str, np.ndarray | float]
 # An answer that is the same for every record: in words, and as a function that replaces the answer of a prediction.
 Constant = tuple[str, Callable[[Prediction], Prediction]]
 # What :meth:`Task.prepare` returns.
@@ -70,7 +119,7 @@ class ModelInput:
     # Index of the record.
     record: int
     sequences: tuple[Encoded, ...]
-    targets: Mapping[str, Any] = field(default_factory=dict)
+    targets: Targets = field(default_factory=dict)
     # Weight in the loss.
     weight: float = 1.0
     # Additional input of ``Task.decode``; stays on the host.
@@ -232,12 +281,9 @@ class Task(ABC):
         values = {other: float(other == label) for other in self.config.data.labels}
         return f"class {label} for all", lambda one: {**one, "label": label, "score": 1.0, "probabilities": values}
 
-    def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
-        """Return the confusion matrix of scored records; None (default) unless each record has exactly one class.
-
-        The result is JSON-serializable: ``labels`` [C], and ``counts`` [C][C], the numbers of records by correct
-        class (rows) and predicted class (columns).
-        """
+    def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> Confusion | None:
+        """Return the confusion matrix of scored records; None (default) unless each record has exactly one
+        class."""
         return None
 
 
@@ -254,7 +300,7 @@ def _number(value: str) -> float:
         return math.nan
 
 
-def most_frequent(values: Iterable[Any]) -> Any:
+def most_frequent(values: Iterable[Value]) -> Value:
     """Return the most frequent of ``values``, which must not be empty; of equally frequent ones the first."""
     return Counter(values).most_common(1)[0][0]
 

@@ -9,7 +9,7 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from bert_jax.records import Record
 from bert_jax.tasks import task
 from bert_jax.tasks.classes import Splits, class_lines, class_order, field_values, record_lines
 from bert_jax.tasks.task import (
+    Confusion,
     Encoded,
     Level,
     ModelInput,
@@ -35,6 +36,7 @@ from bert_jax.tasks.task import (
     Prediction,
     Prepared,
     Target,
+    Targets,
     Task,
     class_loss,
 )
@@ -89,7 +91,7 @@ class SequenceTask(Task):
         ids, types = self.tokenizer.build_inputs(a, b)
         return Encoded(ids, types if self.settings.pair_types else [0] * len(ids), is_cut)
 
-    def targets_of(self, record: Record, *, training: bool) -> Mapping[str, Any]:
+    def targets_of(self, record: Record, *, training: bool) -> Targets:
         """Return the targets of the model inputs of a record; empty if the record has no label.
 
         Raises ``ValueError`` for an invalid label and, with ``training``, for a missing label.
@@ -101,12 +103,12 @@ class SequenceTask(Task):
         return {}
 
     @abstractmethod
-    def target(self, record: Record) -> Mapping[str, Any]:
+    def target(self, record: Record) -> Targets:
         """Return the targets of the model inputs of a labeled record."""
 
-    def reference(self, record: Record) -> Any:
+    def reference(self, record: Record) -> str | list[str] | float:
         """Return the correct answer of a labeled record, in the format of the predictions; default: the label."""
-        return record.label
+        return record.label or ""
 
     def logits(self, output: BertOutput, batch: Mapping[str, jax.Array]) -> jax.Array:
         """Return the logits of the model inputs, float32[rows, units per row, labels]."""
@@ -247,7 +249,7 @@ class ClassificationTask(SequenceTask):
     def heads(self) -> HeadsConfig:
         return HeadsConfig(pooler=True, sequence_labels=self.names, both_orders=self.sequences_per_unit == 2)
 
-    def target(self, record: Record) -> Mapping[str, Any]:
+    def target(self, record: Record) -> Targets:
         return {"labels": class_number(record, self.settings.labels)}
 
     def denominators(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
@@ -271,7 +273,7 @@ class ClassificationTask(SequenceTask):
     def constant(self, train: Sequence[Record]) -> task.Constant:
         return self.constant_class(train)
 
-    def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> dict[str, Any] | None:
+    def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> Confusion | None:
         gold, predicted = _class_numbers(records, predictions, self.settings.labels)
         return {"labels": list(self.names), "counts": confusion_matrix(gold, predicted, len(self.names)).tolist()}
 
@@ -318,7 +320,7 @@ class MultiLabelTask(ClassificationTask):
     def heads(self) -> HeadsConfig:
         return dataclasses.replace(super().heads, problem="multi_label")
 
-    def target(self, record: Record) -> Mapping[str, Any]:
+    def target(self, record: Record) -> Targets:
         labels = self.settings.labels
         for label in record.labels or ():
             if label not in labels:
@@ -384,7 +386,7 @@ class RegressionTask(SequenceTask):
         both = self.sequences_per_unit == 2
         return HeadsConfig(pooler=True, sequence_labels=("score",), problem="regression", both_orders=both)
 
-    def target(self, record: Record) -> Mapping[str, Any]:
+    def target(self, record: Record) -> Targets:
         return {"values": np.array([number_of(record)], np.float32)}
 
     def reference(self, record: Record) -> float:
@@ -406,7 +408,7 @@ class RegressionTask(SequenceTask):
         return f"the mean {mean:.4g} for all", lambda one: {**one, "value": mean}
 
 
-def probability_table(predictions: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> np.ndarray:
+def probability_table(predictions: Sequence[Prediction], labels: Sequence[str]) -> np.ndarray:
     """Return float64[N, L]: the probability of every class in each prediction."""
     return np.array([[one["probabilities"][label] for label in labels] for one in predictions])
 

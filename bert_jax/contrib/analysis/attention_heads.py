@@ -4,7 +4,7 @@ and table 1).
 Shapes: B rows, S tokens, D directions, L layers, A heads, N words of all sentences, W words of a row or a sentence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Unpack
 
@@ -149,7 +149,7 @@ def best_heads(train: Attended, test: Attended, seed: int = 0) -> list[Relation]
     return found
 
 
-def _attended_words(loaded: Engine) -> Any:
+def _attended_words(loaded: Engine) -> Callable[..., DeviceOutputs]:
     """Return a program whose outputs are, for every token, the number of its word in the row ("number"), and, for
     each direction, layer and head, the number of the word that its word attends to most, or that attends most to
     its word ("best")."""

@@ -176,7 +176,7 @@ def _read_run(workdir: Location, split: str) -> _Run:
         record = _record(line, config, where)
         if record.id in records:
             raise ValueError(f"{where}: the record {record.id!r} occurs twice; every id must be unique")
-        records[record.id], predictions[record.id] = record, line
+        records[record.id], predictions[record.id] = record, cast(Prediction, line)
     return _Run(str(workdir), task, records, predictions)
 
 
