@@ -12,8 +12,9 @@ from support import shared_programs, untimed
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, RunOptions, TokenizerConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.finetuning.distillation.teachers import NO_TEACHING
+from bert_jax.config.options import extended
 from bert_jax.finetuning.finetune import finetune
+from bert_jax.finetuning.supervision import LABELS_ONLY
 from bert_jax.finetuning.training_model import training_programs
 from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.interop.saved_model import write_saved
@@ -68,8 +69,9 @@ SPLITS = {"train": records(70, 1), "dev": records(21, 2)}
 def configured(source: Path, workdir: Path, arguments: str = ""):
     """(config, start) as run_finetune.py makes them."""
     words = f"{ARGUMENTS} {arguments}".split()
-    start = plan_start(FinetuneConfig, RunOptions(init_from=str(source)), workdir, words)
-    return load_config(FinetuneConfig, words, extra_settings=start.settings), start
+    config_type = extended(FinetuneConfig)
+    start = plan_start(config_type, RunOptions(init_from=str(source)), workdir, words)
+    return load_config(config_type, words, extra_settings=start.settings), start
 
 
 def run(
@@ -79,7 +81,7 @@ def run(
     splits=SPLITS,
     tests=(),
     devices=1,
-    teaching=NO_TEACHING,
+    supervision=LABELS_ONLY,
     **options,
 ):
     """Fine-tune in ``workdir`` on so many devices."""
@@ -89,11 +91,11 @@ def run(
     )
 
     def programs(resolved, model, mesh):
-        key = (config, source, repr(splits), mesh, teaching.record)
+        key = (config, source, repr(splits), mesh, repr(resolved.supervision.key))
         return shared_programs(key, lambda: training_programs(resolved, model, mesh))
 
     with mock.patch("bert_jax.finetuning.finetune.training_programs", programs):
-        finetune(config, launch, splits=splits, tests=tests, start=start, teaching=teaching)
+        finetune(config, launch, splits=splits, tests=tests, start=start, supervision=supervision)
 
 
 def results(workdir: Path) -> dict[str, dict]:

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from bert_jax import registry
+from bert_jax.commands.finetune import FinetuneRunOptions
 from bert_jax.config import FinetuneConfig, PretrainConfig, RunOptions, load_config
-from bert_jax.config.sweep import FinetuneRunOptions
+from bert_jax.config.options import extended
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECORDED = REPOSITORY / "tests" / "golden" / "offers.json"
@@ -60,7 +61,7 @@ def script_options(config_type, extra):
     shown = {}
     for choice in ("", *(f"--model.encoder {name}" for name in registry.names("encoder_options"))):
         for objective in ("", *(f"--objective.name {name}" for name in registry.names("objective_options"))):
-            if objective and config_type is FinetuneConfig:
+            if objective and config_type is not PretrainConfig:
                 continue
             words = [*choice.split(), *objective.split(), "--help_all"]
             with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
@@ -115,8 +116,8 @@ def offers():
     recipes = sorted(path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "configs").rglob("*.yaml"))
     return {
         "scripts": {
-            "run_pretrain.py": script_options(PretrainConfig, RunOptions),
-            "run_finetune.py": script_options(FinetuneConfig, FinetuneRunOptions),
+            "run_pretrain.py": script_options(PretrainConfig, extended(RunOptions)),
+            "run_finetune.py": script_options(extended(FinetuneConfig), extended(FinetuneRunOptions)),
         },
         "bert-jax": model_commands(),
         "bert-data": data_commands(),

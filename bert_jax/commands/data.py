@@ -19,6 +19,7 @@ from bert_jax import registry
 from bert_jax.commands.options import with_encoder
 from bert_jax.config import DataConfig, FinetuneConfig, PretrainConfig, TaskDataConfig, load_config
 from bert_jax.config.loader import HELP
+from bert_jax.config.options import extended
 from bert_jax.io.errors import unknown_command
 from bert_jax.io.storage import Location, location
 from bert_jax.process.exits import run_command
@@ -210,7 +211,7 @@ def _records(words: list[str]) -> None:
 
     if not words or words[0].startswith("--"):
         raise ValueError("bert-data records: no file before the options; run: bert-data records FILE [OPTIONS]")
-    config = parsed(FinetuneConfig, words[1:], TaskDataConfig, {"kind": "task.kind"})
+    config = parsed(extended(FinetuneConfig), words[1:], TaskDataConfig, {"kind": "task.kind"})
     for record in read_named(words[0], config.data, config.task.kind, "dev"):
         report(json.dumps(as_json(with_label_names(record, config.data)), ensure_ascii=False))
 

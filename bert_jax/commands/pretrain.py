@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None, program: str = "run_pretrain.py") ->
 def _run(argv: Sequence[str], program: str, stop: StopRequest) -> None:
     options, arguments = take_options(RunOptions, argv)
     if HELP & set(arguments):  # exits here; only an encoder in a file imports JAX
-        load_config(PretrainConfig, with_encoder(arguments), prog=program, extra=RunOptions)
+        load_config(PretrainConfig, with_encoder(arguments), prog=program, extra=type(options))
     if options.print_config:
         config, *_ = configure(options, with_encoder(arguments))
         print(dump_yaml(config), end="")
@@ -62,13 +62,13 @@ def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfi
 
     workdir = location(options.folder("pretrain"))
     start = plan_start(PretrainConfig, options, workdir, arguments)
-    config = load_config(PretrainConfig, arguments, extra=RunOptions, extra_settings=start.settings)
+    config = load_config(PretrainConfig, arguments, extra=type(options), extra_settings=start.settings)
     if options.print_config and config.objective.module:
         return config, start, Inputs()
     inputs = inputs_class(config.objective).find(config, options, workdir)
     if inputs.settings:
         settings = (*start.settings, *inputs.settings)
-        config = load_config(PretrainConfig, arguments, extra=RunOptions, extra_settings=settings)
+        config = load_config(PretrainConfig, arguments, extra=type(options), extra_settings=settings)
     return config, start, inputs
 
 

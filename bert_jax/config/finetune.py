@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+from bert_jax import registry
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.config.lengths import automatic_steps
 from bert_jax.config.schema import (
@@ -48,9 +49,9 @@ from bert_jax.config.task import (
 )
 
 # Conditions of the options of the classification loss, and the kinds of tasks that have the options of the head.
-_SOFTMAX = {KIND: ("classification", "choice", *WORDS, "sentence"), LOSS: ("softmax",), CRF: (False,)}
-_FOCAL = {**_SOFTMAX, KIND: ("multi_label", *_SOFTMAX[KIND])}
-_HEAD = (*WHOLE, "choice", *WORDS)
+SOFTMAX = {KIND: ("classification", "choice", *WORDS, "sentence"), LOSS: ("softmax",), CRF: (False,)}
+_FOCAL = {**SOFTMAX, KIND: ("multi_label", *SOFTMAX[KIND])}
+HEAD = (*WHOLE, "choice", *WORDS)
 # Automatic learning rates: that of a Transformer of the width of BERT-base, the power of the width with which it
 # falls, the highest one; that of heads on a frozen Transformer.
 _BASE_WIDTH, _BASE_RATE, _POWER, _HIGHEST_RATE, _FROZEN_RATE = 768, 2e-5, 2.2, 1e-3, 3e-3
@@ -84,7 +85,7 @@ class LossConfig(Section, prefix="loss."):
     """Options of the classification loss, and additional losses."""
 
     # Label smoothing: share of the probability that is spread over all classes.
-    label_smoothing: Probability = only(0.0, _SOFTMAX)
+    label_smoothing: Probability = only(0.0, SOFTMAX)
     # Focal loss (Lin et al. 2017): (1 - p) ** gamma times the cross-entropy.
     focal_gamma: AtLeast0[float] = only(0.0, _FOCAL)
     # Weights of the classes: none, or balanced (number of records / (number of classes * records of the class)).
@@ -110,24 +111,11 @@ class LossConfig(Section, prefix="loss."):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillationConfig(Section, prefix="distillation."):
-    """Loss between the model and its teachers, the models of ``--teacher`` (Hinton et al. 2015)."""
-
-    # Share of the loss between student and teacher in the loss; the rest is the loss of the labels.
-    weight: PositiveShare[float] = 0.5
-    # The logits of student and teacher are divided by this.
-    temperature: Positive[float] = only(2.0, {KIND: (*_SOFTMAX[KIND][:-1], "multi_label", "qa")})
-    # Weight of the distance between the first tokens of the layers of student and teacher, without the last (Sun et
-    # al. 2019); 0: off.
-    layers_weight: AtLeast0[float] = only(0.0, {KIND: (*_HEAD, "qa")})
-
-
-@dataclass(frozen=True, kw_only=True)
 class RegularizationConfig(Section, prefix="regularization."):
     """Regularization, mainly for large models that are trained on few records."""
 
     # Dropout before the task head; -1: model.hidden_dropout.
-    head_dropout: Inherited = only(-1.0, {KIND: _HEAD})
+    head_dropout: Inherited = only(-1.0, {KIND: HEAD})
     # Probability with which a weight is zero during a step (DropConnect), in all matrices of the encoder.
     weight_dropout: Probability = limited(
         0.0,
@@ -149,7 +137,7 @@ class FeaturesConfig(Section, prefix="features."):
 
     # Hidden states that the head reads: last, embeddings, second_to_last, weighted_last_four, weighted_all and
     # weighted_with_embeddings (a learned scalar mix of these layers; ELMo has the last one), concat_last_four.
-    layers: Features = only("last", {KIND: (*_HEAD, "qa")}, Limit(("last",), {"loss.layer_heads": ("own",)}))
+    layers: Features = only("last", {KIND: (*HEAD, "qa")}, Limit(("last",), {"loss.layer_heads": ("own",)}))
     # Do not train the encoder, and run it without dropout.
     frozen_encoder: bool = only(False, {LOSS: ("softmax",)})
     # Width of each direction of a two-layer BiLSTM before the head; 0: none.
@@ -245,11 +233,12 @@ def automatic_rate(config: "FinetuneConfig") -> float:
 class FinetuneConfig:
     """Options of fine-tuning, which trains an encoder with a task head."""
 
+    PARTS: ClassVar[registry.Kind] = "finetune_config"
+
     task: TaskConfig = TaskConfig()
     data: TaskDataConfig = TaskDataConfig()
     input: InputConfig = InputConfig()
     loss: LossConfig = LossConfig()
-    distillation: DistillationConfig = DistillationConfig()
     regularization: RegularizationConfig = RegularizationConfig()
     features: FeaturesConfig = FeaturesConfig()
     qa: QaConfig = only(QaConfig(), {KIND: ("qa",)})
@@ -265,10 +254,10 @@ class FinetuneConfig:
     SEQ_LENGTH_OPTION = "task.max_length"
     # Options of --help; --help_all prints the others too.
     USUAL = (
-        "config", "workdir", "init_from", "sweep", "seeds", "print_config", "task.kind", "task.max_length",
-        "task.metric", "data.dir", "data.train", "data.dev", "data.test", "data.columns", "data.labels",
-        "execution.dtype", "optimizer.learning_rate", "training.num_epochs", "training.global_batch_size",
-        "training.seed",
+        "config", "workdir", "init_from", "print_config", "task.kind", "task.max_length", "task.metric", "data.dir",
+        "data.train", "data.dev", "data.dev_fraction", "data.test", "data.columns", "data.labels",
+        "execution.dtype", "optimizer.learning_rate", "training.num_epochs", "training.patience",
+        "training.global_batch_size", "training.seed",
     )  # fmt: skip
     # If this option is set, all other options exist, because a user-defined task may use any of them.
     ALL_OPTIONS_WITH = "task.module"

@@ -27,6 +27,7 @@ from bert_jax.config.options import (
     all_options,
     chosen_classes,
     class_of,
+    extended,
     field_types,
     join_mappings,
     options_of,
@@ -45,12 +46,16 @@ _MOST_DIGITS = 30  # int() raises an error without a place for more than 4,300
 
 def take_options(options_type: type[C], argv: Sequence[str]) -> tuple[C, list[str]]:
     """Split ``argv`` into the options of ``options_type`` and the remaining arguments, which include ``--config``.
-    A flag without a value means true, or its value in ``options_type.VALUE_WITHOUT_ARGUMENT``. Raises
-    ``ValueError`` with a one-line message if a value is invalid."""
-    bare = getattr(options_type, "VALUE_WITHOUT_ARGUMENT", {})
-    types = field_types(options_type) | field_types(options_type, fixed=True)
-    settings, rest = list[Setting](), list[str]()
+    The result has the options of registered parts (:func:`extended`) for help, and if ``argv`` has a flag that
+    only they can have. A flag without a value means true, or its value in ``options_type.VALUE_WITHOUT_ARGUMENT``.
+    Raises ``ValueError`` with a one-line message if a value is invalid."""
     files, flags = split_arguments(argv)
+    types = field_types(options_type) | field_types(options_type, fixed=True)
+    if HELP & set(argv) or {key for _, key, _ in flags if "." not in key} - types.keys():
+        options_type = extended(options_type)
+        types |= field_types(options_type)
+    bare = getattr(options_type, "VALUE_WITHOUT_ARGUMENT", {})
+    settings, rest = list[Setting](), list[str]()
     for file in files:
         rest += ["--config", file]
     for source, key, value in flags:

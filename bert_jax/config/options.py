@@ -4,10 +4,12 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from bert_jax import registry
 from bert_jax.config.schema import Section, Weighted
+
+T = TypeVar("T")
 
 
 class Setting(NamedTuple):
@@ -25,6 +27,25 @@ class Option(NamedTuple):
     default: Any
     # Selecting option -> its values with which this option exists; see ``schema.only``.
     conditions: Mapping[str, tuple[Any, ...]]
+
+
+def extended(config_type: type[T]) -> type[T]:
+    """Return ``config_type``, a config or the options of a run, with the fields and methods that the registered
+    parts of the kind ``config_type.PARTS`` add: a subclass of all these, which extend ``config_type``."""
+    plain: type = config_type
+    found: type[T] = _extended(plain)
+    return found
+
+
+@functools.cache
+def _extended(config_type: type) -> type:
+    kind = vars(config_type).get("PARTS")
+    parts = [registry.load(kind, name) for name in registry.names(kind)] if kind else []
+    if not parts:
+        return config_type
+    content = {"__doc__": config_type.__doc__, "__module__": config_type.__module__}
+    whole = type(config_type.__name__, (*parts, config_type), content)
+    return dataclasses.dataclass(frozen=True, kw_only=True)(whole)
 
 
 @functools.cache

@@ -413,13 +413,11 @@ PRESETS: dict[str, dict[str, str]] = {
 }
 
 
-# Workdir file with the paths and the digests of the models of RunOptions.teacher.
-TEACHER_RECORD = "teacher.json"
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Section):
     """Options of a run that are not part of its config."""
+
+    PARTS: ClassVar[registry.Kind] = "pretrain_options"
 
     # YAML file of a recipe; with several files, later ones override earlier ones.
     config: tuple[str, ...] = ()
@@ -432,13 +430,6 @@ class RunOptions(Section):
     # folder or checkpoint of any format that bert-jax reads. The run has the sizes and the vocabulary of this
     # model. A run that already has a checkpoint continues from the checkpoint instead.
     init_from: str = ""
-    # Model whose outputs the run learns to reproduce, in any format that bert-jax reads. Pretraining
-    # (objective.name distillation): one model with the vocabulary of the run. Fine-tuning: models with the output
-    # layer of the task, whose outputs are averaged. A run that resumes needs no teacher here.
-    teacher: tuple[str, ...] = ()
-    # Pretraining with data.masking static: folder of the outputs of the teacher, which are computed once, before
-    # the first step, and then read instead of running the teacher. Other runs with the same shards read them too.
-    teacher_outputs: str = ""
     # File of words, one per line, to add to the WordPiece vocabulary of --init_from. The embedding of an added word
     # starts as the mean of the embeddings of its pieces. Because the longest match is used, longer words that begin
     # with an added word are then split differently.
@@ -481,3 +472,7 @@ class RunOptions(Section):
     def folder(self, kind: str) -> str:
         """Return ``workdir``, or a folder under ``runs`` with the name of the last recipe or, if none, ``kind``."""
         return self.workdir or f"runs/{Path(self.config[-1]).stem if self.config else kind}"
+
+    def require_no_inputs(self, objective: str) -> None:
+        """Raise ``ValueError`` for options that name inputs of an objective: ``objective``, the option that names
+        that of the run, reads none."""

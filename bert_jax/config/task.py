@@ -8,7 +8,7 @@ them.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from bert_jax.config.schema import (
     SET,
@@ -80,12 +80,13 @@ class TaskConfig(Section, prefix="task."):
 class TaskDataConfig(Section, prefix="data."):
     """The files of a task."""
 
+    # Options that name files.
+    SPLITS: ClassVar[tuple[str, ...]] = ("train", "dev", "test")
+
     # Folder to which the file names below are relative.
     dir: str = ""
     # Training files.
     train: tuple[str, ...] = ()
-    # Files whose labels are not read: more texts to learn from, with --teacher.
-    unlabelled: tuple[str, ...] = ()
     # Files to evaluate on. With several files, each is a separate split named after the file, and the first one
     # selects the best checkpoint.
     dev: tuple[str, ...] = ()
@@ -103,7 +104,7 @@ class TaskDataConfig(Section, prefix="data."):
     encoding: str = "auto"
     # Columns of a line: ROLE=COLUMN, the column by name, or by number from 1 if the file has no header. Roles: id,
     # text, text_pair, label, labels, negative and choice (may occur several times, in order), choice_prefix
-    # (precedes every choice), group, words, tags, answers. SPLIT:ROLE=COLUMN (train, dev, test, unlabelled) sets
+    # (precedes every choice), group, words, tags, answers. SPLIT:ROLE=COLUMN (train, dev, test) sets
     # the columns of the files of one split; entries without SPLIT then do not apply to these files. A role that
     # the records of a split need and that is not set is the column of its name; empty: so are all roles.
     columns: tuple[str, ...] = ()
@@ -153,12 +154,11 @@ class TaskDataConfig(Section, prefix="data."):
         require_encoding("data.encoding", self.encoding)
         for column in self.columns:
             split, colon, rest = column.partition(":")
-            role, equals, where = (rest if colon and split in SPLITS else column).partition("=")
+            role, equals, where = (rest if colon and split in self.SPLITS else column).partition("=")
             known = role in COLUMN_ROLES and equals and where
             require(bool(known), "data.columns", column, f"ROLE=COLUMN with a role of {', '.join(COLUMN_ROLES)}")
 
 
-SPLITS = ("train", "dev", "test", "unlabelled")
 COLUMN_ROLES = (
     "id", "text", "text_pair", "label", "labels", "negative", "choice", "choice_prefix", "group", "words", "tags",
     "answers",

@@ -71,11 +71,9 @@ class ExampleBatches:
     def pack(self, data_step: int) -> tuple[dict[str, np.ndarray], int]:
         """Return the features of the global batch ``data_step``, and its number of training examples."""
         task, config, tokenizer = self._task, self._config, self._task.tokenizer
-        numbers, targets = self.numbers(data_step).tolist(), task.targets
+        numbers, targets = self.numbers(data_step).tolist(), {**task.targets, **self._resolved.supervision.targets}
         units = [augmented(self._units[i], config, tokenizer, (data_step, i)) for i in numbers]
         keys = [2 * i for i in numbers]
-        if self._resolved.soft is not None:
-            targets = {**targets, **self._resolved.soft.targets}
         if config.loss.nsp_weight:
             chosen = [self._units[i] for i in numbers]
             units += nsp_auxiliary.next_text_units(chosen, self._units, config, tokenizer, data_step)

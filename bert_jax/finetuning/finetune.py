@@ -11,10 +11,10 @@ from jax.sharding import Mesh
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.artifacts import stored_options
 from bert_jax.finetuning.batches import ExampleBatches, Shape, planned_shapes
-from bert_jax.finetuning.distillation.teachers import NO_TEACHING, Teaching
 from bert_jax.finetuning.evaluator import Evaluator
 from bert_jax.finetuning.resolve import Splits, resolve_task
 from bert_jax.finetuning.results import has_results, write_results
+from bert_jax.finetuning.supervision import LABELS_ONLY, Supervision
 from bert_jax.finetuning.training_model import start_parameters, training_model, training_programs
 from bert_jax.json_values import Json
 from bert_jax.start.start import Start
@@ -33,7 +33,7 @@ def finetune(
     splits: Splits,
     tests: Sequence[str],
     start: Start,
-    teaching: Teaching = NO_TEACHING,
+    supervision: Supervision = LABELS_ONLY,
 ) -> None:
     """Train a model for the task of ``config`` on ``splits["train"]``, then evaluate and predict the other splits.
 
@@ -45,9 +45,9 @@ def finetune(
             f"--workdir {launch.workdir}: fine-tuning writes to a folder that all hosts share, not to a URL; "
             "give a path"
         )
-    job = FinetuneJob(config, splits, tests, start, teaching)
+    job = FinetuneJob(config, splits, tests, start, supervision)
     if start.resumes and (stored := _stored_order(config, job.config, launch.workdir)):
-        job = FinetuneJob(stored, splits, tests, start, teaching)
+        job = FinetuneJob(stored, splits, tests, start, supervision)
     train(job, dataclasses.replace(launch, start=job.start()))
 
 
@@ -80,15 +80,15 @@ class FinetuneJob(Job):
         splits: Splits,
         tests: Sequence[str],
         start: Start,
-        teaching: Teaching = NO_TEACHING,
+        supervision: Supervision = LABELS_ONLY,
     ) -> None:
-        self.resolved = resolve_task(config, splits, tests, start.tokenizer, teaching)
+        self.resolved = resolve_task(config, splits, tests, start.tokenizer, supervision)
         super().__init__(self.resolved.config, start.tokenizer)
         self.task, self.heads, devs = self.resolved.task, self.resolved.heads, self.resolved.dev_splits
         self.eval_split = devs[0] if devs else "dev"
         # Vectors may be good before any training, and there is no constant answer to compare them with.
         self.evaluates_start = self.task.sentence is not None
-        self._start, self._teaching = start, teaching
+        self._start = start
         # Shapes of the training batches, planned for the first mesh; empty: not planned yet.
         self.shapes: list[Shape] = []
         self.model = training_model(self.resolved)
@@ -104,7 +104,7 @@ class FinetuneJob(Job):
 
     def write_tokenizer(self, folder: Path) -> None:
         store_tokenizer(folder, self._start.tokenizer_config, self._start.tokenizer_content)
-        self._teaching.write_record(folder)
+        self.resolved.supervision.write_record(folder)
 
     def data(self, mesh: Mesh, *, complete: bool) -> Data:
         if not complete:

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,15 +12,7 @@ import numpy as np
 from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig, automatic_rate
 from bert_jax.finetuning.artifacts import records_digest
-from bert_jax.finetuning.distillation.soft_targets import SoftTargets
-from bert_jax.finetuning.distillation.teachers import (
-    NO_TEACHING,
-    Teaching,
-    check_teaching,
-    student_units,
-    taught_units,
-    with_names,
-)
+from bert_jax.finetuning.supervision import LABELS_ONLY, Supervision
 from bert_jax.records import Record
 from bert_jax.tasks import sampling
 from bert_jax.tasks.classes import blank_lines
@@ -50,9 +41,7 @@ class ResolvedTask:
     dev_splits: tuple[str, ...]
     # Lines for the log.
     notes: tuple[str, ...]
-    # The loss of the outputs of the teachers, and the record of these; None and empty: no teacher.
-    soft: SoftTargets | None = None
-    teachers: str = ""
+    supervision: Supervision
 
     @property
     def predicted_splits(self) -> list[str]:
@@ -102,19 +91,12 @@ class ResolvedTask:
             for sequence in one.sequences:
                 digest.update(np.asarray(sequence.ids, np.int32).tobytes() + b"|")
             for name, values in sorted(one.targets.items()):
-                # The outputs of teachers differ in the last digits between machines; their digests stand below.
+                # Outputs of other models differ in the last digits between machines; the key stands for them.
                 if name in self.task.targets:
                     digest.update(name.encode() + np.asarray(values).tobytes())
             digest.update(f"{one.weight}".encode())
         key = [config.training.global_batch_size, config.training.seed, dataclasses.asdict(config.input)]
-        if self.soft is not None:
-            key += [dataclasses.asdict(config.distillation), self.teacher_digests]
-        return json_digest([digest.hexdigest(), key])
-
-    @property
-    def teacher_digests(self) -> list[str]:
-        """Digests of the parameters of the teachers."""
-        return [one["digest"] for one in json.loads(self.teachers)] if self.teachers else []
+        return json_digest([digest.hexdigest(), [*key, *self.supervision.key]])
 
     def train_classes(self) -> np.ndarray:
         """Return int64[n], the class of each training example as an index into ``data.labels``."""
@@ -127,21 +109,17 @@ def resolve_task(
     splits: Splits,
     tests: Sequence[str],
     tokenizer: Tokenizer,
-    teaching: Teaching = NO_TEACHING,
+    supervision: Supervision = LABELS_ONLY,
 ) -> ResolvedTask:
     """Resolve the task of ``config`` on the records of ``splits``; ``tests``: names of the splits that do not
     select the best parameters.
 
-    All records are converted to model inputs here, so that an invalid record is reported before training; then the
-    teachers read them. Raises ``ValueError`` for records that cannot be trained on or evaluated.
+    All records are converted to model inputs here, so that an invalid record is reported before training. Raises
+    ``ValueError`` for records that cannot be trained on or evaluated.
     """
     kind, records = task_class(config), dict(splits)
     train = records.setdefault("train", ())
-    check_teaching(teaching, config, has_labels=bool(train))
-    if not train:
-        if not teaching.unlabelled or config.task.kind == "choice":
-            raise ValueError("data.train: no training records; set data.train to files that contain records")
-        config = with_names(config, teaching.teachers[0].spec.heads)
+    config = supervision.completed(config, has_labels=bool(train))
     config, records, prepared = kind.prepare(config, records, tests)
     train = records["train"]
     if config.input.few_shot:
@@ -149,7 +127,7 @@ def resolve_task(
         chosen = sampling.few_shot(labels, config.input.few_shot, config.data.split_seed)
         records["train"] = train = [train[i] for i in chosen]
     config = kind.from_data(config, records)
-    examples = student_units(kind(config, tokenizer, train), train, teaching.unlabelled)
+    examples = supervision.units(kind(config, tokenizer, train), train)
     if not examples:
         raise ValueError(
             "data.train: no training record yields a training example; check that the records contain words, and "
@@ -171,15 +149,11 @@ def resolve_task(
             f"training.patience: {config.training.patience} needs a dev split; set data.dev or data.dev_fraction, "
             "or omit training.patience"
         )
-    inputs = {"train": examples} | {
+    inputs: dict[str, Sequence[ModelInput]] = {
         split: task.featurize(own, training=False) for split, own in records.items() if split != "train"
     }
-    resolved = ResolvedTask(config, task, records, inputs, dev_splits, tuple(notes))
-    if not teaching.teachers:
-        return resolved
-    soft, taught = taught_units(task, examples, train, teaching)
-    inputs["train"] = taught
-    return dataclasses.replace(resolved, inputs=inputs, soft=soft, teachers=teaching.record)
+    supervision, inputs["train"] = supervision.of_units(task, examples, train)
+    return ResolvedTask(config, task, records, inputs, dev_splits, tuple(notes), supervision)
 
 
 def with_steps(config: FinetuneConfig, count: int) -> FinetuneConfig:

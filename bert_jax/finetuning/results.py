@@ -10,7 +10,7 @@ from bert_jax.finetuning import evaluation
 from bert_jax.finetuning.artifacts import METRICS, PREDICTIONS, read_results
 from bert_jax.finetuning.evaluator import Evaluator
 from bert_jax.finetuning.resolve import ResolvedTask
-from bert_jax.finetuning.task_objective import TaskObjective
+from bert_jax.finetuning.task_objective import task_display
 from bert_jax.interop.export import export_model
 from bert_jax.interop.saved_model import BEST
 from bert_jax.io.files import json_line, write_whole
@@ -76,7 +76,7 @@ def write_results(
     values = {name: entry["value"] for result in results[:1] for name, entry in result["metrics"].items()}
     matrices = {entry["split"]: entry["confusion_matrix"] for entry in results if "confusion_matrix" in entry}
     content = {"summary": lines, "evaluation": values, "confusion": matrices}
-    write_report(folder, TaskObjective.display, content)
+    write_report(folder, task_display(resolved.supervision), content)
     for line in [*lines, f"report: {context.launch.workdir}/report.html"]:
         context.log.line(line)
 

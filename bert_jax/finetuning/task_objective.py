@@ -8,14 +8,14 @@ import jax.numpy as jnp
 
 from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.finetuning.distillation.soft_targets import SoftTargets
 from bert_jax.finetuning.gradient_cache import cached_gradients
+from bert_jax.finetuning.supervision import LABELS_ONLY, Supervision
 from bert_jax.model import BertModel, BertOutput
 from bert_jax.model.bert import present
 from bert_jax.model.canonical import STACKED, path_name
 from bert_jax.model.dropout import DropoutKey, whole_key
 from bert_jax.objectives.causal_lm import CausalLm, next_weights
-from bert_jax.objectives.display import Column, Display, Panel
+from bert_jax.objectives.display import Display
 from bert_jax.objectives.masked_lm import COLUMNS, MLM_EPSILON, PANELS
 from bert_jax.objectives.objective import (
     Aux,
@@ -37,28 +37,18 @@ _WEIGHTS = 1 << 20
 class TaskObjective(Objective):
     """The loss of a task and auxiliary losses, on parameters that may be perturbed."""
 
-    # The columns and panels of the auxiliary losses.
-    display = Display(
-        columns=(Column("teacher {}", "teacher_loss"), *COLUMNS, *CausalLm.display.columns),
-        panels=(Panel("difference from the teacher", "teacher_loss"), *PANELS, *CausalLm.display.panels[:1]),
-    )
-
     def __init__(
-        self, task: Task, config: FinetuneConfig, model: BertModel, soft: SoftTargets | None = None
+        self, task: Task, config: FinetuneConfig, model: BertModel, supervision: Supervision = LABELS_ONLY
     ) -> None:
         super().__init__(config, model)
-        self._task, self._soft = task, soft
+        self._task, self._supervision = task, supervision
+        self.display = task_display(supervision)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Return the denominator of each loss by name. The denominators of the auxiliary losses are divided by the
         weights of these losses, so that the quotients are the weighted losses."""
         options = self._task.config.loss
-        values = self._task.denominators(batch)
-        if self._soft is not None:
-            # Without weight, the loss of the labels is logged only.
-            share = 1 - self._task.config.distillation.weight
-            values = {name: value / share for name, value in values.items() if share}
-            values |= self._soft.denominators(batch)
+        values = self._supervision.denominators(self._task.denominators(batch), batch)
         values |= {f"layer_{n}_loss": values["loss"] / options.layer_weight for n in options.layers}
         if options.nsp_weight:
             values["nsp_loss"] = jnp.maximum(jnp.sum(batch["nsp_weights"]), MLM_EPSILON) / options.nsp_weight
@@ -97,9 +87,7 @@ class TaskObjective(Objective):
         if key is not None and (options.weight_dropout or options.mixout):
             params = perturbed(params, aux.fixed["start"], key, options.weight_dropout, options.mixout)
         output = self.model.apply({"params": params}, batch, key)
-        sums = padding_sums(batch["sequence_ids"])
-        if self._soft is not None:
-            sums |= self._soft.sums(output, batch)
+        sums = padding_sums(batch["sequence_ids"]) | self._supervision.sums(output, batch)
         for number in losses.layers:
             if number in self.model.heads.exits:
                 logits = output.exit_logits[self.model.heads.exits.index(number)]
@@ -120,6 +108,15 @@ class TaskObjective(Objective):
     def damaged_rows(self, sequence_ids: jax.Array) -> jax.Array:
         """Return 0, because a row without tokens is an unused row of the batch, not a damaged record."""
         return jnp.zeros((), jnp.int32)
+
+
+def task_display(supervision: Supervision) -> Display:
+    """Return the columns and panels of the auxiliary losses."""
+    more = supervision.display
+    return Display(
+        columns=(*more.columns, *COLUMNS, *CausalLm.display.columns),
+        panels=(*more.panels, *PANELS, *CausalLm.display.panels[:1]),
+    )
 
 
 def perturbed(params: Any, start: Any, key: DropoutKey, weight_dropout: float, mixout: float) -> Any:

@@ -32,7 +32,7 @@ def training_model(resolved: ResolvedTask) -> BertModel:
         config.execution,
         dataclasses.replace(heads, mlm=has_mlm, nsp=has_nsp, pooler=heads.pooler or has_nsp),
         resolved.task.sentence,
-        all_layers=bool((config.loss.layers and not config.exits) or config.distillation.layers_weight),
+        all_layers=bool(config.loss.layers and not config.exits) or resolved.supervision.all_layers,
         frozen_encoder=config.features.frozen_encoder,
     )
 
@@ -56,7 +56,7 @@ def training_programs(resolved: ResolvedTask, model: BertModel, mesh: Mesh) -> T
     if config.features.frozen_encoder:  # weight decay and auxiliary losses must not change it either
         optimizer = dataclasses.replace(optimizer, frozen=(*optimizer.frozen, "embeddings", "encoder"))
     return make_programs(
-        TaskObjective(resolved.task, config, model, resolved.soft),
+        TaskObjective(resolved.task, config, model, resolved.supervision),
         lr_multipliers=lr_multipliers(optimizer, *parts),
         unfreeze_updates=unfreeze_updates(optimizer, *parts),
         decay_toward_start=config.optimizer.decay_to_start,

@@ -1,4 +1,4 @@
-"""Inputs of an objective besides the training records, such as a teacher. This module does not import JAX."""
+"""Inputs of an objective besides the training records. This module does not import JAX."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from bert_jax.batch import RecordFeatures
 from bert_jax.config import PretrainConfig, RunOptions
 from bert_jax.config.options import Setting
-from bert_jax.config.schema import TEACHER_RECORD
 from bert_jax.io.storage import Location
 from bert_jax.process.signals import StopRequest
 from bert_jax.tokenization import Tokenizer
@@ -35,9 +34,7 @@ class Inputs:
 
         Raises ``ValueError`` for inputs that are missing or that the objective does not read.
         """
-        if options.teacher or options.teacher_outputs or (workdir / TEACHER_RECORD).is_file():
-            name = config.objective.module or f"objective.name {config.objective.name}"
-            raise ValueError(f"--teacher: not allowed with {name}; set distillation, or omit it")
+        options.require_no_inputs(config.objective.module or f"objective.name {config.objective.name}")
         return cls()
 
     def check_vocabulary(self, tokenizer: Tokenizer | None, vocabulary: Location) -> None:

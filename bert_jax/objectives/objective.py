@@ -70,7 +70,7 @@ class Objective(ABC):
     Subclasses for pretraining extend :class:`PretrainObjective`.
     """
 
-    display: ClassVar[Display] = Display()
+    display: Display = Display()
 
     def __init__(self, config: RunConfig, model: Any) -> None:
         """Construct the objective of ``model``, a Linen module with the fields ``config``, ``execution``, ``mesh``.

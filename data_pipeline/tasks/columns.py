@@ -5,15 +5,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from bert_jax.config.task import COLUMN_ROLES, SPLITS, TaskDataConfig, TaskKind
+from bert_jax.config.task import COLUMN_ROLES, TaskDataConfig, TaskKind
 from bert_jax.io.errors import did_you_mean
 from bert_jax.json_values import Json
 from bert_jax.records import Answer, Record
 from data_pipeline.tasks.task_files import characters, listed
-
-Split = Literal["train", "dev", "test", "unlabelled"]
 
 _TEXTS = ("id", "text", "text_pair", "label", "group", "choice_prefix")
 _SEVERAL = ("negative", "choice")
@@ -39,17 +37,18 @@ class Columns:
     # (role, column) in the order of the config; (): the columns have the names of the roles.
     roles: tuple[tuple[str, str], ...]
     kind: TaskKind
-    split: Split
+    # train, dev, test, or another one of TaskDataConfig.SPLITS.
+    split: str
 
     @classmethod
-    def of(cls, data: TaskDataConfig, kind: TaskKind, split: Split) -> Self:
+    def of(cls, data: TaskDataConfig, kind: TaskKind, split: str) -> Self:
         """Return the columns that ``data`` sets for ``split``.
 
         Raises ``ValueError`` if a role is set more than once.
         """
         parts = [column.partition(":") for column in data.columns]
-        own = [(name, rest) for name, colon, rest in parts if colon and name in SPLITS]
-        common = [column for column in data.columns if column.partition(":")[0] not in SPLITS]
+        own = [(name, rest) for name, colon, rest in parts if colon and name in data.SPLITS]
+        common = [column for column in data.columns if column.partition(":")[0] not in data.SPLITS]
         chosen = [rest for name, rest in own if name == split] or common
         roles = [(role, column.strip()) for role, _, column in (one.partition("=") for one in chosen)]
         counts = Counter(role for role, _ in roles if role not in _SEVERAL)

@@ -6,7 +6,7 @@ from pathlib import Path
 from bert_jax.config.task import TaskDataConfig, TaskKind
 from bert_jax.io.storage import ObjectPath
 from bert_jax.records import Record
-from data_pipeline.tasks.columns import Columns, Split
+from data_pipeline.tasks.columns import Columns
 from data_pipeline.tasks.json_sets import read_clinc, read_squad
 from data_pipeline.tasks.tables import read_csv, read_jsonl, read_tsv
 from data_pipeline.tasks.tagged import read_conll, read_slots, read_snips
@@ -24,7 +24,7 @@ _SUFFIXES = {
 
 
 def read_file(
-    name: str | Path | ObjectPath, data: TaskDataConfig, kind: TaskKind, *, split: Split = "train"
+    name: str | Path | ObjectPath, data: TaskDataConfig, kind: TaskKind, *, split: str = "train"
 ) -> Iterator[Record]:
     """Yield the records of a file, a slots folder, a part of a JSON file or a prepared dataset, in stored order.
 

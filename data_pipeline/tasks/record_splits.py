@@ -11,7 +11,6 @@ from pathlib import Path
 from bert_jax.config.task import TaskDataConfig, TaskKind
 from bert_jax.io.storage import is_url
 from bert_jax.records import Record
-from data_pipeline.tasks.columns import Split
 from data_pipeline.tasks.reading import read_file
 from data_pipeline.tasks.task_files import find, is_dataset, locate, plain_name, split_address
 
@@ -23,7 +22,7 @@ def read_splits(data: TaskDataConfig, kind: TaskKind) -> dict[str, list[Record]]
     from the remaining training records. ``dev_limit`` keeps the first records of each dev split. Raises
     ``ValueError`` if no file is set or a file is invalid.
     """
-    if not (data.train or data.dev or data.test or data.unlabelled):
+    if not any(getattr(data, split) for split in data.SPLITS):
         raise ValueError("data.train: not set; name files in data.train, data.dev or data.test")
     dev_names, test_names = split_names(data)
     splits = {"train": [record for name in data.train for record in read_named(name, data, kind, "train")]}
@@ -44,16 +43,7 @@ def read_splits(data: TaskDataConfig, kind: TaskKind) -> dict[str, list[Record]]
     return splits
 
 
-def read_unlabelled(data: TaskDataConfig, kind: TaskKind) -> list[Record]:
-    """Return the records of ``data.unlabelled`` without their labels. Raises ``ValueError`` for an invalid file."""
-    return [
-        replace(record, label=None, labels=None, tags=None, answers=None)
-        for name in data.unlabelled
-        for record in read_named(name, data, kind, "unlabelled")
-    ]
-
-
-def read_named(name: str, data: TaskDataConfig, kind: TaskKind, split: Split) -> Iterable[Record]:
+def read_named(name: str, data: TaskDataConfig, kind: TaskKind, split: str) -> Iterable[Record]:
     """Yield the records of a file, relative to ``data.dir``, or of a dataset (see ``reading.read_file``)."""
     path = name if is_dataset(name, data.format) else locate(data.dir, name)
     if not (data.dir or is_dataset(name, data.format) or is_url(name) or Path(name).is_absolute()):

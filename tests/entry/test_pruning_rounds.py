@@ -94,7 +94,7 @@ def test_bad_input_is_refused_before_anything_is_trained(tune, tmp_path):
         ("--prune_heads 0", "--prune_heads: 0 is not allowed; allowed: a share to keep, above 0 and up to 1"),
         ("--prune_units 0.5 --prune_rounds 0", "prune_rounds"),
         ("--prune_rounds 4", "--prune_rounds: requires --prune_heads or --prune_units"),
-        ("--teacher_outputs x", "teacher_outputs: an option of pretraining only"),
+        ("--teacher_outputs x", "teacher_outputs: unknown"),
         ("--prune_units 0.5 --prune_importance movement --init_layers 0", "movement is not allowed with --init_la"),
         ("--prune_heads 0.2 --prune_rounds 1", "0.2 of 4 leaves a layer with none"),
         ("--prune_heads 0.5 --task.kind joint", "gradient is not allowed with task.kind joint"),

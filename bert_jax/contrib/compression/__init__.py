@@ -5,8 +5,10 @@ COMMANDS = dict.fromkeys(
 )
 OBJECTIVES = {"distillation": "bert_jax.contrib.compression.distillation:Distillation"}
 OBJECTIVE_OPTIONS = {"distillation": "bert_jax.contrib.compression.config:DistillationConfig"}
-EXTENSIONS = {
-    "export --calibration": "bert_jax.contrib.compression.commands:export_functions",
-    "finetune --prune_heads": "bert_jax.contrib.compression.gradual:prune",
-    "--teacher": "bert_jax.contrib.compression.teachers.find",
+PRETRAIN_OPTIONS = {"teacher": "bert_jax.contrib.compression.run_options:TeacherOptions"}
+FINETUNE_OPTIONS = {
+    "prune": "bert_jax.contrib.compression.run_options:PruningOptions",
+    "teacher": "bert_jax.contrib.compression.run_options:TaskTeacherOptions",
 }
+FINETUNE_CONFIG = {"distillation": "bert_jax.contrib.compression.config:TaughtConfig"}
+EXTENSIONS = {"export --calibration": "bert_jax.contrib.compression.commands:export_functions"}

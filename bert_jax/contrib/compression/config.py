@@ -1,10 +1,12 @@
-"""Options of pretraining with a teacher (section ``objective``). This module does not import jax."""
+"""Options of pretraining and fine-tuning with a teacher. This module does not import jax."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from bert_jax.config.finetune import HEAD, SOFTMAX, FinetuneConfig
 from bert_jax.config.objective import ObjectiveConfig
-from bert_jax.config.schema import AtLeast0, Positive
+from bert_jax.config.schema import AtLeast0, Positive, PositiveShare, Section, only
+from bert_jax.config.task import KIND, TaskDataConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,3 +48,41 @@ class DistillationConfig(ObjectiveConfig):
     teacher_dtype: Literal["float32", "bfloat16"] = "float32"
     # Width of the teacher, which the run sets.
     teacher_width: AtLeast0[int] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskDistillationConfig(Section, prefix="distillation."):
+    """Loss between the model and its teachers, the models of ``--teacher`` (Hinton et al. 2015)."""
+
+    # Share of the loss between student and teacher in the loss; the rest is the loss of the labels.
+    weight: PositiveShare[float] = 0.5
+    # The logits of student and teacher are divided by this.
+    temperature: Positive[float] = only(2.0, {KIND: (*SOFTMAX[KIND][:-1], "multi_label", "qa")})
+    # Weight of the distance between the first tokens of the layers of student and teacher, without the last (Sun et
+    # al. 2019); 0: off.
+    layers_weight: AtLeast0[float] = only(0.0, {KIND: (*HEAD, "qa")})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaughtDataConfig(TaskDataConfig):
+    """The files of a task."""
+
+    SPLITS: ClassVar[tuple[str, ...]] = (*TaskDataConfig.SPLITS, "unlabelled")
+
+    # Files whose labels are not read: more texts to learn from, with --teacher. Entries unlabelled:ROLE=COLUMN of
+    # data.columns set their columns.
+    unlabelled: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaughtConfig(FinetuneConfig):
+    """Options of fine-tuning with teachers."""
+
+    distillation: TaskDistillationConfig = TaskDistillationConfig()
+    data: TaughtDataConfig = TaughtDataConfig()
+
+
+def options_of_teachers(config: FinetuneConfig) -> TaskDistillationConfig:
+    """Return the section ``distillation`` of ``config``, which the registered parts extend."""
+    assert isinstance(config, TaughtConfig)
+    return config.distillation

@@ -19,7 +19,6 @@ from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig
 from bert_jax.contrib.compression import distillation_losses as losses
 from bert_jax.contrib.compression.config import DistillationConfig
 from bert_jax.contrib.compression.teachers.inputs import TeacherInputs
-from bert_jax.finetuning.distillation.losses import cosine_distance_loss, soft_target_loss
 from bert_jax.model import BertModel, BertOutput, from_canonical
 from bert_jax.model.bert import bert_output, of_layers, present
 from bert_jax.model.canonical import abstract_params, canonical_shapes
@@ -234,7 +233,7 @@ class Distillation(MaskedLm):
             sums |= z_loss("mlm", options.z_loss, logits, weights)
         if options.soft_weight:
             of_teacher = self._teacher_logits(outputs, logits.shape[-1])
-            sums |= soft_target_loss("soft", logits, of_teacher, weights, options.temperature)
+            sums |= losses.soft_target_loss("soft", logits, of_teacher, weights, options.temperature)
         if options.hidden_loss != "none":
             sums |= self._hidden(params, student, outputs[HIDDEN], batch)
         ids = batch["sequence_ids"]
@@ -328,7 +327,7 @@ class Distillation(MaskedLm):
         options, weights = self.options, (batch["sequence_ids"] > 0).astype(jnp.float32)
         every = present(student.hidden_states)
         own = every if options.hidden_layers == "all" else every[-1:]
-        loss = cosine_distance_loss if options.hidden_loss == "cosine" else losses.squared_error_loss
+        loss = losses.cosine_distance_loss if options.hidden_loss == "cosine" else losses.squared_error_loss
 
         def projected(x_BxSxH: jax.Array) -> Any:
             return self.model.apply({"params": params}, x_BxSxH, method="projected")

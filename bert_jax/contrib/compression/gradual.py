@@ -9,16 +9,18 @@ import dataclasses
 import gc
 import json
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 
-from bert_jax.config import FinetuneConfig, ModelConfig
-from bert_jax.config.sweep import UNPRUNED, FinetuneRunOptions
+from bert_jax.commands.finetune import configure, train, training_records
+from bert_jax.config import ModelConfig
 from bert_jax.contrib.compression.heads_and_units import kept, whole_masks
 from bert_jax.contrib.compression.prune import Importance, Pruning, check_prunable, prune_model
+from bert_jax.contrib.compression.run_options import UNPRUNED, PruningOptions
 from bert_jax.interop.model_bundle import ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.io.files import write_whole
@@ -68,29 +70,21 @@ def share_after(share: float, number: int, count: int) -> float:
     return share + (1 - share) * (1 - number / count) ** 3
 
 
-def prune(
-    options: FinetuneRunOptions,
-    *,
-    configure: Callable[[FinetuneRunOptions], FinetuneConfig],
-    records_of: Callable[[FinetuneConfig], list[Record]],
-    train: Callable[[FinetuneRunOptions], None],
-    stop: StopRequest,
-) -> None:
-    """Fine-tune as ``options`` state, with removals in rounds (``--prune_heads``, ``--prune_units``).
+def prune(options: PruningOptions, arguments: list[str], stop: StopRequest) -> None:
+    """Fine-tune as ``options`` and ``arguments``, those of the config, state, with removals in rounds.
 
-    ``configure`` returns the config of a run, ``records_of`` reads its training records, and ``train`` executes it.
     Raises ``ValueError`` for options that pruning in rounds does not allow.
     """
     _check(options)
     workdir = Path(options.folder("finetune"))
-    config = configure(dataclasses.replace(options, workdir=str(workdir / ROUNDS / "1")))
+    config, _ = configure(dataclasses.replace(options, workdir=str(workdir / ROUNDS / "1")), arguments)
     needs_loss = options.prune_importance == "gradient"
     if needs_loss and config.task.kind in ("sentence", "joint"):
         raise ValueError(
             f"--prune_importance: gradient is not allowed with task.kind {config.task.kind}, whose loss is not of "
             "one head; use --prune_importance magnitude or movement"
         )
-    records = records_of(config)
+    records = training_records(config)
     if needs_loss and not records:
         raise ValueError(
             "--prune_importance: gradient is not allowed without data.train, whose labels it reads; use magnitude, "
@@ -109,15 +103,13 @@ def prune(
         own = dataclasses.replace(options, workdir=str(folder), init_from=source, **UNPRUNED)
         if source != options.init_from:
             own = dataclasses.replace(own, init_layers=(), to_long=0, gpt_inputs=False)
-        train(own)
+        train(own, arguments, stop, time.perf_counter())
 
     train_in_rounds(rounds, config.model, workdir, options.init_from, one, stop=stop)
 
 
-def _check(options: FinetuneRunOptions) -> None:
+def _check(options: PruningOptions) -> None:
     """Raise ``ValueError`` for options with which pruning in rounds cannot start."""
-    if options.is_sweep:
-        raise ValueError("--prune_heads, --prune_units: not allowed with --sweep and --seeds; omit these")
     if hosts.count() > 1:
         raise ValueError("--prune_heads, --prune_units: not allowed with several processes; start one")
     if not options.init_from:

@@ -3,4 +3,4 @@
 COMMANDS = dict.fromkeys(
     ("compare", "benchmark-inference", "submission"), "bert_jax.contrib.experiments.commands:COMMANDS"
 )
-EXTENSIONS = {"finetune --sweep": "bert_jax.contrib.experiments.sweep:run_sweep"}
+FINETUNE_OPTIONS = {"sweep": "bert_jax.contrib.experiments.config:SweepOptions"}

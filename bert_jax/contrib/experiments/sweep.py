@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.sweep import Cell, shared_settings
+from bert_jax.contrib.experiments.cells import Cell, shared_settings
 from bert_jax.finetuning.artifacts import read_results
 from bert_jax.io.files import write_whole
 from bert_jax.io.folder_lock import FolderTaken, hold_folder

@@ -11,9 +11,9 @@ from typing import get_type_hints
 import pytest
 
 from bert_jax import registry
+from bert_jax.commands.finetune import FinetuneRunOptions
 from bert_jax.config import FinetuneConfig, PretrainConfig, RunOptions, load_config
-from bert_jax.config.options import options_of
-from bert_jax.config.sweep import FinetuneRunOptions
+from bert_jax.config.options import extended, options_of
 
 
 def comments(section):
@@ -34,7 +34,7 @@ def comments(section):
 def test_help_shows_every_option_with_its_comment():
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
-        load_config(PretrainConfig, ["--model.num_layers", "3", "--help_all"], extra=RunOptions)
+        load_config(PretrainConfig, ["--model.num_layers", "3", "--help_all"], extra=extended(RunOptions))
     assert ended.value.code == 0
     shown = "".join(out.getvalue().split())
     types = {**get_type_hints(PretrainConfig), "": RunOptions}
@@ -48,8 +48,12 @@ def test_help_shows_every_option_with_its_comment():
             assert "".join(comment.split()) in shown, key
 
 
-@pytest.mark.parametrize(("config", "extra"), [(PretrainConfig, RunOptions), (FinetuneConfig, FinetuneRunOptions)])
+@pytest.mark.parametrize(
+    ("config", "extra"),
+    [(PretrainConfig, RunOptions), (FinetuneConfig, FinetuneRunOptions)],
+)
 def test_help_shows_the_usual_options_and_how_to_see_the_others(config, extra, capsys):
+    config, extra = extended(config), extended(extra)
     every = {*options_of(config), *options_of(extra)}
     assert len(config.USUAL) == 20 and every.issuperset(config.USUAL)
     with pytest.raises(SystemExit):

@@ -20,10 +20,10 @@ from finetune_cases import (
 )
 
 import bert_jax
+from bert_jax.commands.finetune import FinetuneRunOptions
 from bert_jax.config import HeadsConfig, RunOptions, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import take_options
-from bert_jax.config.sweep import FinetuneRunOptions
 from bert_jax.finetuning import finetune as module
 from bert_jax.finetuning.best import BestCheckpoint
 from bert_jax.finetuning.evaluation import blank_scores

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from finetune_cases import PIECES, SPLITS, results, run, saved_model
 
+from bert_jax.commands.finetune import FinetuneRunOptions
 from bert_jax.config import RunOptions
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import dump_yaml, load_config, take_options
 from bert_jax.config.options import field_types, options_of
-from bert_jax.config.sweep import FinetuneRunOptions
 from bert_jax.records import Record
 from bert_jax.start.plan import plan_start
 from bert_jax.tasks.registry import TASKS, task_class

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from finetune_cases import MODEL, PIECES, SPLITS, configured, saved_model
 
+from bert_jax.commands.finetune import FinetuneRunOptions
 from bert_jax.config import ExecutionConfig, HeadsConfig, from_dict, load_config, to_dict
 from bert_jax.config.finetune import FinetuneConfig, FinetuneOptimizerConfig, InputConfig, LossConfig
 from bert_jax.config.spec import Features
-from bert_jax.config.sweep import FinetuneRunOptions
 from bert_jax.finetuning.augment import augmented
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.finetuning.task_objective import check_layers, perturbed
@@ -298,7 +298,7 @@ def test_help_shows_the_options_of_the_kind(capsys):
             with pytest.raises(SystemExit) as ended:
                 load_config(FinetuneConfig, [*words.split(), "--help_all"], extra=FinetuneRunOptions)
         text = capsys.readouterr().out
-        assert not ended.value.code and shown in text and "--seeds" in text
+        assert not ended.value.code and shown in text and "--init_from" in text
         assert hidden is None or hidden not in text
 
 

@@ -5,7 +5,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from bert_jax.config.schema import TEACHER_RECORD
 from bert_jax.contrib.compression.teachers.outputs import Teacher, stored_teacher
 from bert_jax.inference.loaded import LoadedModel, prepare
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
@@ -13,6 +12,9 @@ from bert_jax.interop.readers import read_weights
 from bert_jax.io.storage import Location
 from bert_jax.tokenization import Tokenizer, build_tokenizer
 from bert_jax.training.checkpoint.parameters import arrays_digest
+
+# Workdir file with the paths and the digests of the teachers.
+TEACHER_RECORD = "teacher.json"
 
 
 def find_teacher(

@@ -6,8 +6,8 @@ from typing import Any
 
 from bert_jax.config import PretrainConfig, RunOptions
 from bert_jax.config.options import Setting
-from bert_jax.config.schema import TEACHER_RECORD
-from bert_jax.contrib.compression.teachers.find import check_vocabulary, find_teacher
+from bert_jax.contrib.compression.run_options import TeacherOptions
+from bert_jax.contrib.compression.teachers.find import TEACHER_RECORD, check_vocabulary, find_teacher
 from bert_jax.contrib.compression.teachers.outputs import Teacher, TeacherOutputs, prepared_outputs
 from bert_jax.interop.model_bundle import ReadOptions
 from bert_jax.io.files import write_whole
@@ -30,12 +30,13 @@ class TeacherInputs(Inputs):
     @classmethod
     def find(cls, config: PretrainConfig, options: RunOptions, workdir: Location) -> "TeacherInputs":
         reading = ReadOptions(allow_mismatch=options.allow_mismatch)
-        teacher = find_teacher(options.teacher, workdir, reading, options.teacher_outputs)
+        given = options if isinstance(options, TeacherOptions) else TeacherOptions()
+        teacher = find_teacher(given.teacher, workdir, reading, given.teacher_outputs)
         if teacher is None:
             raise ValueError("--teacher: missing; name the model whose outputs the run learns to reproduce")
         if teacher.outputs and config.data.masking != "static":
-            given = f"data.masking: {config.data.masking} is not allowed with --teacher_outputs"
-            raise ValueError(f"{given}, because each pass has other masks; allowed: static")
+            shown = f"data.masking: {config.data.masking} is not allowed with --teacher_outputs"
+            raise ValueError(f"{shown}, because each pass has other masks; allowed: static")
         return cls(teacher)
 
     def check_vocabulary(self, tokenizer: Tokenizer | None, vocabulary: Location) -> None:

@@ -13,13 +13,17 @@ from hf_folders import make_folder
 from support import random_batch, relative_difference, sums_of, tiny_config, train_synthetic, whole_and_resumed
 
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
-from bert_jax.config.schema import TEACHER_RECORD
 from bert_jax.contrib.compression.distillation import Distillation
-from bert_jax.contrib.compression.distillation_losses import relation_loss, score_loss, squared_error_loss
-from bert_jax.contrib.compression.teachers.find import check_vocabulary, find_teacher
+from bert_jax.contrib.compression.distillation_losses import (
+    cosine_distance_loss,
+    relation_loss,
+    score_loss,
+    soft_target_loss,
+    squared_error_loss,
+)
+from bert_jax.contrib.compression.teachers.find import TEACHER_RECORD, check_vocabulary, find_teacher
 from bert_jax.contrib.compression.teachers.inputs import TeacherInputs
 from bert_jax.contrib.compression.teachers.outputs import Teacher
-from bert_jax.finetuning.distillation.losses import cosine_distance_loss, soft_target_loss
 from bert_jax.inference.loaded import prepare
 from bert_jax.interop.export import export_model
 from bert_jax.interop.model_bundle import ReadOptions

@@ -9,10 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.contrib.compression.distillation_losses import relation_loss, score_loss, squared_error_loss
-from bert_jax.finetuning.distillation.kinds import Labels, Places, Values
-from bert_jax.finetuning.distillation.losses import cosine_distance_loss, soft_target_loss
-from bert_jax.finetuning.distillation.soft_targets import first_tokens, layers_loss
+from bert_jax.contrib.compression.distillation_losses import (
+    cosine_distance_loss,
+    relation_loss,
+    score_loss,
+    soft_target_loss,
+    squared_error_loss,
+)
+from bert_jax.contrib.compression.finetuning.kinds import Labels, Places, Values
+from bert_jax.contrib.compression.finetuning.soft_targets import first_tokens, layers_loss
 
 with np.load(Path(__file__).parents[3] / "golden" / "fixtures" / "distillation.npz") as stored:
     RECORDED = dict(stored)

@@ -9,8 +9,9 @@ import pytest
 from finetune_cases import configured, run, saved_model
 
 from bert_jax.commands import finetune
+from bert_jax.commands.finetune import FinetuneRunOptions
 from bert_jax.config.loader import Setting, take_options
-from bert_jax.config.sweep import FinetuneRunOptions, plan_cells
+from bert_jax.contrib.experiments.cells import plan_cells
 from bert_jax.contrib.experiments.sweep import run_sweep
 from bert_jax.io.folder_lock import FolderTaken, hold_folder
 from bert_jax.process import exits
@@ -32,7 +33,8 @@ def nothing_is_freed(monkeypatch):
 
 
 def planned(line, settings=SETTINGS):
-    return plan_cells(take_options(FinetuneRunOptions, line.split())[0], settings)
+    options, _ = take_options(FinetuneRunOptions, line.split())
+    return plan_cells(options.sweep, options.seeds, settings)
 
 
 class Trainer:
@@ -198,8 +200,7 @@ def test_without_values_it_is_the_grid_of_the_paper():
 def test_real_runs_give_the_same_table_to_the_byte(tmp_path):
     source = saved_model(tmp_path / "model")
     config, _ = configured(source, tmp_path / "none", "--data.dev dev.tsv")
-    options, _ = take_options(FinetuneRunOptions, ["--seeds", "2"])
-    _, cells = plan_cells(options, [*SETTINGS, Setting("", "task.max_length", "32")])
+    _, cells = plan_cells((), 2, [*SETTINGS, Setting("", "task.max_length", "32")])
 
     def train(folder, arguments):
         run(source, folder, f"--data.dev dev.tsv {' '.join(arguments)} --training.num_epochs 1")
@@ -223,11 +224,11 @@ def test_the_command_hands_every_run_its_arguments(tmp_path, monkeypatch, handle
     fake = Trainer()
 
     def train(options, arguments, stop, started):
-        assert not options.is_sweep and options.init_from == "model"
+        assert not options.several and options.init_from == "model"
         calls.append(arguments)
         fake(Path(options.workdir), arguments)
 
-    monkeypatch.setattr(finetune, "train", train)
+    monkeypatch.setattr("bert_jax.contrib.experiments.config.train", train)
     monkeypatch.chdir(tmp_path)
     line = f"--init_from model --data.dev dev.tsv --task.max_length 32 --workdir {tmp_path / 'w'} {GRID}"
     monkeypatch.setattr("sys.argv", ["run_finetune.py", *line.split(), "--training.seed", "4"])

@@ -15,6 +15,7 @@ import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.config import HeadsConfig, ModelSpec
+from bert_jax.contrib.compression.config import options_of_teachers
 from bert_jax.model.bert import BertOutput, present
 from bert_jax.model.pooling import gather_positions
 from bert_jax.objectives.objective import Sums, denominator
@@ -33,7 +34,8 @@ class SoftTargets(ABC):
 
     def __init__(self, task: Task) -> None:
         config = task.config
-        self.task, self.options, self.temperature = task, config.distillation, config.distillation.temperature
+        self.task, self.options = task, options_of_teachers(config)
+        self.temperature = self.options.temperature
         # Layers of the student, from 1, that learn from the teacher's layers: all but the last.
         self.layers = range(1, config.model.num_layers) if self.options.layers_weight else range(0)
         # The share of a unit in the loss: the windows of a text count as one.

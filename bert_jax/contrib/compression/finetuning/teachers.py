@@ -1,7 +1,8 @@
 """The outputs of teachers for the units of a student, computed once before training."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,25 +10,32 @@ from typing import Any
 import jax
 import numpy as np
 
+from bert_jax.batch import Batch
 from bert_jax.config import HeadsConfig
-from bert_jax.config.finetune import DistillationConfig, FinetuneConfig
-from bert_jax.config.schema import TEACHER_RECORD
-from bert_jax.finetuning.distillation.kinds import Vectors, soft_targets
-from bert_jax.finetuning.distillation.soft_targets import SoftTargets, first_tokens
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.contrib.compression.config import TaskDistillationConfig, options_of_teachers
+from bert_jax.contrib.compression.finetuning.kinds import Vectors, soft_targets
+from bert_jax.contrib.compression.finetuning.soft_targets import SoftTargets, first_tokens
+from bert_jax.contrib.compression.teachers.find import TEACHER_RECORD
+from bert_jax.finetuning.supervision import Supervision
 from bert_jax.inference.batching import by_level
 from bert_jax.inference.engine import Engine
 from bert_jax.io.files import write_whole
+from bert_jax.json_values import Json
+from bert_jax.model import BertOutput
 from bert_jax.model.bert import bert_output
+from bert_jax.objectives.display import Column, Display, Panel
+from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
-from bert_jax.tasks.task import ModelInput, Outputs, Task
+from bert_jax.tasks.task import ModelInput, Outputs, Target, Task
 
 # Texts between two lines of progress.
 _REPORTED = 20_000
 
 
 @dataclass(frozen=True)
-class Teaching:
-    """Sources of a fine-tuning run besides its labels: teachers, and texts that only they label."""
+class Teaching(Supervision):
+    """Teachers, and texts that only they label."""
 
     # Models with the output layer of the task; empty: no teacher.
     teachers: Sequence[Engine] = ()
@@ -37,26 +45,71 @@ class Teaching:
     unlabelled: Sequence[Record] = ()
     # Called with each line about the reading of the teachers.
     report: Callable[[str], None] = lambda line: None
+    # The loss of the outputs of the teachers; None before the units are known, and without a teacher.
+    soft: SoftTargets | None = None
+
+    display = Display(
+        columns=(Column("teacher {}", "teacher_loss"),),
+        panels=(Panel("difference from the teacher", "teacher_loss"),),
+    )
+
+    @property
+    def targets(self) -> Mapping[str, Target]:  # type: ignore[override]
+        return self.soft.targets if self.soft is not None else {}
+
+    @property
+    def all_layers(self) -> bool:  # type: ignore[override]
+        return self.soft is not None and self.soft.options.layers_weight > 0
+
+    @property
+    def key(self) -> Sequence[Json]:  # type: ignore[override]
+        if self.soft is None:
+            return ()
+        return dataclasses.asdict(self.soft.options), [one["digest"] for one in json.loads(self.record)]
+
+    def completed(self, config: FinetuneConfig, *, has_labels: bool) -> FinetuneConfig:
+        check_teaching(self, config, has_labels=has_labels)
+        if has_labels or not self.unlabelled or config.task.kind == "choice":
+            return super().completed(config, has_labels=has_labels)
+        return with_names(config, self.teachers[0].spec.heads)
+
+    def units(self, task: Task, train: Sequence[Record]) -> list[ModelInput]:
+        return student_units(task, train, self.unlabelled)
+
+    def of_units(
+        self, task: Task, units: Sequence[ModelInput], train: Sequence[Record]
+    ) -> tuple["Teaching", Sequence[ModelInput]]:
+        if not self.teachers:
+            return self, units
+        soft, taught = taught_units(task, units, train, self)
+        return dataclasses.replace(self, soft=soft), taught
+
+    def denominators(self, of_labels: dict[str, jax.Array], batch: Batch) -> dict[str, jax.Array]:
+        if self.soft is None:
+            return of_labels
+        # Without weight, the loss of the labels is logged only.
+        share = 1 - self.soft.options.weight
+        return {name: value / share for name, value in of_labels.items() if share} | self.soft.denominators(batch)
+
+    def sums(self, output: BertOutput, batch: Batch) -> Sums:
+        return {} if self.soft is None else self.soft.sums(output, batch)
 
     def write_record(self, folder: Path) -> None:
-        """Write ``record``, unless it is empty, to a file in the workdir ``folder``."""
         if self.record:
             write_whole(folder / TEACHER_RECORD, self.record)
-
-
-NO_TEACHING = Teaching()
 
 
 def check_teaching(teaching: Teaching, config: FinetuneConfig, *, has_labels: bool) -> None:
     """Raise ``ValueError`` for options of distillation without a teacher, and for a loss of labels without labels;
     ``has_labels``: there are training records with labels."""
+    distillation = options_of_teachers(config)
     if not teaching.teachers:
         if teaching.unlabelled:
             raise ValueError("data.unlabelled: no teacher labels these texts; add --teacher MODEL, or omit them")
-        if config.distillation != DistillationConfig():
+        if distillation != TaskDistillationConfig():
             raise ValueError("distillation: these options need --teacher MODEL; add it, or omit them")
         return
-    weight = config.distillation.weight
+    weight = distillation.weight
     if not has_labels and weight < 1:
         given = f"distillation.weight: {weight} is not allowed without data.train"
         raise ValueError(f"{given}, because no text has a label; set 1")
@@ -71,6 +124,11 @@ def with_names(config: FinetuneConfig, heads: HeadsConfig) -> FinetuneConfig:
         labels, tags = data.labels or heads.sequence_labels, data.tags or heads.token_labels
         data = dataclasses.replace(data, labels=labels, tags=tags)
     return dataclasses.replace(config, data=data)
+
+
+def without_labels(records: Sequence[Record]) -> list[Record]:
+    """Return ``records`` without their labels."""
+    return [dataclasses.replace(one, label=None, labels=None, tags=None, answers=None) for one in records]
 
 
 def student_units(task: Task, train: Sequence[Record], unlabelled: Sequence[Record]) -> list[ModelInput]:

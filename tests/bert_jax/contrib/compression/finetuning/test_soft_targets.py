@@ -6,7 +6,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.finetuning.distillation.kinds import fitted_vectors, tag_logits
+from bert_jax.contrib.compression.finetuning.kinds import fitted_vectors, tag_logits
 from bert_jax.model import BertOutput
 
 

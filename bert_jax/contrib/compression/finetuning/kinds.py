@@ -13,8 +13,8 @@ import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.config import HeadsConfig, ModelSpec
-from bert_jax.finetuning.distillation.losses import cosine_distance_loss, soft_target_loss
-from bert_jax.finetuning.distillation.soft_targets import SoftTargets
+from bert_jax.contrib.compression.distillation_losses import cosine_distance_loss, soft_target_loss
+from bert_jax.contrib.compression.finetuning.soft_targets import SoftTargets
 from bert_jax.model.bert import BertOutput, present
 from bert_jax.objectives.crf import crf_loss
 from bert_jax.objectives.objective import Sums, denominator

@@ -12,10 +12,11 @@ from finetune_cases import MODEL, PIECES, SPLITS, configured, lines, records, re
 from scipy.special import log_softmax, softmax
 
 import bert_jax
+from bert_jax.commands.finetune import records_of
 from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, TokenizerConfig
-from bert_jax.config.task import TaskDataConfig
+from bert_jax.contrib.compression.config import TaughtConfig, TaughtDataConfig
+from bert_jax.contrib.compression.finetuning.teachers import Teaching, without_labels
 from bert_jax.contrib.compression.teachers.find import find_task_teachers, find_teacher
-from bert_jax.finetuning.distillation.teachers import Teaching
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.finetuning.task_objective import TaskObjective
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, parameter_shapes
@@ -26,7 +27,7 @@ from bert_jax.process import exits
 from bert_jax.records import Answer, Record
 from bert_jax.training.state import initial_params
 from bert_jax.training.step import loss_and_gradients
-from data_pipeline.tasks import read_splits, read_unlabelled
+from data_pipeline.tasks import read_splits
 
 TEXTS = [record.text for record in records(12, 7)]
 TAGS, CLASSES = ("O", "B-good", "B-bad"), ("0", "1", "2")
@@ -119,7 +120,7 @@ def job_of(folder, kind, teaching, options="", splits=None, source=None):
 def losses(job, params, batch, mesh=None):
     """Value of each loss that is part of the total, and the gradient of the total."""
     model = job.model.clone(mesh=mesh)
-    objective = TaskObjective(job.resolved.task, job.resolved.config, model, job.resolved.soft)
+    objective = TaskObjective(job.resolved.task, job.resolved.config, model, job.resolved.supervision)
 
     def total(params):
         counts = objective.denominators(batch)
@@ -144,10 +145,11 @@ def test_a_student_that_is_its_teacher_has_no_loss_and_another_has(kind, tmp_pat
     layers = "" if kind == "sentence" else "--distillation.layers_weight 0.5"
     job = job_of(tmp_path, kind, teaching_of(tmp_path, teacher), f"--distillation.weight 1 {layers}")
     batch = job.batches(make_mesh(job.config.mesh, jax.devices()[:1])).pack(0)[0]
-    assert batch["weights"].shape[1] > 1 and job.resolved.soft is not None
+    soft = job.resolved.supervision.soft
+    assert batch["weights"].shape[1] > 1 and soft is not None
     own = bert_jax.load(teacher).params
     (total, parts), gradient = losses(job, own, batch)
-    assert set(parts) == set(job.resolved.soft.denominators(batch))
+    assert set(parts) == set(soft.denominators(batch))
     assert abs(float(total)) < 2e-6, parts
     assert max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(gradient)) < 2e-5
     (_, parts), _ = losses(job, drawn_student(job), batch)
@@ -155,7 +157,7 @@ def test_a_student_that_is_its_teacher_has_no_loss_and_another_has(kind, tmp_pat
     # Each unit has its share: the same in rows of its own.
     apart = FinetuneJob(
         dataclasses.replace(job.config, input=dataclasses.replace(job.config.input, packing=False)),
-        {"train": KINDS[kind][0]}, (), job._start, job._teaching,
+        {"train": KINDS[kind][0]}, (), job._start, job.resolved.supervision,
     )  # fmt: skip
     alone = apart.batches(make_mesh(job.config.mesh, jax.devices()[:1])).pack(0)[0]
     (_, single), _ = losses(apart, drawn_student(job), alone)
@@ -269,7 +271,7 @@ def test_devices_and_microbatches_change_nothing(tmp_path):
         )
         job = job_of(tmp_path, "joint", teacher, options, source=saved_model(tmp_path / str(devices)))
         mesh = make_mesh(job.config.mesh, jax.devices()[:devices])
-        objective = TaskObjective(job.task, job.config, job.model.clone(mesh=mesh), job.resolved.soft)
+        objective = TaskObjective(job.task, job.config, job.model.clone(mesh=mesh), job.resolved.supervision)
         batch = {name: jax.device_put(x, batch_sharding(mesh)) for name, x in job.batches(mesh).pack(0)[0].items()}
         compute = jax.jit(lambda p, b, o=objective, n=steps: loss_and_gradients(o, p, b, None, n)[:2])
         values.append(jax.tree.map(np.asarray, compute(drawn_student(job), batch)))
@@ -278,20 +280,21 @@ def test_devices_and_microbatches_change_nothing(tmp_path):
         assert np.linalg.norm(one - other) <= 1e-6 * np.linalg.norm(one)
 
 
-def test_a_run_learns_from_its_teacher_and_continues_with_it(source, tmp_path):
+def test_a_run_learns_from_its_teacher_and_continues_with_it(tmp_path):
     """A student without labels has its teacher's answers; a run that stops and resumes is the same to the bit."""
+    source = saved_model(tmp_path / "model")
     run(source, tmp_path / "teacher", "--training.num_epochs 6")
     more = [dataclasses.replace(one, label=None) for one in records(70, 5)]
     options = "--distillation.weight 1 --training.num_epochs 6"
     splits = {"dev": SPLITS["dev"]}
     teaching = teaching_of(tmp_path / "none", tmp_path / "teacher", unlabelled=more)
-    run(source, tmp_path / "whole", options, splits=splits, teaching=teaching)
+    run(source, tmp_path / "whole", options, splits=splits, supervision=teaching)
     assert results(tmp_path / "whole")["dev"]["metrics"]["accuracy"]["value"] > 0.9
     with pytest.raises(exits.Stop):
-        run(source, tmp_path / "cut", options, splits=splits, teaching=teaching, stop=StopAt(20))
+        run(source, tmp_path / "cut", options, splits=splits, supervision=teaching, stop=StopAt(20))
     again = Teaching(*find_task_teachers([], tmp_path / "cut", ReadOptions()), more)
     assert [one.name for one in again.teachers] == [str((tmp_path / "teacher").absolute())]
-    run(source, tmp_path / "cut", options, splits=splits, teaching=again)
+    run(source, tmp_path / "cut", options, splits=splits, supervision=again)
     assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
     with pytest.raises(
         ValueError, match=r"^--teacher .*: the run in .*cut began with .*teacher, another model; give"
@@ -310,7 +313,8 @@ def test_the_last_digits_of_a_teacher_do_not_stop_a_run_but_another_teacher_does
         for unit in resolved.inputs["train"]
     ]
     near = dataclasses.replace(resolved, inputs={"train": changed})
-    other = dataclasses.replace(resolved, teachers='[{"digest": "another"}]')
+    another = dataclasses.replace(resolved.supervision, record='[{"digest": "another"}]')
+    other = dataclasses.replace(resolved, supervision=another)
     assert near.order_digest == resolved.order_digest != other.order_digest
 
 
@@ -372,14 +376,18 @@ def test_options_without_their_meaning_are_told(tmp_path):
 
 def test_labels_of_unlabelled_files_are_not_read(tmp_path):
     (tmp_path / "more.csv").write_text("text,label\ngood w1,strange\nbad w2,7\n")
-    data = TaskDataConfig(dir=str(tmp_path), unlabelled=("more.csv",))
-    found = read_unlabelled(data, "classification")
+    data = TaughtDataConfig(dir=str(tmp_path), unlabelled=("more.csv",))
+
+    def read_unlabelled(data):
+        return without_labels(records_of(TaughtConfig(data=data), "unlabelled"))
+
+    found = read_unlabelled(data)
     assert [(one.text, one.label) for one in found] == [("good w1", None), ("bad w2", None)]
     assert read_splits(data, "classification") == {"train": []}
     own = dataclasses.replace(data, columns=("text=sentence", "label=label", "unlabelled:text=text"))
-    assert read_unlabelled(own, "classification") == found
+    assert read_unlabelled(own) == found
     wrong = dataclasses.replace(data, columns=("text=sentence", "label=label"))
     with pytest.raises(
         ValueError, match=r"existing columns: .*; if unlabelled files have other columns, set unlabe"
     ):
-        read_unlabelled(wrong, "classification")
+        read_unlabelled(wrong)

@@ -1,0 +1,69 @@
+"""Options of sweeps. This module does not import jax."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from bert_jax.commands.finetune import FinetuneRunOptions, configure, train
+from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.loader import read_settings
+from bert_jax.config.schema import Positive
+from bert_jax.process.signals import StopRequest
+
+if TYPE_CHECKING:
+    from bert_jax.contrib.experiments.cells import Cell
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(FinetuneRunOptions):
+    """Options with which a command starts a run for each of several settings and seeds."""
+
+    # Train every combination of the values in the arguments KEY=VALUE,VALUE,...; without arguments, the grid of the
+    # BERT paper (batch size 16, 32; learning rate 5e-5, 4e-5, 3e-5, 2e-5; 2, 3, 4 epochs). Finished runs are not
+    # repeated; several processes can share the work.
+    sweep: tuple[str, ...] = ()
+    # Number of consecutive seeds, from training.seed; with several, report mean, standard deviation and best run.
+    seeds: Positive[int] = 1
+
+    # Value of an option that has no argument on the command line.
+    VALUE_WITHOUT_ARGUMENT = MappingProxyType({"sweep": ["paper"]})
+
+    @property
+    def several(self) -> tuple[str, ...]:
+        return (*super().several, "--sweep and --seeds") if self.sweep or self.seeds > 1 else super().several
+
+    def shown(self, arguments: list[str]) -> FinetuneConfig:
+        """Return the options that all runs share."""
+        return self._plan(arguments)[0] if self.sweep or self.seeds > 1 else super().shown(arguments)
+
+    def execute(self, arguments: list[str], stop: StopRequest) -> int:
+        if not (self.sweep or self.seeds > 1):
+            return super().execute(arguments, stop)
+        base, cells = self._plan(arguments)
+
+        from bert_jax.contrib.experiments.sweep import run_sweep
+        from bert_jax.start.fixed_options import whole_name
+
+        def one(folder: Path, more: list[str]) -> None:
+            own = dataclasses.replace(self, workdir=str(folder), sweep=(), seeds=1)
+            train(own, [*arguments, *more], stop, time.perf_counter())
+
+        return run_sweep(
+            base,
+            cells,
+            Path(self.folder("finetune")),
+            one,
+            init_from=whole_name(self.init_from),
+            stop=stop,
+            host_timeout=self.host_timeout,
+        )
+
+    def _plan(self, arguments: list[str]) -> "tuple[FinetuneConfig, Sequence[Cell]]":
+        from bert_jax.contrib.experiments.cells import plan_cells
+
+        start = configure(self, arguments)[1]
+        return plan_cells(self.sweep, self.seeds, [*read_settings(arguments), *start.settings])
