@@ -115,13 +115,6 @@ def auroc(gold: np.ndarray, scores: np.ndarray) -> float:
     return _auroc(*_by_rank(np.asarray(gold, bool), scores, partial(repeats, n=n))(np.arange(n)))
 
 
-def average_precision(gold: np.ndarray, scores: np.ndarray) -> float:
-    """Return the average precision, the sum over all thresholds of the precision times the increase in recall, for
-    bool ``gold`` [n] and ``scores`` [n]. The result is 0 without positives, and NaN if a score is NaN."""
-    n = count_records(gold=gold, scores=scores)
-    return _average_precision(*_by_rank(np.asarray(gold, bool), scores, partial(repeats, n=n))(np.arange(n)))
-
-
 def _labels(gold: np.ndarray, predicted: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray, int]:
     """Return ``gold`` and ``predicted`` as int64[n], and n. Raises ``ValueError`` for invalid labels."""
     for name, labels in (("gold", np.asarray(gold)), ("predicted", np.asarray(predicted))):

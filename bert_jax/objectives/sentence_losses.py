@@ -28,22 +28,15 @@ def cosine_loss(embeddings_BxUx2xE: jax.Array, targets_BxU: jax.Array, weights_B
     return {"loss": (jnp.sum(error_BxU**2 * weights_BxU), jnp.sum(weights_BxU))}
 
 
-def triplet_loss(
-    embeddings_BxUx3xE: jax.Array, weights_BxU: jax.Array, *, margin: float = 5.0, distance: str = "euclidean"
-) -> Sums:
+def triplet_loss(embeddings_BxUx3xE: jax.Array, weights_BxU: jax.Array, *, margin: float = 5.0) -> Sums:
     """Return ``loss``, max(d(anchor, positive) - d(anchor, negative) + margin, 0), and ``accuracy``, the share of
     examples whose positive is nearer than the negative.
 
-    Texts are (anchor, positive, negative); ``distance`` is euclidean or cosine (``TripletLoss``).
+    Texts are (anchor, positive, negative); d is the Euclidean distance (``TripletLoss``).
     """
     x_BxUx3xE = _present(embeddings_BxUx3xE, weights_BxU)
     near, far = x_BxUx3xE[:, :, :2], x_BxUx3xE[:, :, ::2]
-    if distance == "cosine":
-        near_BxU, far_BxU = 1 - _cosine(near), 1 - _cosine(far)
-    elif distance == "euclidean":
-        near_BxU, far_BxU = _distance(near), _distance(far)
-    else:
-        raise ValueError(f"distance: {distance!r} is not allowed; allowed: euclidean, cosine")
+    near_BxU, far_BxU = _distance(near), _distance(far)
     loss_BxU = jax.nn.relu(near_BxU - far_BxU + margin)
     correct_BxU = (near_BxU < far_BxU).astype(jnp.float32)
     weight = jnp.sum(weights_BxU)
@@ -84,8 +77,6 @@ def in_batch_negatives_loss(
     texts_BxU: jax.Array | None = None,
     *,
     scale: float = 20.0,
-    similarity: str = "cosine",
-    symmetric: bool = False,
     axis: str | None = None,
 ) -> Sums:
     """Return ``loss`` and ``accuracy`` of retrieving the positive of each anchor among the texts of the batch.
@@ -98,17 +89,11 @@ def in_batch_negatives_loss(
         classes_BxU: int, class of each example; the positives of other examples of the same class as the anchor are
             not candidates. Not allowed with hard negatives.
         texts_BxU: int, number of texts of each example, 2 to K; the vectors after them are not read. None: K.
-        similarity: cosine or dot.
-        symmetric: average the loss with the loss of retrieving the anchor of each positive among all anchors.
     """
-    if similarity not in ("cosine", "dot"):
-        raise ValueError(f"similarity: {similarity!r} is not allowed; allowed: cosine, dot")
     texts, width = embeddings_BxUxKxE.shape[2:]
     counts_BxU = jnp.where(weights_BxU > 0, texts if texts_BxU is None else texts_BxU, 0)
     has_text_BxUxK = jnp.arange(texts) < counts_BxU[..., None]
-    x_nxKxE = jnp.where(has_text_BxUxK[..., None], embeddings_BxUxKxE, 0.0).reshape(-1, texts, width)
-    if similarity == "cosine":
-        x_nxKxE = _unit(x_nxKxE)
+    x_nxKxE = _unit(jnp.where(has_text_BxUxK[..., None], embeddings_BxUxKxE, 0.0).reshape(-1, texts, width))
     weights_n = weights_BxU.reshape(-1)
     all_NxKxE = _gather(x_nxKxE, axis)
     has_text_KxN = _gather(has_text_BxUxK.reshape(-1, texts), axis).T
@@ -123,20 +108,15 @@ def in_batch_negatives_loss(
         classes_N = _gather(classes_n, axis)
         is_alike_nxN = (classes_n[:, None] == classes_N) & (own_n[:, None] != jnp.arange(len(classes_N)))
 
-    def find(queries_nxE: jax.Array, candidates_KxNxE: jax.Array, is_there_KxN: jax.Array) -> Sums:
-        """Return the loss and the accuracy of retrieving ``candidates[0, own[i]]`` for each query i."""
-        # The default precision on TPUs is bfloat16, whose error the scale would multiply.
-        logits = scale * jnp.einsum("nE,KNE->nKN", queries_nxE, candidates_KxNxE, precision="highest")
-        is_candidate = is_there_KxN if is_alike_nxN is None else is_there_KxN & ~is_alike_nxN[:, None]
-        logits = jnp.where(is_candidate, logits, ABSENT).reshape(len(queries_nxE), -1)
-        return weighted_cross_entropy("own", logits, own_n, weights_n)
-
-    sums = find(x_nxKxE[:, 0], all_NxKxE[:, 1:].swapaxes(0, 1), has_text_KxN[1:])
-    loss, weight = sums["own_loss"]
-    if symmetric:
-        backward, _ = find(x_nxKxE[:, 1], all_NxKxE[:, :1].swapaxes(0, 1), has_text_KxN[:1])["own_loss"]
-        loss = (loss + backward) / 2
-    return {"loss": (loss, weight), "accuracy": sums["own_accuracy"]}
+    anchors_nxE, candidates_KxNxE = x_nxKxE[:, 0], all_NxKxE[:, 1:].swapaxes(0, 1)
+    is_candidate = has_text_KxN[1:]
+    # The default precision on TPUs is bfloat16, whose error the scale would multiply.
+    logits_nxKxN = scale * jnp.einsum("nE,KNE->nKN", anchors_nxE, candidates_KxNxE, precision="highest")
+    if is_alike_nxN is not None:
+        is_candidate = is_candidate & ~is_alike_nxN[:, None]
+    logits = jnp.where(is_candidate, logits_nxKxN, ABSENT).reshape(len(weights_n), -1)
+    sums = weighted_cross_entropy("own", logits, own_n, weights_n)
+    return {"loss": sums["own_loss"], "accuracy": sums["own_accuracy"]}
 
 
 def _present(embeddings_BxUxKxE: jax.Array, weights_BxU: jax.Array) -> jax.Array:

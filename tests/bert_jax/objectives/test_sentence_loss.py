@@ -27,8 +27,8 @@ def softmax_of_pairs(x, targets, weights):
     return softmax_loss(logits, SLOTS.fill(given("pair_labels"), -1), weights)
 
 
-def without_targets(function, **options):
-    return lambda x, targets, weights: function(x, weights, **options)
+def without_targets(function):
+    return lambda x, targets, weights: function(x, weights)
 
 
 # name -> texts of an example, loss of embeddings, targets and weights
@@ -37,11 +37,8 @@ CASES = {
     "cosine": (2, cosine_loss),
     "cosent": (2, cosent_loss),
     "triplet": (3, without_targets(triplet_loss)),
-    "triplet_cosine": (3, without_targets(triplet_loss, margin=0.5, distance="cosine")),
     "negatives": (3, without_targets(in_batch_negatives_loss)),
     "negatives_of_pairs": (2, without_targets(in_batch_negatives_loss)),
-    "negatives_dot": (3, without_targets(in_batch_negatives_loss, similarity="dot", scale=1.0)),
-    "negatives_symmetric": (3, without_targets(in_batch_negatives_loss, symmetric=True)),
 }
 
 
@@ -96,8 +93,6 @@ def data_mesh(sizes):
 OVER_REPLICAS = {
     "cosent": (2, cosent_loss),
     "negatives": (4, in_batch_negatives_loss),
-    "negatives_dot": (2, functools.partial(in_batch_negatives_loss, similarity="dot", scale=0.1)),
-    "negatives_symmetric": (3, functools.partial(in_batch_negatives_loss, symmetric=True)),
     "negatives_of_any_number": (
         4,
         lambda x, targets, weights, axis: in_batch_negatives_loss(
@@ -226,11 +221,3 @@ def test_texts_of_the_own_class_are_no_wrong_answers():
 def test_pairs_of_one_target_have_no_cosent_loss():
     x = given("embeddings")[None, :, :2]
     assert float(cosent_loss(x, np.full((1, 6), 0.5), np.ones((1, 6), np.float32))["loss"][0]) == 0
-
-
-def test_unknown_names_are_refused():
-    x, weights = given("embeddings")[None], np.ones((1, 6), np.float32)
-    with pytest.raises(ValueError, match="euclidean, cosine"):
-        triplet_loss(x, weights, distance="manhattan")
-    with pytest.raises(ValueError, match="cosine, dot"):
-        in_batch_negatives_loss(x, weights, similarity="euclidean")
