@@ -12,13 +12,13 @@ import struct
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
 from bert_jax.io.errors import one_line
 from bert_jax.io.safetensors_file import DTYPES, StoredTensor, aligned_empty, read_values
-from bert_jax.io.torch_pickle import Refused, Storage, TensorView, kind, unpickle
+from bert_jax.io.torch_pickle import Refused, Storage, TensorView, Value, kind, unpickle
 
 # The pickles of BERT-large have about 50 KB, and the list of its zip members likewise.
 LARGEST_PICKLE = LARGEST_DIRECTORY = 4 << 20
@@ -90,7 +90,7 @@ def read_torch(file: Path) -> dict[str, TorchTensor]:
     return tensors
 
 
-def _tensors(file: Path, state: Any, places: dict[str, int]) -> dict[str, TorchTensor]:
+def _tensors(file: Path, state: Value, places: dict[str, int]) -> dict[str, TorchTensor]:
     if not isinstance(state, dict):
         raise Refused(f"it contains a {kind(state)}, not a dict of tensors; save only the model's state_dict")
     tensors = {}
@@ -136,7 +136,7 @@ class _BoundedReads:
         return self._stream.read(size if size >= 0 else LARGEST_DIRECTORY)
 
 
-def _zip_file(stream: BinaryIO, size: int) -> tuple[Any, dict[str, int]]:
+def _zip_file(stream: BinaryIO, size: int) -> tuple[Value, dict[str, int]]:
     """Return the value in the pickle and the position of each storage."""
     members = _members(stream, size)
     pickles = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
@@ -207,7 +207,7 @@ def _members(stream: BinaryIO, size: int) -> dict[str, tuple[int, int]]:
 # ------------------------------------------------------------------ files of torch before 1.6
 
 
-def _old_file(stream: BinaryIO, size: int) -> tuple[Any, dict[str, int]]:
+def _old_file(stream: BinaryIO, size: int) -> tuple[Value, dict[str, int]]:
     """Return the value in the pickle and the position of each storage."""
     pickled = io.BytesIO(stream.read(LARGEST_PICKLE))
     magic, _ = unpickle(pickled)
@@ -221,11 +221,12 @@ def _old_file(stream: BinaryIO, size: int) -> tuple[Any, dict[str, int]]:
         raise Refused("the values are big-endian; save the file on a little-endian machine")
     state, storages = unpickle(pickled)
     keys, _ = unpickle(pickled)
-    if type(keys) is not list or not all(type(key) is str for key in keys):
+    names = [key for key in keys if type(key) is str] if type(keys) is list else []
+    if type(keys) is not list or len(names) != len(keys):
         raise Refused("the keys of the storages are not a list of strings")
-    if len(set(keys)) != len(keys) or set(keys) != set(storages):
+    if len(set(names)) != len(names) or set(names) != set(storages):
         raise Refused("the keys of the storages and of the tensors differ")
-    return state, _old_places(stream, size, pickled.tell(), [storages[key] for key in keys])
+    return state, _old_places(stream, size, pickled.tell(), [storages[name] for name in names])
 
 
 def _old_places(stream: BinaryIO, size: int, position: int, storages: list[Storage]) -> dict[str, int]:

@@ -16,7 +16,7 @@ import collections
 import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeGuard
 
 # A tensor needs about 45 opcodes, its module's version included; a model of 11,000 tensors can be read.
 MOST_STEPS = 1 << 19
@@ -70,7 +70,14 @@ class _StorageClass(NamedTuple):
 
 @dataclass(frozen=True)
 class _Function:
-    build: Callable[[tuple[Any, ...]], Any]
+    build: Callable[[tuple["Value", ...]], "Value"]
+
+
+# A value of a pickle.
+Value = (
+    list["Value"] | dict[str, "Value"] | tuple["Value", ...] | Storage | TensorView | _Function | _StorageClass
+    | str | int | float | None
+)  # fmt: skip
 
 
 def kind(value: object) -> str:
@@ -80,7 +87,7 @@ def kind(value: object) -> str:
     )
 
 
-def unpickle(stream: IO[bytes]) -> tuple[Any, dict[str, Storage]]:
+def unpickle(stream: IO[bytes]) -> tuple[Value, dict[str, Storage]]:
     """Read one pickle and return its value, with its tensors as :class:`TensorView`, and the storages by key.
 
     ``stream`` must be bounded, because declared sizes are read as a whole; it is left after the pickle. Raises
@@ -106,23 +113,23 @@ def unpickle(stream: IO[bytes]) -> tuple[Any, dict[str, Storage]]:
 class _Machine:
     """State of the interpreter: stack, positions of marks, memo."""
 
-    stack: list[Any] = field(default_factory=list)
+    stack: list[Value] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
-    memo: dict[int, Any] = field(default_factory=dict)
+    memo: dict[int, Value] = field(default_factory=dict)
     storages: dict[str, Storage] = field(default_factory=dict)
 
-    def push(self, value: object) -> None:
+    def push(self, value: Value) -> None:
         self.stack.append(value)
 
-    def pop(self) -> Any:
+    def pop(self) -> Value:
         if len(self.stack) <= (self.marks[-1] if self.marks else 0):
             raise Refused("the stack is empty")
         return self.stack.pop()
 
-    def pop_many(self, count: int) -> tuple[Any, ...]:
+    def pop_many(self, count: int) -> tuple[Value, ...]:
         return tuple([self.pop() for _ in range(count)][::-1])
 
-    def pop_to_mark(self) -> list[Any]:
+    def pop_to_mark(self) -> list[Value]:
         if not self.marks:
             raise Refused("no mark")
         position = self.marks.pop()
@@ -133,7 +140,7 @@ class _Machine:
     def mark(self) -> None:
         self.marks.append(len(self.stack))
 
-    def top(self) -> Any:
+    def top(self) -> Value:
         value = self.pop()
         self.stack.append(value)
         return value
@@ -162,15 +169,15 @@ class _Machine:
             raise Refused("a name is not a string")
         self.named(f"{module} {name}")
 
-    def append(self, values: list[Any]) -> None:
+    def append(self, values: list[Value]) -> None:
         target = self.top()
         if type(target) is not list:
             raise Refused(f"values are appended to a {kind(target)}")
         target.extend(values)
 
-    def set_items(self, values: list[Any]) -> None:
+    def set_items(self, values: list[Value]) -> None:
         target = self.top()
-        if type(target) not in (dict, collections.OrderedDict):
+        if not isinstance(target, dict):
             raise Refused(f"items of a {kind(target)} are set")
         if len(values) % 2:
             raise Refused("a key has no value")
@@ -206,40 +213,46 @@ class _Machine:
         whole = Storage(key, type_.dtype, count, 0, count)
         if self.storages.setdefault(key, whole) != whole:
             raise Refused("a storage has two types or sizes")
-        begin, end = 0, count
         if part and part[0] is not None:
-            if type(part[0]) is not tuple or len(part[0]) != 3 or not all(map(_natural, part[0][1:])):
+            if type(part[0]) is not tuple or len(part[0]) != 3:
                 raise Refused("a part of a storage is not a key and two sizes")
-            begin, end = part[0][1], part[0][1] + part[0][2]
-            if end > count:
+            begin, size = _sizes(part[0][1:], "a part of a storage")
+            whole = whole._replace(begin=begin, end=begin + size)
+            if whole.end > count:
                 raise Refused("a part of a storage is not inside the storage")
-        self.stack.append(whole._replace(begin=begin, end=end))
+        self.stack.append(whole)
 
 
-def _natural(value: object) -> bool:
+def _natural(value: Value) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def _ordered_dict(arguments: tuple[Any, ...]) -> collections.OrderedDict[str, Any]:
+def _sizes(value: Value, what: str) -> tuple[int, ...]:
+    """Return ``value``, which must be a tuple of a few natural numbers; ``what`` begins the message."""
+    sizes = tuple(size for size in value if _natural(size)) if type(value) is tuple else ()
+    if type(value) is not tuple or len(sizes) != len(value) or len(sizes) > _MOST_DIMENSIONS:
+        raise Refused(f"{what} is not at most {_MOST_DIMENSIONS} sizes")
+    return sizes
+
+
+def _ordered_dict(arguments: tuple[Value, ...]) -> collections.OrderedDict[str, Value]:
     if arguments:
         raise Refused("an ordered dict is built from other values")
     return collections.OrderedDict()
 
 
-def _tensor(arguments: tuple[Any, ...]) -> TensorView:
+def _tensor(arguments: tuple[Value, ...]) -> TensorView:
     """Return the tensor of ``_rebuild_tensor(storage, offset, size, stride)``, or of ``_rebuild_tensor_v2``, which
     adds whether gradients are required, hooks, and metadata (conjugate or negative views)."""
     if not 4 <= len(arguments) <= 7:
         raise Refused(f"a tensor has {len(arguments)} arguments")
-    storage, offset, shape, strides = arguments[:4]
+    storage, offset = arguments[:2]
     if type(storage) is not Storage:
         raise Refused(f"the storage of a tensor is a {kind(storage)}")
     metadata = arguments[6] if len(arguments) == 7 else None
     if metadata is not None and (type(metadata) is not dict or metadata):
         raise Refused("a tensor is a conjugate or negative view; save independent tensors")
-    for sizes in (shape, strides):
-        if type(sizes) is not tuple or len(sizes) > _MOST_DIMENSIONS or not all(map(_natural, sizes)):
-            raise Refused(f"the shape or the strides of a tensor are not at most {_MOST_DIMENSIONS} sizes")
+    shape, strides = (_sizes(sizes, "the shape or the strides of a tensor") for sizes in arguments[2:4])
     if not _natural(offset) or len(shape) != len(strides):
         raise Refused("the offset, shape and strides of a tensor are inconsistent")
     view = TensorView(storage, storage.begin + offset, shape, strides)
@@ -248,7 +261,7 @@ def _tensor(arguments: tuple[Any, ...]) -> TensorView:
     return view
 
 
-def _parameter(arguments: tuple[Any, ...]) -> TensorView:
+def _parameter(arguments: tuple[Value, ...]) -> TensorView:
     """Return the tensor of ``_rebuild_parameter(tensor, requires_grad, hooks)``."""
     if len(arguments) != 3 or type(arguments[0]) is not TensorView:
         raise Refused("a parameter is not a tensor")
