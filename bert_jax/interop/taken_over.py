@@ -3,37 +3,51 @@ limits of the inputs. ``WORKDIR/warm_start.yaml`` records them."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from bert_jax.config import ModelSpec, SentenceConfig, SentenceModule
 from bert_jax.config.loader import Setting
 
-Kept = Mapping[str, Any]
+
+class Kept(TypedDict, total=False):
+    """The facts, as plain values; a missing one has the default of a run."""
+
+    sentence: Mapping[str, Any]
+    max_length: int
+    truncation_side: Literal["right", "left"]
+    pair_types: bool
 
 
-def kept_facts(spec: ModelSpec, *, longer: bool = False) -> tuple[dict[str, Any], list[str]]:
-    """Return what a run keeps of an initial model with ``spec``, as plain values, and notes. The dense layers of
-    sentence vectors are not kept, nor, if ``longer``, a maximum length below the number of positions."""
-    facts: dict[str, Any] = {}
+def kept_facts(spec: ModelSpec, *, longer: bool = False) -> tuple[Kept, list[str]]:
+    """Return what a run keeps of an initial model with ``spec``, and notes. The dense layers of sentence vectors
+    are not kept, nor, if ``longer``, a maximum length below the number of positions."""
+    facts: Kept = {}
     notes: list[str] = []
     if spec.sentence is not None:
         modules = tuple(module for module in spec.sentence.modules if module.kind != "dense")
         if modules != spec.sentence.modules:
             notes.append("not taken over: the dense layers after pooling")
         facts["sentence"] = dataclasses.asdict(dataclasses.replace(spec.sentence, modules=modules))
-    if spec.tokenizer is not None:
-        stated = {"max_length": 0, "truncation_side": "right", "pair_types": True}
-        values = {key: getattr(spec.tokenizer, key) for key in stated}
-        if longer or not values["max_length"] < spec.model.max_length:
-            values["max_length"] = 0
-        facts |= {key: value for key, value in values.items() if value != stated[key]}
+    if (tokenizer := spec.tokenizer) is not None:
+        if not longer and 0 < tokenizer.max_length < spec.model.max_length:
+            facts["max_length"] = tokenizer.max_length
+        if tokenizer.truncation_side != "right":
+            facts["truncation_side"] = tokenizer.truncation_side
+        if not tokenizer.pair_types:
+            facts["pair_types"] = False
     return facts, notes
 
 
 def with_kept(spec: ModelSpec, kept: Kept) -> ModelSpec:
     """Return the ``spec`` of a pretraining run with the facts of :func:`kept_facts`."""
-    limits = {key: value for key, value in kept.items() if key != "sentence"}
-    tokenizer = None if spec.tokenizer is None else dataclasses.replace(spec.tokenizer, **limits)
+    tokenizer = spec.tokenizer
+    if tokenizer is not None:
+        tokenizer = dataclasses.replace(
+            tokenizer,
+            max_length=kept.get("max_length", tokenizer.max_length),
+            truncation_side=kept.get("truncation_side", tokenizer.truncation_side),
+            pair_types=kept.get("pair_types", tokenizer.pair_types),
+        )
     return dataclasses.replace(spec, sentence=_sentence(kept) or spec.sentence, tokenizer=tokenizer)
 
 
@@ -56,7 +70,8 @@ def sentence_settings(
         return (), []
     if given.get("task.kind", ("classification", ""))[0] != "sentence":
         return (), [f"not taken over, because the task has no vectors of texts: {described(kept)}"]
-    values: dict[str, Any] = {"sentence.normalize": any(module.kind == "normalize" for module in source.modules)}
+    values: dict[str, str | int] = {}
+    values["sentence.normalize"] = any(module.kind == "normalize" for module in source.modules)
     if len(source.pooling) == 1:
         values["sentence.pooling"] = source.pooling[0]
     if "max_length" in kept:

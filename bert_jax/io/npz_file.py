@@ -5,13 +5,14 @@ import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple, TypeVar
 
 import numpy as np
 
 from bert_jax.io.errors import one_line
 from bert_jax.io.safetensors_file import aligned_empty
 
+R = TypeVar("R")
 # Maximum bytes of the header of an array, which consists of a dtype, a flag and a shape.
 _LARGEST_HEADER = 1 << 12
 _BLOCK = 1 << 22
@@ -93,7 +94,7 @@ class NpzFile:
         if done < target.size:
             raise ValueError(f"{where}: truncated after {done} of {target.size} bytes")
 
-    def _guarded(self, work: Callable[[], Any]) -> Any:
+    def _guarded(self, work: Callable[[], R]) -> R:
         """Call ``work`` and return its result. Raises ``ValueError`` for any error other than an I/O error, because
         such an error indicates a damaged file."""
         try:

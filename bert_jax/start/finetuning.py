@@ -2,7 +2,7 @@
 
 from bert_jax.config import RunOptions
 from bert_jax.config.loader import Setting
-from bert_jax.interop.taken_over import kept_facts, sentence_settings
+from bert_jax.interop.taken_over import Kept, kept_facts, sentence_settings
 from bert_jax.io.storage import Location
 from bert_jax.start.fixed_options import (
     Given,
@@ -30,7 +30,7 @@ def plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> Sta
             began = f"the run in {workdir} started from {source or 'random weights'}"
             raise ValueError(f"--init_from {options.init_from}: {began}; omit --init_from or change --workdir")
         config, content = stored_tokenizer(workdir)
-        kept = record["kept"] if record else {}
+        kept: Kept = record["kept"] if record else {}
         settings = recorded_settings(workdir, given) if record else vocabulary_size(config, content, given)
         settings += sentence_settings(given, kept, f"{workdir / RECORD}")[0]
         settings += kept_settings(workdir, given)

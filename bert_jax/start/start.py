@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.loader import Setting
+from bert_jax.interop.taken_over import Kept
 from bert_jax.io.storage import Location
 from bert_jax.tokenization import Tokenizer, build_tokenizer
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from bert_jax.interop.model_bundle import ModelBundle
-    from bert_jax.interop.taken_over import Kept
     from bert_jax.training.job import Job
     from bert_jax.training.launch import Launch
     from bert_jax.training.programs import TrainPrograms
@@ -58,7 +58,7 @@ class Start:
     # Pretraining: path (or URL) and content of the vocabulary file to write; None: the file exists.
     vocabulary: tuple[str, bytes] | None = None
     # What the run takes over from the initial model besides, as ``taken_over`` describes it.
-    kept: "Kept" = field(default_factory=dict)
+    kept: Kept = field(default_factory=Kept)
     # Fine-tuning: settings and file content of the tokenizer.
     tokenizer_config: TokenizerConfig = TokenizerConfig()  # noqa: RUF009 (frozen)
     tokenizer_content: bytes = b""

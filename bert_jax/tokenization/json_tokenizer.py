@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from bert_jax.json_values import Json
 from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES, LibraryTokenizer
 from bert_jax.tokenization.json_parts import part_of
 from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Offsets, without_surrogates
@@ -24,25 +25,25 @@ INPUT_PIECES = ("_start_", "_delimiter_", "_classify_", "<pad>")
 _PLAIN = {*SPECIAL_PIECES, *ROBERTA_PIECES, *INPUT_PIECES, GPT2_PIECE}
 
 
-def is_general(state: Any) -> bool:
+def is_general(state: Mapping[str, Json]) -> bool:
     """Return True if ``state``, a parsed ``tokenizer.json``, is neither BERT's WordPiece nor RoBERTa's byte-level
     BPE, which have classes of their own, or if it has added tokens besides their special pieces."""
     return has_own_rules(state) or (part_of(state, "model").get("type") in _MODELS and bool(foreign_tokens(state)))
 
 
-def foreign_tokens(state: Mapping[str, Any]) -> list[str]:
+def foreign_tokens(state: Mapping[str, Json]) -> list[str]:
     """Return the added tokens of ``state``, a parsed ``tokenizer.json``, that are no special pieces: they are found
     in a text before any rule applies."""
     return [name for name in _added_names(state) if name not in _PLAIN]
 
 
-def _added_names(state: Mapping[str, Any]) -> list[str]:
+def _added_names(state: Mapping[str, Json]) -> list[str]:
     added = state.get("added_tokens")
     names = [token.get("content") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
     return [name for name in names if isinstance(name, str)]
 
 
-def has_own_rules(state: Any) -> bool:
+def has_own_rules(state: Mapping[str, Json]) -> bool:
     """Return True if the rules of ``state`` are neither those of BERT's WordPiece nor those of RoBERTa's byte-level
     BPE; see :func:`is_general`."""
     model = part_of(state, "model")
@@ -59,13 +60,13 @@ def has_own_rules(state: Any) -> bool:
     )
 
 
-def _is_gpt2(state: Mapping[str, Any]) -> bool:
+def _is_gpt2(state: Mapping[str, Json]) -> bool:
     """Return True if <|endoftext|> is a special token and no piece marks the end of a text."""
-    names, vocab = _added_names(state), state["model"].get("vocab")
+    names, vocab = _added_names(state), part_of(state, "model").get("vocab")
     return GPT2_PIECE in names and isinstance(vocab, dict) and not {"</s>", "[SEP]"} & {*names, *vocab}
 
 
-def _types(step: Any) -> set[Any]:
+def _types(step: Json) -> set[Json]:
     """Return the types of a step of ``tokenizer.json`` and of the steps in it."""
     if not isinstance(step, dict):
         return {None}
@@ -73,7 +74,7 @@ def _types(step: Any) -> set[Any]:
     return {step.get("type")}.union(*map(_types, inner)) if inner else {step.get("type")}
 
 
-def _framing(processor: Any) -> set[str]:
+def _framing(processor: Json) -> set[str]:
     """Return which of [CLS] and <s> a post-processor adds to a text."""
     text = json.dumps(processor, ensure_ascii=False)
     return {piece for piece in ("[CLS]", "<s>") if json.dumps(piece) in text}
@@ -205,7 +206,7 @@ class JsonTokenizer(LibraryTokenizer):
                 f"B {separator} of two, with one or more {separator} between them"
             )
 
-    def _hide_special(self, state: Any) -> None:
+    def _hide_special(self, state: Mapping[str, Any]) -> None:
         """Give the special pieces names that no text contains.
 
         A Unigram model would find their own names in a text, since it holds them as pieces.

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ class SentencePieceTokenizer(Tokenizer):
     def __init__(self, model: bytes, *, name: str = "SentencePiece model") -> None:
         import sentencepiece
 
-        self._processor: Any = sentencepiece.SentencePieceProcessor()
+        self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(model)
         except RuntimeError:
@@ -45,16 +44,14 @@ class SentencePieceTokenizer(Tokenizer):
         self.continuation[self.unk_id] = False
         self.fingerprint = hashlib.sha256(b"sentencepiece\n" + model).hexdigest()
 
-    def _encode(self, texts: Sequence[str], return_type: Any) -> list[Any]:
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         safe = list(map(without_surrogates, texts))
-        encoded: list[Any] = self._processor.encode(safe, return_type=return_type, num_threads=1)
+        encoded: list[list[int]] = self._processor.encode(safe, return_type=int, num_threads=1)
         return encoded
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return self._encode(texts, int)
-
     def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
-        (mapping,) = self._encode([text], "offset_mapping")
+        safe = [without_surrogates(text)]
+        (mapping,) = self._processor.encode(safe, return_type="offset_mapping", num_threads=1)
         offsets: Offsets = []
         for start, end in mapping["offsets"]:
             # The range of a piece with a leading U+2581 includes the white space before the word.

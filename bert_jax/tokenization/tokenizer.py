@@ -4,7 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypedDict, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,15 @@ def longest_first(a: int, b: int, budget: int) -> tuple[int, int]:
 def without_surrogates(text: str) -> str:
     """Replace every lone surrogate with U+FFFD; the length of the text does not change."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
+class Rules(TypedDict, total=False):
+    """Rules beside the file of a vocabulary, named as in ``TokenizerConfig``."""
+
+    lower_case: bool
+    strip_accents: bool | None
+    split_cjk: bool
+    cjk_words: bool
 
 
 class Tokenizer(ABC):
@@ -72,8 +81,8 @@ class Tokenizer(ABC):
         self.continuation = np.zeros(self.vocab_size, bool)
 
     @property
-    def rules(self) -> dict[str, Any]:
-        """Rules beside the file of the vocabulary, as arguments of ``TokenizerConfig``."""
+    def rules(self) -> Rules:
+        """Rules beside the file of the vocabulary."""
         return {"lower_case": self.lower_case}
 
     def encode(self, text: str) -> list[int]:

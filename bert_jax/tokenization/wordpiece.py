@@ -11,12 +11,12 @@ import struct
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from tokenizers import models
 
-from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Offsets, Tokenizer
+from bert_jax.tokenization.tokenizer import SPECIAL_PIECES, Offsets, Rules, Tokenizer
 
 MAX_CHARS_PER_WORD = 200  # a longer word is [UNK], as in the reference
 
@@ -230,10 +230,10 @@ class WordPieceTokenizer(Tokenizer):
         self._chunk_offsets = _Cache(self._compute_chunk_offsets, _OFFSET_ENTRIES)
 
     @property
-    def rules(self) -> dict[str, Any]:
+    def rules(self) -> Rules:
         strip_accents = None if self.strip_accents == self.lower_case else self.strip_accents
-        rules = {"lower_case": self.lower_case, "strip_accents": strip_accents, "split_cjk": self.split_cjk}
-        return rules | ({"cjk_words": True} if self._longest_cjk else {})
+        rules: Rules = {"lower_case": self.lower_case, "strip_accents": strip_accents, "split_cjk": self.split_cjk}
+        return {**rules, "cjk_words": True} if self._longest_cjk else rules
 
     @property
     def vocab_txt(self) -> bytes:

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, check_sizes
 from bert_jax.interop.stored_model import FLOATS, StoredModel, Tensor, listed, read_float32
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.io.untrusted_folder import needed
+from bert_jax.json_values import Json
 from bert_jax.tokenization import build_tokenizer
 
 _UNTIED = "set tie_word_embeddings to false, or remove the tensors of the MLM head"
@@ -44,7 +45,7 @@ def read_hf(path: Path, options: ReadOptions) -> ModelBundle:
     reader.settle()
     params = reader.parameters(spec)
     tokenizer, pieces, tokenizer_notes = read_tokenizer_files(path, options)
-    origin: dict[str, Any] = {"format": "Hugging Face folder", "name": path.absolute().name}
+    origin: dict[str, Json] = {"format": "Hugging Face folder", "name": path.absolute().name}
     if config.architecture:
         origin["class"] = config.architecture
     reader.notes += tokenizer_notes

@@ -9,9 +9,9 @@ tokenizer_config.json). The writer uses the older layout, which every release lo
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,8 +25,10 @@ from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, StoredDtype,
 from bert_jax.interop.stored_model import FLOATS, StoredName, listed, read_float32
 from bert_jax.interop.tokenizers.json_format import lower_cased, lowers_first, sentencepiece_json
 from bert_jax.io.untrusted_folder import inside, needed, parse_json, read_small
+from bert_jax.json_values import Json
 from bert_jax.tokenization.json_parts import serialized
 
+T = TypeVar("T")
 MODULES_FILE = "modules.json"
 MODEL_FILE = "config_sentence_transformers.json"
 LENGTH_FILE = "sentence_bert_config.json"
@@ -44,8 +46,8 @@ _FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_POOLINGS = ("cls", "mean", "max")
-_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+_POOLINGS: tuple[Pooling, ...] = ("cls", "mean", "max")
+_SIMILARITIES = ("", "cosine", "dot", "euclidean", "manhattan")
 # Settings of the Transformer module -> values that leave the encoder unchanged.
 _PLAIN = {
     "transformer_task": ("feature-extraction",),
@@ -106,7 +108,7 @@ def read_sentence_transformers(path: Path, options: ReadOptions) -> ModelBundle:
         steps.append(step)
         width = step.features
     weights = _with_settings(encoder, modules[0][1], path, _PLAIN)
-    sentence = dataclasses.replace(sentence, modules=tuple(steps), **_model_settings(path))
+    sentence = _with_model_settings(dataclasses.replace(sentence, modules=tuple(steps)), path)
     return dataclasses.replace(
         weights, spec=dataclasses.replace(weights.spec, sentence=sentence), params=params
     )  # fmt: skip
@@ -178,23 +180,24 @@ def _module_folder(path: Path, place: str) -> Path:
     return folder
 
 
-def _settings(folder: Path, name: str) -> dict[str, Any]:
+def _settings(folder: Path, name: str) -> dict[str, Json]:
     """Return the JSON object in the file ``name`` of a module folder, or an empty dict if the file does not
     exist."""
     file = inside(folder, name)
     return {} if file is None else read_config(file)
 
 
-def _one_of(file: Path, settings: Mapping[str, Any], key: str, *allowed: Any) -> Any:
+def _one_of(file: Path, settings: Mapping[str, Json], key: str, *allowed: T) -> T:
     """Return the setting ``key``, or the first of ``allowed`` if the setting is missing or null. A null is not
     allowed for include_prompt, bias and activation_function. Raises ``ValueError`` if the value is not allowed."""
-    value = settings.get(key, allowed[0])
-    if value is None and key not in ("include_prompt", "bias", "activation_function"):
+    value = settings.get(key)
+    if value is None and not (key in settings and key in ("include_prompt", "bias", "activation_function")):
         return allowed[0]
-    if not any(type(value) is type(one) and value == one for one in allowed):
-        supported = listed([str(one) for one in allowed if one != ""]) or "none"
-        raise ValueError(f"{file}: {key} is {str(value)[:80]!r}; supported: {supported}")
-    return value
+    for one in allowed:
+        if type(value) is type(one) and value == one:
+            return one
+    supported = listed([str(one) for one in allowed if one != ""]) or "none"
+    raise ValueError(f"{file}: {key} is {str(value)[:80]!r}; supported: {supported}")
 
 
 def _pooling(folder: Path, width: int) -> SentenceConfig:
@@ -206,16 +209,17 @@ def _pooling(folder: Path, width: int) -> SentenceConfig:
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or not modes or len(modes) > len(_FLAGS):
         raise ValueError(f"{file}: pooling_mode is not a name or list of names; supported: {', '.join(_POOLINGS)}")
-    unknown = [str(mode)[:40] for mode in modes if mode not in _POOLINGS]
-    if unknown:
-        raise ValueError(f"{file}: pooling mode {', '.join(unknown)} is not supported; supported: cls, mean, max")
+    pooling = tuple(one for mode in modes for one in _POOLINGS if mode == one)
+    if len(pooling) != len(modes):
+        unknown = ", ".join(str(mode)[:40] for mode in modes if mode not in pooling)
+        raise ValueError(f"{file}: pooling mode {unknown} is not supported; supported: cls, mean, max")
     for key in ("embedding_dimension", "word_embedding_dimension"):
         _one_of(file, settings, key, width)
     include = _one_of(file, settings, "include_prompt", True, False)
-    return SentenceConfig(pooling=tuple(cast(list[Pooling], modes)), include_prompt=include)
+    return SentenceConfig(pooling=pooling, include_prompt=include)
 
 
-def _check_names(file: Path, settings: Mapping[str, Any]) -> None:
+def _check_names(file: Path, settings: Mapping[str, Json]) -> None:
     """Raise ``ValueError`` unless the input and the output of a module are the sentence vector."""
     for key in ("module_input_name", "module_output_name"):
         _one_of(file, settings, key, "sentence_embedding")
@@ -243,7 +247,9 @@ def _dense(folder: Path, width: int) -> tuple[SentenceModule, dict[str, np.ndarr
     return SentenceModule(kind="dense", features=features, bias=bias, activation=activation), values
 
 
-def _with_settings(weights: ModelBundle, folder: Path, path: Path, plain: Mapping[str, Any]) -> ModelBundle:
+def _with_settings(
+    weights: ModelBundle, folder: Path, path: Path, plain: Mapping[str, Sequence[Json]]
+) -> ModelBundle:
     """Return ``weights``, read from ``folder``, with the maximum length and the case setting of
     sentence_bert_config.json, and a note on others. ``path`` is the whole folder; ``plain`` are settings with the
     values that change nothing."""
@@ -277,18 +283,20 @@ def _lower_cased(tokenizer: TokenizerConfig, content: bytes) -> tuple[TokenizerC
     return tokenizer, serialized(lower_cased(state))
 
 
-def _model_settings(path: Path) -> dict[str, Any]:
-    """Return the prompts, the default prompt and the similarity function in config_sentence_transformers.json."""
+def _with_model_settings(sentence: SentenceConfig, path: Path) -> SentenceConfig:
+    """Return ``sentence`` with the prompts, the default prompt and the similarity function in
+    config_sentence_transformers.json."""
     settings, file = _settings(path, MODEL_FILE), path / MODEL_FILE
     _one_of(file, settings, "model_type", "SentenceTransformer")
     prompts = settings.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise ValueError(f"{file}: prompts is not a map from names to texts")
-    return {
-        "prompts": tuple((name, text or "") for name, text in prompts.items()),
-        "default_prompt": _one_of(file, settings, "default_prompt_name", "", *prompts),
-        "similarity": _one_of(file, settings, "similarity_fn_name", "", *_SIMILARITIES),
-    }
+    return dataclasses.replace(
+        sentence,
+        prompts=tuple((name, text or "") for name, text in prompts.items()),
+        default_prompt=_one_of(file, settings, "default_prompt_name", "", *prompts),
+        similarity=_one_of(file, settings, "similarity_fn_name", *_SIMILARITIES),
+    )
 
 
 # ------------------------------------------------------------------ writing
@@ -326,7 +334,7 @@ def write_sentence_transformers(folder: Path, weights: ModelBundle, *, dtype: St
     )
     kinds = ["Transformer", "Pooling", *(module.kind.capitalize() for module in sentence.modules)]
     places = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
-    listing = [
+    listing: list[Json] = [
         {"idx": i, "name": str(i), "path": place, "type": f"sentence_transformers.models.{kind}"}
         for i, (kind, place) in enumerate(zip(kinds, places, strict=True))
     ]
@@ -344,7 +352,7 @@ def write_sentence_transformers(folder: Path, weights: ModelBundle, *, dtype: St
     return notes
 
 
-def _pooling_settings(spec: ModelSpec, sentence: SentenceConfig) -> dict[str, Any]:
+def _pooling_settings(spec: ModelSpec, sentence: SentenceConfig) -> dict[str, Json]:
     common = {"include_prompt": sentence.include_prompt}
     order = [mode for mode in _FLAGS.values() if mode in sentence.pooling]
     if list(sentence.pooling) == order:

@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -65,7 +64,7 @@ def write_hf(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float3
     return [*notes, *write_tokenizer_files(folder, spec, content, exact=exact)]
 
 
-def write_json(file: Path, value: Any, indent: int = 2) -> None:
+def write_json(file: Path, value: Json, indent: int = 2) -> None:
     """Write ``value`` to ``file`` as JSON in UTF-8."""
     file.write_text(json.dumps(value, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -10,7 +10,6 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.export
@@ -82,7 +81,7 @@ def check_stablehlo(
     return largest_differences(weights.spec, rounded, run, sample_inputs(weights.spec, shapes))
 
 
-def _export(spec: ModelSpec, dtype: DTypeLike) -> Any:
+def _export(spec: ModelSpec, dtype: DTypeLike) -> jax.export.Exported:
     def program(
         params: dict[str, jax.Array], input_ids: jax.Array, attention_mask: jax.Array, token_type_ids: jax.Array
     ) -> dict[str, jax.Array]:
@@ -112,7 +111,7 @@ def _without_source_paths() -> Iterator[None]:
         jax.config.update(option, before)
 
 
-def _signature(spec: ModelSpec, exported: Any) -> dict[str, Json]:
+def _signature(spec: ModelSpec, exported: jax.export.Exported) -> dict[str, Json]:
     """Return a JSON-serializable description of the program: versions, variable sizes, and the arguments and
     outputs in the order of the program."""
     (arguments, _), outputs = (
@@ -135,6 +134,6 @@ def _signature(spec: ModelSpec, exported: Any) -> dict[str, Json]:
     }
 
 
-def _value(name: str, values: Any) -> dict[str, Json]:
+def _value(name: str, values: jax.ShapeDtypeStruct) -> dict[str, Json]:
     shape = [size if isinstance(size, int) else str(size) for size in values.shape]
     return {"name": name, "dtype": str(values.dtype), "shape": shape}

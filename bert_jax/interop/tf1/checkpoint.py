@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from bert_jax.interop.tf1.names import CONFIG_FILE, HEADS, tf1_config, tf1_model
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.io.untrusted_folder import inside, needed, read_small
 
+R = TypeVar("R")
 PREFIX = "bert_model.ckpt"
 # File for settings that have no key in bert_config.json; written by write_tf1, and read by read_tf1 if it exists.
 DETAILS_FILE = "bert_jax.json"
@@ -150,9 +151,9 @@ def _open(prefix: Path) -> dict[str, Tensor]:
     size = sum(needed(folder, file).stat().st_size for file in data)
     tf = _tensorflow()
 
-    def guarded(work: Callable[..., Any], *arguments: Any) -> Any:
+    def guarded(work: Callable[[str], R], name: str) -> R:
         try:
-            return work(*arguments)
+            return work(name)
         # TensorFlow raises errors of several types for damaged files.
         except (tf.errors.OpError, RuntimeError, ValueError, LookupError, TypeError) as error:
             text = " ".join(str(getattr(error, "message", error)).split())

@@ -4,7 +4,7 @@ import json
 import re
 import sys
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from tokenizers import normalizers
 
 from bert_jax.config import TokenizerConfig
 from bert_jax.interop.tokenizers.json_format import bert_rules, exact_rules, sentencepiece_json, wordpiece_json
+from bert_jax.json_values import Json
 from bert_jax.process import exits
 from bert_jax.tokenization import SPECIAL_PIECES, Tokenizer
 from bert_jax.tokenization.json_tokenizer import foreign_tokens
@@ -38,7 +39,7 @@ _ALIKE = re.compile("[\u3400-\u4db5\u4e00-\u9fcc\uac00-\ud7a3\U00020000-\U0002a6
 
 def state_of(
     tokenizer: Tokenizer, config: TokenizerConfig, content: bytes, *, exact: bool = False
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, Json], list[str]]:
     """Return the content of ``tokenizer.json`` for ``tokenizer``, and notes on how a Hugging Face tokenizer with
     this content differs from ``tokenizer``. WordPiece has the rules of transformers' BertTokenizer, which every
     reader knows; with ``exact``, those of :func:`exact_rules`."""
@@ -137,7 +138,7 @@ def newer_letters(config: TokenizerConfig) -> list[str]:
     return sorted(found)
 
 
-def _changed(chars: list[str], text: str, change: Any) -> set[str]:
+def _changed(chars: list[str], text: str, change: Callable[[str], str]) -> set[str]:
     return {char for char, other in zip(chars, text.split("\n"), strict=True) if other != change(char)}
 
 
