@@ -54,7 +54,7 @@ def current_fields(values: Mapping[str, object], prefix: str = "") -> dict[str, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Section, prefix="model.", choice=Choice("encoder", "encoders", "encoder_options")):
+class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoders", "encoder_options")):
     """Architecture, dropout and initialization of the model. Defaults: BERT-base, uncased (Devlin et al. 2018)."""
 
     # Tag of the encoder in model cards; empty: that of the family.

@@ -47,7 +47,7 @@ def print_help(
 
 def _more_options(config_type: type) -> list[str]:
     """Return the values of options with which further options exist."""
-    choices = {name: getattr(hint, "choice", None) for name, hint in get_type_hints(config_type).items()}
+    choices = {name: getattr(hint, "chosen_by", None) for name, hint in get_type_hints(config_type).items()}
     return [
         f"--{name}.{choice.field} {', '.join(parts)}"
         for name, choice in choices.items()
@@ -66,8 +66,8 @@ def _print_section(
         default = " ".join(map(str, option.default)) if isinstance(option.default, tuple) else option.default
         lines.append(f"  --{key} {_type_name(option.type)}  (default: {default})")
         text, indent = comments.get(key.removeprefix(prefix), ""), " " * 6
-        if issubclass(section, Section) and section.choice and key == f"{prefix}{section.choice.field}":
-            text += _others(section.choice)
+        if issubclass(section, Section) and section.chosen_by and key == f"{prefix}{section.chosen_by.field}":
+            text += _others(section.chosen_by)
         for selector, allowed in conditions:
             if selector not in given:
                 text += f" [only with {selector} {', '.join(map(str, allowed))}]"

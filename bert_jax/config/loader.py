@@ -150,7 +150,7 @@ def _require_parts(config_type: type, settings: Sequence[Setting]) -> None:
     """Raise ``ValueError`` if ``settings`` choose a section by the name of a part that is not installed."""
     values = _last_values(settings)
     for name, hint in get_type_hints(config_type).items():
-        if (choice := getattr(hint, "choice", None)) and (key := f"{name}.{choice.field}") in values:
+        if (choice := getattr(hint, "chosen_by", None)) and (key := f"{name}.{choice.field}") in values:
             registry.check(choice.parts, values[key], key)
 
 

@@ -10,7 +10,7 @@ from bert_jax.config.schema import AtLeast0, Choice, Positive, Section, only
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectiveConfig(Section, prefix="objective.", choice=Choice("name", "objectives", "objective_options")):
+class ObjectiveConfig(Section, prefix="objective.", chosen_by=Choice("name", "objectives", "objective_options")):
     """The objective that pretraining minimizes."""
 
     # masked_lm: masked tokens, and sentence pairs unless data.next_sentence is none (Devlin et al. 2018).

@@ -76,10 +76,10 @@ def class_of(section: type, chosen: Iterable[type[Section]]) -> type:
 
 
 def chosen_classes(config_type: type, values: Mapping[str, Any]) -> tuple[type[Section], ...]:
-    """Return the classes of the sections that ``values``, by dotted name, choose (``Section.choice``)."""
+    """Return the classes of the sections that ``values``, by dotted name, choose (``Section.chosen_by``)."""
     classes = []
     for name, hint in get_type_hints(config_type).items():
-        if choice := getattr(hint, "choice", None):
+        if choice := getattr(hint, "chosen_by", None):
             classes.append(hint.class_for({choice.field: values.get(f"{name}.{choice.field}")}))
     return tuple(classes)
 
@@ -89,7 +89,7 @@ def all_options(config_type: type) -> dict[str, Option]:
     the condition of these options."""
     found = dict(options_of(config_type))
     for name, hint in get_type_hints(config_type).items():
-        if (choice := getattr(hint, "choice", None)) is None:
+        if (choice := getattr(hint, "chosen_by", None)) is None:
             continue
         selector, owners = f"{name}.{choice.field}", dict[str, tuple[str, ...]]()
         for part in registry.names(choice.options):

@@ -123,8 +123,8 @@ class Choice(NamedTuple):
 class Section:
     """A section of a config: a dataclass that checks the :class:`Range` of each field when it is created.
 
-    Class arguments: ``prefix``, such as ``model.``, precedes the names of fields in messages; ``choice``: the field
-    that chooses the class of the section.
+    Class arguments: ``prefix``, such as ``model.``, precedes the names of fields in messages; ``chosen_by``: the
+    field that chooses the class of the section.
     """
 
     # Fields of the base class that are no options of this section: they keep their defaults.
@@ -132,22 +132,22 @@ class Section:
     # What the part of this section is, in help and (an encoder) in model cards.
     TITLE: ClassVar[str] = ""
     prefix: ClassVar[str] = ""
-    choice: ClassVar[Choice | None] = None
+    chosen_by: ClassVar[Choice | None] = None
 
-    def __init_subclass__(cls, prefix: str = "", choice: Choice | None = None, **arguments: Any) -> None:
+    def __init_subclass__(cls, prefix: str = "", chosen_by: Choice | None = None, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        cls.prefix, cls.choice = prefix or cls.prefix, choice or cls.choice
+        cls.prefix, cls.chosen_by = prefix or cls.prefix, chosen_by or cls.chosen_by
 
     @classmethod
     def class_for(cls, values: Mapping[str, Any]) -> type[Self]:
         """Return the class of a section with ``values`` by field: that of the registered part which they name, if
         it has options of its own, else this class."""
-        name = values.get(cls.choice.field) if cls.choice else None
-        if cls.choice is None or not isinstance(name, str) or registry.is_of_trunk(cls.choice.parts, name):
+        name = values.get(cls.chosen_by.field) if cls.chosen_by else None
+        if cls.chosen_by is None or not isinstance(name, str) or registry.is_of_trunk(cls.chosen_by.parts, name):
             return cls
-        if name not in registry.names(cls.choice.options):
+        if name not in registry.names(cls.chosen_by.options):
             return cls
-        found: type[Self] = registry.load(cls.choice.options, name)
+        found: type[Self] = registry.load(cls.chosen_by.options, name)
         return found
 
     @classmethod

@@ -10,10 +10,11 @@ import math
 import types
 import typing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from bert_jax import registry
 from bert_jax.config.architecture import FamilyName, ModelConfig, current_fields
+from bert_jax.config.schema import SET, AtLeast0, Limit, Positive, Range, Section, limited, require
 
 FORMAT = 1
 Description = typing.TypeVar("Description")
@@ -38,11 +39,13 @@ HEADS_OF: dict[TaskKind, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadsConfig:
+class HeadsConfig(Section, prefix="heads."):
     """Output layers of a model. An absent head has no parameters and no output."""
 
     # tanh(dense(first token)); input of the nsp, sequence and choice heads.
-    pooler: bool = False
+    pooler: bool = limited(
+        False, *(Limit((True,), {f"heads.{name}": SET}) for name in ("nsp", "choice", "sequence_labels"))
+    )
     # Masked language model, its output layer tied to the word embeddings.
     mlm: bool = False
     # Sentence pair: label 0 = B follows A, 1 = it does not.
@@ -68,44 +71,30 @@ class HeadsConfig:
     # One score per choice.
     choice: bool = False
     # CRF transitions between the tags of the token head, which are then decoded jointly.
-    crf: bool = False
+    crf: bool = limited(False, Limit((False,), {"heads.token_labels": ((),)}))
     # Names of the classes of a pair of texts, predicted from their embeddings (u, v, |u - v|); empty: no such head.
     # pair_hidden: width of a hidden layer of this head; 0: none.
     pair_labels: tuple[str, ...] = ()
-    pair_hidden: int = 0
+    pair_hidden: AtLeast0[int] = 0
     # Input of sequence, token, span and choice heads; width of a BiLSTM before the token head (0: none).
     features: Features = "last"
-    bilstm: int = 0
+    bilstm: AtLeast0[int] = 0
     # Dropout before the task heads; None: model.hidden_dropout.
     dropout: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("pair_hidden", "bilstm"):
-            if not 0 <= getattr(self, name) < 1 << 31:
-                raise ValueError(f"heads.{name}: {getattr(self, name)} is not allowed; allowed: 0 to 2,147,483,647")
-        needs = [name for name in ("nsp", "choice") if getattr(self, name)]
-        needs += ["sequence"] if self.sequence_labels else []
-        if needs and not self.pooler:
-            raise ValueError(f"heads.pooler: {self.pooler} is not allowed with {', '.join(needs)}; allowed: True")
-        if self.crf and not self.token_labels:
-            raise ValueError("heads.crf: True is not allowed without heads.token_labels; add them")
+        super().__post_init__()
         for name in ("sequence_labels", "token_labels", "pair_labels"):
             labels = getattr(self, name)
-            if len(set(labels)) != len(labels):
-                raise ValueError(f"heads.{name}: {', '.join(labels)} is not allowed; allowed: each label once")
-        if self.problem == "regression" and len(self.sequence_labels) > 1:
-            outputs = len(self.sequence_labels)
-            raise ValueError(f"heads.problem: regression is not allowed with {outputs} outputs; allowed: 1")
-        fits = self.sequence_labels and self.problem == "single_label" and self.features == "last"
-        if self.exits and not fits:
-            raise ValueError(
-                f"heads.exits: {list(self.exits)} is not allowed; allowed with a sequence head of single labels on "
-                "the last hidden state"
-            )
-        if list(self.exits) != sorted({*self.exits}):
-            raise ValueError(
-                f"heads.exits: {list(self.exits)} is not allowed; allowed: different layers in ascending order"
-            )
+            self._require(name, len(set(labels)) == len(labels), "each label once")
+        outputs = len(self.sequence_labels)
+        self._require(
+            "problem", self.problem != "regression" or outputs <= 1, f"another one with {outputs} outputs"
+        )
+        fits = outputs and self.problem == "single_label" and self.features == "last"
+        allowed = "none without a sequence head of single labels on the last hidden state"
+        self._require("exits", fits or not self.exits, allowed)
+        self._require("exits", list(self.exits) == sorted({*self.exits}), "different layers in ascending order")
 
     def present(self) -> tuple[str, ...]:
         """Return the names of the present heads, in the order pooler, mlm, nsp, rtd, sequence, token, span,
@@ -135,19 +124,12 @@ class HeadsConfig:
 
     def check_features(self, model: ModelConfig) -> None:
         """Raise ``ValueError`` if ``model`` has fewer layers than the features or the exits use."""
-        if self.exits and not model.has_attention:
-            given = f"heads.exits: {list(self.exits)} is not allowed"
-            raise ValueError(f"{given} with model.encoder {model.encoder}; allowed with transformer")
-        if not all(1 <= layer < model.num_layers for layer in self.exits):
-            raise ValueError(
-                f"heads.exits: {list(self.exits)} is not allowed; allowed: layers below the last, from 1 to "
-                f"{model.num_layers - 1}"
-            )
-        if self.features.endswith("last_four") and model.num_layers < 4:
-            raise ValueError(
-                f"features.layers: {self.features} needs 4 layers, but model.num_layers is "
-                f"{model.num_layers}; use another value of features.layers"
-            )
+        allowed = f"none with model.encoder {model.encoder}"
+        self._require("exits", model.has_attention or not self.exits, allowed)
+        fits = all(1 <= layer < model.num_layers for layer in self.exits)
+        self._require("exits", fits, f"layers below the last, from 1 to {model.num_layers - 1}")
+        fits = model.num_layers >= 4 or not self.features.endswith("last_four")
+        require(fits, "features.layers", self.features, f"another value with model.num_layers {model.num_layers}")
 
     def feature_width(self, model: ModelConfig) -> int:
         """Return the width of the features of a token."""
@@ -192,7 +174,7 @@ class SentenceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerConfig:
+class TokenizerConfig(Section, prefix="tokenizer."):
     """Name of the tokenizer file, which is in the folder of the weights, and settings of the tokenizer."""
 
     # vocab.txt (WordPiece), tokenizer.model (SentencePiece) or tokenizer.json (byte-level BPE).
@@ -204,34 +186,31 @@ class TokenizerConfig:
     # WordPiece with split_cjk: the longest words of the vocabulary are found in runs of CJK characters.
     cjk_words: bool = False
     # Maximum number of tokens in an input, special tokens included; 0: the number of positions of the model.
-    max_length: int = 0
+    max_length: AtLeast0[int] = 0
     # Side at which longer texts are truncated.
     truncation_side: Literal["right", "left"] = "right"
     # The second text of a pair has a token type of its own; False: all token types are 0.
     pair_types: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         # A spec may be untrusted: its tokenizer file must be in the same folder.
-        if "/" in self.file or "\\" in self.file or not self.file.endswith((".txt", ".model", ".json")):
-            raise ValueError(
-                f"tokenizer.file: {self.file!r} is not allowed; allowed: the name of a .txt, .model or .json file"
-            )
-        if self.max_length < 0:
-            raise ValueError(f"tokenizer.max_length: {self.max_length} is not allowed; allowed: 0 or more")
+        fits = not {"/", "\\"} & {*self.file} and self.file.endswith((".txt", ".model", ".json"))
+        self._require("file", fits, "the name of a .txt, .model or .json file")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSettings:
+class TaskSettings(Section, prefix="task."):
     """Settings by which texts become inputs of a fine-tuned model, and its outputs predictions: options of
     fine-tuning, with their names, defaults and meanings. Every command that predicts reads them."""
 
     kind: TaskKind
     # Longest input in tokens, special tokens included.
-    max_length: int
+    max_length: Annotated[int, Range("4 or more", lambda value: value >= 4)]
     truncation: Truncation = "longest_first"
-    head_share: float = 0.25
-    window_overlap: int = 32
-    max_windows: int = 0
+    head_share: Annotated[float, Range("above 0, below 1", lambda value: 0 < value < 1)] = 0.25
+    window_overlap: AtLeast0[int] = 32
+    max_windows: AtLeast0[int] = 0
     pair_order: PairOrder = "given"
     # Classes (sentence: of its classifier of pairs) in id order, as in the files, and their names in exports; no
     # names: as in the files.
@@ -240,12 +219,12 @@ class TaskSettings:
     tags: tuple[str, ...] = ()
     crf: bool = False
     document_context: bool = False
-    doc_stride: int = 128
-    max_query_length: int = 64
-    max_answer_length: int = 30
-    n_best: int = 20
+    doc_stride: Positive[int] = 128
+    max_query_length: Positive[int] = 64
+    max_answer_length: Positive[int] = 30
+    n_best: Positive[int] = 20
     no_answer: bool = False
-    null_threshold: float = 0.0
+    null_threshold: Annotated[float, Range("a finite number", math.isfinite)] = 0.0
     matryoshka: tuple[int, ...] = ()
     # qa.scoring and tagging.scoring: how predictions are compared with the right answers.
     answer_scoring: Literal["english", "chinese"] = "english"
@@ -257,15 +236,9 @@ class TaskSettings:
 
     def __post_init__(self) -> None:
         # Settings may be untrusted: the folder of a stranger's model.
-        least = {"max_length": 4, "window_overlap": 0, "max_windows": 0} | dict.fromkeys(
-            ("doc_stride", "max_query_length", "max_answer_length", "n_best"), 1
-        )
-        wrong = [name for name, value in least.items() if getattr(self, name) < value]
-        wrong += [] if 0 < self.head_share < 1 else ["head_share"]
-        wrong += [] if math.isfinite(self.null_threshold) else ["null_threshold"]
-        wrong += ["label_names"] if len(self.label_names) not in (0, len(self.labels)) else []
-        if wrong:
-            raise ValueError(f"{wrong[0]}: {getattr(self, wrong[0])} is not allowed in the settings of a task")
+        super().__post_init__()
+        one_each = len(self.label_names) in (0, len(self.labels))
+        self._require("label_names", one_each, f"one for each of the {len(self.labels)} labels")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,8 +258,7 @@ class ModelSpec:
         self.heads.check_features(self.model)
         length, most = 0 if self.task is None else self.task.max_length, self.model.max_length
         most = most if self.model.position_embeddings == "learned" else 1 << 20  # the others have no table
-        if length > most:
-            raise ValueError(f"task.max_length: {length} is not allowed; allowed: at most {most} positions")
+        require(length <= most, "task.max_length", length, f"at most {most} positions")
 
     @property
     def skips_padding(self) -> bool:
@@ -367,7 +339,8 @@ def _build(hint: Any, value: Any, where: str) -> Any:
             if problem := _missing_encoder(value):
                 raise ValueError(f"{where}: {problem}")
             value, hint = current_fields(value), ModelConfig.class_for(value)
-        hints = typing.get_type_hints(hint)
+        every = typing.get_type_hints(hint)
+        hints = {one.name: every[one.name] for one in dataclasses.fields(hint)}
         unknown = sorted(set(value) - set(hints))
         if unknown:
             raise ValueError(f"{where}: unknown key {', '.join(unknown)}; allowed: {', '.join(hints)}")

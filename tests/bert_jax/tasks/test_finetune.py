@@ -300,7 +300,7 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
         ("--task.kind regression", with_labels(SPLITS, lambda label: "nan"), "label 'nan' "),
         ("--regularization.reinit_layers 3", SPLITS, "reinit_layers: 3 is not allowed; allowed: 0 to 2"),
         ("--optimizer.frozen layer_7", SPLITS, "optimizer.frozen: 'layer_7' is not allowed"),
-        ("--features.layers concat_last_four", SPLITS, "needs 4 layers"),
+        ("--features.layers concat_last_four", SPLITS, "another value with model.num_layers"),
         ("--input.few_shot 60", SPLITS, "input.few_shot: 60 .* 3[0-9] "),
         ("--training.eval_batches 3", SPLITS, "eval_batches: an option of pretraining only; omit it"),
         ("--training.num_tokens 9", SPLITS, "num_tokens: an option of pretraining only; omit it"),
