@@ -1,6 +1,5 @@
 """A format outside the project, by entry point: GGUF of docs/examples, written, read back, embedded and refused."""
 
-import dataclasses
 import re
 
 import numpy as np
@@ -72,32 +71,25 @@ def test_the_layout_of_the_file(tmp_path):
     assert offset % 32 == 0 and data.index(kernel) % 32 == 0
 
 
-def test_a_file_with_values_in_float16(tmp_path):
-    import gguf_format
-
-    weights = model(tmp_path / "model")
-    rounded = {name: values.astype(np.float16).astype(np.float32) for name, values in weights.params.items()}
-    table = "embeddings/word_embeddings/embedding"
-    gguf_format.write_gguf(
-        tmp_path, dataclasses.replace(weights, spec=encoder_of(weights), params=encoder(rounded))
-    )
-    data, stored = (tmp_path / "model.gguf").read_bytes(), rounded[table].astype("<f4").tobytes()
-    head = data.index(b"token_embd.weight") + len(b"token_embd.weight") + 20
-    data = data[:head] + b"\1\0\0\0" + data[head + 4 :]
-    half = rounded[table].astype("<f2").tobytes()
-    (tmp_path / "model.gguf").write_bytes(data.replace(stored, half + bytes(len(stored) - len(half))))
-    assert np.array_equal(read_weights(tmp_path / "model.gguf").params[table], rounded[table])
-    (tmp_path / "model.gguf").write_bytes(data[:head] + b"\2\0\0\0" + data[head + 4 :])
+def test_values_in_float16(tmp_path):
+    weights, lines = model(tmp_path / "model"), list[str]()
+    export_model(tmp_path / "model", tmp_path / "exported", "gguf", dtype="float16", report=lines.append)
+    assert "read back: 37 arrays, bitwise equal" in lines
+    file = tmp_path / "exported" / "model.gguf"
+    for name, values in read_weights(file).params.items():
+        assert np.array_equal(values, weights.params[name].astype(np.float16).astype(np.float32))
+    data = file.read_bytes()
+    table = weights.params["embeddings/word_embeddings/embedding"].astype("<f2").tobytes()
+    assert table in data
+    for name in ("layer_norm/scale", "position_embeddings/embedding", "token_type_embeddings/embedding"):
+        assert weights.params[f"embeddings/{name}"].astype(np.float16).astype("<f4").tobytes() in data
+    kind = data.index(b"token_embd.weight") + len(b"token_embd.weight") + 20
+    assert data[kind] == 1
+    file.write_bytes(data[:kind] + b"\2" + data[kind + 1 :])
     with pytest.raises(ValueError, match=r"model\.gguf: token_embd\.weight is quantized; only float32 and float16"):
-        read_weights(tmp_path / "model.gguf")
-
-
-def encoder_of(weights):
-    return dataclasses.replace(weights.spec, heads=HeadsConfig())
-
-
-def encoder(params):
-    return {name: values for name, values in params.items() if not name.startswith("pooler")}
+        read_weights(file)
+    with pytest.raises(ValueError, match="gguf: stored as bfloat16: not supported"):
+        export_model(tmp_path / "model", tmp_path / "other", "gguf", dtype="bfloat16", report=lines.append)
 
 
 def test_a_damaged_file_is_one_line(tmp_path, capsys):

@@ -9,6 +9,7 @@ import pytest
 from outside import EXAMPLES, fresh, install  # noqa: F401 (fresh is a fixture)
 from support import objective_of, random_batch, tiny_config, train_synthetic, whole_and_resumed
 
+from bert_jax import registry
 from bert_jax.commands.main import main
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.model.flops import training_flops_per_sequence
@@ -52,7 +53,7 @@ def end_of(workdir, config):
 
 
 @pytest.mark.parametrize("how", ["entry point", pytest.param("file", marks=pytest.mark.slow)])
-def test_it_trains_resumes_and_embeds(how, tmp_path, capsys, request):
+def test_it_trains_resumes_and_embeds(how, tmp_path, capsys, request, monkeypatch):
     config = tiny_config(BY_FILE if how == "file" else request.getfixturevalue("installed"))
     lines = whole_and_resumed(config, tmp_path, 5)
     evaluations = [line for line in lines if line.get("split") == "eval"]
@@ -66,6 +67,14 @@ def test_it_trains_resumes_and_embeds(how, tmp_path, capsys, request):
     capsys.readouterr()
     assert main(["embed", "--model", str(tmp_path / "whole"), "a text", "another one"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
+    if how == "entry point":
+        monkeypatch.undo()
+        registry.names.cache_clear()
+        assert main(["embed", "--model", str(tmp_path / "whole"), "a text"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert (
+            "objective.name: 'contrastive' is not allowed" in line and "install the package that brings it" in line
+        )
 
 
 def test_the_loss_and_the_queue(installed):

@@ -119,6 +119,8 @@ def verdict(row: str, format: str) -> Verdict:
     """Return what ``format`` does with the property ``row`` of a model."""
     if format in FORMATS:
         return TABLE[row][format]
+    if row in DTYPES:
+        return "yes" if row in registry.load("formats", format).dtypes else "refused"
     return "yes" if row == "no head" else "encoder only" if row in (*_FIELDS_OF, "sentence") else "refused"
 
 

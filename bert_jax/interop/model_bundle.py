@@ -143,3 +143,5 @@ class Format:
     supported: Supported
     # Code that loads the files in DIR with another library, for the model card.
     snippet: str
+    # Dtypes in which it can store weights.
+    dtypes: tuple[StoredDtype, ...] = ("float32",)

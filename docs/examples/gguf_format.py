@@ -4,7 +4,7 @@
     llama-embedding -m exported/model.gguf -p "a text"
 
 An installed package offers it by the entry point ``gguf = gguf_format:FORMAT`` of the group ``bert_jax.formats``;
-every command of bert-jax reads such files then. Values are float32; ``llama-quantize`` makes the file smaller.
+every command of bert-jax reads such files then. ``--dtype float16`` halves it.
 """
 
 import struct
@@ -104,10 +104,12 @@ def write_gguf(folder, weights, *, dtype="float32"):
     head += [packed(STRING, key) + packed(UINT32, kind) + packed(kind, value) for key, kind, value in values]
     offset, arrays = 0, []
     for name in names:
-        array = weights.params[name].astype("<f4", copy=False)
+        # llama.cpp adds the other arrays to float32 values and refuses them in float16.
+        kind = int(dtype == "float16" and name.endswith(("kernel", "word_embeddings/embedding")))
+        array = weights.params[name].astype(dtype).astype(STORED[kind])
         arrays.append(array.T if name.endswith("kernel") else array)  # [outputs, inputs]
         sizes = arrays[-1].shape[::-1]
-        place = struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, 0, offset)
+        place = struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind, offset)
         head.append(packed(STRING, stored_name(name)) + place)
         offset += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
     with (folder / FILE).open("wb") as file:
@@ -190,4 +192,6 @@ def is_gguf(path):
 
 
 SNIPPET = 'import xllamacpp\n\nparams = xllamacpp.CommonParams()\nparams.model.path = "DIR/model.gguf"'
-FORMAT = Format("a GGUF file of BERT (model.gguf)", is_gguf, read_gguf, write_gguf, SUPPORTED, SNIPPET)
+FORMAT = Format(
+    "a GGUF file of BERT (model.gguf)", is_gguf, read_gguf, write_gguf, SUPPORTED, SNIPPET, ("float32", "float16")
+)  # fmt: skip
