@@ -66,7 +66,7 @@ def test_every_room_has_a_page_and_a_contract(package):
 
 
 def test_an_unknown_part_is_refused():
-    with pytest.raises(ValueError, match=r"^no such: not installed; the extensions that are: embed --precision, "):
+    with pytest.raises(ValueError, match=r"^no such: not installed; the extensions that are: embed --per_word, "):
         registry.load("extensions", "no such")
 
 

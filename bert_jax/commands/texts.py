@@ -30,7 +30,6 @@ def embed_command(arguments: argparse.Namespace) -> None:
     layer."""
     from bert_jax.inference.embed import LAST_FOUR, embed, extract_features
     from bert_jax.inference.text_files import with_ids, write_json_lines, write_vectors
-    from bert_jax.inference.word_vectors import word_lines
 
     parts = [name for name in ("per_token", "per_word") if getattr(arguments, name)]
     if len(parts) == 2:
@@ -56,6 +55,7 @@ def embed_command(arguments: argparse.Namespace) -> None:
         layers = whole_numbers("--layers", arguments.layers) if arguments.layers else None
         loaded = load_model(arguments)
         if arguments.per_word:
+            word_lines = load("extensions", "embed --per_word")
             run = partial(word_lines, layers=layers or (-1,), pooling=arguments.per_word)
         else:
             run = partial(extract_features, layers=layers or LAST_FOUR[: loaded.config.num_layers])

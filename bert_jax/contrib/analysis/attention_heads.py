@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.contrib.analysis.probe_tasks import spread, universal
+from bert_jax.contrib.analysis.word_vectors import pieces_of_words, word_inputs
 from bert_jax.inference.batching import BatchOptions, DeviceOutputs
 from bert_jax.inference.engine import Engine
-from bert_jax.inference.word_vectors import pieces_of_words, word_inputs
 from bert_jax.io.conll import ParsedSentence
 from bert_jax.metrics.resampling import Interval, confidence_intervals
 from bert_jax.metrics.score import mean_of_groups

@@ -214,10 +214,10 @@ def _pair(value: Any, where: str) -> tuple[str, str]:
 def cluster_command(arguments: argparse.Namespace) -> None:
     """Group texts with similar vectors. Writes JSON lines with id, text and cluster, and prints the size and the
     most central text of every cluster (to standard error if the JSON lines go to standard output)."""
+    from bert_jax.contrib.analysis.clustering_scores import clustering_scores
     from bert_jax.contrib.analysis.clusters import agglomerative, cluster_lines, kmeans, read_labels, summary_lines
     from bert_jax.contrib.analysis.texts_or_vectors import embedded, read_collection
     from bert_jax.inference.text_files import write_json_lines
-    from bert_jax.metrics.clustering import clustering_scores
 
     of_kmeans = {"distance": arguments.distance, "seed": arguments.seed, "restarts": arguments.restarts}
     of_kmeans = {name: value for name, value in of_kmeans.items() if value is not None}

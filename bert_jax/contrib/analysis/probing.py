@@ -22,9 +22,9 @@ from bert_jax.contrib.analysis.linear_probe import (
     standardized,
 )
 from bert_jax.contrib.analysis.probe_tasks import Examples
+from bert_jax.contrib.analysis.word_vectors import checked_layers, hidden_layers, sentence_word_vectors
 from bert_jax.inference.batching import BatchOptions
 from bert_jax.inference.engine import Engine
-from bert_jax.inference.word_vectors import checked_layers, hidden_layers, sentence_word_vectors
 from bert_jax.metrics.resampling import Interval, confidence_intervals
 from bert_jax.metrics.score import Score, mean_of_groups, precision_recall_f1, repeats
 

@@ -55,8 +55,8 @@ def _check_neighbors(arguments: argparse.Namespace) -> None:
 
 def _contextual(arguments: argparse.Namespace, loaded: Any) -> list[tuple[dict[str, Any], str, list[Any]]]:
     from bert_jax.contrib.analysis import word_neighbors
+    from bert_jax.contrib.analysis.word_vectors import checked_layers, hidden_layers
     from bert_jax.inference.text_files import read_texts
-    from bert_jax.inference.word_vectors import checked_layers, hidden_layers
 
     layer = word_neighbors.default_layer(loaded) if arguments.layer is None else arguments.layer
     (layer,) = checked_layers(loaded, (layer,))
@@ -115,7 +115,7 @@ def probe_command(arguments: argparse.Namespace) -> None:
 def _probed(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], str]]:
     from bert_jax.contrib.analysis.probe_tasks import read_examples
     from bert_jax.contrib.analysis.probing import Probe, printed, row_line
-    from bert_jax.inference.word_vectors import checked_layers
+    from bert_jax.contrib.analysis.word_vectors import checked_layers
 
     layers = None if arguments.layers is None else whole_numbers("--layers", arguments.layers)
     options = run_options(arguments)

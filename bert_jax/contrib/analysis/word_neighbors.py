@@ -14,9 +14,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from bert_jax.contrib.analysis.neighbors import nearest
-from bert_jax.inference.batching import BatchOptions
-from bert_jax.inference.engine import Engine
-from bert_jax.inference.word_vectors import (
+from bert_jax.contrib.analysis.word_vectors import (
     WordVectors,
     hidden_layers,
     sentence_word_vectors,
@@ -24,6 +22,8 @@ from bert_jax.inference.word_vectors import (
     word_tokens,
     word_vectors,
 )
+from bert_jax.inference.batching import BatchOptions
+from bert_jax.inference.engine import Engine
 from bert_jax.metrics.retrieval import unit_vectors
 from bert_jax.model.embeddings import word_table
 from bert_jax.tasks.word_windows import Span

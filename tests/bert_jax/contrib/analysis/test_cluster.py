@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from bert_jax.contrib.analysis.clustering_scores import clustering_scores
 from bert_jax.contrib.analysis.clusters import agglomerative, cluster_lines, kmeans, read_labels, summary_lines
 from bert_jax.contrib.analysis.texts_or_vectors import Collection
-from bert_jax.metrics.clustering import clustering_scores
 
 RNG = np.random.default_rng(0)
 SIZES = (60, 45, 30, 15)

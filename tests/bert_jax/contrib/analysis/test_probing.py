@@ -15,7 +15,7 @@ from bert_jax.config import HeadsConfig
 from bert_jax.contrib.analysis import linear_probe, probing
 from bert_jax.contrib.analysis.probe_tasks import chosen_words, read_examples, spread, tagged_words
 from bert_jax.contrib.analysis.probing import Probe, layer_vectors, probe_layers, row_line
-from bert_jax.inference.word_vectors import sentence_word_vectors
+from bert_jax.contrib.analysis.word_vectors import sentence_word_vectors
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.metrics.classification import classification_scores
 from bert_jax.metrics.score import value

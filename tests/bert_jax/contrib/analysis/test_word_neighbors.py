@@ -8,7 +8,7 @@ from inference_models import make_model, make_weights
 
 from bert_jax.commands.main import main
 from bert_jax.contrib.analysis import word_neighbors
-from bert_jax.inference.word_vectors import word_spans, word_vectors
+from bert_jax.contrib.analysis.word_vectors import word_spans, word_vectors
 from bert_jax.interop.saved_model import write_saved
 
 
