@@ -46,8 +46,9 @@ class Outcome:
     seconds: float
 
 
-def folders(place: Path) -> dict[str, tuple[Path, Path, str]]:
-    """Write a model of each family and format; return family -> (path to read, folder, names of its files)."""
+def folders(place: Path, only: list[str]) -> dict[str, tuple[Path, Path, str]]:
+    """Write a model of each family and format, or of those in ``only``; return family -> (path to read, folder,
+    names of its files)."""
     import family_folders
     import hf_folders
     from builders import drawn, tiny_model, words
@@ -60,15 +61,18 @@ def folders(place: Path) -> dict[str, tuple[Path, Path, str]]:
     from bert_jax.interop.npz import write_npz
     from bert_jax.interop.saved_model import write_saved
 
+    def wanted(family: str) -> bool:
+        return not only or family in only
+
     found = {}
     for file in sorted((REPOSITORY / "tests/golden/fixtures/families").glob("*.npz")):
         told = json.loads(file.with_suffix(".json").read_text())
         name = next(iter(told))
-        if not isinstance(told[name], dict) or "config" not in told[name]:
+        if not wanted(file.stem) or not isinstance(told[name], dict) or "config" not in told[name]:
             continue
         family_folders.make_folder(place / file.stem, file.stem, name)
         found[file.stem] = (place / file.stem, place / file.stem, "config.json")
-    for name in ("BertForPreTraining", "RobertaForMaskedLM"):
+    for name in filter(wanted, ("BertForPreTraining", "RobertaForMaskedLM")):
         hf_folders.make_folder(place / name, name)
         found[name] = (place / name, place / name, "config.json")
 
@@ -77,17 +81,25 @@ def folders(place: Path) -> dict[str, tuple[Path, Path, str]]:
     spec = ModelSpec(
         model=tiny_model(40), heads=HeadsConfig(pooler=True, sequence_labels=("a", "b")), tokenizer=tokenizer
     )
-    write_saved(place / "saved", drawn(spec, 0.1, words(35)))
-    found["saved model"] = (place / "saved", place / "saved", "model.json")
-    (place / "npz").mkdir()
-    task = TaskSettings(kind="classification", max_length=20, labels=("a", "b"))
-    write_npz(place / "npz", drawn(dataclasses.replace(spec, task=task), 0.1, words(35)))
-    found["npz"] = (place / "npz", place / "npz", "model.json")
-    (place / "sentences").mkdir()
-    plain = ModelSpec(model=tiny_model(40), heads=HeadsConfig(pooler=True), sentence=sentence, tokenizer=tokenizer)
-    write_sentence_transformers(place / "sentences", drawn(plain, 0.1, words(35)))
-    files = "config.json 1_Pooling/config.json 2_Dense/config.json sentence_bert_config.json tokenizer_config.json"
-    found["sentence-transformers"] = (place / "sentences", place / "sentences", files)
+    if wanted("saved model"):
+        write_saved(place / "saved", drawn(spec, 0.1, words(35)))
+        found["saved model"] = (place / "saved", place / "saved", "model.json")
+    if wanted("npz"):
+        (place / "npz").mkdir()
+        task = TaskSettings(kind="classification", max_length=20, labels=("a", "b"))
+        write_npz(place / "npz", drawn(dataclasses.replace(spec, task=task), 0.1, words(35)))
+        found["npz"] = (place / "npz", place / "npz", "model.json")
+    if wanted("sentence-transformers"):
+        (place / "sentences").mkdir()
+        plain = ModelSpec(
+            model=tiny_model(40), heads=HeadsConfig(pooler=True), sentence=sentence, tokenizer=tokenizer
+        )
+        exact = dataclasses.replace(drawn(plain, 0.1, words(35)), exact_tokenizer=True)
+        write_sentence_transformers(place / "sentences", exact)
+        files = "config.json 1_Pooling/config.json 2_Dense/config.json sentence_bert_config.json"
+        found["sentence-transformers"] = (
+            place / "sentences", place / "sentences", f"{files} tokenizer_config.json"
+        )  # fmt: skip
     pieces = words(4)
     elmo = ModelConfig.of(
         vocab_size=len(pieces), encoder="bidirectional_lstm", num_layers=1, hidden_size=8, embedding_size=4,
@@ -96,23 +108,27 @@ def folders(place: Path) -> dict[str, tuple[Path, Path, str]]:
     )  # fmt: skip
     weights = drawn(ModelSpec(model=elmo, heads=HeadsConfig(), tokenizer=TokenizerConfig()), 0.1, pieces)
     weights.params[CHARACTER_IDS] = stored_ids(pieces, len(pieces), elmo.max_characters)
-    write_saved(place / "elmo_saved", weights)
-    found["saved ELMo"] = (place / "elmo_saved", place / "elmo_saved", "model.json")
-    try:
+    if wanted("saved ELMo"):
+        write_saved(place / "elmo_saved", weights)
+        found["saved ELMo"] = (place / "elmo_saved", place / "elmo_saved", "model.json")
+    if wanted("ELMo"):
         (place / "elmo").mkdir()
-        write_allennlp(place / "elmo", weights)
-        found["ELMo"] = (place / "elmo", place / "elmo", "options.json")
-    except ValueError as error:
-        print(f"ELMo: left out ({error})", file=sys.stderr)
-    try:
+        try:
+            write_allennlp(place / "elmo", weights)
+            found["ELMo"] = (place / "elmo", place / "elmo", "options.json")
+        except ValueError as error:
+            print(f"ELMo: left out ({error})", file=sys.stderr)
+    if wanted("TF1"):
         from bert_jax.interop.tf1.checkpoint import PREFIX, write_tf1
 
         (place / "tf1").mkdir()
-        write_tf1(place / "tf1", drawn(dataclasses.replace(spec, heads=HeadsConfig(pooler=True)), 0.1, words(35)))
-        (place / "tf1" / "bert_jax.json").unlink()
-        found["TF1"] = (place / "tf1" / PREFIX, place / "tf1", "bert_config.json")
-    except ValueError as error:
-        print(f"TF1: left out ({error})", file=sys.stderr)
+        try:
+            encoder = dataclasses.replace(spec, heads=HeadsConfig(pooler=True))
+            write_tf1(place / "tf1", drawn(encoder, 0.1, words(35)))
+            (place / "tf1" / "bert_jax.json").unlink()
+            found["TF1"] = (place / "tf1" / PREFIX, place / "tf1", "bert_config.json")
+        except ValueError as error:
+            print(f"TF1: left out ({error})", file=sys.stderr)
     return found
 
 
@@ -160,6 +176,7 @@ def attempt(read: Callable[[Path], Any], path: Path, runs: bool) -> tuple[str, f
 
 def cases(family: str, path: Path, folder: Path, files: str, runs: bool) -> Iterator[Outcome]:
     """Yield the outcome of each value of each number in the ``files`` of a model."""
+    from bert_jax.config import ModelConfig
     from bert_jax.interop.readers import read_weights
 
     for name in files.split():
@@ -173,7 +190,8 @@ def cases(family: str, path: Path, folder: Path, files: str, runs: bool) -> Iter
             from bert_jax.interop.hf.families import FAMILIES
 
             own = FAMILIES[content["model_type"]].keys.items()
-            keys += [(key,) for key, entry in own if entry.kind == "integer" and (key,) not in keys]
+            sizes = [key for key, entry in own if type(getattr(ModelConfig(), entry.field)) is int]
+            keys += [(key,) for key in sizes if (key,) not in keys]
             keys += [(key,) for key in ("num_labels",) if (key,) not in keys]
         for key in keys:
             shown = ".".join(map(str, key))
@@ -193,10 +211,7 @@ def run(only: list[str], place: Path, runs: bool) -> Iterator[Outcome]:
     """Yield the outcome of every case, in an address space of 4 GB."""
     from bert_jax.interop.readers import read_weights
 
-    made = folders(place)
-    for family, (path, folder, files) in made.items():
-        if only and family not in only:
-            continue
+    for family, (path, folder, files) in folders(place, only).items():
         read_weights(path)  # sound, and everything imported
         resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, resource.getrlimit(resource.RLIMIT_AS)[1]))
         yield from cases(family, path, folder, files, runs)

@@ -35,8 +35,14 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 def drawn_models(family: str) -> Iterator[tuple[str, ModelBundle]]:
-    """Yield a model with random weights for every class of ``family``, by name; the names of those with an output
-    layer of their own end in ", untied"."""
+    """Yield the models of :func:`drawn_specs` with random weights."""
+    for name, spec in drawn_specs(family):
+        yield name, ModelBundle(spec=spec, params=drawn_params(spec))
+
+
+def drawn_specs(family: str) -> Iterator[tuple[str, ModelSpec]]:
+    """Yield a model for every class of ``family``, by name; the names of those with an output layer of their own
+    end in ", untied"."""
     told = FAMILIES[family]
     sizes = {key: SIZES[entry.field] for key, entry in told.keys.items() if entry.field in SIZES}
     model = model_parts({"model_type": family, **sizes, **MORE.get(family, {})}, "config.json").model
@@ -48,10 +54,7 @@ def drawn_models(family: str) -> Iterator[tuple[str, ModelBundle]]:
         for tied in kinds if "tied_output" not in told.fixed else (told.fixed["tied_output"],):
             changed = dataclasses.replace(model, tied_output=tied)
             spec = ModelSpec(model=changed, heads=heads, family=changed.family)
-            yield (
-                name if tied or len(kinds) == 1 or "tied_output" in told.fixed else f"{name}, untied",
-                ModelBundle(spec=spec, params=drawn_params(spec)),
-            )
+            yield name if tied or len(kinds) == 1 or "tied_output" in told.fixed else f"{name}, untied", spec
 
 
 def drawn_params(spec: ModelSpec) -> dict[str, np.ndarray]:

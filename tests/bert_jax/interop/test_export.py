@@ -1,6 +1,7 @@
 """Weights out: the table of what each format holds, whole folders or none, what is read back."""
 
 import dataclasses
+import functools
 import json
 import re
 import shutil
@@ -21,6 +22,7 @@ from bert_jax.interop.export import export_model
 from bert_jax.interop.export_table import DTYPES, FORMATS, ROWS, TABLE, fit, rows_of
 from bert_jax.interop.hf.config_json import hf_class
 from bert_jax.interop.model_bundle import ModelBundle
+from bert_jax.interop.programs import serving
 from bert_jax.interop.readers import read_weights
 from bert_jax.process import exits
 
@@ -345,6 +347,10 @@ problems = ["missing_keys: bert.pooler.dense.bias"] if mode == "missing" else []
 """
 
 
+# Shapes of the batches whose outputs are compared: two, of one program each.
+COMPARED = ((1, 1), (3, 17))
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     """What this library computes, as another program's outputs."""
@@ -352,7 +358,7 @@ def answers(tmp_path_factory):
 
     folder, weights = tmp_path_factory.mktemp("answers"), random_weights(SPECS["span"])
     ours = jax.jit(lambda params, *inputs: forward(weights.spec, params, *inputs))
-    for i, batch in enumerate(sample_inputs(weights.spec)):
+    for i, batch in enumerate(sample_inputs(weights.spec, COMPARED)):
         outputs = ours(weights.params, *(batch[name].astype(np.int32) for name in INPUTS))
         np.savez(folder / f"out_{i}.npz", **{name: np.asarray(values) for name, values in outputs.items()})
     return folder
@@ -366,7 +372,9 @@ def peer(tmp_path, answers, mode) -> str:
     return str(script)
 
 
-def test_transformers_own_outputs_decide(tmp_path, answers):
+def test_transformers_own_outputs_decide(tmp_path, answers, monkeypatch):
+    compared = functools.partial(serving.sample_inputs, shapes=COMPARED)
+    monkeypatch.setattr("bert_jax.interop.verification.sample_inputs", compared)
     source(tmp_path / "source", SPECS["span"])
     said = exported(tmp_path, "hf", verify=True, peer_python=peer(tmp_path, answers, "right"))
     assert any(re.match(r"end_logits: largest difference from transformers 0 \S+", line) for line in said)

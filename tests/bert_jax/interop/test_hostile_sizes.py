@@ -14,6 +14,8 @@ from bert_jax.config.spec import TaskSettings
 from bert_jax.interop.readers import read_weights
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+# The wrong values of the keys of the other families are in test_families.py.
+QUICK = ("BertForPreTraining", "modernbert", "big_bird", "saved model", "npz", "sentence-transformers")
 # Keys that transformers ignores or that have no limit in it: no tensor has their size.
 UNLIMITED = {
     "block_size", "num_random_blocks", "max_relative_positions", "local_attention", "global_attn_every_n_layers",
@@ -27,13 +29,17 @@ UNREAD = {
 }  # fmt: skip
 
 
-def test_every_family_and_format():
-    """One process, whose address space is limited; about 1,700 cases."""
+@pytest.mark.parametrize(
+    "only", [QUICK, pytest.param((), marks=pytest.mark.slow)], ids=["each_reader", "every_family_and_format"]
+)
+def test_sizes_are_refused_or_have_no_effect(only):
+    """One process, whose address space is limited; about 1,700 cases of all families and formats."""
     command = [sys.executable, "benchmarks/hostile_sizes.py", "--read_only", "--seconds", "20"]
+    command += ["--only", *only] if only else []
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     table, _, read = done.stdout.partition("\nread:\n")
-    assert table.count("\n| ") > 25
+    assert table.count("\n| ") == len(only) or (not only and table.count("\n| ") > 25)
     for line in read.splitlines():
         key, _, values = line.partition(" = ")
         if re.search(r"2147483647|9223372036854775807|e\+308|-1", values):

@@ -181,11 +181,11 @@ def test_a_file_that_cuts_otherwise_is_not_written(tmp_path: Path, monkeypatch: 
 def test_rules_hold_for_characters_of_all_kinds(
     lower_case: bool, strip_accents: bool | None, split_cjk: bool
 ) -> None:
-    """Every 13th character, all below U+3100 and all that NFD, case or accents touch; all with the variable."""
+    """Characters below U+3100, and every 97th of the others; all with the variable."""
     everything = bool(os.environ.get("BERT_JAX_ALL_CODE_POINTS"))
     points = [c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
     if not everything:
-        points = [c for c in points if c < 0x3100 or (c % 13 == 0 and c < 0x30000) or c % 1013 == 0]
+        points = [c for c in points if c < 0x3100 or (c % 97 == 0 and c < 0x30000) or c % 1013 == 0]
     letters = [chr(c) for c in points if c < 0x20000 and unicodedata.category(chr(c)) not in ("Cc", "Cf", "Zs")]
     letters = [letter for letter in letters if letter.strip()]
     pieces = [*SPECIAL_PIECES, *letters, *("##" + letter for letter in letters)]
