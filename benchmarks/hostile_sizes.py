@@ -104,7 +104,7 @@ def folders(place: Path, only: list[str]) -> dict[str, tuple[Path, Path, str]]:
     elmo = ModelConfig.of(
         vocab_size=len(pieces), encoder="bidirectional_lstm", num_layers=1, hidden_size=8, embedding_size=4,
         lstm_cells=4, character_filters=(1, 4), character_size=4, max_characters=8, highway_layers=1,
-        position_embeddings="none", type_vocab_size=0, embedding_norm="no", final_norm="no", mlm_transform=False,
+        position_embeddings="none", type_vocab_size=0, embedding_norm="no", final_norm="no", mlm_layer="none",
     )  # fmt: skip
     weights = drawn(ModelSpec(model=elmo, heads=HeadsConfig(), tokenizer=TokenizerConfig()), 0.1, pieces)
     weights.params[CHARACTER_IDS] = stored_ids(pieces, len(pieces), elmo.max_characters)

@@ -20,7 +20,7 @@ _OTHERS = ("events.out.", ".lock", "train.log", "report.html", "config.yaml", "c
 
 # Options of each pretraining job besides those of ``recipe``; together they have every optimizer.
 NO_PAIRS: dict[str, Any] = {"next_sentence": "none"}
-PLAIN: dict[str, Any] = {"type_vocab_size": 0, "mlm_transform": False}
+PLAIN: dict[str, Any] = {"type_vocab_size": 0, "mlm_layer": "none"}
 OF_LSTM: dict[str, Any] = PLAIN | {"position_embeddings": "none", "embedding_norm": "no", "final_norm": "no"}
 PRETRAINING: dict[str, dict[str, dict[str, Any]]] = {
     "masked": {"training": {"accumulation_steps": 2}, "optimizer": {"ema_decay": 0.9}},

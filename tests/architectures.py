@@ -9,28 +9,27 @@ SIZES = dict(
 # One group of switches per family of encoders.
 SWITCHES: dict[str, dict] = {
     "albert": dict(embedding_size=10, shared_layers=True, activation="gelu_tanh"),
-    "electra": dict(embedding_size=10, pooler_activation="gelu"),
+    "electra": dict(embedding_size=10, pooler_layer=("gelu",)),
     "gated": dict(
         feed_forward="gated",
         activation="silu",
-        qkv_bias=False,
-        feed_forward_bias=False,
-        mlm_transform_bias=False,
-        pooler_bias=False,
+        without_bias=("qkv", "feed_forward", "pooler_layer", "mlm_layer"),
         final_norm="yes",
     ),
-    "rms": dict(norm="rms_norm", norm_position="pre", attention_output_bias=False, position_embeddings="none"),
+    "rms": dict(
+        norm="rms_norm", norm_position="pre", without_bias=("attention_output",), position_embeddings="none"
+    ),
     "alibi": dict(relative_positions="alibi", position_embeddings="none", tied_output=False),
     "buckets": dict(relative_positions="buckets", relative_buckets=8, relative_max_distance=12),
     "disentangled": dict(relative_positions="disentangled", relative_buckets=16, relative_max_distance=24),
     "windows": dict(attention_windows=(3,), pooling="mean", pooler_norm=True, token_pooler=True),
     "blocks": dict(
-        attention_block=2, random_blocks=1, embedding_scale=True, sequence_activation="relu", span_transform=True
+        attention_block=2, random_blocks=1, embedding_scale=True, pooler_layer=("tanh", "relu"), span_transform=True
     ),
-    "gpt": dict(embedding_norm="no", pooling="last", pooler_dense=False, sequence_head_bias=False),
+    "gpt": dict(embedding_norm="no", pooling="last", pooler_layer=("none",), without_bias=("sequence_head",)),
     "low rank": dict(word_rank=7, embedding_scale=True),
     "pruned": dict(layer_heads=(1, 3, 2), layer_units=(7, 20, 12)),
-    "head": dict(mlm_transform=False, mlm_output_bias=False, norm_bias=False, type_vocab_size=0),
+    "head": dict(mlm_layer="none", without_bias=("norm", "mlm_output"), type_vocab_size=0),
 }
 # Groups that one network combines: every group once.
 COMBINED = (

@@ -31,7 +31,7 @@ PLAIN = ModelSpec(model=MODEL, heads=HeadsConfig())
 ROBERTA = dataclasses.replace(
     MODEL,
     family="roberta",
-    mlm_activation="gelu",
+    mlm_layer="gelu",
     position_offset=2,
     max_position_embeddings=42,
     type_vocab_size=1,
@@ -80,7 +80,7 @@ SPECS = {
         model=ROBERTA, heads=HeadsConfig(pooler=True, sequence_labels=("a", "b")), family="roberta"
     ),
     "rtd": ModelSpec(
-        model=dataclasses.replace(MODEL, family="electra", pooler_activation="gelu", mlm_activation="gelu"),
+        model=dataclasses.replace(MODEL, family="electra", pooler_layer=("gelu",), mlm_layer="gelu"),
         heads=HeadsConfig(rtd=True),
         family="electra",
     ),

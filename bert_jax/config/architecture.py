@@ -4,9 +4,8 @@ A family of encoders is a set of values of these options. Their defaults describ
 2018). This module does not import jax.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, get_args
 
 from bert_jax import registry
 from bert_jax.config.schema import (
@@ -32,25 +31,11 @@ FamilyName = Literal[
 ]  # fmt: skip
 
 
-# Fields of other encoders that the files of every model held before each encoder had a section of its own.
-FORMER_FIELDS: dict[str, object] = {
-    "context_size": 4, "lstm_cells": 0, "lstm_cell_clip": 0.0, "lstm_projection_clip": 0.0, "lstm_skip": False,
-    "lstm_weight_dropout": 0.0, "word_dropout": 0.0, "character_filters": [], "character_size": 16,
-    "max_characters": 50, "highway_layers": 2, "character_activation": "relu",
-}  # fmt: skip
-
-
-def current_fields(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Return ``values``, the fields of a stored model, without those of ``FORMER_FIELDS`` that its encoder does not
-    have. ``prefix`` precedes the keys."""
-    own = ModelConfig.class_for({"encoder": values.get(f"{prefix}encoder")})
-    names = {field.name for field in fields(own)}  # type: ignore[arg-type]
-    former = {key for key in values if (name := key.removeprefix(prefix)) in FORMER_FIELDS and name not in names}
-    return {
-        key: value
-        for key, value in values.items()
-        if key not in former or value != FORMER_FIELDS[key.removeprefix(prefix)]
-    }
+PoolerActivation = Literal["none", "tanh", "gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"]
+# Parts of the network that have a bias.
+Biased = Literal[
+    "norm", "qkv", "attention_output", "feed_forward", "pooler_layer", "sequence_head", "mlm_layer", "mlm_output"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,18 +108,14 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
     norm_position: Literal["post", "pre", "pre_skip_first"] = "post"
     # Epsilon of every normalization.
     norm_epsilon: Positive[float] = 1e-12
-    # Bias of LayerNorm (rms_norm has none).
-    norm_bias: bool = True
+    # Parts without biases: norm (every LayerNorm; rms_norm never has one), qkv (query, key and value),
+    # attention_output, feed_forward, pooler_layer, sequence_head, mlm_layer, mlm_output (the output layer of the
+    # MLM head).
+    without_bias: tuple[Biased, ...] = ()
     # Normalization of the embeddings; auto: with norm_position post.
     embedding_norm: Presence = "auto"
     # Normalization after the last layer; auto: unless norm_position is post.
     final_norm: Presence = "auto"
-    # Biases of query, key and value.
-    qkv_bias: bool = True
-    # Bias of the attention output.
-    attention_output_bias: bool = True
-    # Biases of the feed-forward layer.
-    feed_forward_bias: bool = True
     # Positions: learned (as in the BERT paper) or sinusoidal (Vaswani et al. 2017) rows added to the embeddings,
     # rotary (Su et al. 2021): query and key of every layer are rotated, or none.
     position_embeddings: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
@@ -174,14 +155,9 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
     # Vector of a sequence that the nsp, sequence and choice heads read: its first token, its last token, or the
     # mean of its tokens.
     pooling: Literal["first", "last", "mean"] = "first"
-    # A dense layer and an activation before the nsp, sequence and choice heads (the pooler).
-    pooler_dense: bool = True
-    # Bias of the pooler.
-    pooler_bias: bool = True
-    # Activation of the pooler.
-    pooler_activation: Literal["tanh", "gelu", "gelu_tanh", "relu", "silu"] = "tanh"
-    # Activation of the pooler in a model with a sequence head; same: pooler_activation.
-    sequence_activation: Literal["same", "tanh", "gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"] = "same"
+    # Layer before the nsp, sequence and choice heads (the pooler): dense, with this activation; a second activation
+    # replaces the first in a model with a sequence head. none: no such layer.
+    pooler_layer: tuple[PoolerActivation, ...] = ("tanh",)
     # Normalization after the activation of the pooler.
     pooler_norm: bool = False
     # The token and span heads read the pooler's layers of each token (ModernBERT).
@@ -189,16 +165,9 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
     # The span head has a feed-forward block before its output layer, and subtracts 1e6 from the scores of the
     # question: the tokens up to the first separator_id, except the first (BigBird).
     span_transform: bool = False
-    # Bias of the sequence head.
-    sequence_head_bias: bool = True
-    # The MLM head has a dense layer, the activation and a normalization before the output layer.
-    mlm_transform: bool = True
-    # Activation of the MLM head; same: activation.
-    mlm_activation: Literal["same", "gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"] = "same"
-    # Bias of the dense layer of the MLM head.
-    mlm_transform_bias: bool = True
-    # Bias of the output layer of the MLM head.
-    mlm_output_bias: bool = True
+    # Layer of the MLM head before its output layer: dense, with this activation (same: activation) and a
+    # normalization. none: no such layer.
+    mlm_layer: Literal["none", "same", "gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"] = "same"
     # The weights of the output layer of the MLM head are the word embeddings.
     tied_output: bool = True
     # Initial weights: bert (one standard deviation for all), or megatron (that of the output projections of
@@ -236,6 +205,10 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
         if self.relative_positions in ("buckets", "disentangled"):
             allowed = f"an even number with {self.relative_positions} positions"
             self._require("relative_buckets", self.relative_buckets % 2 == 0, allowed)
+        pooler, allowed = self.pooler_layer, "none, or one or two activations"
+        self._require(
+            "pooler_layer", pooler == ("none",) or (0 < len(pooler) < 3 and "none" not in pooler), allowed
+        )
         self._require("attention_windows", all(window >= 0 for window in self.attention_windows), "0 or more each")
         plain = self.attention == "bidirectional" and self.relative_positions == "none"
         windows = self.attention_windows[: self.num_layers]  # not layer_windows: a file may declare any size
@@ -350,19 +323,28 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
         return self.embedding_size or self.hidden_size
 
     @property
-    def head_activation(self) -> str:
-        """Activation of the MLM head."""
-        return self.activation if self.mlm_activation == "same" else self.mlm_activation
+    def mlm_activation(self) -> str:
+        """Activation of the layer of the MLM head before its output layer; none: it has no such layer."""
+        return self.activation if self.mlm_layer == "same" else self.mlm_layer
+
+    def pooler_activation(self, has_sequence_head: bool) -> str:
+        """Return the activation of the pooler in a model with or without a sequence head; none: it has no dense
+        layer."""
+        return self.pooler_layer[-1 if has_sequence_head else 0]
 
     @property
-    def head_sequence_activation(self) -> str:
-        """Activation of the pooler in a model with a sequence head."""
-        return self.pooler_activation if self.sequence_activation == "same" else self.sequence_activation
+    def biased_parts(self) -> tuple[Biased, ...]:
+        """Parts of the network that may have a bias."""
+        return get_args(Biased)
 
-    @property
-    def has_norm_bias(self) -> bool:
-        """True if normalizations have a bias."""
-        return self.norm_bias and self.norm == "layer_norm"
+    def has_bias(self, part: Biased) -> bool:
+        """Return True if ``part`` has a bias."""
+        return part not in self.without_bias and (part != "norm" or self.norm == "layer_norm")
+
+    def with_output_layer_only(self) -> "ModelConfig":
+        """Return this model with an MLM head that is the word embeddings alone, without parameters."""
+        parts = tuple(part for part in get_args(Biased) if part in (*self.without_bias, "mlm_output"))
+        return replace(self, mlm_layer="none", without_bias=parts, tied_output=True)
 
     @property
     def has_embedding_norm(self) -> bool:

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import yaml
 
 from bert_jax import registry
+from bert_jax.config.former import FORMER_OPTIONS, OptionsInOrder
 from bert_jax.config.help import print_help
 from bert_jax.config.options import (
     Option,
@@ -110,14 +111,16 @@ def find_recipe(name: str) -> Path:
 def parse_settings(
     config_type: type, settings: Sequence[Setting], also: Sequence[str] = ()
 ) -> dict[str, tuple[Any, str]]:
-    """Return key -> (typed value, source) in the order of the last setting of each key, which wins. For ``also``
-    see :func:`build_config`.
+    """Return key -> (typed value, source) in the order of the last setting of each key, which wins. A former option
+    sets the option that holds its values now. For ``also`` see :func:`build_config`.
 
     Raises ``ValueError`` for an unknown key or a value of the wrong type.
     """
     former, fixed = getattr(config_type, "FORMER_OPTIONS", ()), options_of(config_type, fixed=True)
     settings = [*join_mappings(field_types(config_type), settings)]
     options, parsed = known_options(config_type, settings), dict[str, tuple[Any, str]]()
+    types, in_order = {key: option.type for key, option in options.items()}, OptionsInOrder()
+    types |= FORMER_OPTIONS if "model.encoder" in options else {}
     for source, key, value in settings:
         if key in former and source != "command line":
             continue  # in the stored config of an older version
@@ -125,11 +128,12 @@ def parse_settings(
             if _convert(fixed[key].type, value, f"{source}: {key}") == fixed[key].default:
                 continue  # in the stored config of an older version
             raise ValueError(f"{source}: {key}: an option of pretraining only; omit it")
-        if key not in options:
+        if key not in types:
             _require_parts(config_type, settings)
             raise ValueError(f"{source}: {key}: {_unknown(key, options, also)}")
+        key, typed = in_order.set(key, _convert(types[key], value, f"{source}: {key}"))
         parsed.pop(key, None)  # so that the keys stay in the order of their last settings
-        parsed[key] = (_convert(options[key].type, value, f"{source}: {key}"), source)
+        parsed[key] = (typed, source)
     return parsed
 
 
@@ -137,7 +141,8 @@ def known_options(config_type: type, settings: Sequence[Setting]) -> dict[str, O
     """Return the options of ``config_type`` with the sections that ``settings`` choose, by dotted name; if one of
     the settings is not among them, also the options of the registered parts that are not chosen."""
     options = options_of(config_type, chosen_classes(config_type, _last_values(settings)))
-    if {setting.key for setting in settings} <= options.keys() | options_of(config_type, fixed=True).keys():
+    known = options.keys() | options_of(config_type, fixed=True).keys() | FORMER_OPTIONS.keys()
+    if {setting.key for setting in settings} <= known:
         return options
     return {**all_options(config_type), **options}
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from bert_jax import registry
-from bert_jax.config.architecture import FamilyName, ModelConfig, current_fields
+from bert_jax.config.architecture import FamilyName, ModelConfig
+from bert_jax.config.former import current_fields
 from bert_jax.config.schema import SET, AtLeast0, Limit, Positive, Range, Section, limited, require
 
 FORMAT = 1
@@ -116,11 +117,11 @@ class HeadsConfig(Section, prefix="heads."):
         return {name: size for name, size in sizes.items() if size}
 
     def unread_fields(self) -> tuple[str, ...]:
-        """Return prefixes of the fields of ``ModelConfig`` that only absent heads read."""
+        """Return prefixes of the fields of ``ModelConfig``, and of the parts with biases, that only absent heads
+        read."""
         unread = () if self.mlm else ("mlm_", "tied_output")
         unread = unread if self.span else (*unread, "span_transform")
-        unread = unread if self.sequence_labels else (*unread, "sequence_activation")
-        return unread if self.pooler else (*unread, "pool", "token_pooler", "sequence_head_bias")
+        return unread if self.pooler else (*unread, "pool", "token_pooler", "sequence_head")
 
     def check_features(self, model: ModelConfig) -> None:
         """Raise ``ValueError`` if ``model`` has fewer layers than the features or the exits use."""
@@ -338,7 +339,8 @@ def _build(hint: Any, value: Any, where: str) -> Any:
         if hint is ModelConfig:
             if problem := _missing_encoder(value):
                 raise ValueError(f"{where}: {problem}")
-            value, hint = current_fields(value), ModelConfig.class_for(value)
+            value = current_fields(value, typed=lambda kind, item, name: _build(kind, item, f"{where}: {name}"))
+            hint = ModelConfig.class_for(value)
         every = typing.get_type_hints(hint)
         hints = {one.name: every[one.name] for one in dataclasses.fields(hint)}
         unknown = sorted(set(value) - set(hints))

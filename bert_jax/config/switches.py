@@ -8,6 +8,7 @@ import dataclasses
 from typing import Any, Literal
 
 from bert_jax.config.architecture import ModelConfig
+from bert_jax.config.spec import HeadsConfig
 
 # Fields without an effect on the outputs of a trained model.
 TRAINING_ONLY = (
@@ -52,14 +53,20 @@ def check_fields(model: ModelConfig, supported: Supported, name: str) -> None:
         raise ValueError("; ".join(lines))
 
 
-def function_of(model: ModelConfig) -> dict[str, Any]:
-    """Return the fields of ``model`` that determine its outputs, in a form that is equal for equal functions."""
+def function_of(model: ModelConfig, heads: HeadsConfig | None = None) -> dict[str, Any]:
+    """Return the fields of ``model`` that determine the outputs of the encoder and of ``heads`` (None: any heads),
+    in a form that is equal for equal functions."""
+    of_absent = heads.unread_fields() if heads else ()
+    has_classes = heads is None or bool(heads.sequence_labels)
     values = dataclasses.asdict(model) | {
         "embedding_norm": model.has_embedding_norm, "final_norm": model.has_final_norm,
-        "norm_bias": model.has_norm_bias, "mlm_activation": model.head_activation,
+        "mlm_layer": model.mlm_activation,
+        "pooler_layer": tuple(model.pooler_activation(kind) for kind in dict.fromkeys((False, has_classes))),
         "attention_windows": model.layer_windows, "layer_heads": model.heads_by_layer,
         "layer_units": model.units_by_layer,
-        "sequence_activation": model.head_sequence_activation,
+        "without_bias": tuple(
+            part for part in model.biased_parts if not model.has_bias(part) and not part.startswith(of_absent)
+        ),
     }  # fmt: skip
     rotary = model.position_embeddings == "rotary"
     values["rotary_base"] = model.rotary_base if rotary else 0
@@ -72,7 +79,9 @@ def function_of(model: ModelConfig) -> dict[str, Any]:
     if model.relative_positions not in ("buckets", "disentangled"):
         values |= {"relative_buckets": 0, "relative_max_distance": 0}
     unread = {*TRAINING_ONLY, *model.unread_fields}
-    return {field: value for field, value in values.items() if field not in unread}
+    return {
+        field: value for field, value in values.items() if field not in unread and not field.startswith(of_absent)
+    }
 
 
 def training_values(model: ModelConfig) -> dict[str, Any]:

@@ -25,8 +25,8 @@ def training_model(resolved: ResolvedTask) -> BertModel:
     check_layers(config, heads)
     loss, model = config.loss, config.model
     has_nsp, has_mlm = loss.nsp_weight > 0, loss.mlm_weight > 0 or loss.lm_weight > 0
-    if loss.lm_weight and model.mlm_transform:  # a run of causal_lm, whose output layer is the word embeddings
-        model = dataclasses.replace(model, mlm_transform=False, mlm_output_bias=False, tied_output=True)
+    if loss.lm_weight and model.mlm_layer != "none":  # a run of causal_lm: its output layer is the word embeddings
+        model = model.with_output_layer_only()
     return BertModel(
         model,
         config.execution,

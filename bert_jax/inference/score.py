@@ -15,11 +15,10 @@ Probabilities are over the vocabulary of the network, and logarithms are natural
 Shapes: B rows, S tokens per row, U copies per row, L labels per copy, V vocabulary.
 """
 
-import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Unpack, get_args
 
 import jax
@@ -181,9 +180,7 @@ def copies(places: Sequence[_Place], mask_id: int) -> list[ModelInput]:
         labels += [] if label in labels else [label]
         unit.extra.append(((one, token), labels.index(label)))
     return [
-        dataclasses.replace(
-            unit, targets={**unit.targets, "labels": np.pad(labels, (0, _LABELS - len(labels)), "edge")}
-        )
+        replace(unit, targets={**unit.targets, "labels": np.pad(labels, (0, _LABELS - len(labels)), "edge")})
         for unit, labels in found
     ]
 
@@ -255,4 +252,4 @@ def _output_layer(model: ModelConfig, heads: HeadsConfig) -> ModelConfig:
     """Return ``model`` with an output layer without parameters, if it has no head."""
     if heads.mlm:
         return model
-    return dataclasses.replace(model, mlm_transform=False, mlm_output_bias=False, tied_output=True)
+    return model.with_output_layer_only()

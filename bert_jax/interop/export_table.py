@@ -139,7 +139,7 @@ def rows_of(spec: ModelSpec, dtype: str = "float32") -> Iterator[str]:
         "several heads": not _has_class(spec),
         "roberta": spec.family == "roberta",
         "family": spec.family not in ("bert", "roberta"),
-        "roberta mlm": spec.family == "roberta" and heads.mlm and model.head_activation != "gelu",
+        "roberta mlm": spec.family == "roberta" and heads.mlm and model.mlm_activation not in ("gelu", "none"),
         "offset": spec.family in ("bert", "roberta") and (model.position_offset > 0) != (spec.family == "roberta"),
         **{row: getattr(model, field) == value for row, (field, value) in _FIELD_ROWS.items()},
         "epsilon": model.norm_epsilon != 1e-12,

@@ -152,8 +152,7 @@ def _meanings(spec: ModelSpec) -> dict[str, str]:
     """Return a dict from the name of each output of the model in :data:`serving.FIELDS` to its meaning."""
     heads, model = spec.heads, spec.model
     pooled = {"first": "first token", "last": "last token", "mean": "mean of the tokens"}[model.pooling]
-    if model.pooler_dense:
-        kind = model.head_sequence_activation if heads.sequence_labels else model.pooler_activation
+    if (kind := model.pooler_activation(bool(heads.sequence_labels))) != "none":
         pooled = f"{kind}(dense({pooled}))"
     language = "next token" if model.is_causal else "masked language model"
     texts = {

@@ -75,9 +75,7 @@ def fingerprints(bundle: ModelBundle) -> dict[str, tuple[tuple[int, ...], bytes]
 def _description(spec: ModelSpec) -> dict[str, Json]:
     """Return the fields of ``spec`` that determine the outputs of a model, by name."""
     heads = {f"heads.{name}": value for name, value in dataclasses.asdict(spec.heads).items() if name != "dropout"}
-    unread = spec.heads.unread_fields()
-    fields = {name: value for name, value in function_of(spec.model).items() if not name.startswith(unread)}
-    return {f"model.{name}": value for name, value in fields.items()} | heads
+    return {f"model.{name}": value for name, value in function_of(spec.model, spec.heads).items()} | heads
 
 
 def check_read_back(folder: Path, bundle: ModelBundle, report: Callable[[str], None]) -> None:

@@ -240,15 +240,16 @@ class BertModel(nn.Module):
             self.mlm_head = MlmHead(config, self.execution, self.mesh)
         if heads.rtd:
             self.rtd_head = RtdHead(config, dtype)
-        if heads.pooler and config.pooler_dense:
-            self.pooler = Dense(config.hidden_size, ("embed", "pooled"), config, dtype, config.pooler_bias)
+        if heads.pooler and self._pooler_activation != "none":
+            has_bias = config.has_bias("pooler_layer")
+            self.pooler = Dense(config.hidden_size, ("embed", "pooled"), config, dtype, has_bias)
             if config.pooler_norm:
                 self.pooler_norm = Norm(config, dtype)
         # These layers have few outputs, so their product is cheap in float32, the dtype of the loss.
         if heads.span and config.span_transform:
             self.span_transform = FeedForward(config, self.execution, self.mesh)
         for name, size in heads.output_sizes().items():
-            has_bias = name != "sequence" or config.sequence_head_bias
+            has_bias = name != "sequence" or config.has_bias("sequence_head")
             head = Dense(size, ("embed", "classes"), config, jnp.dtype("float32"), has_bias)
             setattr(self, f"{name}_head", head)
         for layer in heads.exits:
@@ -392,12 +393,14 @@ class BertModel(nn.Module):
 
     def _pooler_layers(self, x: jax.Array) -> jax.Array:
         """Return ``x`` [..., H] after the dense layer, the activation and the normalization of the pooler."""
-        config = self.config
-        if not config.pooler_dense:
+        if self._pooler_activation == "none":
             return x
-        name = config.head_sequence_activation if self.heads.sequence_labels else config.pooler_activation
-        x = activation(name, self.pooler(x))
-        return self.pooler_norm(x) if config.pooler_norm else x
+        x = activation(self._pooler_activation, self.pooler(x))
+        return self.pooler_norm(x) if self.config.pooler_norm else x
+
+    @property
+    def _pooler_activation(self) -> str:
+        return self.config.pooler_activation(bool(self.heads.sequence_labels))
 
     def _head_dropout(self, x: jax.Array, dropout_key: DropoutKey | None) -> jax.Array:
         rate = self.config.hidden_dropout if self.heads.dropout is None else self.heads.dropout

@@ -60,7 +60,7 @@ class Norm(nn.Module):
         """Return the scale and the bias, each [width], in float32, for a caller that fuses the normalization with
         another operation."""
         scale = self.param("scale", with_logical_axes(nn.initializers.ones_init(), ("norm",)), (width,))
-        if not self.config.has_norm_bias:
+        if not self.config.has_bias("norm"):
             return scale, jnp.zeros((width,))
         return scale, self.param("bias", with_logical_axes(nn.initializers.zeros_init(), ("norm",)), (width,))
 
@@ -71,7 +71,7 @@ class Norm(nn.Module):
             centered -= jnp.mean(centered, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
         normal = centered * jax.lax.rsqrt(variance + self.config.norm_epsilon)
-        return (normal * scale + bias if self.config.has_norm_bias else normal * scale).astype(self.dtype)
+        return (normal * scale + bias if self.config.has_bias("norm") else normal * scale).astype(self.dtype)
 
 
 # An operand of the function that computes the attention of a layer.
@@ -173,7 +173,7 @@ class SelfAttention(Block):
         axes_of_heads = ("act_batch", "act_length", "act_heads", None)
         inner_BxSxH, x_BxSxH = (x_BxSxH, x_BxSxH) if self.skip_norm else norm_before(self, x_BxSxH)
         dense = {
-            name: self.dense(heads * head_size, ("embed", "heads"), config.qkv_bias, name=name)
+            name: self.dense(heads * head_size, ("embed", "heads"), config.has_bias("qkv"), name=name)
             for name in ("query", "key", "value")
         }
         rate, look_inside = config.attention_dropout, self.is_mutable_collection(INTERMEDIATES)
@@ -217,7 +217,7 @@ class SelfAttention(Block):
             context = self._replace_global(context, inner_BxSxH, tokens, slots, probabilities_key)
         context = constrain(context.reshape(batch, length, -1, head_size), axes_of_heads, mesh)
         inner = (context.reshape(batch, length, -1),)
-        output = self.dense(width, ("heads", "embed"), config.attention_output_bias, True, name="output")
+        output = self.dense(width, ("heads", "embed"), config.has_bias("attention_output"), True, name="output")
         return output_residual_norm(self, inner, x_BxSxH, output, config.dropout_at("attention_output"), output_key)
 
     def _kernel_operands(
@@ -270,7 +270,7 @@ class SelfAttention(Block):
     ) -> list[jax.Array]:
         """Return queries, keys and values with their biases and rotary positions, each [B, S, A, D]."""
         config = self.config
-        if config.qkv_bias:
+        if config.has_bias("qkv"):
             heads = [add_bias(y, bias) for y, bias in zip(heads, biases, strict=True)]
         heads = [y.reshape(*y.shape[:2], -1, config.head_size) for y in heads]
         if config.position_embeddings == "rotary":
@@ -290,7 +290,7 @@ class SelfAttention(Block):
         and 0 for padding. ``slots``: compute only these queries."""
         config, shape = self.config, context_BxSxAxD.shape[2:]
         projections = [
-            self.dense(math.prod(shape), ("embed", "heads"), config.qkv_bias, name=f"{name}_global")
+            self.dense(math.prod(shape), ("embed", "heads"), config.has_bias("qkv"), name=f"{name}_global")
             for name in ("query", "key", "value")
         ]
         ids_BxS = tokens["sequence_ids"]
@@ -336,7 +336,7 @@ class FeedForward(Block):
 
     @nn.compact
     def __call__(self, x_BxSxH: jax.Array, output_key: DropoutKey | None) -> jax.Array:
-        config, bias = self.config, self.config.feed_forward_bias
+        config, bias = self.config, self.config.has_bias("feed_forward")
         inner_BxSxH, x_BxSxH = norm_before(self, x_BxSxH)
         is_gated, units = config.feed_forward == "gated", self.units or config.intermediate_size
         hidden = []

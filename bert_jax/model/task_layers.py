@@ -61,10 +61,10 @@ class MlmHead(Block):
     def __call__(self, x_BxMxH: jax.Array, table_VxE: jax.Array) -> jax.Array:
         """Return the logits, float32[B, M, V]; padding rows of the vocabulary are -inf."""
         config, dtype = self.config, compute_dtype(self.execution)
-        if config.mlm_transform:
-            width, has_bias = config.embedding_width, config.mlm_transform_bias
+        if config.mlm_layer != "none":
+            width, has_bias = config.embedding_width, config.has_bias("mlm_layer")
             x_BxMxE = Dense(width, ("embed", "pooled"), config, dtype, has_bias, name="transform")(x_BxMxH)
-            x_BxMxE = Norm(config, dtype, name="layer_norm")(activation(config.head_activation, x_BxMxE))
+            x_BxMxE = Norm(config, dtype, name="layer_norm")(activation(config.mlm_activation, x_BxMxE))
         else:
             x_BxMxE = x_BxMxH
         rows = len(table_VxE)
@@ -78,7 +78,7 @@ class MlmHead(Block):
             x_BxMxE = x_BxMxE.swapaxes(0, 1)
         logits_BxMxV = matmul_f32_grad(x_BxMxE, table_VxE, 1, jnp.dtype("float32"))
         logits_BxMxV = logits_BxMxV.swapaxes(0, 1) if swap else logits_BxMxV
-        if config.mlm_output_bias:
+        if config.has_bias("mlm_output"):
             zeros = with_logical_axes(nn.initializers.zeros_init(), ("vocab",))
             logits_BxMxV = add_bias_of_logits(
                 logits_BxMxV, self.param("output_bias", zeros, (rows,)), x_BxMxE.dtype
@@ -121,16 +121,16 @@ class ExitHead(Block):
         if config.has_final_norm:
             x_BxSxH = Norm(config, dtype, name="final_layer_norm")(x_BxSxH)
         x_BxCxH = pooled_tokens(x_BxSxH, features.get("cls_positions"), features["sequence_ids"], config.pooling)
-        if config.pooler_dense:
-            pooler = Dense(
-                config.hidden_size, ("embed", "pooled"), config, dtype, config.pooler_bias, name="pooler"
-            )
-            x_BxCxH = activation(config.head_sequence_activation, pooler(x_BxCxH))
+        kind = config.pooler_activation(has_sequence_head=True)
+        if kind != "none":
+            width, has_bias = config.hidden_size, config.has_bias("pooler_layer")
+            pooler = Dense(width, ("embed", "pooled"), config, dtype, has_bias, name="pooler")
+            x_BxCxH = activation(kind, pooler(x_BxCxH))
             x_BxCxH = Norm(config, dtype, name="pooler_norm")(x_BxCxH) if config.pooler_norm else x_BxCxH
         rate = config.hidden_dropout if self.heads.dropout is None else self.heads.dropout
         x_BxCxH = dropout(x_BxCxH.astype(jnp.float32), rate, site_key(dropout_key, 0, Site.TASK_HEAD))
         axes, float32 = ("embed", "classes"), jnp.dtype("float32")
-        return Dense(labels, axes, config, float32, config.sequence_head_bias, name="output")(x_BxCxH)
+        return Dense(labels, axes, config, float32, config.has_bias("sequence_head"), name="output")(x_BxCxH)
 
 
 class BiLstm(nn.Module):

@@ -103,7 +103,7 @@ def long_config(model: ModelConfig, length: int, windows: tuple[int, ...], pad_i
     return dataclasses.replace(
         model, family="longformer", attention_windows=windows, global_tokens=GLOBAL_TOKENS, separator_id=sep_id,
         position_offset=offset, max_position_embeddings=length + offset,
-        mlm_activation="gelu" if model.head_activation == "gelu" else model.mlm_activation,
+        mlm_layer="gelu" if model.mlm_activation == "gelu" else model.mlm_layer,
     )  # fmt: skip
 
 

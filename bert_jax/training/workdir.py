@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from bert_jax.config import RunConfig, dump_yaml
-from bert_jax.config.architecture import current_fields
+from bert_jax.config.former import current_fields
 from bert_jax.io.errors import one_line
 from bert_jax.io.files import write_whole
 from bert_jax.io.folder_lock import hold_folder

@@ -26,8 +26,8 @@ CRAMMING = (
 )
 
 _MODERN_NETWORK: dict[str, Any] = {
-    "model.vocab_size": 50_368, "model.feed_forward": "gated", "model.norm_epsilon": 1e-5, "model.norm_bias": False,
-    "model.qkv_bias": False, "model.attention_output_bias": False, "model.feed_forward_bias": False,
+    "model.vocab_size": 50_368, "model.feed_forward": "gated", "model.norm_epsilon": 1e-5,
+    "model.without_bias": ["norm", "qkv", "attention_output", "feed_forward", "pooler_layer", "mlm_layer"],
     "model.embedding_norm": "yes", "model.norm_position": "pre_skip_first", "model.attention_windows": [0, 64, 64],
     "model.attention_output_dropout": 0.1, "model.attention_dropout": 0.0, "model.feed_forward_dropout": -1.0,
     "model.hidden_dropout": 0.0, "model.initialization": "megatron", "optimizer.name": "stable_adamw",
@@ -114,8 +114,8 @@ VALUES: list[tuple[str, int, str, dict[str, Any]]] = [
     ("cramming", 1, CRAMMING, {
         "model.num_layers": 16, "model.hidden_size": 768, "model.num_attention_heads": 12,
         "model.intermediate_size": 3072 // 2, "model.norm_epsilon": 1e-12, "model.norm_position": "pre",
-        "model.feed_forward": "gated", "model.qkv_bias": False, "model.attention_output_bias": False,
-        "model.feed_forward_bias": False, "model.mlm_transform": False, "model.mlm_output_bias": False,
+        "model.feed_forward": "gated",
+        "model.without_bias": ["qkv", "attention_output", "feed_forward", "mlm_output"], "model.mlm_layer": "none",
         "model.embedding_norm": "yes", "model.hidden_dropout": 0.0, "model.attention_dropout": 0.0,
         "data.mask_fraction": 0.25, "data.seq_length": 128, "optimizer.learning_rate": 1e-3,
         "optimizer.weight_decay": 0.01, "optimizer.beta1": 0.9, "optimizer.beta2": 0.98,

@@ -60,7 +60,7 @@ SIZES: Options = {
     "optimizer.warmup_steps": 75, "training.log_interval": 50, "training.checkpoint_interval": 500,
     "training.keep_checkpoints": 1,
 }  # fmt: skip
-BIASES = ("norm_bias", "qkv_bias", "attention_output_bias", "feed_forward_bias", "mlm_transform_bias")
+BIASES = ("norm", "qkv", "attention_output", "feed_forward", "mlm_layer")
 # Options of each switch, off and on.
 SWITCHES: dict[str, tuple[Options, Options]] = {
     "rotary": ({"model.position_embeddings": "learned"}, {"model.position_embeddings": "rotary"}),
@@ -69,7 +69,7 @@ SWITCHES: dict[str, tuple[Options, Options]] = {
         {"model.feed_forward": "gated", "model.intermediate_size": 344},
     ),
     "pre_norm": ({"model.norm_position": "post"}, {"model.norm_position": "pre"}),
-    "no_bias": ({}, {f"model.{name}": "false" for name in BIASES}),
+    "no_bias": ({}, {"model.without_bias": BIASES}),
     "masks_30": ({"data.mask_fraction": 0.15}, {"data.mask_fraction": 0.3}),
     "no_nsp": ({"data.next_sentence": "nsp"}, {"data.next_sentence": "none"}),
     "no_dropout": ({}, {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0}),

@@ -9,7 +9,7 @@ import numpy as np
 
 COMMON = {
     "vocab_size": 23, "position_embeddings": "none", "type_vocab_size": 0, "embedding_norm": "no",
-    "final_norm": "no", "mlm_transform": False, "max_position_embeddings": 16, "hidden_dropout": 0.0,
+    "final_norm": "no", "mlm_layer": "none", "max_position_embeddings": 16, "hidden_dropout": 0.0,
 }  # fmt: skip
 # Small clips and large weights, so that cells and projections reach their limits.
 MODELS = {

@@ -6,15 +6,15 @@ This module does not import jax.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from bert_jax.config.architecture import ModelConfig
+from bert_jax.config.architecture import Biased, ModelConfig
 from bert_jax.config.objective import ObjectiveConfig
 from bert_jax.config.schema import AtLeast0, Layers, Positive, Probability
 
 # Fields of the Transformer that no other encoder reads.
 _TRANSFORMER_ONLY = {
     "num_attention_heads", "layer_heads", "intermediate_size", "layer_units", "activation", "feed_forward",
-    "norm_position", "final_norm", "qkv_bias", "attention_output_bias", "feed_forward_bias", "rotary_base",
-    "rotary_window_base", "relative_buckets", "relative_max_distance", "attention", "separator_id", "random_blocks",
+    "norm_position", "final_norm", "rotary_base", "rotary_window_base", "relative_buckets", "relative_max_distance",
+    "attention", "separator_id", "random_blocks",
 }  # fmt: skip
 
 
@@ -53,7 +53,12 @@ class WordVectorsConfig(ModelConfig):
     def unread_fields(self) -> set[str]:
         unread = set(_TRANSFORMER_ONLY)
         unread |= {"max_position_embeddings"} if self.position_embeddings == "none" else set()
-        return unread | ({"norm", "norm_epsilon", "norm_bias"} if not self.has_embedding_norm else set())
+        return unread | ({"norm", "norm_epsilon"} if not self.has_embedding_norm else set())
+
+    @property
+    def biased_parts(self) -> tuple[Biased, ...]:
+        absent = {"qkv", "attention_output", "feed_forward"} | (set() if self.has_embedding_norm else {"norm"})
+        return tuple(part for part in super().biased_parts if part not in absent)
 
     @property
     def table_sizes(self) -> list[str]:

@@ -75,7 +75,8 @@ def _grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
             raise ValueError(f"--sweep: {word!r} is not allowed; use --{SEED} FIRST --seeds N for several seeds")
         if key in options_of(config_type, fixed=True):
             raise ValueError(f"--sweep: {key}: an option of pretraining only; omit it")
-        parsed = [parse_settings(config_type, [Setting("--sweep", key, value)])[key][0] for value in values]
+        read = [parse_settings(config_type, [Setting("--sweep", key, value)]) for value in values]
+        key, parsed = next(iter(read[0])), [value for one in read for value, _ in one.values()]
         if any(isinstance(value, tuple) for value in parsed):
             raise ValueError(f"--sweep: {word!r} is not allowed; options whose value is a list cannot be swept")
         if key in grid or len(set(parsed)) < len(parsed):

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.former import current_fields
 from bert_jax.contrib.experiments.cells import Cell, shared_settings
 from bert_jax.finetuning.artifacts import read_results
 from bert_jax.io.files import write_whole
@@ -128,7 +129,7 @@ def _same_sweep(path: Path, now: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, f"{text}\n")
         return
-    before = json.loads(path.read_text(encoding="utf-8"))
+    before = current_fields(json.loads(path.read_text(encoding="utf-8")), "model.")
     changed = [f"{key}: {before[key]} -> {now[key]}" for key in now if key in before and before[key] != now[key]]
     if changed:
         raise ValueError(

@@ -7,20 +7,21 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec
+from bert_jax.config.architecture import Biased
 from bert_jax.config.spec import Activation, Problem
 from bert_jax.config.switches import function_of
 from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.hf.family import (
-    ACTIVATION_NAMES,
     HARMLESS,
     REFUSED,
     TASK_HEADS,
     Family,
     Key,
     Values,
+    activation_name,
     pruned_heads,
     short,
     with_pruned_heads,
@@ -166,13 +167,15 @@ def model_config(values: Values, keys: Mapping[str, Key], **fields: Any) -> Mode
     missing = [key for key, entry in keys.items() if key not in values.config and entry.default is None]
     if missing:
         raise ValueError(f"{values.name}: missing {', '.join(missing)}")
-    defaults = ModelConfig()
-    read = {
-        entry.field: values.of_type(type(getattr(defaults, entry.field)), key, entry.default)
-        for key, entry in keys.items()
-    }
+    defaults, read, absent = ModelConfig(), dict[str, Json](), {*fields.pop("without_bias", ())}
+    for key, entry in keys.items():
+        if entry.part is None:
+            read[entry.field] = values.of_type(type(getattr(defaults, entry.field)), key, entry.default)
+        elif not values.flag(key, entry.default):
+            absent.add(entry.part)
+    parts = tuple(part for part in get_args(Biased) if part in absent)
     try:
-        return ModelConfig(**read | fields)
+        return ModelConfig(**read | fields, without_bias=parts)
     except ValueError as error:
         raise ValueError(f"{values.name}: {error}") from None
 
@@ -181,10 +184,10 @@ def keys_of(model: ModelConfig, keys: Mapping[str, Key]) -> dict[str, Json]:
     """Return the values of ``keys``, from which :func:`model_config` reads ``model``."""
     values: dict[str, Json] = {}
     for key, entry in keys.items():
-        value = getattr(model, entry.field)
+        value = getattr(model, entry.field) if entry.part is None else model.has_bias(entry.part)
         if entry.field.endswith("_dropout") and value < 0:
             value = model.hidden_dropout
-        values[key] = ACTIVATION_NAMES[value][0] if isinstance(value, str) else value
+        values[key] = activation_name(value) if isinstance(value, str) else value
     return values
 
 
@@ -263,15 +266,15 @@ def unsupported(spec: ModelSpec, name: str) -> list[str]:
     written = keys_of(model, names.keys) | names.write(model) | {"tie_word_embeddings": model.tied_output}
     written |= pruned_heads(model) if names.prunes else {}
     try:
-        again = function_of(model_parts({"model_type": family, **written}, "config.json").model)
+        again = function_of(model_parts({"model_type": family, **written}, "config.json").model, spec.heads)
     except ValueError as error:
         return [str(error)]
     again = {field.name: field.default for field in dataclasses.fields(model)} | again
     return [
         f"model.{field}: {getattr(model, field)} is not supported by {name} for {names.title} (supported: "
         f"{again[field]})"
-        for field, value in function_of(model).items()
-        if value != again[field] and not field.startswith(spec.heads.unread_fields())
+        for field, value in function_of(model, spec.heads).items()
+        if value != again[field]
     ]
 
 

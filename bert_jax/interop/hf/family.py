@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bert_jax.config import ModelConfig, ModelSpec
+from bert_jax.config.architecture import Biased
 from bert_jax.interop.stored_model import Tensor
 from bert_jax.json_values import Json
 
@@ -81,6 +82,8 @@ class Key(NamedTuple):
     default: Json = None
     # Add a note if the key is absent.
     announced: bool = False
+    # With the field without_bias: the part of the network that has a bias if the key is true.
+    part: Biased | None = None
 
 
 class HeadDropout(NamedTuple):
@@ -294,6 +297,11 @@ class Family:
                 is_transposed = leaf == "kernel" and not place.input_first
                 sizes[name] = f"{place.module}.weight", 1 - dimension if is_transposed else dimension
         return sizes
+
+
+def activation_name(ours: str) -> str:
+    """Return the name of the activation ``ours`` in files; one that transformers does not have keeps its name."""
+    return ACTIVATION_NAMES.get(ours, (ours,))[0]
 
 
 def as_place(place: str | Place, prefix: str) -> Place:

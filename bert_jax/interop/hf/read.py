@@ -224,11 +224,11 @@ class _FolderReader(StoredModel):
         """Return True if the class of the model has an MLM head whose output layer has no parameters,
         and the other layers of the head are among the tensors."""
         model, family, known = self.config.model, self.config.family, self.config.architecture
-        has_own = model.mlm_output_bias or not model.tied_output
+        has_own = model.has_bias("mlm_output") or not model.tied_output
         if known is None or "mlm" not in family.classes[known] or has_own:
             return False
         others = {*family.heads["mlm"].values()} - {family.output_layer("mlm")}
-        return not model.mlm_transform or all(self.has(f"{module}.") for module in others)
+        return model.mlm_layer == "none" or all(self.has(f"{module}.") for module in others)
 
     def _owner(self, module: str, heads: list[str]) -> str:
         """Return the head to which the layer ``module`` belongs."""

@@ -23,13 +23,11 @@ SUPPORTED: Supported = SIZES | dict.fromkeys(
         "layer_heads", "layer_units", "position_offset", "embedding_size", "word_rank", "shared_layers",
         "embedding_dropout",
         "attention_output_dropout", "feed_forward_dropout", "activation", "feed_forward", "norm",
-        "norm_position", "norm_epsilon", "norm_bias", "embedding_norm", "final_norm", "qkv_bias",
-        "attention_output_bias", "feed_forward_bias", "position_embeddings", "rotary_base",
-        "rotary_window_base", "relative_positions", "relative_buckets", "relative_max_distance",
+        "norm_position", "norm_epsilon", "without_bias", "embedding_norm", "final_norm", "position_embeddings",
+        "rotary_base", "rotary_window_base", "relative_positions", "relative_buckets", "relative_max_distance",
         "attention", "attention_windows", "attention_block", "random_blocks", "global_tokens", "separator_id",
-        "pooling", "pooler_dense", "pooler_bias", "pooler_activation", "pooler_norm", "token_pooler",
-        "sequence_head_bias", "sequence_activation", "span_transform", "mlm_transform", "mlm_activation",
-        "mlm_transform_bias", "mlm_output_bias", "tied_output", "embedding_scale", "initialization",
+        "pooling", "pooler_layer", "pooler_norm", "token_pooler", "span_transform", "mlm_layer", "tied_output",
+        "embedding_scale", "initialization",
     ),
     ANY,
 )  # fmt: skip
@@ -177,7 +175,7 @@ def _attention(graph: Graph, x_BxSxH: str, layer: Layer) -> str:
         context_BxSxAxD = graph.op("Where", is_global, whole_BxSxAxD, context_BxSxAxD)
     width = model.heads_by_layer[layer.index] * model.head_size
     context_BxSxN = graph.op("Reshape", context_BxSxAxD, graph.axes(0, 0, width))
-    return graph.dense(context_BxSxN, f"{layer.name}/attention/output", model.attention_output_bias)
+    return graph.dense(context_BxSxN, f"{layer.name}/attention/output", model.has_bias("attention_output"))
 
 
 def _context(graph: Graph, x_BxSxH: str, layer: Layer, bias: str, kind: str = "") -> str:
@@ -186,7 +184,7 @@ def _context(graph: Graph, x_BxSxH: str, layer: Layer, bias: str, kind: str = ""
     split = graph.axes(0, 0, model.heads_by_layer[layer.index], model.head_size)
 
     def projected(part: str, order: list[int]) -> str:
-        dense = graph.dense(x_BxSxH, f"{layer.name}/attention/{part}{kind}", model.qkv_bias)
+        dense = graph.dense(x_BxSxH, f"{layer.name}/attention/{part}{kind}", model.has_bias("qkv"))
         y_BxSxAxD = graph.op("Reshape", dense, split)
         if graph.turns and part != "value":
             y_BxSxAxD = _rotate(graph, y_BxSxAxD, model.rotary_base_of(layer.window))
@@ -205,16 +203,16 @@ def _context(graph: Graph, x_BxSxH: str, layer: Layer, bias: str, kind: str = ""
 
 
 def _feed_forward(graph: Graph, x_BxSxH: str, name: str) -> str:
-    model = graph.spec.model
+    model, has_bias = graph.spec.model, graph.spec.model.has_bias("feed_forward")
 
     def inner(x_BxSxH: str) -> str:
-        hidden = graph.dense(x_BxSxH, f"{name}/intermediate", model.feed_forward_bias)
+        hidden = graph.dense(x_BxSxH, f"{name}/intermediate", has_bias)
         if model.feed_forward == "mlp":
             hidden = graph.activation(hidden, model.activation)
         else:
-            gate = graph.dense(x_BxSxH, f"{name}/gate", model.feed_forward_bias)
+            gate = graph.dense(x_BxSxH, f"{name}/gate", has_bias)
             hidden = graph.op("Mul", graph.activation(gate, model.activation), hidden)
-        return graph.dense(hidden, f"{name}/output", model.feed_forward_bias)
+        return graph.dense(hidden, f"{name}/output", has_bias)
 
     return _residual(graph, x_BxSxH, name, inner)
 
@@ -224,10 +222,10 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
     model, pooled = graph.spec.model, dict[str, str]()
 
     def pooler_layers(x: str) -> str:
-        if not model.pooler_dense:
+        kind = model.pooler_activation(bool(graph.spec.heads.sequence_labels))
+        if kind == "none":
             return x
-        kind = model.head_sequence_activation if graph.spec.heads.sequence_labels else model.pooler_activation
-        x = graph.activation(graph.dense(x, "pooler", model.pooler_bias), kind)
+        x = graph.activation(graph.dense(x, "pooler", model.has_bias("pooler_layer")), kind)
         return graph.norm(x, "pooler_norm") if model.pooler_norm else x
 
     def pooler() -> str:
@@ -264,7 +262,7 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
         "pooler_output": pooler,
         "prediction_logits": lambda: _mlm(graph, x_BxSxH),
         "seq_relationship_logits": lambda: graph.dense(pooler(), "nsp_head"),
-        "sequence_logits": lambda: graph.dense(pooler(), "sequence_head", model.sequence_head_bias),
+        "sequence_logits": lambda: graph.dense(pooler(), "sequence_head", model.has_bias("sequence_head")),
         "token_logits": lambda: graph.dense(of_tokens(), "token_head"),
         "start_logits": lambda: span(0),
         "end_logits": lambda: span(1),
@@ -278,14 +276,15 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
 
 def _mlm(graph: Graph, x: str) -> str:
     model = graph.spec.model
-    if model.mlm_transform:
-        dense = graph.dense(x, "mlm_head/transform", model.mlm_transform_bias)
-        x = graph.norm(graph.activation(dense, model.head_activation), "mlm_head/layer_norm")
+    if model.mlm_layer != "none":
+        dense = graph.dense(x, "mlm_head/transform", model.has_bias("mlm_layer"))
+        x = graph.norm(graph.activation(dense, model.mlm_activation), "mlm_head/layer_norm")
     table = "embeddings/word_embeddings" if model.tied_output else "mlm_head/output_embeddings"
     if model.word_rank and model.tied_output:
         x = graph.product(x, "embeddings/word_factor/embedding", transposed=True)
     logits = graph.product(x, f"{table}/embedding", transposed=True)
-    return graph.op("Add", logits, graph.weight("mlm_head/output_bias")) if model.mlm_output_bias else logits
+    has_bias = model.has_bias("mlm_output")
+    return graph.op("Add", logits, graph.weight("mlm_head/output_bias")) if has_bias else logits
 
 
 def _question(graph: Graph) -> str:

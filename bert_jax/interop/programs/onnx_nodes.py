@@ -76,7 +76,7 @@ class Graph:
         """Append LayerNorm or RMSNorm over the last axis."""
         model, scale = self.spec.model, self.weight(f"{name}/scale")
         if model.norm == "layer_norm":
-            bias = [self.weight(f"{name}/bias")] if model.has_norm_bias else []
+            bias = [self.weight(f"{name}/bias")] if model.has_bias("norm") else []
             return self.op("LayerNormalization", x, scale, *bias, axis=-1, epsilon=model.norm_epsilon)
         mean = self.op("ReduceMean", self.op("Mul", x, x), axes=[-1], keepdims=1)
         root = self.op("Sqrt", self.op("Add", mean, self.scalar(model.norm_epsilon)))

@@ -102,7 +102,7 @@ class ScoreGraph:
             )
 
         def table_AxDxR(part: str) -> str:
-            dense_RxH = graph.dense(self._table, f"{layer}/attention/{part}", model.qkv_bias)
+            dense_RxH = graph.dense(self._table, f"{layer}/attention/{part}", model.has_bias("qkv"))
             split = graph.axes(model.relative_buckets, model.num_attention_heads, model.head_size)
             return graph.op("Transpose", graph.op("Reshape", dense_RxH, split), perm=[1, 2, 0])
 

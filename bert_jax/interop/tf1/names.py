@@ -37,7 +37,6 @@ _ACTIVATIONS_OUT = {"gelu": "gelu", "gelu_tanh": "gelu", "relu": "relu"}
 SUPPORTED: Supported = SIZES | {
     "position_offset": (0,),
     "activation": tuple(_ACTIVATIONS_OUT),
-    "mlm_activation": ("same",),
     "norm_position": ("post",),
     "norm_epsilon": (NORM_EPSILON,),
     "position_embeddings": ("learned",),

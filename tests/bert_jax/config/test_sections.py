@@ -19,8 +19,8 @@ from bert_jax.config import (
     spec_to_json,
     to_dict,
 )
-from bert_jax.config.architecture import FORMER_FIELDS
 from bert_jax.config.finetune import FinetuneTrainingConfig
+from bert_jax.config.former import FORMER_FIELDS
 from bert_jax.config.loader import parse_settings, read_settings
 from bert_jax.contrib.ancestors.config import BidirectionalLstmConfig, LstmConfig, Word2VecConfig
 from bert_jax.contrib.compression.config import DistillationConfig

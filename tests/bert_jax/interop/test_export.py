@@ -35,7 +35,7 @@ def model(heads=None, family="bert", **values) -> ModelSpec:
     )
 
 
-ROBERTA = {"position_offset": 2, "type_vocab_size": 1, "mlm_activation": "gelu"}
+ROBERTA = {"position_offset": 2, "type_vocab_size": 1, "mlm_layer": "gelu"}
 # A model for every row of the table, with nothing that another row refuses.
 SAMPLES = {
     "no head": SPECS["plain"],
@@ -55,7 +55,7 @@ SAMPLES = {
     "several heads": model(HeadsConfig(mlm=True, span=True)),
     "roberta": model(family="roberta", **ROBERTA),
     "family": model(family="xlm-roberta", **ROBERTA),
-    "roberta mlm": model(HeadsConfig(mlm=True), "roberta", **ROBERTA | {"mlm_activation": "relu"}),
+    "roberta mlm": model(HeadsConfig(mlm=True), "roberta", **ROBERTA | {"mlm_layer": "relu"}),
     "pre-norm": model(norm_position="pre"),
     "sinusoidal": model(position_embeddings="sinusoidal"),
     "offset": model(position_offset=3),

@@ -82,7 +82,7 @@ def joined(specs):
 def apart(spec):
     """What the heads change in layers that others read too."""
     model, heads = spec.model, spec.heads
-    of_pooler = bool(heads.sequence_labels) and model.head_sequence_activation != model.pooler_activation
+    of_pooler = bool(heads.sequence_labels) and len(model.pooler_layer) > 1
     return of_pooler, bool(model.global_tokens) and (heads.sequence_labels, heads.span, heads.choice)
 
 

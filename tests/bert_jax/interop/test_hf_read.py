@@ -193,7 +193,7 @@ def test_roberta_positions_and_head_activation(tmp_path):
     weights = read(make_folder(tmp_path / "a", "RobertaForMaskedLM", vocabulary=None))
     assert (weights.spec.model.position_offset, weights.spec.max_length) == (2, 18)
     model = read(make_folder(tmp_path / "b", "RobertaForMaskedLM", config={"hidden_act": "relu"})).spec.model
-    assert (model.activation, model.head_activation) == ("relu", "gelu")  # in transformers the head has always gelu
+    assert (model.activation, model.mlm_activation) == ("relu", "gelu")  # in transformers the head has always gelu
 
 
 class TestLabels:

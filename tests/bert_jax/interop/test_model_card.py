@@ -83,9 +83,9 @@ def test_outputs_are_those_of_the_network():
 
     assert "pooled output: tanh(dense(first token))" in outputs()
     assert "masked language model: logits" in outputs()
-    text = outputs(attention="causal", pooling="last", pooler_dense=False)
+    text = outputs(attention="causal", pooling="last", pooler_layer=("none",))
     assert "pooled output: last token" in text and "dense" not in text and "next token: logits" in text
-    assert "pooled output: gelu(dense(mean of the tokens))" in outputs(pooling="mean", pooler_activation="gelu")
+    assert "pooled output: gelu(dense(mean of the tokens))" in outputs(pooling="mean", pooler_layer=("gelu",))
 
 
 @pytest.mark.parametrize(

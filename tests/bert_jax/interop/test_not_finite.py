@@ -104,7 +104,7 @@ def test_elmo(tmp_path):
     model = ModelConfig.of(
         vocab_size=len(pieces), encoder="bidirectional_lstm", num_layers=1, hidden_size=8, embedding_size=4,
         lstm_cells=4, character_filters=(1, 4), character_size=4, max_characters=8, highway_layers=1,
-        position_embeddings="none", type_vocab_size=0, embedding_norm="no", final_norm="no", mlm_transform=False,
+        position_embeddings="none", type_vocab_size=0, embedding_norm="no", final_norm="no", mlm_layer="none",
     )  # fmt: skip
     name = "encoder/layer_0/backward/projection_kernel"
     weights = damaged(

@@ -37,7 +37,7 @@ ELMO = {
     "encoder": "bidirectional_lstm", "num_layers": 1, "hidden_size": 8, "embedding_size": 4, "lstm_cells": 4,
     "character_filters": (1, 4), "character_size": 4, "max_characters": 8, "highway_layers": 1,
     "position_embeddings": "none", "type_vocab_size": 0, "embedding_norm": "no", "final_norm": "no",
-    "mlm_transform": False,
+    "mlm_layer": "none",
 }  # fmt: skip
 OF_FORMAT = {
     "word2vec": (ModelConfig.of(vocab_size=40, **VECTORS), None),

@@ -50,7 +50,7 @@ def test_a_model_of_kernels_equals_the_plain_model(options):
 
 
 MODERN = {
-    "norm_position": "pre_skip_first", "norm_bias": False, "qkv_bias": False, "feed_forward_bias": False,
+    "norm_position": "pre_skip_first", "without_bias": ("norm", "qkv", "feed_forward"),
     "feed_forward": "gated", "position_embeddings": "rotary", "attention_windows": (0, 10),
 }  # fmt: skip
 

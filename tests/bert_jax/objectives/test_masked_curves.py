@@ -43,8 +43,8 @@ from data_pipeline.build.masking import mask_batch
 RECORDED = Path(__file__).parents[2] / "golden" / "fixtures" / "masked_lm.npz"
 NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 CAUSAL = {
-    "attention": "causal", "pooling": "last", "pooler_dense": False, "sequence_head_bias": False,
-    "mlm_transform": False, "mlm_output_bias": False,
+    "attention": "causal", "pooling": "last", "pooler_layer": ("none",),
+    "mlm_layer": "none", "without_bias": ("sequence_head", "mlm_output"),
 }  # fmt: skip
 
 

@@ -140,7 +140,7 @@ def test_the_next_token_loss_is_its_formula(tmp_path, has_head):
         MODEL, attention="causal", pooling="last", hidden_dropout=0.0, attention_dropout=0.0
     )
     if has_head:
-        model = dataclasses.replace(model, mlm_transform=False, mlm_output_bias=False)
+        model = dataclasses.replace(model, mlm_layer="none", without_bias=("mlm_output",))
     source = saved_model(tmp_path / "model", HeadsConfig(pooler=True, mlm=has_head), model)
     losses = []
     for options in ("", "--loss.lm_weight 0.5"):

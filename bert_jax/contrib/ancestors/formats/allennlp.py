@@ -164,7 +164,7 @@ def _model_of(options: Any, vocab_size: int, file: Path) -> BidirectionalLstmCon
             lstm_cell_clip=float(lstm.get("cell_clip") or 0),
             lstm_projection_clip=float(lstm.get("proj_clip") or 0), lstm_skip=bool(lstm["use_skip_connections"]),
             position_embeddings="none", type_vocab_size=0, embedding_norm="no", final_norm="no",
-            mlm_transform=False, character_filters=tuple(n for pair in cnn["filters"] for n in pair),
+            mlm_layer="none", character_filters=tuple(n for pair in cnn["filters"] for n in pair),
             character_size=cnn["embedding"]["dim"], max_characters=cnn["max_characters_per_token"],
             highway_layers=cnn["n_highway"], character_activation=cnn["activation"],
         )  # fmt: skip

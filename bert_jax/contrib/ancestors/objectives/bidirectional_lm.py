@@ -73,12 +73,13 @@ class BidirectionalLm(PretrainObjective):
     def make_model(config: PretrainConfig, mesh: Mesh | None) -> BidirectionalModel:
         for key, value, wanted in (
             ("model.encoder", config.model.encoder, "bidirectional_lstm"),
-            ("model.mlm_transform", config.model.mlm_transform, False),
+            ("model.mlm_layer", config.model.mlm_layer, "none"),
             ("data.next_sentence", config.data.next_sentence, "none"),
         ):
             if value != wanted:
-                allowed = f"set {str(wanted).lower() if wanted is False else wanted}"
-                raise ValueError(f"{key}: {value!r} is not allowed with objective.name bidirectional_lm; {allowed}")
+                raise ValueError(
+                    f"{key}: {value!r} is not allowed with objective.name bidirectional_lm; set {wanted}"
+                )
         return BidirectionalModel(config.model, config.execution, HeadsConfig(mlm=True), mesh=mesh)
 
     def carried(self) -> Any:

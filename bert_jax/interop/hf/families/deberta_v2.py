@@ -10,7 +10,7 @@ import dataclasses
 
 from bert_jax.config import ModelConfig
 from bert_jax.interop.hf.families import bert
-from bert_jax.interop.hf.family import ACTIVATION_NAMES, ACTIVATIONS, HeadDropout, Values, headed, name_set, short
+from bert_jax.interop.hf.family import ACTIVATIONS, HeadDropout, Values, activation_name, headed, name_set, short
 from bert_jax.json_values import Json
 
 _POOLER_ACTIVATIONS = {"tanh": "tanh"} | ACTIVATIONS
@@ -27,7 +27,7 @@ def read(values: Values) -> dict[str, Json]:
     # Without ``legacy`` the MLM head multiplies with the word embeddings.
     tied = {} if values.flag("legacy", True) else {"tied_output": True}
     return {
-        "pooler_activation": _POOLER_ACTIVATIONS[kind], "position_embeddings": "learned" if learned else "none",
+        "pooler_layer": (_POOLER_ACTIVATIONS[kind],), "position_embeddings": "learned" if learned else "none",
         **tied, **_distances(values),
     }  # fmt: skip
 
@@ -68,9 +68,8 @@ def _distances(values: Values) -> dict[str, Json]:
 
 def write(model: ModelConfig) -> dict[str, Json]:
     """Return the keys that :func:`read` reads."""
-    activation = model.pooler_activation
     found: dict[str, Json] = {
-        "pooler_hidden_act": activation if activation == "tanh" else ACTIVATION_NAMES[activation][0],
+        "pooler_hidden_act": activation_name(model.pooler_layer[0]),
         "position_biased_input": model.position_embeddings == "learned",
         "relative_attention": model.relative_positions == "disentangled",
         "legacy": True,

@@ -26,7 +26,7 @@ FAMILY = Family(
         "initializer_range": Key("initializer_range", 0.02),
     },
     fixed={
-        "type_vocab_size": 0, "norm_epsilon": 1e-12, "attention_output_dropout": 0.0, "pooler_activation": "relu",
+        "type_vocab_size": 0, "norm_epsilon": 1e-12, "attention_output_dropout": 0.0, "pooler_layer": ("relu",),
     },
     # Sinusoidal positions are initial values of a stored table.
     harmless=name_set("sinusoidal_pos_embds qa_dropout tie_weights_"),

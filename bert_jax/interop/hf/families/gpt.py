@@ -26,8 +26,8 @@ _KEYS = {
     "initializer_range": Key("initializer_range", 0.02),
 }
 _FIXED: dict[str, Json] = {
-    "type_vocab_size": 0, "attention": "causal", "pooling": "last", "pooler_dense": False,
-    "sequence_head_bias": False, "mlm_transform": False, "mlm_output_bias": False,
+    "type_vocab_size": 0, "attention": "causal", "pooling": "last", "pooler_layer": ("none",),
+    "mlm_layer": "none", "without_bias": ("sequence_head", "mlm_output"),
 }  # fmt: skip
 # Keys of OpenAIGPTDoubleHeadsModel and GPT2DoubleHeadsModel, and of old releases.
 _HARMLESS = name_set(

@@ -78,7 +78,7 @@ def read_big_bird(values: Values) -> dict[str, Json]:
     return {
         "attention_block": block if kind == "block_sparse" else 0,
         "separator_id": values.integer("sep_token_id", 66),
-        "sequence_activation": values.activation("hidden_act", "gelu_new"),
+        "pooler_layer": ("tanh", values.activation("hidden_act", "gelu_new")),
     }
 
 
@@ -105,7 +105,7 @@ BIG_BIRD = dataclasses.replace(
     | {
         "num_random_blocks": Key("random_blocks", 3),
         "rescale_embeddings": Key("embedding_scale", False),
-        "use_bias": Key("qkv_bias", True),
+        "use_bias": Key("without_bias", True, part="qkv"),
     },
     fixed={"span_transform": True},
     other_keys=frozenset({"attention_type", "block_size", "sep_token_id"}),

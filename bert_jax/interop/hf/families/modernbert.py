@@ -8,13 +8,13 @@ from bert_jax.config import ModelConfig
 from bert_jax.config.schema import MOST_LAYERS
 from bert_jax.interop.hf.families import bert
 from bert_jax.interop.hf.family import (
-    ACTIVATION_NAMES,
     TASK_HEADS,
     Family,
     HeadDropout,
     Key,
     Place,
     Values,
+    activation_name,
     name_set,
     short,
 )
@@ -41,17 +41,18 @@ def read(values: Values) -> dict[str, Json]:
         raise values.wrong("layer_types", f"; allowed: a list of {layers} entries, each {_GLOBAL} or {_LOCAL}")
     base, local_base = _bases(values)
     pooling = values.choice("classifier_pooling", "cls", ("cls", "mean"))
-    bias, head_bias = values.flag("attention_bias", False), values.flag("classifier_bias", False)
     head_activation = values.activation("classifier_activation", "gelu")
     rate = values.number("attention_dropout", 0.0)
     return {
         "attention_windows": _pattern([0 if kind == _GLOBAL else window for kind in kinds]),
         "rotary_base": base, "rotary_window_base": local_base,
-        "qkv_bias": bias, "attention_output_bias": bias,
+        "without_bias": (
+            *(() if values.flag("attention_bias", False) else ("qkv", "attention_output")),
+            *(() if values.flag("classifier_bias", False) else ("pooler_layer", "mlm_layer")),
+        ),
         "attention_dropout": rate, "attention_output_dropout": rate,
-        "pooler_activation": head_activation, "mlm_activation": head_activation,
+        "pooler_layer": (head_activation,), "mlm_layer": head_activation,
         "pooling": "first" if pooling == "cls" else "mean",
-        "pooler_bias": head_bias, "mlm_transform_bias": head_bias,
     }  # fmt: skip
 
 
@@ -99,10 +100,10 @@ def write(model: ModelConfig) -> dict[str, Json]:
             for kind, base in ((_GLOBAL, model.rotary_base), (_LOCAL, local))
         },
         "classifier_pooling": "cls" if model.pooling == "first" else "mean",
-        "attention_bias": model.qkv_bias,
+        "attention_bias": model.has_bias("qkv"),
         "attention_dropout": model.attention_dropout,
-        "classifier_bias": model.pooler_bias,
-        "classifier_activation": ACTIVATION_NAMES[model.pooler_activation][0],
+        "classifier_bias": model.has_bias("pooler_layer"),
+        "classifier_activation": activation_name(model.pooler_layer[0]),
         "embedding_dropout": model.dropout_at("embedding"),
         "initializer_cutoff_factor": 2.0,
         "position_embedding_type": "absolute",
@@ -128,9 +129,9 @@ FAMILY = Family(
     | {
         "hidden_activation": Key("activation", "gelu"),
         "norm_eps": Key("norm_epsilon", 1e-5),
-        "norm_bias": Key("norm_bias", False),
-        "mlp_bias": Key("feed_forward_bias", False),
-        "decoder_bias": Key("mlm_output_bias", True),
+        "norm_bias": Key("without_bias", False, part="norm"),
+        "mlp_bias": Key("without_bias", False, part="feed_forward"),
+        "decoder_bias": Key("without_bias", True, part="mlm_output"),
         "initializer_range": Key("initializer_range", 0.02),
         "mlp_dropout": Key("feed_forward_dropout", 0.0),
         "embedding_dropout": Key("embedding_dropout", 0.0),

@@ -30,7 +30,7 @@ FAMILY = dataclasses.replace(
     keys={key: entry for key, entry in bert.KEYS.items() if key != "type_vocab_size"},
     fixed={
         "type_vocab_size": 0, "position_offset": 2, "relative_positions": "buckets", "relative_buckets": 32,
-        "relative_max_distance": 128, "mlm_activation": "gelu",
+        "relative_max_distance": 128, "mlm_layer": "gelu",
     },
     write=write,
     refused={"relative_attention_num_buckets": (32,), "pad_token_id": (1,)},

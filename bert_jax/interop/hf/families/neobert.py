@@ -76,8 +76,7 @@ FAMILY = Family(
     fixed={
         "type_vocab_size": 0, "norm": "rms_norm", "norm_position": "pre", "feed_forward": "gated",
         "activation": "silu", "position_embeddings": "rotary", "embedding_dropout": 0.0,
-        "qkv_bias": False, "attention_output_bias": False, "feed_forward_bias": False,
-        "mlm_transform": False, "tied_output": False,
+        "without_bias": ("qkv", "attention_output", "feed_forward"), "mlm_layer": "none", "tied_output": False,
     },
     other_keys=frozenset({"auto_map", "kwargs", "dim_head", "dropout", *_SUPPORTED}),
     read=read,

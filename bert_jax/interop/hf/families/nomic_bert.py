@@ -154,7 +154,7 @@ FAMILY = Family(
     | {"hidden_act": Key("activation", "silu"), "layer_norm_eps": Key("norm_epsilon", 1e-12)},
     fixed={
         "feed_forward": "gated", "position_embeddings": "rotary",
-        "qkv_bias": False, "attention_output_bias": False, "feed_forward_bias": False,
+        "without_bias": ("qkv", "attention_output", "feed_forward"),
     },
     other_keys=frozenset({"auto_map", "head_dim", "rope_parameters", "rope_theta", "pad_vocab_size_multiple"})
     | {*_SIZES, *_RATES, *_SUPPORTED},

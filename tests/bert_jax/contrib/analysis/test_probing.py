@@ -280,7 +280,7 @@ def causal_weights():
     """A GPT-2: causal attention, pre-LN."""
     weights = make_weights(HeadsConfig(mlm=True), types=0, positions=64)
     model = dataclasses.replace(
-        weights.spec.model, attention="causal", norm_position="pre", embedding_norm="no", mlm_transform=False
+        weights.spec.model, attention="causal", norm_position="pre", embedding_norm="no", mlm_layer="none"
     )
     return drawn(dataclasses.replace(weights.spec, model=model), 0.2, PIECES)
 
@@ -289,7 +289,7 @@ def test_elmo(files, capsys, tmp_path):
     weights = make_weights(types=0)
     model = tiny_model(
         weights.spec.model.vocab_size, encoder="bidirectional_lstm", type_vocab_size=0, embedding_size=8,
-        position_embeddings="none", embedding_norm="no", final_norm="no", mlm_transform=False,
+        position_embeddings="none", embedding_norm="no", final_norm="no", mlm_layer="none",
     )  # fmt: skip
     spec = dataclasses.replace(weights.spec, model=model, heads=HeadsConfig(mlm=True))
     write_saved(tmp_path / "model", drawn(spec, 0.2, PIECES))
@@ -347,7 +347,7 @@ def test_models_that_probe_cannot_read(files, capsys, tmp_path):
     weights = make_weights(types=0)
     model = tiny_model(
         weights.spec.model.vocab_size, encoder="lstm", type_vocab_size=0, lstm_cells=24,
-        position_embeddings="none", embedding_norm="no", final_norm="no", mlm_transform=False,
+        position_embeddings="none", embedding_norm="no", final_norm="no", mlm_layer="none",
     )  # fmt: skip
     spec = dataclasses.replace(weights.spec, model=model, heads=HeadsConfig(mlm=True))
     write_saved(tmp_path / "lstm", drawn(spec, 0.2, PIECES))

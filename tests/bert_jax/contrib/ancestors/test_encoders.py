@@ -26,7 +26,7 @@ ELMO = (
     COMMON
     + "--model.encoder bidirectional_lstm --model.num_layers 2 --model.embedding_size 16 --model.lstm_cells 24 "
     "--model.lstm_cell_clip 3 --model.lstm_projection_clip 3 --model.lstm_skip true "
-    "--objective.name bidirectional_lm --model.mlm_transform false"
+    "--objective.name bidirectional_lm --model.mlm_layer none"
 )
 SYSTEMS = {"nnlm": NNLM, "lstm": LSTM, "elmo": ELMO}
 ENCODERS = {

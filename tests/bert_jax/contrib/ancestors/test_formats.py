@@ -34,7 +34,7 @@ ELMO = {
     "lstm_cell_clip": 3.0, "lstm_projection_clip": 3.0, "lstm_skip": True, "character_filters": (1, 4, 2, 6),
     "character_size": 5, "max_characters": 12, "highway_layers": 1, "character_activation": "tanh",
     "position_embeddings": "none", "type_vocab_size": 0, "embedding_norm": "no", "final_norm": "no",
-    "mlm_transform": False,
+    "mlm_layer": "none",
 }  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def some_masks(model, seed=0):
 @pytest.mark.parametrize(
     "switches",
     [
-        {}, {"feed_forward": "gated", "norm_position": "pre", "qkv_bias": False},
+        {}, {"feed_forward": "gated", "norm_position": "pre", "without_bias": ("qkv",)},
         {"position_embeddings": "rotary", "attention": "causal", "norm_position": "pre_skip_first"},
         {"attention_windows": (3,), "global_tokens": 1},
     ],

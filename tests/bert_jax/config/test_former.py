@@ -1,0 +1,133 @@
+"""Fields of the network under their former names."""
+
+import json
+
+import pytest
+
+from bert_jax.config import (
+    HeadsConfig,
+    ModelConfig,
+    ModelSpec,
+    PretrainConfig,
+    dump_yaml,
+    from_dict,
+    load_config,
+    spec_from_json,
+    spec_to_json,
+    to_dict,
+)
+from bert_jax.config.former import MERGES, current_fields
+
+ALL = {name for merge in MERGES for name in merge.former}
+# Former fields, all with their former defaults.
+DEFAULTS = dict.fromkeys(ALL, True) | {
+    "mlm_activation": "same", "pooler_activation": "tanh", "sequence_activation": "same",
+}  # fmt: skip
+# Changed former fields -> present fields.
+READ = [
+    ({}, {}),
+    (
+        {"mlm_output_bias": False, "qkv_bias": False, "norm_bias": False},
+        {"without_bias": ("norm", "qkv", "mlm_output")},
+    ),
+    (
+        {name: False for name in ALL if name.endswith("_bias")},
+        {
+            "without_bias": (
+                "norm", "qkv", "attention_output", "feed_forward", "pooler_layer", "sequence_head", "mlm_layer",
+                "mlm_output",
+            )
+        },
+    ),
+    ({"mlm_activation": "relu"}, {"mlm_layer": "relu"}),
+    ({"mlm_transform": False, "mlm_activation": "relu"}, {"mlm_layer": "none"}),
+    ({"pooler_activation": "gelu"}, {"pooler_layer": ("gelu",)}),
+    ({"sequence_activation": "gelu_sigmoid"}, {"pooler_layer": ("tanh", "gelu_sigmoid")}),
+    ({"pooler_activation": "relu", "sequence_activation": "silu"}, {"pooler_layer": ("relu", "silu")}),
+    ({"pooler_dense": False, "sequence_activation": "silu"}, {"pooler_layer": ("none",)}),
+]  # fmt: skip
+
+
+def load(words):
+    return load_config(PretrainConfig, words.split()).model
+
+
+@pytest.mark.parametrize(("former", "present"), READ)
+def test_files_are_read(tmp_path, former, present):
+    model, values = ModelConfig(**present), DEFAULTS | former
+    spec = ModelSpec(model=model, heads=HeadsConfig())
+    stored = json.loads(spec_to_json(spec))
+    stored["model"] = {key: value for key, value in stored["model"].items() if key not in present} | values
+    for merge in MERGES:
+        stored["model"].pop(merge.field, None)
+    assert spec_from_json(json.dumps(stored), "x") == spec
+    config = to_dict(PretrainConfig(model=model))
+    for merge in MERGES:
+        config["model"].pop(merge.field)
+    config["model"] |= values
+    assert from_dict(PretrainConfig, config).model == model
+    (tmp_path / "recipe.yaml").write_text(
+        "model:\n" + "".join(f"  {key}: {str(value).lower()}\n" for key, value in values.items())
+    )
+    assert load(f"--config {tmp_path / 'recipe.yaml'}") == model
+    (tmp_path / "now.yaml").write_text(dump_yaml(PretrainConfig(model=model)))
+    assert load(f"--config {tmp_path / 'now.yaml'}") == model
+    record = current_fields({f"model.{key}": value for key, value in values.items()}, "model.")
+    assert record == {
+        f"model.{merge.field}": list(value) if isinstance(value := getattr(model, merge.field), tuple) else value
+        for merge in MERGES
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "present"),
+    [
+        ("--model.qkv_bias false --model.without_bias norm", {"without_bias": ("norm",)}),
+        ("--model.without_bias norm qkv --model.qkv_bias true", {"without_bias": ("norm",)}),
+        ("--model.qkv_bias false --model.qkv_bias true", {}),
+        ("--model.mlm_activation gelu --model.mlm_transform false", {"mlm_layer": "none"}),
+        (
+            "--model.mlm_transform false --model.mlm_activation relu --model.mlm_transform true",
+            {"mlm_layer": "relu"},
+        ),
+        ("--model.mlm_layer none --model.mlm_transform true", {}),
+        ("--model.mlm_layer none --model.mlm_activation relu", {"mlm_layer": "none"}),
+        ("--model.pooler_layer relu --model.sequence_activation gelu", {"pooler_layer": ("relu", "gelu")}),
+        ("--model.pooler_layer none --model.pooler_dense true", {}),
+    ],
+)
+def test_the_last_setting_wins(words, present):
+    assert load(words) == ModelConfig(**present)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--model.qkv_bias maybe", "command line: model.qkv_bias: 'maybe' is not allowed; allowed: true, false"),
+        ("--model.mlm_activation none", "command line: model.mlm_activation: 'none' is not allowed; allowed: same"),
+        (
+            "--model.pooler_activation tanh gelu",
+            "command line: model.pooler_activation: requires exactly one value",
+        ),
+        ("--model.pooler_layer none tanh", r"command line: model.pooler_layer: ('none', 'tanh') is not allowed"),
+        (
+            "--model.pooler_layer",
+            "command line: model.pooler_layer: () is not allowed; allowed: none, or one or two",
+        ),
+        ("--model.without_bias qvk", "command line: model.without_bias: 'qvk' is not allowed; allowed: norm, qkv"),
+    ],
+)
+def test_values_are_refused(words, message):
+    with pytest.raises(ValueError) as raised:
+        load(words)
+    assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize("value", [{"qkv_bias": 0}, {"mlm_activation": "none"}, {"sequence_activation": {}}])
+def test_a_stored_value_of_another_type_is_refused(value):
+    stored = json.loads(spec_to_json(ModelSpec(model=ModelConfig(), heads=HeadsConfig())))
+    for merge in MERGES:
+        del stored["model"][merge.field]
+    stored["model"] |= value
+    with pytest.raises(ValueError, match=rf"^x: model: {next(iter(value))}: "):
+        spec_from_json(json.dumps(stored), "x")
