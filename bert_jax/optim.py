@@ -13,10 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.tree_util import KeyPath
+from optax import EmptyState, ScaleByAdamState, TraceState
 
 from bert_jax.config import OptimizerConfig
 from bert_jax.config.finetune import FinetuneOptimizerConfig
 from bert_jax.model.canonical import STACKED, VOCABULARY_ROWS, Params, path_name
+
+# The parameters of an update; None for a rule that does not read them.
+Current = Params | None
 
 # Ratio of the peak to the lowest learning rate of slanted_triangular.
 SLANTED_RATIO = 32
@@ -90,7 +95,7 @@ def make_schedule(config: OptimizerConfig, num_steps: int, first_step: int = 0) 
     return schedule
 
 
-def decay_mask(params: Params) -> Any:
+def decay_mask(params: Params) -> Params:
     """Return a tree of bools, True for parameters with weight decay. The name of a parameter decides, not its
     number of dimensions, because a stacked bias has two."""
     return jax.tree_util.tree_map_with_path(lambda path, _: not NO_DECAY.search(path_name(path)), params)
@@ -99,17 +104,17 @@ def decay_mask(params: Params) -> Any:
 class MomentsState(NamedTuple):
     """First and second moments of BERT's Adam."""
 
-    mu: Any
-    nu: Any
+    mu: Params
+    nu: Params
 
 
 def scale_by_bert_adam(beta1: float, beta2: float, epsilon: float) -> optax.GradientTransformation:
     """Return Adam without bias correction: m / (sqrt(v) + epsilon) (google-research/bert ``optimization.py``)."""
 
-    def init(params: Any) -> MomentsState:
+    def init(params: Params) -> MomentsState:
         return MomentsState(optax.tree.zeros_like(params), optax.tree.zeros_like(params))
 
-    def update(grads: Any, state: MomentsState, params: Any = None) -> tuple[Any, MomentsState]:
+    def update(grads: Params, state: MomentsState, params: Current = None) -> tuple[Params, MomentsState]:
         mu = optax.tree.update_moment(grads, state.mu, beta1, 1)
         nu = optax.tree.update_moment_per_elem_norm(grads, state.nu, beta2, 2)
         return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu), MomentsState(mu, nu)
@@ -118,7 +123,7 @@ def scale_by_bert_adam(beta1: float, beta2: float, epsilon: float) -> optax.Grad
 
 
 def scale_by_adam_with_start_step(
-    beta1: float, beta2: float, epsilon: float, unfreeze_at: Any
+    beta1: float, beta2: float, epsilon: float, unfreeze_at: Params | None
 ) -> optax.GradientTransformation:
     """Return Adam with a bias correction that counts the updates of each parameter since it was unfrozen.
 
@@ -129,7 +134,7 @@ def scale_by_adam_with_start_step(
     """
     adam = optax.scale_by_adam(beta1, beta2, epsilon)
 
-    def update(grads: Any, state: optax.ScaleByAdamState, params: Any = None) -> tuple[Any, optax.ScaleByAdamState]:
+    def update(grads: Params, state: ScaleByAdamState, params: Current = None) -> tuple[Params, ScaleByAdamState]:
         own = jax.tree.map(lambda first: state.count + 1 - first, unfreeze_at)
         grads = jax.tree.map(lambda g, count: jnp.where(count > 0, g, 0.0), grads, own)
         _, state = adam.update(grads, state, params)
@@ -144,7 +149,7 @@ def scale_by_adam_with_start_step(
 
 
 def scale_by_stable_adamw(
-    config: OptimizerConfig, weight_decay: float, vocab_size: int | None = None, unfreeze_at: Any = None
+    config: OptimizerConfig, weight_decay: float, vocab_size: int | None = None, unfreeze_at: Params | None = None
 ) -> optax.GradientTransformation:
     """Return StableAdamW: AdamW whose step is divided by the root mean square of the gradient relative to its
     second moment, if this is above 1 (Wortsman et al. 2023, algorithm 2; optimi.StableAdamW of
@@ -162,20 +167,22 @@ def scale_by_stable_adamw(
         rate = math.log(beta) if beta else -math.inf
         return jnp.minimum((1 - beta) / -jnp.expm1(rate * count), 1.0)
 
-    def update(grads: Any, state: optax.ScaleByAdamState, params: Any = None) -> tuple[Any, optax.ScaleByAdamState]:
+    def update(grads: Params, state: ScaleByAdamState, params: Current = None) -> tuple[Params, ScaleByAdamState]:
         count = optax.safe_increment(state.count)
         first = jax.tree.map(lambda _: 0, grads) if unfreeze_at is None else unfreeze_at
         own = jax.tree.map(lambda first: (count - first).astype(jnp.float32), first)
         grads = jax.tree.map(lambda g, count: jnp.where(count > 0, g, 0.0), grads, own)
 
-        def moment(beta: float, order: int, old: Any) -> Any:
+        def moment(beta: float, order: int, old: Params) -> Params:
             def one(x: jax.Array, g: jax.Array, count: jax.Array) -> jax.Array:
                 share = gain(beta, jnp.maximum(count, 1))
                 return (1 - share) * x + share * g**order
 
             return jax.tree.map(one, old, grads, own)
 
-        def direction(path: tuple[Any, ...], g: Any, m: Any, v: Any, p: Any, decays: bool) -> jax.Array:
+        def direction(
+            path: KeyPath, g: jax.Array, m: jax.Array, v: jax.Array, p: jax.Array, decays: bool
+        ) -> jax.Array:
             name, root = path_name(path), jnp.sqrt(v)
             axes = tuple(range(1 if STACKED in f"{name}/" else 0, g.ndim))
             sizes = [g.shape[axis] for axis in axes]
@@ -188,7 +195,7 @@ def scale_by_stable_adamw(
 
         mu, nu = moment(config.beta1, 1, state.mu), moment(config.beta2, 2, state.nu)
         updates = jax.tree_util.tree_map_with_path(direction, grads, mu, nu, params, decay_mask(grads))
-        return updates, optax.ScaleByAdamState(count, mu, nu)
+        return updates, ScaleByAdamState(count, mu, nu)
 
     return optax.GradientTransformation(optax.scale_by_adam().init, update)
 
@@ -201,7 +208,7 @@ def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
     implementation of the authors.
     """
 
-    def one(path: tuple[Any, ...], update: jax.Array, param: jax.Array) -> jax.Array:
+    def one(path: KeyPath, update: jax.Array, param: jax.Array) -> jax.Array:
         name = path_name(path)
         if NO_DECAY.search(name):
             return update
@@ -211,13 +218,13 @@ def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
         safe = (weight_norm > 0) & (update_norm > 0)
         return update * jnp.where(safe, weight_norm / jnp.where(safe, update_norm, 1.0), 1.0)
 
-    def update(updates: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
+    def update(updates: Params, state: EmptyState, params: Current = None) -> tuple[Params, EmptyState]:
         return jax.tree_util.tree_map_with_path(one, updates, params), state
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.GradientTransformation(lambda params: EmptyState(), update)
 
 
-def is_muon_matrix(path: tuple[Any, ...]) -> bool:
+def is_muon_matrix(path: KeyPath) -> bool:
     """Return True for the kernels of the encoder, whose updates Muon orthogonalizes."""
     name = path_name(path)
     return name.startswith("encoder/") and name.endswith("/kernel")
@@ -251,7 +258,7 @@ def scale_by_orthogonal_momentum() -> optax.GradientTransformation:
     def direction(x: jax.Array) -> jax.Array:
         return MUON_RMS * max(x.shape[-2:]) ** 0.5 * orthogonalize(x)
 
-    def update(grads: Any, state: optax.TraceState, params: Any = None) -> tuple[Any, optax.TraceState]:
+    def update(grads: Params, state: TraceState, params: Current = None) -> tuple[Params, TraceState]:
         updates, state = momentum.update(grads, state, params)
         return jax.tree.map(direction, updates), state
 
@@ -262,7 +269,7 @@ def scale_by_muon(others: optax.GradientTransformation) -> optax.GradientTransfo
     """Return a transformation that applies Muon to the matrices of the encoder, and ``others`` to embeddings,
     LayerNorms, biases and heads."""
 
-    def rule(path: tuple[Any, ...], _: Any) -> str:
+    def rule(path: KeyPath, _: Any) -> str:
         return "muon" if is_muon_matrix(path) else "others"
 
     rules = {"muon": scale_by_orthogonal_momentum(), "others": others}
@@ -277,16 +284,16 @@ def clip_to_norm(max_norm: float) -> optax.GradientTransformation:
     complete update three times as slow on a CPU.
     """
 
-    def update(updates: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
+    def update(updates: Params, state: EmptyState, params: Current = None) -> tuple[Params, EmptyState]:
         norm = optax.tree.norm(updates)
         factor = jnp.where(norm < max_norm, 1.0, max_norm / norm)
         return jax.tree.map(lambda x: x * factor, updates), state
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.GradientTransformation(lambda params: EmptyState(), update)
 
 
 def make_optimizer(
-    config: OptimizerConfig, unfreeze_at: Any = None, vocab_size: int | None = None
+    config: OptimizerConfig, unfreeze_at: Params | None = None, vocab_size: int | None = None
 ) -> optax.GradientTransformation:
     """Return the transformation of gradients to the step direction d; the update is ``params - learning_rate * d``.
 
@@ -329,7 +336,7 @@ def make_optimizer(
     return optax.chain(*parts)
 
 
-def by_part(value: Callable[[str, int], Any], num_layers: int, like: Any) -> Any:
+def by_part(value: Callable[[str, int], jax.Array | float], num_layers: int, like: Params) -> Params:
     """Return ``value(part, depth)`` of each parameter as a tree that broadcasts to ``like``.
 
     The part of a parameter is ``embeddings``, ``layer_N``, ``relative`` (the tables of distances, which all layers
@@ -338,7 +345,7 @@ def by_part(value: Callable[[str, int], Any], num_layers: int, like: Any) -> Any
     """
     layers = [(f"layer_{i}", num_layers - i) for i in range(num_layers)]
 
-    def one(path: tuple[Any, ...], leaf: Any) -> Any:
+    def one(path: KeyPath, leaf: jax.Array) -> jax.Array | float:
         name = path_name(path)
         if STACKED in f"{name}/":
             each = [value(*layer) for layer in layers]
@@ -362,7 +369,9 @@ def _unfreeze_steps(config: FinetuneOptimizerConfig, steps_per_epoch: int) -> in
     return max(1, round(config.unfreeze_every * steps_per_epoch)) if config.unfreeze_every else 0
 
 
-def unfreeze_updates(config: FinetuneOptimizerConfig, num_layers: int, like: Any, steps_per_epoch: int) -> Any:
+def unfreeze_updates(
+    config: FinetuneOptimizerConfig, num_layers: int, like: Params, steps_per_epoch: int
+) -> Params | None:
     """Return the index of the first update of each parameter, as a tree that broadcasts to ``like``; None if all
     parameters are updated from the first step."""
     unfreeze_steps = _unfreeze_steps(config, steps_per_epoch)
@@ -372,8 +381,8 @@ def unfreeze_updates(config: FinetuneOptimizerConfig, num_layers: int, like: Any
 
 
 def lr_multipliers(
-    config: FinetuneOptimizerConfig, num_layers: int, like: Any, steps_per_epoch: int
-) -> Callable[[jax.Array], Any] | None:
+    config: FinetuneOptimizerConfig, num_layers: int, like: Params, steps_per_epoch: int
+) -> Callable[[jax.Array], Params] | None:
     """Return a function that maps the step to the learning-rate factor of each parameter, as a tree that broadcasts
     to ``like``; None if all factors are 1.
 

@@ -15,14 +15,16 @@ from jax.sharding import Mesh
 from bert_jax.config import HeadsConfig, PretrainConfig
 from bert_jax.model import BertModel
 from bert_jax.model.bert import present
+from bert_jax.model.canonical import Params, Shapes
 from bert_jax.model.dense import matmul_f32_grad
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import (
     TEXT_FEATURES,
     Aux,
     Batch,
     PretrainObjective,
-    Sums,
+    Summed,
     apply_carried,
     cache_shapes,
     denominator,
@@ -101,14 +103,14 @@ class CausalLm(PretrainObjective):
                 raise ValueError(f"{key}: {value!r} {suffix}; set {wanted}")
         return CausalModel(model, config.execution, HeadsConfig(mlm=not model.has_attention), mesh=mesh)
 
-    def carried(self) -> Any:
+    def carried(self) -> Shapes | None:
         return cache_shapes(self.model, self.batch_rows) if self.config.objective.carry_state else None
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         total = denominator(next_weights(batch["sequence_ids"]))
         return {"lm_loss": total} | ({"lm_z_loss": total} if self.config.objective.z_loss else {})
 
-    def sums(self, params: Any, aux: Aux, batch: Batch, key: Any, *, axis: str | None) -> tuple[Sums, Any]:
+    def sums(self, params: Params, aux: Aux, batch: Batch, key: DropoutKey | None, *, axis: str | None) -> Summed:
         ids_BxS = original_ids(batch)
         own = {**batch, "input_ids": ids_BxS}
         logits_BxSxV, carried = apply_carried(self.model, params, own, key, aux.carried)
@@ -117,13 +119,13 @@ class CausalLm(PretrainObjective):
         sums |= z_loss("lm", self.config.objective.z_loss, logits_BxSxV[:, :-1], weights)
         return sums | padding_sums(batch["sequence_ids"]), carried
 
-    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
         values = super().evaluation(totals)
         loss = values.get("lm_loss", float("nan"))
         targets = int(totals["lm_loss"][1]) if "lm_loss" in totals else 0
         return values | {"loss": loss, "perplexity": float(np.exp(loss)), "targets": targets}
 
-    def samples(self, params: Any, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
+    def samples(self, params: Params, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
         """Return, for some held-out rows, a prompt (the first half of the row) and its continuation, in which each
         next token is the most probable one."""
         model = self.model.clone(mesh=None)
@@ -158,7 +160,7 @@ class CausalLm(PretrainObjective):
             if end
         ]
 
-    def result_lines(self, final: Mapping[str, Any], samples: Sequence[Any]) -> list[str]:
+    def result_lines(self, final: Mapping[str, float], samples: Sequence[Any]) -> list[str]:
         lines = []
         if final:
             lines.append(

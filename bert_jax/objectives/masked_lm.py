@@ -15,12 +15,15 @@ from bert_jax.batch import PretrainSource
 from bert_jax.config import PretrainConfig
 from bert_jax.model import BertForPretraining, BertModel, BertOutput
 from bert_jax.model.bert import bert_output, present
+from bert_jax.model.canonical import Params
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.flops import training_flops_per_sequence
 from bert_jax.objectives.display import Column, Display, Panel, Tile
 from bert_jax.objectives.objective import (
     Aux,
     Batch,
     PretrainObjective,
+    Summed,
     Sums,
     padding_sums,
     weighted_cross_entropy,
@@ -85,7 +88,7 @@ class MaskedLm(PretrainObjective):
             denominators["nsp_loss"] = jnp.maximum(jnp.sum(batch["nsp_weights"]), MLM_EPSILON)
         return denominators
 
-    def sums(self, params: Any, aux: Aux, batch: Batch, key: Any, *, axis: str | None) -> tuple[Sums, Any]:
+    def sums(self, params: Params, aux: Aux, batch: Batch, key: DropoutKey | None, *, axis: str | None) -> Summed:
         output = self.model.apply({"params": params}, batch, key)
         with jax.named_scope("mlm_loss"):  # so that a plan attributes its time to the head
             sums = weighted_cross_entropy("mlm", output.mlm_logits, batch["mlm_labels"], batch["mlm_weights"])
@@ -108,17 +111,17 @@ class MaskedLm(PretrainObjective):
         )
         return of_row / shape.sequences
 
-    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
         values = super().evaluation(totals)
         values["loss"] = values.get("mlm_loss", 0.0) + values.get("nsp_loss", 0.0)
         values["targets"] = int(totals["mlm_loss"][1]) if "mlm_loss" in totals else 0
         return values
 
-    def baselines(self, source: PretrainSource) -> dict[str, Any]:
+    def baselines(self, source: PretrainSource) -> dict[str, float | None]:
         values = {"unigram_cross_entropy": source.unigram_cross_entropy()}
         return values | ({"nsp_constant_accuracy": source.constant_accuracy()} if self.config.has_nsp else {})
 
-    def samples(self, params: Any, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
+    def samples(self, params: Params, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
         """Return predictions of a few masked words in the first rows of ``batch``, computed on one device.
 
         All other masks are undone, so that the texts are readable. For each row, the result contains ``text``, its
@@ -145,7 +148,7 @@ class MaskedLm(PretrainObjective):
             texts.append({"text": text, "masks": masks})
         return texts
 
-    def result_lines(self, final: Mapping[str, Any], samples: Sequence[Any]) -> list[str]:
+    def result_lines(self, final: Mapping[str, float], samples: Sequence[Any]) -> list[str]:
         lines = []
         if final and "mlm_loss" not in final:  # a student that learns no masked words
             lines.append(f"held-out: loss {final['loss']:.4f}")
@@ -173,7 +176,7 @@ class MaskedLm(PretrainObjective):
                 lines.append(f"    [MASK] was {mask['answer']!r}; predicted: {best}")
         return lines
 
-    def report_data(self, final: Mapping[str, Any], samples: Sequence[Any]) -> dict[str, Any]:
+    def report_data(self, final: Mapping[str, float], samples: Sequence[Any]) -> dict[str, Any]:
         evaluation = {name: value for name, value in final.items() if name not in ("step", "split", *_BASELINES)}
         return {
             "summary": self.result_lines(final, ()),  # the filled masks have their own section

@@ -64,12 +64,12 @@ class MaskedLmClasses(MaskedLm):
         )
         return super().sequence_sums(output, batch) | sums
 
-    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
         values = super().evaluation(totals)
         values["loss"] += self.config.objective.class_weight * values.get("class_loss", 0.0)
         return values
 
-    def result_lines(self, final: Mapping[str, Any], samples: Sequence[Any]) -> list[str]:
+    def result_lines(self, final: Mapping[str, float], samples: Sequence[Any]) -> list[str]:
         lines = super().result_lines(final, samples)
         if "class_accuracy" in final:
             of_classes = f"classes: accuracy {final['class_accuracy']:.4f}, loss {final['class_loss']:.4f}"

@@ -30,6 +30,8 @@ Sums = dict[str, tuple[jax.Array, jax.Array]]
 Gradients = tuple[jax.Array, Params, Sums, Params | None]
 # Trees of arrays by name.
 Fixed = Mapping[str, "jax.Array | Fixed | None"]
+# Metric sums of a set of rows, and what the rows carry to the next batch.
+Summed = tuple[Sums, Params | None]
 # What the microbatches add up: loss, metric sums, carried arrays.
 Added = tuple[jax.Array, Sums, Params | None]
 
@@ -92,9 +94,7 @@ class Objective(ABC):
         batch."""
 
     @abstractmethod
-    def sums(
-        self, params: Params, aux: Aux, batch: Batch, key: DropoutKey | None, *, axis: str | None
-    ) -> tuple[Sums, Params | None]:
+    def sums(self, params: Params, aux: Aux, batch: Batch, key: DropoutKey | None, *, axis: str | None) -> Summed:
         """Return (sum, weight) of the losses and metrics of some rows of the batch, including ``padding_fraction``,
         and what the rows carry to the next batch: a tree like ``aux.carried``, so ``aux.carried`` itself if the
         objective carries nothing.
@@ -190,7 +190,7 @@ class PretrainObjective(Objective):
         """Return the training FLOPs of a sequence; 0 (default) if unknown, in which case the MFU is null."""
         return 0.0
 
-    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Return the values that an evaluation reports. For each loss and metric, ``totals`` contains an
         array float64[2]: its sum and its weight over all held-out rows.
 
@@ -198,20 +198,20 @@ class PretrainObjective(Objective):
         """
         return {name: float(total / weight) for name, (total, weight) in totals.items() if weight}
 
-    def baselines(self, source: PretrainSource) -> dict[str, Any]:
+    def baselines(self, source: PretrainSource) -> dict[str, float | None]:
         """Return values to compare with the last evaluation; only process 0 computes them. Default: none."""
         return {}
 
-    def samples(self, params: Any, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
+    def samples(self, params: Params, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
         """Return JSON-serializable predictions of ``params`` (host arrays) on a held-out batch; default: none."""
         return []
 
-    def result_lines(self, final: Mapping[str, Any], samples: Sequence[Any]) -> list[str]:
+    def result_lines(self, final: Mapping[str, float], samples: Sequence[Any]) -> list[str]:
         """Return the lines that are printed at the end of a run. ``final`` contains the values of the last
         evaluation; it is empty if there was no evaluation."""
         return [f"held-out: loss {final['loss']:.4f} nats"] if final else []
 
-    def report_data(self, final: Mapping[str, Any], samples: Sequence[Any]) -> dict[str, Any]:
+    def report_data(self, final: Mapping[str, float], samples: Sequence[Any]) -> dict[str, Any]:
         """Return the content of report_data.json; see ``bert_jax.training.logging.report.write_report``."""
         evaluation = {name: value for name, value in final.items() if name not in ("step", "split")}
         return {"summary": self.result_lines(final, ()), "evaluation": evaluation, "samples": list(samples)}
@@ -265,7 +265,7 @@ def accumulate(
     return jax.lax.scan(add, zeros, (split, jnp.arange(count)))[0]
 
 
-def cache_shapes(model: nn.Module, rows: int) -> Any:
+def cache_shapes(model: nn.Module, rows: int) -> Shapes:
     """Return the shapes and dtypes of the collection ``CACHE`` of ``model`` for so many rows, the carried arrays of
     :func:`apply_carried`."""
     batch = {n: jax.ShapeDtypeStruct(s, d) for n, (s, d) in feature_shapes(rows, 8, 1).items()}
@@ -273,7 +273,9 @@ def cache_shapes(model: nn.Module, rows: int) -> Any:
     return jax.eval_shape(lambda batch: model.init(jax.random.key(0), batch)[CACHE], batch)
 
 
-def apply_carried(model: nn.Module, params: Any, features: Batch, key: Any, carried: Any) -> tuple[Any, Any]:
+def apply_carried(
+    model: nn.Module, params: Params, features: Batch, key: DropoutKey | None, carried: Params | None
+) -> tuple[Any, Params | None]:
     """Return the output of ``model`` with the state ``carried`` (its collection ``CACHE``) before the first column,
     and the state after the last one. If ``carried`` is None, the state starts at zero, and None is returned."""
     if carried is None:

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, PretrainConfig
 from bert_jax.model import BertModel
 from bert_jax.model.bert import bert_output, present
+from bert_jax.model.canonical import Params
 from bert_jax.model.dropout import TOKEN_FEATURES, DropoutKey, TokenKey, mix, whole_key
 from bert_jax.model.flops import traced_flops
 from bert_jax.objectives.causal_lm import original_ids
@@ -28,6 +29,7 @@ from bert_jax.objectives.objective import (
     Aux,
     Batch,
     PretrainObjective,
+    Summed,
     Sums,
     denominator,
     padding_sums,
@@ -218,7 +220,7 @@ class ReplacedTokens(PretrainObjective):
         of_samples = dataclasses.replace(key, key=jax.random.fold_in(key.key, _SAMPLE_KEY))
         return gumbel_noise(of_samples.at(batch["mlm_positions"]), size)
 
-    def sums(self, params: Any, aux: Aux, batch: Batch, key: Any, *, axis: str | None) -> tuple[Sums, Any]:
+    def sums(self, params: Params, aux: Aux, batch: Batch, key: DropoutKey | None, *, axis: str | None) -> Summed:
         model, weights = self.model, batch["mlm_weights"]
         generator, discriminator = (model.part(name) for name in (GENERATOR, DISCRIMINATOR))
         with jax.named_scope(GENERATOR):
@@ -256,14 +258,14 @@ class ReplacedTokens(PretrainObjective):
 
         return traced_flops(jax.grad(loss), params, batch).total() / self.row_shape.sequences
 
-    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
         values = super().evaluation(totals)
         weighted = self.config.objective.discriminator_weight * values.get("rtd_loss", 0.0)
         values["loss"] = values.get("mlm_loss", 0.0) + weighted
         values["targets"] = int(totals["rtd_loss"][1]) if "rtd_loss" in totals else 0
         return values
 
-    def result_lines(self, final: Mapping[str, Any], samples: Sequence[Any]) -> list[str]:
+    def result_lines(self, final: Mapping[str, float], samples: Sequence[Any]) -> list[str]:
         if not final:
             return []
         return [

@@ -97,7 +97,8 @@ class PretrainJob(Job):
         now = training.eval_batch_size or training.global_batch_size
         with explain_memory("an evaluation step", f"lower training.eval_batch_size (now {now})"):
             params = context.programs.gather(state)
-            values = self._objective.evaluation(self._totals(context, params, held_out, step))
+            totals = self._totals(context, params, held_out, step)
+            values: dict[str, float | None] = {**self._objective.evaluation(totals)}
         if last:
             with context.watchdog.phase("computing the baselines"):
                 if hosts.is_lead():

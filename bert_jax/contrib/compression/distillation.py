@@ -21,8 +21,9 @@ from bert_jax.contrib.compression.config import DistillationConfig
 from bert_jax.contrib.compression.teachers.inputs import TeacherInputs
 from bert_jax.model import BertModel, BertOutput, from_canonical
 from bert_jax.model.bert import bert_output, of_layers, present
-from bert_jax.model.canonical import abstract_params, canonical_shapes
+from bert_jax.model.canonical import Params, abstract_params, canonical_shapes
 from bert_jax.model.dense import Dense
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.flops import training_flops_per_sequence
 from bert_jax.model.layers import VECTORS, compute_dtype
 from bert_jax.objectives.display import Column, Panel
@@ -30,6 +31,7 @@ from bert_jax.objectives.masked_lm import COLUMNS, MLM_EPSILON, PANELS, MaskedLm
 from bert_jax.objectives.objective import (
     Aux,
     Batch,
+    Summed,
     Sums,
     denominator,
     padding_sums,
@@ -212,7 +214,7 @@ class Distillation(MaskedLm):
             found["attention_loss"] = of_attention / options.attention_weight
         return found
 
-    def sums(self, params: Any, aux: Aux, batch: Batch, key: Any, *, axis: str | None) -> tuple[Sums, Any]:
+    def sums(self, params: Params, aux: Aux, batch: Batch, key: DropoutKey | None, *, axis: str | None) -> Summed:
         if self.stored:
             return self._losses(params, batch, batch, key), aux.carried
         if "teacher" not in aux.fixed:
@@ -337,7 +339,7 @@ class Distillation(MaskedLm):
             for x, y in zip(own, teacher_BxNxSxH.swapaxes(0, 1), strict=True)
         ])  # fmt: skip
 
-    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
         options, values = self.options, super().evaluation(totals)
         weights = {"mlm": options.mlm_weight, "soft": options.soft_weight, "hidden": options.hidden_weight,
                    "attention": options.attention_weight}  # fmt: skip

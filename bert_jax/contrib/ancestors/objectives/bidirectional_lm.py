@@ -14,6 +14,8 @@ from jax.sharding import Mesh
 
 from bert_jax.config import HeadsConfig, PretrainConfig
 from bert_jax.model import BertModel
+from bert_jax.model.canonical import Params, Shapes
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.layers import CACHE_FEATURES
 from bert_jax.objectives.causal_lm import next_weights, original_ids
 from bert_jax.objectives.display import Column, Display, Panel, Tile
@@ -22,7 +24,7 @@ from bert_jax.objectives.objective import (
     Aux,
     Batch,
     PretrainObjective,
-    Sums,
+    Summed,
     apply_carried,
     cache_shapes,
     denominator,
@@ -82,14 +84,14 @@ class BidirectionalLm(PretrainObjective):
                 )
         return BidirectionalModel(config.model, config.execution, HeadsConfig(mlm=True), mesh=mesh)
 
-    def carried(self) -> Any:
+    def carried(self) -> Shapes | None:
         return cache_shapes(self.model, self.batch_rows) if self.config.objective.carry_state else None
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         total = 2 * denominator(next_weights(batch["sequence_ids"]))
         return {"forward_loss": total, "backward_loss": total}
 
-    def sums(self, params: Any, aux: Aux, batch: Batch, key: Any, *, axis: str | None) -> tuple[Sums, Any]:
+    def sums(self, params: Params, aux: Aux, batch: Batch, key: DropoutKey | None, *, axis: str | None) -> Summed:
         """Return the sums and the states of both directions, as bilm-tf keeps them: before the last column, the
         backward direction has its state at the first column of the previous row, which is earlier text. A row
         that ends in padding starts both at zero, and so does padding before a row for the forward direction."""
@@ -100,13 +102,13 @@ class BidirectionalLm(PretrainObjective):
         sums |= weighted_cross_entropy("backward", backward, ids_BxS[:, :-1], weights)
         return sums | padding_sums(batch["sequence_ids"]), carried
 
-    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
         values = super().evaluation(totals)
         loss = (values.get("forward_loss", np.nan) + values.get("backward_loss", np.nan)) / 2
         targets = int(totals["forward_loss"][1]) if "forward_loss" in totals else 0
         return values | {"loss": loss, "perplexity": float(np.exp(loss)), "targets": targets}
 
-    def result_lines(self, final: Mapping[str, Any], samples: Sequence[Any]) -> list[str]:
+    def result_lines(self, final: Mapping[str, float], samples: Sequence[Any]) -> list[str]:
         if not final:
             return []
         return [

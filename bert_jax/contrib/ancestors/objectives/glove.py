@@ -18,8 +18,10 @@ from bert_jax.config import HeadsConfig, ModelConfig, PretrainConfig
 from bert_jax.contrib.ancestors.config import GloveConfig
 from bert_jax.contrib.ancestors.objectives.sampling import one_of, special_ids, training_ids
 from bert_jax.contrib.ancestors.objectives.word_vectors import CONTEXTS, WORDS, WordVectorObjective
+from bert_jax.model.canonical import Params
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.objectives.display import Column, Display, Panel, Tile
-from bert_jax.objectives.objective import Aux, Sums, padding_sums
+from bert_jax.objectives.objective import Aux, Summed, padding_sums
 from bert_jax.tokenization import Tokenizer
 
 # Pairs that are collected before they are added to the matrix.
@@ -110,7 +112,7 @@ class Glove(WordVectorObjective):
         weights = jnp.minimum(counts / self.options.largest_count, 1) ** self.options.count_power
         return weights * jnp.square(errors)
 
-    def sums(self, params: Any, aux: Aux, batch: Batch, key: Any, *, axis: str | None) -> tuple[Sums, Any]:
+    def sums(self, params: Params, aux: Aux, batch: Batch, key: DropoutKey | None, *, axis: str | None) -> Summed:
         words, _ = self.random_tokens(batch, key).words()
         drawn = one_of(len(self._count_N), words)
         chosen = (jnp.take(values, drawn, axis=0) for values in (self._first_N, self._second_N, self._count_N))

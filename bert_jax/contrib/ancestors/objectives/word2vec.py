@@ -13,10 +13,11 @@ from bert_jax.batch import Batch, PretrainSource
 from bert_jax.contrib.ancestors.config import Word2VecConfig
 from bert_jax.contrib.ancestors.objectives.sampling import AliasTable, token_counts, uniform
 from bert_jax.contrib.ancestors.objectives.word_vectors import WordVectorObjective
-from bert_jax.model.dropout import TokenKey, mix
+from bert_jax.model.canonical import Params
+from bert_jax.model.dropout import DropoutKey, TokenKey, mix
 from bert_jax.objectives.causal_lm import original_ids
 from bert_jax.objectives.display import Column, Display, Panel, Tile
-from bert_jax.objectives.objective import Aux, Sums, padding_sums
+from bert_jax.objectives.objective import Aux, Summed, padding_sums
 from bert_jax.tokenization import Tokenizer
 
 # Numbers of the random words of a token, for subsampling and the window; negatives follow.
@@ -160,7 +161,7 @@ class SkipGram(Word2vec):
 
     row_negatives = 192
 
-    def sums(self, params: Any, aux: Aux, batch: Batch, key: Any, *, axis: str | None) -> tuple[Sums, Any]:
+    def sums(self, params: Params, aux: Aux, batch: Batch, key: DropoutKey | None, *, axis: str | None) -> Summed:
         words_VxD, contexts_VxD, _, _ = self.model.apply({"params": params}, batch, None)
         windows = self.windows(batch, key)
         v_BxSxD = jnp.take(words_VxD, windows.ids_BxS, axis=0)
@@ -180,7 +181,7 @@ class Cbow(Word2vec):
 
     row_negatives = 128
 
-    def sums(self, params: Any, aux: Aux, batch: Batch, key: Any, *, axis: str | None) -> tuple[Sums, Any]:
+    def sums(self, params: Params, aux: Aux, batch: Batch, key: DropoutKey | None, *, axis: str | None) -> Summed:
         words_VxD, contexts_VxD, _, _ = self.model.apply({"params": params}, batch, None)
         windows = self.windows(batch, key)
         v_BxSxD = jnp.take(words_VxD, windows.ids_BxS, axis=0)

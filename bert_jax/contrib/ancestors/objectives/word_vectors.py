@@ -98,7 +98,7 @@ class WordVectorObjective(PretrainObjective):
     ) -> tuple[ModelConfig, HeadsConfig, Mapping[str, np.ndarray]]:
         return config.model, HeadsConfig(), {WORDS: params[WORDS]}
 
-    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def evaluation(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
         values = super().evaluation(totals)
         (loss,) = self.display.keys
         return values | {"loss": values.get(loss, float("nan"))}
