@@ -16,7 +16,8 @@ from bert_jax.interop.hf.details import write_hf_folder, write_sentence_folder
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, StoredDtype
 from bert_jax.interop.model_card import architecture, is_read_back, model_card
 from bert_jax.interop.npz import check_npz, write_npz
-from bert_jax.interop.programs import check_onnx, check_stablehlo, write_onnx, write_stablehlo
+from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx
+from bert_jax.interop.programs.stablehlo import check_stablehlo, write_stablehlo
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.tf1.checkpoint import check_tf1, write_tf1
 from bert_jax.interop.verification import Differences, check_hf, check_read_back, check_sentence_transformers, judge

@@ -14,7 +14,6 @@ import ml_dtypes
 import numpy as np
 
 from bert_jax.config import ModelSpec, spec_from_json, spec_to_json
-from bert_jax.config.switches import check_fields, every_field
 from bert_jax.interop.model_bundle import (
     ModelBundle,
     ReadOptions,
@@ -44,7 +43,6 @@ def write_npz(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float
     16-bit values are rounded to nearest even; bfloat16 values are stored as uint16. ``dtypes.json`` names the
     dtype of every array.
     """
-    check_fields(weights.spec.model, every_field(weights.spec.model), "npz")
     check_shapes(weights.spec, weights.params, folder)
     with zipfile.ZipFile(folder / WEIGHTS_FILE, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name in parameter_shapes(weights.spec):

@@ -94,10 +94,8 @@ def _reader(path: Path) -> Reader:
     for file, what in _PROGRAMS.items():
         has_weights = any((path / name).exists() for name in WEIGHT_FILES)
         if path.name == file or ((path / file).is_file() and not has_weights):
-            raise ValueError(
-                f"{path}: {what}; exported programs cannot be imported; use the model from which the program was "
-                "exported"
-            )
+            problem = f"{what}; exported programs cannot be imported"
+            raise ValueError(f"{path}: {problem}; use the model from which the program was exported")
     for knows, read in _readers():
         if knows(path):
             return read

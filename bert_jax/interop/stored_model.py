@@ -174,9 +174,8 @@ class StoredModel:
         if layer is not None:
             layers = {int(match[1]) for name in self.tensors if (match := layer.match(name))}
             if not layers or max(layers) >= len(self.tensors):
-                raise ValueError(
-                    f"{self.path}: the {self.what} are not those of a BERT encoder: {listed([*self.tensors])}"
-                )
+                problem = f"the {self.what} are not those of a BERT encoder"
+                raise ValueError(f"{self.path}: {problem}: {listed([*self.tensors])}")
             actual["num_layers"] = 1 + max(layers)
         differing: dict[str, Any] = {name: size for name, size in actual.items() if size != getattr(model, name)}
         for name, size in differing.items():
@@ -260,7 +259,5 @@ def require_finite(arrays: Mapping[str, np.ndarray], where: str | Path) -> None:
     for name, values in arrays.items():
         # The least and the greatest value are NaN if any value is; this needs no array of the size of the values.
         if values.size and not (np.isfinite(values.min()) and np.isfinite(values.max())):
-            raise ValueError(
-                f"{where}: {name[:80]} has NaN or infinite values (as float32); use weights of a run that did not "
-                "diverge, or copy the files again"
-            )
+            remedy = "use weights of a run that did not diverge, or copy the files again"
+            raise ValueError(f"{where}: {name[:80]} has NaN or infinite values (as float32); {remedy}")

@@ -75,20 +75,15 @@ def read_treebank(path: Path) -> Iterator[ParsedSentence]:
         count, heads = len(sentence.rows), []
         for number, (line, fields) in enumerate(sentence.rows, 1):
             if len(fields) != _COLUMNS:
-                raise ValueError(
-                    f"{path}:{line}: {len(fields)} column(s), but a word of CoNLL-U has {_COLUMNS}, separated by "
-                    "tabs; give a file of this format"
-                )
+                problem = f"{len(fields)} column(s), but a word of CoNLL-U has {_COLUMNS}, separated by tabs"
+                raise ValueError(f"{path}:{line}: {problem}; give a file of this format")
             if fields[_ID] != str(number):
-                raise ValueError(
-                    f"{path}:{line}: id {fields[_ID]!r}, but word {number} of a sentence has the id {number}; "
-                    "write a blank line after each sentence"
-                )
+                problem = f"id {fields[_ID]!r}, but word {number} of a sentence has the id {number}"
+                raise ValueError(f"{path}:{line}: {problem}; write a blank line after each sentence")
             head = fields[_HEAD]
             if not head.isdecimal() or int(head[:19]) > count or int(head) == number:
-                raise ValueError(
-                    f"{path}:{line}: head {head!r} is not allowed; use 0, or the id of another word, up to {count}"
-                )
+                remedy = f"use 0, or the id of another word, up to {count}"
+                raise ValueError(f"{path}:{line}: head {head!r} is not allowed; {remedy}")
             heads.append(int(head) - 1)
         columns = list(zip(*(fields for _, fields in sentence.rows), strict=True))
         yield ParsedSentence(columns[_FORM], columns[_UPOS], tuple(heads), columns[_DEPREL])

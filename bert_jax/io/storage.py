@@ -87,9 +87,8 @@ def _filesystem(url: str) -> Any:
         # No cache of listings, because other processes write too. fsspec keeps one instance per process.
         return fsspec.filesystem(url.partition("://")[0], use_listings_cache=False)
     except ImportError as error:
-        raise StorageError(
-            f"{url}: {first_line(error)}; for gs:// paths, run: pip install 'bert_jax[gcs]'"
-        ) from None
+        remedy = "for gs:// paths, run: pip install 'bert_jax[gcs]'"
+        raise StorageError(f"{url}: {first_line(error)}; {remedy}") from None
     except ValueError as error:
         raise StorageError(f"{url}: {first_line(error)}; allowed: local paths and gs://") from None
 

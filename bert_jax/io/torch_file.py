@@ -115,9 +115,8 @@ def _check_sizes(tensors: dict[str, TorchTensor], size: int) -> None:
             raise Refused(f"{name[:80]!a} has the shape {tensor.shape}, which exceeds the size of the file")
         total += max(values, tensor.extent.end - tensor.extent.begin)
     if total > MOST_COPIES * size:
-        raise Refused(
-            f"its tensors overlap: they have {total} bytes in total, the file {size}; save independent tensors"
-        )
+        problem = f"its tensors overlap: they have {total} bytes in total, the file {size}"
+        raise Refused(f"{problem}; save independent tensors")
 
 
 # ------------------------------------------------------------------ zip files

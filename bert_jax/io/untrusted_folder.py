@@ -25,9 +25,8 @@ def inside(folder: Path, name: str) -> Path | None:
     """
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or ":" in parts[0] or {"\\", "\0"} & set(name):
-        raise ValueError(
-            f"{folder}: the name {name[:80]!r} points outside the folder; name a file inside the folder"
-        )
+        problem = f"the name {name[:80]!r} points outside the folder"
+        raise ValueError(f"{folder}: {problem}; name a file inside the folder")
     path = folder.joinpath(*parts)
     if path.is_symlink() and not path.exists():
         raise ValueError(f"{path}: the link points to a missing file; replace the link with the file")

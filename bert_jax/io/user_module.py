@@ -31,7 +31,6 @@ def user_class(file: str, option: str, base: type[T], name: str = "") -> type[T]
         raise ValueError(f"{option}: {path}: {type(error).__name__}: {error}") from error
     defined = getattr(module, name, None)
     if not (isinstance(defined, type) and issubclass(defined, base) and defined is not base):
-        raise ValueError(
-            f"{option}: {path} defines no class {name} that extends {base.__module__}.{base.__qualname__}"
-        )
+        rule = f"{path} defines no class {name} that extends {base.__module__}.{base.__qualname__}"
+        raise ValueError(f"{option}: {rule}")
     return defined

@@ -2,13 +2,3 @@
 
 from bert_jax.model.bert import BertForPretraining, BertModel, BertOutput, padded_vocab_size
 from bert_jax.model.canonical import canonical_leaves, from_canonical, to_canonical
-
-__all__ = [
-    "BertForPretraining",
-    "BertModel",
-    "BertOutput",
-    "canonical_leaves",
-    "from_canonical",
-    "padded_vocab_size",
-    "to_canonical",
-]

@@ -18,16 +18,6 @@ FILE_NAMES = {
     "json": "tokenizer.json",
 }
 
-__all__ = [
-    "FILE_NAMES",
-    "SPECIAL_PIECES",
-    "Tokenizer",
-    "TokenizerSettings",
-    "WordPieceTokenizer",
-    "build_tokenizer",
-    "load_tokenizer",
-]
-
 
 class TokenizerSettings(Protocol):
     """Settings of a tokenizer; ``bert_jax.config.TokenizerConfig`` implements this protocol."""
@@ -92,10 +82,8 @@ def _of_kind(settings: TokenizerSettings, content: bytes, name: str) -> Tokenize
             return wordpiece_of(state, name)
         return ByteBPETokenizer(content, name=name)
     if suffix != ".txt":
-        raise ValueError(
-            f"{name}: the suffix {suffix!r} is not allowed for a vocabulary; allowed: .txt (WordPiece), .model "
-            "(SentencePiece) and .json (tokenizer.json)"
-        )
+        remedy = "allowed: .txt (WordPiece), .model (SentencePiece) and .json (tokenizer.json)"
+        raise ValueError(f"{name}: the suffix {suffix!r} is not allowed for a vocabulary; {remedy}")
     return WordPieceTokenizer(
         read_pieces(content, name),
         lower_case=settings.lower_case,

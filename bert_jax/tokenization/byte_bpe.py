@@ -54,9 +54,8 @@ def byte_bpe_content(
 
 def _require_special(pieces: Sequence[str], name: str) -> None:
     if missing := sorted(set(ROBERTA_PIECES).difference(pieces), key=ROBERTA_PIECES.index):
-        raise ValueError(
-            f"{name}: the vocabulary lacks {', '.join(missing)}; it must contain {', '.join(ROBERTA_PIECES)}"
-        )
+        remedy = f"it must contain {', '.join(ROBERTA_PIECES)}"
+        raise ValueError(f"{name}: the vocabulary lacks {', '.join(missing)}; {remedy}")
 
 
 class LibraryTokenizer(Tokenizer):

@@ -141,10 +141,8 @@ class JsonTokenizer(LibraryTokenizer):
         self.special_pieces = _names(state, table)
         self.framed = self.special_pieces[2] in ("[CLS]", "<s>", INPUT_PIECES[0])
         if missing := [piece for piece in self.special_pieces if piece not in table]:
-            raise ValueError(
-                f"{name}: the vocabulary lacks {', '.join(missing)}; it must contain "
-                f"{', '.join(SPECIAL_PIECES)} or {', '.join(ROBERTA_PIECES)}"
-            )
+            remedy = f"it must contain {', '.join(SPECIAL_PIECES)} or {', '.join(ROBERTA_PIECES)}"
+            raise ValueError(f"{name}: the vocabulary lacks {', '.join(missing)}; {remedy}")
         super().__init__(pieces)
         if self.special_pieces[2] == INPUT_PIECES[0]:
             self.end_id = self.piece_id(INPUT_PIECES[2])

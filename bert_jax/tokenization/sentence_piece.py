@@ -27,9 +27,8 @@ class SentencePieceTokenizer(Tokenizer):
         size = self._processor.get_piece_size()
         pieces = [self._processor.id_to_piece(i) for i in range(size)]
         if missing := [piece for piece in SPECIAL_PIECES if piece not in pieces]:
-            raise ValueError(
-                f"{name}: the model lacks {', '.join(missing)}; use bert-data vocab to train a model that has them"
-            )
+            remedy = "use bert-data vocab to train a model that has them"
+            raise ValueError(f"{name}: the model lacks {', '.join(missing)}; {remedy}")
         super().__init__(pieces)
         wrong = [pieces[i] for i in np.flatnonzero(self.special).tolist() if not self._processor.is_control(i)]
         wrong += [] if self._processor.is_unknown(self.unk_id) else ["[UNK]"]

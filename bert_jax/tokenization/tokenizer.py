@@ -146,9 +146,8 @@ class Tokenizer(ABC):
         extra = 0 if not self.framed else 2 if b is None else 2 + self.separators
         if max_length is not None:
             if max_length < extra:
-                raise ValueError(
-                    f"length {max_length} is not allowed; allowed: {extra} (the number of special tokens) or more"
-                )
+                remedy = f"allowed: {extra} (the number of special tokens) or more"
+                raise ValueError(f"length {max_length} is not allowed; {remedy}")
             kept_a, kept_b = longest_first(len(a), 0 if b is None else len(b), max_length - extra)
             a, b = self.cut(a, kept_a), None if b is None else self.cut(b, kept_b)
         if not self.framed:

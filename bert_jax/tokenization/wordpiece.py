@@ -72,14 +72,12 @@ def read_pieces(content: bytes, name: str) -> list[str]:
     seen: dict[str, int] = {}
     for number, piece in enumerate(pieces, start=1):
         if piece in seen:
-            raise ValueError(
-                f"{name}:{number}: piece {piece!r} is already on line {seen[piece]}; use each piece once"
-            )
+            problem = f"piece {piece!r} is already on line {seen[piece]}"
+            raise ValueError(f"{name}:{number}: {problem}; use each piece once")
         seen[piece] = number
     if missing := [piece for piece in SPECIAL_PIECES if piece not in seen]:
-        raise ValueError(
-            f"{name}: the vocabulary lacks {', '.join(missing)}; it must contain {', '.join(SPECIAL_PIECES)}"
-        )
+        remedy = f"it must contain {', '.join(SPECIAL_PIECES)}"
+        raise ValueError(f"{name}: the vocabulary lacks {', '.join(missing)}; {remedy}")
     return pieces
 
 

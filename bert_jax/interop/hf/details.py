@@ -90,8 +90,7 @@ def read_details(folder: Path, weights: ModelBundle) -> ModelBundle:
         tensors = safetensors(path)
         found = {name: tensor.shape for name, tensor in tensors.items() if tensor.dtype in FLOATS}
         if found != names:
-            raise ValueError(
-                f"{path}: not the arrays of {DETAILS_FILE}, {listed(list(names))}; export the model again"
-            )
+            problem = f"not the arrays of {DETAILS_FILE}, {listed(list(names))}"
+            raise ValueError(f"{path}: {problem}; export the model again")
         params |= {name: read_float32(tensors[name]) for name in names}
     return dataclasses.replace(weights, spec=spec, params=params)

@@ -119,9 +119,8 @@ def _cross_encoder(path: Path, modules: list[tuple[str, Path]], options: ReadOpt
     file, settings = path / MODEL_FILE, _settings(path, MODEL_FILE)
     if [kind for kind, _ in modules] != ["Transformer"]:
         names = ", ".join(kind for kind, _ in modules)
-        raise ValueError(
-            f"{path / MODULES_FILE}: the modules of the CrossEncoder are {names}; allowed: Transformer"
-        )
+        problem = f"the modules of the CrossEncoder are {names}"
+        raise ValueError(f"{path / MODULES_FILE}: {problem}; allowed: Transformer")
     plain = {key: values for key, values in _PLAIN.items() if key not in _OF_TASK}
     weights = _with_settings(read_hf(modules[0][1], options), modules[0][1], path, plain)
     heads, notes = weights.spec.heads, weights.notes
@@ -174,9 +173,8 @@ def _module_folder(path: Path, place: str) -> Path:
         raise ValueError(f"{path / MODULES_FILE}: the path {place[:80]!r} points outside the folder")
     folder = path.joinpath(*parts)
     if not folder.resolve().is_relative_to(path.resolve()):
-        raise ValueError(
-            f"{folder}: the link points outside the folder; replace the link with a copy of its target"
-        )
+        remedy = "replace the link with a copy of its target"
+        raise ValueError(f"{folder}: the link points outside the folder; {remedy}")
     return folder
 
 
@@ -317,8 +315,6 @@ def write_sentence_transformers(folder: Path, weights: ModelBundle, *, dtype: St
         sentence = SentenceConfig()
         notes.append("WARNING: the model has no pooling: mean pooling over all tokens is written")
     encoder = dataclasses.replace(spec, heads=HeadsConfig(pooler=spec.heads.pooler), sentence=None)
-    if omitted := ", ".join(head for head in spec.heads.present() if head != "pooler"):
-        notes.append(f"heads that sentence-transformers cannot represent are omitted: {omitted}")
     params = {name: weights.params[name] for name in parameter_shapes(encoder)}
     notes += write_hf(folder, dataclasses.replace(weights, spec=encoder, params=params), dtype=dtype)
     is_json = spec.tokenizer.file == "tokenizer.json"

@@ -11,10 +11,9 @@ import ml_dtypes
 import numpy as np
 
 from bert_jax.config import ModelSpec
-from bert_jax.config.switches import check_fields
 from bert_jax.interop.model_bundle import ModelBundle, StoredDtype, check_shapes
 from bert_jax.interop.programs.onnx_int8 import CalibrationGraph, Int8Graph
-from bert_jax.interop.programs.onnx_layers import SUPPORTED, add_network
+from bert_jax.interop.programs.onnx_layers import add_network
 from bert_jax.interop.programs.onnx_nodes import FLOAT, INT64, Graph
 from bert_jax.interop.programs.serving import (
     INPUTS,
@@ -77,7 +76,6 @@ def _save(folder: Path, weights: ModelBundle, graph: Graph, dtype: str, values: 
         import onnx
     except ImportError:
         raise ValueError("ONNX export needs the onnx package: pip install 'bert_jax[onnx]'") from None
-    check_fields(weights.spec.model, SUPPORTED, "onnx")
     check_shapes(weights.spec, weights.params, folder)
     outputs = add_network(graph)
     # In the order of ``weights.params``, not in the order in which the graph uses the weights.

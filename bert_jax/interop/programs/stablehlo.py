@@ -19,7 +19,6 @@ from jax.typing import DTypeLike
 from safetensors.numpy import load_file
 
 from bert_jax.config import ModelSpec
-from bert_jax.config.switches import check_fields, every_field
 from bert_jax.interop.hf.write import write_json, write_safetensors
 from bert_jax.interop.model_bundle import ModelBundle, StoredDtype, check_shapes, parameter_shapes
 from bert_jax.interop.programs.serving import (
@@ -47,7 +46,6 @@ def write_stablehlo(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = 
     returns a dict of float32 outputs with the names in ``serving.output_names``. ``dtype`` is the dtype of the
     stored weights and of the weight arguments; arithmetic is float32.
     """
-    check_fields(weights.spec.model, every_field(weights.spec.model), "stablehlo")
     check_shapes(weights.spec, weights.params, folder)
     exported = _export(weights.spec, jnp.dtype(dtype))
     (folder / PROGRAM).write_bytes(exported.serialize())

@@ -25,7 +25,7 @@ from bert_jax.interop.hf.read import with_tokenizer
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, StoredDtype, check_shapes
 from bert_jax.interop.npz import same_arrays
 from bert_jax.interop.stored_model import FLOATS, StoredModel, Tensor, aligned_copy, listed
-from bert_jax.interop.tf1.names import CONFIG_FILE, HEADS, tf1_config, tf1_model, tf1_names
+from bert_jax.interop.tf1.names import CONFIG_FILE, tf1_config, tf1_model, tf1_names
 from bert_jax.interop.tokenizers.folder_files import read_tokenizer_files
 from bert_jax.io.untrusted_folder import inside, needed, read_small
 
@@ -132,9 +132,8 @@ def _details(folder: Path, model: ModelConfig) -> ModelSpec | None:
         return None
     details = spec_from_json(read_small(file, "a model description"), str(file))
     if dataclasses.replace(details.model, activation=model.activation) != model or details.family != "bert":
-        raise ValueError(
-            f"{file}: describes a different model than {CONFIG_FILE} and the checkpoint; delete this file"
-        )
+        problem = f"describes a different model than {CONFIG_FILE} and the checkpoint"
+        raise ValueError(f"{file}: {problem}; delete this file")
     return details
 
 
@@ -169,9 +168,8 @@ def _open(prefix: Path) -> dict[str, Tensor]:
     for key, stored in reader.get_variable_to_dtype_map().items():
         shape, dtype = tuple(shapes[key]), stored.name
         if dtype in FLOATS and math.prod(shape) * np.dtype(dtype.replace("b", "")).itemsize > size:
-            raise ValueError(
-                f"{prefix}: the shape {shape} of {key[:80]!r} is larger than the files; copy the checkpoint again"
-            )
+            problem = f"the shape {shape} of {key[:80]!r} is larger than the files"
+            raise ValueError(f"{prefix}: {problem}; copy the checkpoint again")
         tensors[key] = Tensor(shape, dtype, functools.partial(read, key))
     return tensors
 
@@ -197,10 +195,8 @@ class _CheckpointReader(StoredModel):
                 raise ValueError(f"{self.path}: contains no moving averages (no {EMA[1:]} variables); omit --ema")
             without = [name for name in self.tensors if name not in averages]
             if without and not self.options.allow_mismatch:
-                raise ValueError(
-                    f"{self.path}: no moving average of {listed(without)}; omit --ema, or set --allow_mismatch to "
-                    "ignore these variables"
-                )
+                remedy = "omit --ema, or set --allow_mismatch to ignore these variables"
+                raise ValueError(f"{self.path}: no moving average of {listed(without)}; {remedy}")
             if without:
                 self.notes.append(f"ignored, because they have no moving average: {listed(without)}")
             self.tensors = averages
@@ -241,18 +237,9 @@ class _CheckpointReader(StoredModel):
 def write_tf1(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
     """Write ``bert_model.ckpt.*``, ``bert_config.json`` (eleven keys), the vocabulary and ``bert_jax.json``.
 
-    ``folder`` must exist and be empty. Returns notes. Raises ``ValueError`` for a model that google-research/bert
-    cannot compute, for heads without variables in google-research/bert, and for any dtype but float32.
+    ``folder`` must exist and be empty; ``export_table.fit`` must accept ``weights`` and ``dtype``. Returns notes.
     """
     spec = weights.spec
-    if dtype != "float32":
-        raise ValueError("tf1: google-research/bert's variables are float32; export with dtype float32")
-    if spec.family != "bert":
-        raise ValueError(f"tf1: google-research/bert does not implement {spec.family}")
-    foreign = [name for name in spec.heads.present() if name not in HEADS]
-    foreign += ["sentence"] if spec.sentence is not None else []
-    if foreign:
-        raise ValueError(f"tf1: google-research/bert has no variables for {', '.join(foreign)}")
     config = tf1_config(spec.model)
     check_shapes(spec, weights.params, folder)
     notes = _write_notes(spec)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bert_jax.config import ModelConfig, ModelSpec
-from bert_jax.config.switches import SIZES, Supported, check_fields
+from bert_jax.config.switches import SIZES, Supported
 from bert_jax.interop.hf.config_json import keys_of, model_config
 from bert_jax.interop.hf.families import bert
 from bert_jax.interop.hf.family import Place, Values
@@ -19,8 +19,6 @@ from bert_jax.json_values import Json
 CONFIG_FILE = "bert_config.json"
 # google-research/bert always uses this value, regardless of bert_config.json.
 NORM_EPSILON = 1e-12
-# Heads for which google-research/bert has variables.
-HEADS = ("pooler", "mlm", "nsp", "sequence", "span")
 
 # Prefixes of output layers: run_classifier.py uses none, run_squad.py cls/squad/.
 _OUTPUTS = {"nsp_head": "cls/seq_relationship/", "sequence_head": "", "span_head": "cls/squad/"}
@@ -46,7 +44,7 @@ SUPPORTED: Supported = SIZES | {
 def tf1_names(spec: ModelSpec) -> dict[str, StoredName]:
     """Return a dict from canonical to stored parameter names, in the order of ``parameter_shapes``.
 
-    ``spec`` may have only heads in :data:`HEADS`, and its model only values that :data:`SUPPORTED` allows.
+    ``spec`` may have only heads of google-research/bert, and its model only values that :data:`SUPPORTED` allows.
     """
     places = bert.FAMILY.places("bert.", spec.model.num_layers, spec.heads.present())
     return {name: _variable(name, places) for name in parameter_shapes(spec)}
@@ -63,9 +61,7 @@ def _variable(name: str, places: Mapping[str, Place]) -> StoredName:
 
 
 def tf1_config(model: ModelConfig) -> dict[str, Json]:
-    """Return the content of ``bert_config.json`` (eleven keys). Raises ``ValueError`` for a model that
-    google-research/bert cannot compute."""
-    check_fields(model, SUPPORTED, "tf1")
+    """Return the content of ``bert_config.json`` (eleven keys)."""
     return dict(sorted({**keys_of(model, _KEYS), "hidden_act": _ACTIVATIONS_OUT[model.activation]}.items()))
 
 

@@ -76,9 +76,8 @@ def sentencepiece_family_json(
     parsed, trainer, normalizer = parse_model(content)
     kind = model_kind(trainer)
     if kind is None or trainer.get(35, 0):  # byte_fallback
-        raise ValueError(
-            f"{name}: allowed: SentencePiece models of the types unigram and BPE without byte fallback"
-        )
+        rule = "SentencePiece models of the types unigram and BPE without byte fallback"
+        raise ValueError(f"{name}: allowed: {rule}")
     rules = _FAMILIES[family]
     scored = [*rules.first, *((piece.text, piece.score) for piece in parsed[rules.replaced :])]
     if family == "albert":

@@ -290,10 +290,8 @@ class _Files:
             if content is not None:
                 chosen = families[0] if len(families) == 1 else str(family)
                 if chosen not in families:
-                    raise ValueError(
-                        f"{self.folder / name}: the family is unknown; set model_type in config.json to one of "
-                        f"{', '.join(families)}, or add tokenizer.json"
-                    )
+                    remedy = f"set model_type in config.json to one of {', '.join(families)}, or add tokenizer.json"
+                    raise ValueError(f"{self.folder / name}: the family is unknown; {remedy}")
                 return sentencepiece_family_json(content, chosen, self.settings, self.path(name))
         return None
 

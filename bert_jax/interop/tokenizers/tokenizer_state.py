@@ -60,10 +60,8 @@ def state_of(
         notes.append("offsets may differ at characters that normalization removes or expands")
         return sentencepiece_json(content, lower_case=tokenizer.lower_case), notes
     if tokenizer.rules.get("cjk_words"):
-        raise ValueError(
-            "the vocabulary has Chinese words of several characters, which BERT's rules of a tokenizer.json do not "
-            "find in a text; export word2vec or npz"
-        )
+        rule = "which BERT's rules of a tokenizer.json do not find in a text; export word2vec or npz"
+        raise ValueError(f"the vocabulary has Chinese words of several characters, {rule}")
     rules = (exact_rules if exact else bert_rules)(**rules_of(config))
     notes.append(
         "load the tokenizer with AutoTokenizer; BertTokenizer replaces words of 101 to "

@@ -87,7 +87,7 @@ class ExtendedModel(ModelConfig):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_writer_refuses_an_unknown_switch_by_name(format, tmp_path):
+def test_every_format_refuses_an_unknown_switch_by_name(format):
     def weights(value):
         extended = ExtendedModel(**dataclasses.asdict(MODEL), new_switch=value)
         spec = dataclasses.replace(SPECS["plain"], model=extended, tokenizer=TokenizerConfig())
@@ -96,8 +96,6 @@ def test_every_writer_refuses_an_unknown_switch_by_name(format, tmp_path):
     fit(weights(0), format)
     with pytest.raises(ValueError, match=rf"^{format}: model\.new_switch: 1 is not supported by {format} "):
         fit(weights(1), format)
-    with pytest.raises(ValueError, match=r"^model\.new_switch: 1 is not supported by "):
-        export.WRITERS[format](tmp_path, weights(1), dtype="float32")
 
 
 def test_the_table_in_the_docs_is_the_exporters():

@@ -112,8 +112,6 @@ def test_what_is_written_comes_back_bit_by_bit(name, tmp_path):
         weights, notes = fit(with_vocabulary(SPECS[name], lower_case=False), "tf1")
     except ValueError as error:
         assert "formats that support this model: " in str(error)
-        with pytest.raises(ValueError, match="tf1"):
-            write_tf1(tmp_path, random_weights(SPECS[name]))
         return
     assert (
         bool(notes) == any(head in SPECS[name].heads.present() for head in ("token", "choice"))

@@ -13,7 +13,7 @@ from bert_jax.inference.engine import Text
 from bert_jax.inference.loaded import prepare
 from bert_jax.inference.text_files import read_texts
 from bert_jax.interop.model_bundle import ModelBundle
-from bert_jax.interop.programs import write_calibration
+from bert_jax.interop.programs.onnx_graph import write_calibration
 
 # The first texts of the files, which determine the ranges closely; each file has an equal share.
 TEXTS = 1000
