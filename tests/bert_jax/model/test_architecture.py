@@ -1,5 +1,7 @@
 """Switches of the network that BERT does not have: shapes, stacked layers, positions, dropout, initialization."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,10 +23,10 @@ def features(rows=3, length=16):
     rng = np.random.default_rng(0)
     kept = np.arange(length) < np.array([[length], [length - 5], [4]])[:rows]
     return {
-        "input_ids": jnp.asarray(rng.integers(1, 40, (rows, length)) * kept, jnp.int32),
-        "token_type_ids": jnp.asarray(rng.integers(0, 2, (rows, length)) * kept, jnp.int32),
-        "sequence_ids": jnp.asarray(kept, jnp.int32),
-        "position_ids": jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (rows, length)),
+        "input_ids": np.int32(rng.integers(1, 40, (rows, length)) * kept),
+        "token_type_ids": np.int32(rng.integers(0, 2, (rows, length)) * kept),
+        "sequence_ids": np.int32(kept),
+        "position_ids": np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
     }
 
 
@@ -39,22 +41,32 @@ def drawn(model):
     return {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in canonical_shapes(model).items()}
 
 
+def tree_of(model, params):
+    return from_canonical(params, nn.unbox(abstract_params(model)), 40)
+
+
+def outputs_of(model, tree, key=None, batch=None):
+    output = model.apply({"params": tree}, batch or features(), key)
+    return output.mlm_logits[..., :40], output.sequence_logits, output.token_logits
+
+
+def forward(model, params, key=None, batch=None):
+    return jax.device_get(jax.jit(functools.partial(outputs_of, model))(tree_of(model, params), key, batch))
+
+
 def run(model, params):
-    tree = from_canonical(params, nn.unbox(abstract_params(model)), 40)
-    batch = features()
+    tree = tree_of(model, params)
 
     def loss(tree):
-        output = model.apply({"params": tree}, batch)
-        logits = output.mlm_logits[..., :40]
-        total = jnp.mean(logits**2) + jnp.mean(output.sequence_logits**2) + jnp.mean(output.token_logits**2)
-        return total, (logits, output.sequence_logits, output.token_logits)
+        outputs = outputs_of(model, tree)
+        return sum(jnp.mean(x**2) for x in outputs), outputs
 
-    (_, outputs), gradients = jax.value_and_grad(loss, has_aux=True)(tree)
-    return list(map(np.asarray, outputs)), to_canonical(gradients, 40)
+    (_, outputs), gradients = jax.device_get(jax.jit(jax.value_and_grad(loss, has_aux=True))(tree))
+    return outputs, to_canonical(gradients, 40)
 
 
 # Stacked layers of these show nothing that the others do not: their layers have no values of their own.
-SLOW = ("electra", "gated", "rms", "buckets", "gpt", "low rank", "head")
+SLOW = ("electra", "gated", "rms", "alibi", "buckets", "blocks", "gpt", "low rank", "pruned", "head")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +77,9 @@ def test_stacked_and_recomputed_layers_are_the_same_function(family):
     params = drawn(plain)
     outputs, gradients = run(plain, params)
     assert all(np.abs(values).max() > 0 for name, values in gradients.items() if "position_emb" not in name)
-    for other in (network(scan=True, **SWITCHES[family]), network(remat="full", **SWITCHES[family])):
+    # Both at once but for one family: each program is compiled.
+    ways = [{"scan": True}, {"remat": "full"}] if family == "albert" else [{"scan": True, "remat": "full"}]
+    for other in (network(**way, **SWITCHES[family]) for way in ways):
         assert canonical_shapes(other) == canonical_shapes(plain)
         again, others = run(other, params)
         for a, b in zip(outputs, again, strict=True):
@@ -82,20 +96,8 @@ def test_layers_that_differ_are_not_stacked():
     assert "encoder/layer_0/attention/layer_norm/scale" not in shapes
     assert "encoder/layer_1/attention/layer_norm/scale" in shapes
     params = drawn(model)
-    for a, b in zip(
-        run(model, params)[0],
-        run(
-            network(
-                **{
-                    "norm_position": "pre_skip_first",
-                    "attention_windows": (0, 3),
-                    "position_embeddings": "rotary",
-                }
-            ),
-            params,
-        )[0],
-        strict=True,
-    ):
+    plain = model.clone(execution=network().execution)
+    for a, b in zip(forward(model, params), forward(plain, params), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -104,7 +106,7 @@ def test_pruned_layers_of_one_size_are_stacked():
     stacked, plain = network(scan=True, **sizes), network(**sizes)
     assert abstract_params(stacked)["encoder"]["layers"]["attention"]["query"]["kernel"].value.shape == (3, 24, 16)
     params = drawn(plain)
-    for a, b in zip(run(stacked, params)[0], run(plain, params)[0], strict=True):
+    for a, b in zip(forward(stacked, params), forward(plain, params), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5 * max(1, np.abs(a).max()))
 
 
@@ -136,10 +138,10 @@ def test_one_loop_does_not_compute_layers_of_different_sizes(config_type):
 def test_a_window_hides_far_keys_and_has_its_own_rotary_base():
     """A change of the first token reaches a token after it by ``window`` positions per layer and no further."""
     model = network(attention_windows=(2,), position_embeddings="rotary", rotary_base=1e4, rotary_window_base=50.0)
-    batch, apply = features(1), jax.jit(model.apply)
-    tree = jax.jit(model.init)(jax.random.key(0), batch)["params"]
+    batch, apply, tree = features(1), jax.jit(model.apply), tree_of(model, drawn(model))
     before = apply({"params": tree}, batch).sequence_output
-    after = apply({"params": tree}, batch | {"input_ids": batch["input_ids"].at[0, 0].add(1)}).sequence_output
+    other = batch["input_ids"] + (np.arange(16) == 0)
+    after = apply({"params": tree}, batch | {"input_ids": other}).sequence_output
     changed = np.abs(np.asarray(after) - np.asarray(before)).max(-1)[0] > 0
     assert changed.tolist() == [True] * (1 + 2 * 3) + [False] * 9
     assert [model.config.rotary_base_of(window) for window in (0, 2)] == [1e4, 50.0]
@@ -147,8 +149,9 @@ def test_a_window_hides_far_keys_and_has_its_own_rotary_base():
 
 def test_a_larger_initial_scale_for_output_projections_only_without_megatron():
     for rule, share in (("bert", 1.0), ("megatron", 1 / np.sqrt(6))):
-        tree = network(initialization=rule, hidden_size=96).init(jax.random.key(0), features(1))["params"]
-        params = to_canonical(nn.unbox(tree), 40)
+        model = network(initialization=rule, hidden_size=96)
+        tree = jax.jit(model.init)(jax.random.key(0), features(1))["params"]
+        params = to_canonical(jax.device_get(nn.unbox(tree)), 40)
         for name in ("attention/output", "feed_forward/output"):
             spread = np.std(params[f"encoder/layer_1/{name}/kernel"]) / np.std(
                 params["encoder/layer_1/feed_forward/intermediate/kernel"]
@@ -165,22 +168,19 @@ def test_dropout_has_a_rate_per_place():
         0.3,
     ]
     quiet = dict(hidden_dropout=0.0, attention_dropout=0.0)
-    key, batch, plain = jax.random.key(3), features(), network(**quiet)
-    tree = plain.init(jax.random.key(0), batch)["params"]
+    key, plain = jax.random.key(3), network(**quiet)
+    params = drawn(plain)
+    expected = forward(plain, params)[0]
+    assert np.array_equal(forward(plain, params, key)[0], expected)
     for place in ("embedding", "attention_output", "feed_forward"):
-        rates = quiet | {f"{place}_dropout": 0.5}
-        model = network(**rates)
-        assert np.array_equal(
-            plain.apply({"params": tree}, batch, key).mlm_logits, plain.apply({"params": tree}, batch).mlm_logits
-        )
-        with_dropout = model.apply({"params": tree}, batch, key).mlm_logits
-        assert not np.array_equal(with_dropout, plain.apply({"params": tree}, batch).mlm_logits), place
+        model = network(**quiet | {f"{place}_dropout": 0.5})
+        assert not np.array_equal(forward(model, params, key)[0], expected), place
 
 
 @pytest.mark.parametrize("prng", [pytest.param("threefry", marks=pytest.mark.slow), "hash"])
 def test_embeddings_of_distances_have_the_dropout_of_the_encoder(prng):
     elsewhere = dict.fromkeys(("attention", "embedding", "attention_output", "feed_forward"), 0.0)
-    batch = features() | {"sequence_keys": jnp.arange(3, dtype=jnp.uint32)[:, None]}
+    batch = features() | {"sequence_keys": np.arange(3, dtype=np.uint32)[:, None]}
     key = jax.random.key(3)
     if prng == "hash":
         key = TokenKey.of(key, *(batch[name] for name in TOKEN_FEATURES))
@@ -188,12 +188,10 @@ def test_embeddings_of_distances_have_the_dropout_of_the_encoder(prng):
         rates = {"hidden_dropout": 0.5} | {f"{place}_dropout": rate for place, rate in elsewhere.items()}
         plain, scanned = (network(scan, **SWITCHES[family], **rates) for scan in (False, True))
         params = drawn(plain)
-        logits = []
-        for model, with_key in ((plain, None), (plain, key), (scanned, key)):
-            tree = from_canonical(params, nn.unbox(abstract_params(model)), 40)
-            logits.append(np.asarray(jax.jit(model.apply)({"params": tree}, batch, with_key).mlm_logits[..., :40]))
+        logits = [forward(plain, params, with_key, batch)[0] for with_key in (None, key)]
         assert (np.abs(logits[0] - logits[1]).max() > 1e-3) == differs
-        np.testing.assert_allclose(logits[1], logits[2], atol=1e-5)
+        if differs:
+            np.testing.assert_allclose(logits[1], forward(scanned, params, key, batch)[0], atol=1e-5)
 
 
 def test_rows_of_distances():
