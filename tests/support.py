@@ -84,6 +84,17 @@ def sums_of(objective: Any, params: Any, batch: Any, key: Any = None, **fixed: A
     return objective.sums(params, Aux(fixed), batch, key, axis=None)[0]
 
 
+def random_params(model: Any, seed: int = 0, deviation: float = 0.05) -> Any:
+    """Parameters of ``model`` from numpy, which compiles little: scales around 1, others around 0."""
+    from flax import linen as nn
+
+    from bert_jax.model.canonical import abstract_params, canonical_shapes, from_canonical
+
+    rng, plain = np.random.default_rng(seed), model.clone(mesh=None)
+    flat = {name: rng.normal(name.endswith("scale"), deviation, x) for name, x in canonical_shapes(plain).items()}
+    return from_canonical(flat, nn.unbox(abstract_params(plain)), model.config.vocab_size)
+
+
 def train_synthetic(config: PretrainConfig, workdir: Path, **options: Any) -> None:
     """Pretrain on :class:`SyntheticSource` and the first device in ``workdir``."""
     vocabulary = write_vocabulary(workdir.parent)
@@ -158,9 +169,9 @@ def shared_programs(key: Any, make: Callable[[], Any]) -> Any:
 def _programs_of(objective: Any) -> Any:
     from bert_jax.training.programs import train_programs
 
-    if objective.fixed:
-        return train_programs(objective)
-    return shared_programs((type(objective), objective.config, objective.mesh), lambda: train_programs(objective))
+    fixed = tuple((path, np.asarray(x).tobytes()) for path, x in jax.tree.leaves_with_path(objective.fixed))
+    key = (type(objective), objective.config, objective.mesh, fixed)
+    return shared_programs(key, lambda: train_programs(objective))
 
 
 def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import random_batch, tiny_config
+from support import random_batch, random_params, tiny_config
 
 from bert_jax.model import BertForPretraining
 from bert_jax.model.kernels.ranges import visible_keys
-from bert_jax.training.state import initial_params
 
 
 @pytest.mark.parametrize(
@@ -24,7 +23,7 @@ from bert_jax.training.state import initial_params
 def test_a_later_token_changes_nothing_before_it(execution):
     config = tiny_config("--model.attention causal", execution)
     model = BertForPretraining(config.model, config.execution, config.has_nsp)
-    params = initial_params(model, seed=0)
+    params = random_params(model)
     batch = random_batch(config, rows=2)
     batch["sequence_ids"][:] = 1
     run = jax.jit(lambda ids: model.apply({"params": params}, batch | {"input_ids": ids}, None).sequence_output)

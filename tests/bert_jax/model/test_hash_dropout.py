@@ -5,13 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import chisquare
-from support import masked_lm, random_batch, relative_difference, tiny_config
+from support import masked_lm, random_batch, random_params, relative_difference, tiny_config
 
 from bert_jax.config import ExecutionConfig, MeshConfig
 from bert_jax.model import BertForPretraining, to_canonical
 from bert_jax.model.dropout import Site, TokenKey, dropout, dropout_of_probabilities, site_key
 from bert_jax.parallel import make_mesh, to_global
-from bert_jax.training.state import initial_params
 from bert_jax.training.step import loss_and_gradients
 
 CONFIG = tiny_config("--model.num_layers 2 --training.global_batch_size 16")
@@ -20,7 +19,7 @@ MASK = 2**32 - 1
 
 def loss_and_grads(batch, *, mesh=None, accumulation=1, step=1, **execution):
     model = BertForPretraining(CONFIG.model, ExecutionConfig(prng="hash", **execution), CONFIG.has_nsp, mesh)
-    params = initial_params(model, 3)
+    params = random_params(model, 3)
     if mesh is not None:
         batch = to_global(batch, mesh, len(batch["input_ids"]))
     key = jax.random.fold_in(jax.random.key(1), step)

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import erf
+from support import random_params
 
 from bert_jax.config import ExecutionConfig, ModelConfig, PretrainConfig
 from bert_jax.contrib.planner.arithmetic import parameter_count
 from bert_jax.model import BertForPretraining, BertModel, to_canonical
 from bert_jax.model.canonical import canonical_shapes
 from bert_jax.model.kernels import tpu_attention, tpu_norm
-from bert_jax.training.state import initial_params
 
 MODEL = ModelConfig(
     vocab_size=97, hidden_size=32, num_layers=2, num_attention_heads=4, intermediate_size=48,
@@ -78,7 +78,7 @@ def hidden_states(model, params, row):
 )
 def test_hidden_states_equal_a_restatement_in_numpy(execution):
     model = network(**execution)
-    params, row = initial_params(model, 3), features(40)
+    params, row = random_params(model, 3), features(40)
     output = hidden_states(model, params, row)
     expected = restated(to_canonical(params, MODEL.vocab_size), row["input_ids"][0])
     assert np.abs(np.asarray(output[0]) - expected).max() <= 2e-6 * np.abs(expected).max()
@@ -86,7 +86,7 @@ def test_hidden_states_equal_a_restatement_in_numpy(execution):
 
 def test_packed_sequences_are_as_they_are_apart():
     model = network()
-    params, row = initial_params(model, 3), features(17, 23)
+    params, row = random_params(model, 3), features(17, 23)
     together = hidden_states(model, params, row)
     for begin, end in ((0, 17), (17, 40)):
         one = {name: values[:, begin:end] for name, values in row.items()}
@@ -96,7 +96,7 @@ def test_packed_sequences_are_as_they_are_apart():
 
 def test_positions_count_relative_to_each_other():
     model = network()
-    params, row = initial_params(model, 3), features(20)
+    params, row = random_params(model, 3), features(20)
     output = hidden_states(model, params, row)
     moved = hidden_states(model, params, row | {"position_ids": row["position_ids"] + 30})
     np.testing.assert_allclose(output, moved, atol=1e-5)
@@ -114,7 +114,7 @@ def test_the_plan_counts_no_position_table():
 
 def test_gradients_in_bfloat16_are_finite_and_kernels_know_what_they_can_do():
     model = network(dtype="bfloat16")
-    params, row = initial_params(model, 3), features(16)
+    params, row = random_params(model, 3), features(16)
     grads = jax.jit(jax.grad(lambda p: jnp.mean(model.apply({"params": p}, row).mlm_logits ** 2)))(params)
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
     base = ModelConfig(position_embeddings="rotary", rotary_base=7.0)

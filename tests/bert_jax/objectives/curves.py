@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
@@ -36,7 +35,7 @@ def metrics_of_steps(
     )
     params = from_canonical(given, nn.unbox(abstract_params(objective.model)), config.model.vocab_size)
     step = jax.jit(make_train_step(objective, optimizer), donate_argnums=0)
-    state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+    state = TrainState(np.zeros((), np.int32), params, jax.jit(optimizer.init)(params))
     for i in range(CURVE_STEPS):
         state, packed = step(state, batch_of(i), objective.fixed)
         metrics = packed.unpack()
@@ -74,11 +73,11 @@ def assert_curve(
 def assert_as_one(
     make: Callable[[Any], Objective], given: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray]
 ) -> None:
-    """Compare the loss and the gradients on 8 devices, and of 4 microbatches, with those of one batch, to 1e-6.
+    """Compare the loss and the gradients of 2 microbatches on 4 devices with those of one batch, to 1e-6.
     ``make`` returns the objective on a mesh (None: one device)."""
 
     def computed(parts: int, devices: int) -> tuple[float, dict[str, Any]]:
-        mesh = make_mesh(MeshConfig(data=4, fsdp=2), jax.devices()[:8]) if devices > 1 else None
+        mesh = make_mesh(MeshConfig(data=2, fsdp=2), jax.devices()[:4]) if devices > 1 else None
         objective = make(mesh)
         vocabulary = objective.config.model.vocab_size
         params = from_canonical(given, nn.unbox(abstract_params(objective.model)), vocabulary)
@@ -95,8 +94,6 @@ def assert_as_one(
         return float(loss), {name: array for name, array in found.items() if not name.endswith("key/bias")}
 
     loss, gradients = computed(1, 1)
-    for parts, devices in ((4, 1), (1, 8)):
-        other, others = computed(parts, devices)
-        assert other == pytest.approx(loss, rel=1e-6)
-        difference = relative_difference(others, gradients)
-        assert difference <= 1e-6, (parts, devices, difference)
+    other, others = computed(2, 4)
+    assert other == pytest.approx(loss, rel=1e-6)
+    assert relative_difference(others, gradients) <= 1e-6

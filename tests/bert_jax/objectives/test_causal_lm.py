@@ -15,13 +15,13 @@ from golden.cases import (
     original_tokens,
     weights,
 )
-from support import objective_of, random_batch, sums_of, tiny_config, whole_and_resumed
+from support import objective_of, random_batch, random_params, sums_of, tiny_config, whole_and_resumed
 
 from bert_jax.config import DataConfig, ModelConfig, PretrainConfig
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import from_canonical
 from bert_jax.objectives.causal_lm import CausalLm, next_weights, original_ids
-from bert_jax.training.state import abstract_params, initial_params
+from bert_jax.training.state import abstract_params
 
 OPTIONS = "--objective.name causal_lm --model.attention causal --data.next_sentence none"
 RECORDED = Path(__file__).parents[2] / "golden" / "fixtures" / "causal_lm.npz"
@@ -29,7 +29,7 @@ RECORDED = Path(__file__).parents[2] / "golden" / "fixtures" / "causal_lm.npz"
 
 def test_logits_up_to_a_token_do_not_see_the_next_one():
     objective, batch = objective_of(tiny_config(OPTIONS)), random_batch(tiny_config(OPTIONS), rows=2)
-    params = initial_params(objective.model, 0)
+    params = random_params(objective.model, 0)
     logits = jax.jit(lambda ids: objective.model.apply({"params": params}, batch | {"input_ids": ids}))
     before, changed = np.asarray(logits(batch["input_ids"])), batch["input_ids"].copy()
     changed[:, 6] += 1
@@ -56,9 +56,10 @@ def test_the_last_token_of_a_sequence_predicts_nothing():
 def test_its_loss_is_the_mean_over_next_tokens():
     config = tiny_config(OPTIONS, "--model.hidden_dropout 0 --model.attention_dropout 0")
     objective, batch = objective_of(config), random_batch(config)
-    params = initial_params(objective.model, 1)
+    params = random_params(objective.model, 1)
     ids = np.asarray(original_ids(batch))
-    logits = np.asarray(objective.model.apply({"params": params}, batch | {"input_ids": ids}), np.float64)
+    apply = jax.jit(objective.model.apply)
+    logits = np.asarray(apply({"params": params}, batch | {"input_ids": ids}), np.float64)
     assert np.isneginf(logits[..., config.model.vocab_size :]).all()
     logits = logits[..., : config.model.vocab_size]
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from jax.sharding import Mesh
-from support import masked_lm, objective_of, random_batch, sums_of, tiny_config, train_synthetic, whole_and_resumed
+from support import (
+    masked_lm,
+    objective_of,
+    random_batch,
+    random_params,
+    sums_of,
+    tiny_config,
+    train_synthetic,
+    whole_and_resumed,
+)
 
 from bert_jax import registry
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, dump_yaml, from_dict, to_dict
@@ -24,7 +33,6 @@ from bert_jax.objectives.objective import PretrainObjective, denominator, paddin
 from bert_jax.objectives.registry import objective_class
 from bert_jax.parallel import make_mesh
 from bert_jax.training.programs import pretraining_batch, train_programs
-from bert_jax.training.state import initial_params
 
 MODULE = Path(__file__).parents[3] / "docs" / "examples" / "smoothed_objective.py"
 OPTIONS = f"--objective.module {MODULE} --data.next_sentence none --training.num_steps 8"
@@ -57,7 +65,7 @@ def test_another_objective_does_not_continue_its_checkpoint(tmp_path):
 def test_its_loss_is_that_of_the_smoothed_targets():
     config = tiny_config(OPTIONS, "--model.hidden_dropout 0 --model.attention_dropout 0")
     objective, batch = objective_of(config), random_batch(config)
-    params = initial_params(objective.model, 1)
+    params = random_params(objective.model, 1)
     logits = jax.jit(objective.model.apply)({"params": params}, batch).mlm_logits[..., : config.model.vocab_size]
     log_p = np.asarray(jax.nn.log_softmax(logits), np.float64)
     targets = 0.9 * np.eye(config.model.vocab_size)[batch["mlm_labels"]] + 0.1 / config.model.vocab_size
@@ -150,7 +158,7 @@ def test_two_networks_are_one_parameter_tree(options):
     objective = ReplacedTokens(config, make_mesh(config.mesh, jax.devices()[: 4 if options else 1]))
     programs = train_programs(objective)
     vocab_size = config.model.vocab_size
-    drawn = jax.eval_shape(lambda: to_canonical(initial_params(objective.model, 0), vocab_size))
+    drawn = jax.eval_shape(lambda: to_canonical(random_params(objective.model, 0), vocab_size))
     for tree in (programs.abstract.params, programs.abstract.ema):
         assert set(jax.eval_shape(lambda tree: to_canonical(tree, vocab_size), tree)) == set(drawn)
     shapes = {name: leaf.shape for name, leaf in drawn.items() if name.endswith("intermediate/kernel")}

@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import objective_of, random_batch, tiny_config
+from support import objective_of, random_batch, random_params, tiny_config
 
 from bert_jax.objectives.objective import weighted_cross_entropy, z_loss
-from bert_jax.training.state import initial_params
 from bert_jax.training.step import loss_and_gradients
 
 COEFFICIENT = 0.03
@@ -46,7 +45,7 @@ def test_the_objective_adds_it_to_its_loss(name, options):
     words, batch = f"--training.accumulation_steps 2 {options}", random_batch(tiny_config())
     plain = objective_of(tiny_config(words))
     objective = objective_of(tiny_config(words, f"--objective.z_loss {COEFFICIENT}"))
-    params = initial_params(objective.model, seed=0)
+    params = random_params(objective.model)
     loss, gradients, sums, _ = jax.jit(lambda p: loss_and_gradients(objective, p, batch, None, 2))(params)
     before, others, plain_sums, _ = jax.jit(lambda p: loss_and_gradients(plain, p, batch, None, 2))(params)
     assert sums.keys() - plain_sums.keys() == {f"{name}_z_loss"}

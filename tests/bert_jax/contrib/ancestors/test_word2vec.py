@@ -3,7 +3,16 @@
 import jax
 import numpy as np
 import pytest
-from support import SyntheticSource, objective_of, random_batch, sums_of, tiny_config, untimed, whole_and_resumed
+from support import (
+    SyntheticSource,
+    objective_of,
+    random_batch,
+    random_params,
+    sums_of,
+    tiny_config,
+    untimed,
+    whole_and_resumed,
+)
 
 from bert_jax.contrib.ancestors.objectives.glove import co_occurrences
 from bert_jax.contrib.ancestors.objectives.sampling import AliasTable
@@ -11,7 +20,6 @@ from bert_jax.contrib.ancestors.objectives.word2vec import keep_probabilities
 from bert_jax.contrib.ancestors.objectives.word_vectors import CONTEXTS, WORDS
 from bert_jax.inference.loaded import load
 from bert_jax.model import to_canonical
-from bert_jax.training.state import initial_params
 
 OPTIONS = (
     "--model.encoder none --model.num_layers 0 --model.position_embeddings none --model.type_vocab_size 0 "
@@ -32,14 +40,14 @@ def prepared(name: str, *options: str):
     objective.set_counts(np.arange(config.model.vocab_size) % 17 + 1)
     params = jax.tree.map(
         lambda x: np.random.default_rng(x.size).normal(size=x.shape).astype(np.float32) * 0.4,
-        initial_params(objective.model, 0),
+        random_params(objective.model, 0),
     )
     return objective, params, batch
 
 
 def pairs_of(objective, batch, key):
     """Lists of the pairs (row, center, context) and of the negatives of each row, from the windows."""
-    windows = jax.tree.map(np.asarray, objective.windows(batch, key))
+    windows = jax.device_get(jax.jit(objective.windows)(batch, key))
     pairs = []
     for row, (sequences, reach) in enumerate(zip(windows.sequence_ids_BxS, windows.reach_BxS, strict=True)):
         for i, j in np.argwhere((sequences[:, None] == sequences) & (sequences > 0)):
@@ -69,11 +77,11 @@ def test_gradient_of_skip_gram_is_that_of_each_pair_in_float64(key):
             loss += share * np.log1p(np.exp(score))
             of_v[center] += share * sign * sigmoid(score) * u[token]
             of_u[token] += share * sign * sigmoid(score) * v[center]
-    (total, count), gradients = jax.value_and_grad(
-        lambda p: (lambda found: (found["ns_loss"][0], found["ns_loss"][1]))(sums_of(objective, p, batch, key)),
-        has_aux=True,
-    )(params)
-    ours = to_canonical(gradients, 211)
+    compute = jax.jit(
+        jax.value_and_grad(lambda p: tuple(sums_of(objective, p, batch, key)["ns_loss"]), has_aux=True)
+    )
+    (total, count), gradients = compute(params)
+    ours = to_canonical(jax.device_get(gradients), 211)
     assert len(pairs) == count > 50
     assert abs(float(total) - loss) < 1e-6 * loss
     for name, theirs in ((WORDS, of_v), (CONTEXTS, of_u)):
@@ -100,8 +108,8 @@ def test_gradient_of_cbow_is_that_of_word2vec_in_float64():
             of_u[token] += share * sign * sigmoid(score) * mean
         for token in around:  # each gets the whole error, as in word2vec
             of_v[token] += whole
-    total, gradients = jax.value_and_grad(lambda p: sums_of(objective, p, batch)["ns_loss"][0])(params)
-    ours = to_canonical(gradients, 211)
+    total, gradients = jax.jit(jax.value_and_grad(lambda p: sums_of(objective, p, batch)["ns_loss"][0]))(params)
+    ours = to_canonical(jax.device_get(gradients), 211)
     assert abs(float(total) - loss) < 1e-6 * loss
     for name, theirs in ((WORDS, of_v), (CONTEXTS, of_u)):
         assert np.abs(np.asarray(ours[name]) - theirs).max() < 1e-6 * np.abs(theirs).max()
@@ -124,9 +132,8 @@ def test_frequent_words_are_dropped_and_leave_no_gap():
 def test_negatives_are_drawn_in_proportion_to_a_power_of_the_counts(power):
     objective, _, batch = prepared("skip_gram", f"--objective.noise_power {power} --objective.negatives 2")
     counts = np.arange(211) % 17 + 1
-    drawn = np.concatenate(
-        [np.asarray(objective.windows(batch, jax.random.key(i)).negatives_BxN).ravel() for i in range(300)]
-    )
+    draw = jax.jit(jax.vmap(lambda key: objective.windows(batch, key).negatives_BxN))
+    drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 300))).ravel()
     shares = counts**power / (counts**power).sum()
     found = np.bincount(drawn, minlength=211) / len(drawn)
     assert np.abs(found - shares).max() < 5 * np.sqrt(shares.max() / len(drawn))
@@ -154,13 +161,14 @@ def test_padding_and_blank_rows_draw_no_entries_of_glove():
     objective, batch = objective_of(config), random_batch(config, rows=4)
     ids, sequences = batch["input_ids"], batch["sequence_ids"]
     objective.set_counts(co_occurrences([(ids, sequences)], 211, 3))
-    params = initial_params(objective.model, 0)
-    whole, weight = sums_of(objective, params, batch)["glove_loss"]
+    params = random_params(objective.model, 0)
+    compute = jax.jit(lambda batch: sums_of(objective, params, batch)["glove_loss"])
+    whole, weight = compute(batch)
     assert int(weight) == (sequences > 0).sum() < sequences.size
     blank = {name: x.copy() for name, x in batch.items()}
     blank["sequence_ids"][2:] = 0
-    part, _ = sums_of(objective, params, {name: x[:2] for name, x in batch.items()})["glove_loss"]
-    assert float(sums_of(objective, params, blank)["glove_loss"][0]) == pytest.approx(float(part))
+    part, _ = compute({name: x[:2] for name, x in batch.items()})
+    assert float(compute(blank)[0]) == pytest.approx(float(part))
     assert float(whole) > float(part) > 0
 
 
@@ -205,7 +213,7 @@ def test_counts_of_glove_are_those_of_a_loop(monkeypatch):
         assert np.allclose(counts.toarray(), expected) and expected.any()
 
 
-@pytest.mark.parametrize("name", ["skip_gram", "cbow", "glove"])
+@pytest.mark.parametrize("name", [pytest.param("skip_gram", marks=pytest.mark.slow), "cbow", "glove"])
 def test_a_run_learns_and_resumes_bit_for_bit(name, tmp_path):
     options = f"--objective.name {name} --optimizer.learning_rate 2 --optimizer.warmup_steps 0"
     lines = whole_and_resumed(tiny_config(OPTIONS, options, "--training.num_steps 24"), tmp_path, 5)

@@ -34,23 +34,34 @@ def weights():
     return make_weights()
 
 
+@pytest.fixture(scope="module")
+def loaded(weights):
+    """Ready for use: its programs are compiled once."""
+    return prepare(weights)
+
+
 @pytest.fixture
 def saved(weights, tmp_path):
     write_saved(tmp_path / "model", weights)
     return tmp_path / "model"
 
 
-def by_layer(loaded, text):
-    """Probabilities at every layer with a head, by the number of the layer, of a text alone in a row of 32."""
-    encoded = loaded.encode([text])[0]
-    features = {name: np.zeros((1, 32), np.int32) for name in ("input_ids", "token_type_ids", "sequence_ids")}
-    for name, values in zip(features, (encoded.ids, encoded.types, [1] * len(encoded.ids)), strict=True):
-        features[name][0, : len(values)] = values
-    features |= {"position_ids": np.arange(32, dtype=np.int32)[None], "cls_positions": np.zeros((1, 1), np.int32)}
-    output = jax.jit(loaded.model.apply)({"params": loaded.params}, features)
-    found = dict(zip(loaded.spec.heads.exits, np.asarray(output.exit_logits)[:, 0, 0], strict=True))
-    found[loaded.config.num_layers] = np.asarray(output.sequence_logits)[0, 0]
-    return {layer: softmax(logits.astype(np.float64)) for layer, logits in found.items()}
+def by_layer(loaded, texts):
+    """The probabilities of each text, alone in a row of 32, at every layer with a head, by the number of the layer."""
+    count, names = len(texts), ("input_ids", "token_type_ids", "sequence_ids")
+    features = {name: np.zeros((count, 32), np.int32) for name in names}
+    for row, encoded in enumerate(loaded.encode(texts)):
+        for name, values in zip(names, (encoded.ids, encoded.types, [1] * len(encoded.ids)), strict=True):
+            features[name][row, : len(values)] = values
+    places = np.tile(np.arange(32, dtype=np.int32), (count, 1))
+    features |= {"position_ids": places, "cls_positions": np.zeros((count, 1), np.int32)}
+    output = jax.device_get(jax.jit(loaded.model.apply)({"params": loaded.params}, features))
+    logits = [*output.exit_logits[:, :, 0], output.sequence_logits[:, 0]]
+    layers = (*loaded.spec.heads.exits, loaded.config.num_layers)
+    return [
+        {layer: softmax(one[row].astype(np.float64)) for layer, one in zip(layers, logits, strict=True)}
+        for row in range(count)
+    ]
 
 
 def entropies(probabilities):
@@ -74,9 +85,9 @@ def median_entropy(layers):
     ],
     ids=["bert", "pre-norm", "shared", "disentangled"],
 )
-def test_a_prediction_stops_at_the_first_layer_that_is_sure(sizes):
-    loaded = prepare(make_weights(**sizes))
-    layers = [by_layer(loaded, text) for text in TEXTS]
+def test_a_prediction_stops_at_the_first_layer_that_is_sure(loaded, sizes):
+    loaded = loaded if not sizes else prepare(make_weights(**sizes))
+    layers = by_layer(loaded, TEXTS)
     middle = median_entropy(layers)
     for threshold in (0.0, middle, 9.0):
         found = loaded.predict(TEXTS, exit_entropy=threshold)
@@ -90,10 +101,9 @@ def test_a_prediction_stops_at_the_first_layer_that_is_sure(sizes):
     assert "layers" not in loaded.predict(TEXTS[0])
 
 
-def test_the_stages_run_fewer_rows(weights, monkeypatch):
+def test_the_stages_run_fewer_rows(loaded, monkeypatch):
     """What exits is not computed again: the later programs see the other texts alone."""
-    loaded, seen = prepare(weights), []
-    whole = loaded.program
+    seen, whole = [], loaded.program
 
     def counted(key, function, *more):
         program = whole(key, function, *more)
@@ -104,7 +114,7 @@ def test_the_stages_run_fewer_rows(weights, monkeypatch):
 
     monkeypatch.setattr(loaded, "program", counted)
     done = []
-    threshold = median_entropy([by_layer(loaded, text) for text in TEXTS])
+    threshold = median_entropy(by_layer(loaded, TEXTS))
     layers = [one["layers"] for one in loaded.predict(TEXTS, exit_entropy=threshold, progress=done.append)]
     tokens = [len(one.ids) for one in loaded.encode(TEXTS)]
     for (_, first, _), _, count in seen:
@@ -116,10 +126,9 @@ def test_both_orders_of_a_pair_are_added_at_each_layer():
     heads = HeadsConfig(pooler=True, sequence_labels=LABELS, exits=(2,), both_orders=True)
     loaded = prepare(make_weights(heads=heads))
     pairs = [(TEXTS[i], TEXTS[i + 1]) for i in range(6)]
-    for pair in pairs:
-        own, other = by_layer(loaded, pair), by_layer(loaded, pair[::-1])
+    both = (by_layer(loaded, pairs), by_layer(loaded, [pair[::-1] for pair in pairs]))
+    for own, other, found in zip(*both, loaded.predict(pairs, exit_entropy=9.0), strict=True):
         product = own[2] * other[2]  # the logits are added
-        (found,) = loaded.predict([pair], exit_entropy=9.0)
         values = [found["probabilities"][label] for label in LABELS]
         np.testing.assert_allclose(values, product / product.sum(), atol=2e-6)
 
@@ -169,14 +178,13 @@ def examples(path, label=lambda i: LABELS[i % 3]):
     return path
 
 
-def test_the_command_prints_what_exits_cost_and_give(saved, tmp_path, capsys):
+def test_the_command_prints_what_exits_cost_and_give(loaded, saved, tmp_path, capsys):
     file, output = examples(tmp_path / "dev.jsonl"), tmp_path / "curve.jsonl"
     words = ["early-exit", "--model", str(saved), "--examples", str(file), "--output", str(output)]
-    threshold = median_entropy([by_layer(load(saved), text) for text in TEXTS])
+    threshold = median_entropy(by_layer(loaded, TEXTS))
     assert main([*words, "--entropies", str(threshold), "5"]) == 0
     whole, some, least = [json.loads(line) for line in output.read_text().splitlines()]
     assert (whole["entropy"], whole["layers"], least["layers"]) == (None, 4, 1) and 1 < some["layers"] < 4
-    loaded = load(saved)
     for point in (some, least):
         found = loaded.predict(TEXTS, exit_entropy=point["entropy"])
         assert point["layers"] == pytest.approx(np.mean([one["layers"] for one in found]))
@@ -187,8 +195,8 @@ def test_the_command_prints_what_exits_cost_and_give(saved, tmp_path, capsys):
     assert rows[0].split()[:3] == ["all", "4.00", "1.00"] and rows[2].split()[1:3] == ["1.00", "0.25"]
 
 
-def test_default_thresholds_are_shares_of_the_greatest_entropy(saved, tmp_path):
-    points = exit_curve(load(saved), [str(examples(tmp_path / "dev.jsonl"))])
+def test_default_thresholds_are_shares_of_the_greatest_entropy(loaded, tmp_path):
+    points = exit_curve(loaded, [str(examples(tmp_path / "dev.jsonl"))])
     expected = np.log(3) * np.array([0.05, 0.1, 0.2, 0.4, 0.8])
     np.testing.assert_allclose([point.entropy for point in points[1:]], expected, atol=1e-4)
     layers = [point.layers for point in points[1:]]
