@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from hf_folders import FIXTURES
+from support import random_params
 
 from bert_jax.config import (
     DataConfig,
@@ -25,7 +26,7 @@ from bert_jax.config.task import TaskConfig
 from bert_jax.model import local_attention as local
 from bert_jax.model.attention import block_scores, dot_product_attention, random_blocks
 from bert_jax.model.bert import BertModel
-from bert_jax.model.canonical import abstract_params, from_canonical, to_canonical
+from bert_jax.model.canonical import abstract_params, to_canonical
 from bert_jax.model.dropout import TokenKey
 from bert_jax.model.layers import INTERMEDIATES
 from bert_jax.model.task_layers import in_question
@@ -40,29 +41,29 @@ MODEL = ModelConfig(
 
 def token_key(ids, seed=7):
     words = np.random.default_rng(0).integers(0, 2**31, ids.shape)
-    places = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
-    return TokenKey(jax.random.key(seed), jnp.asarray(words, jnp.int32), places)
+    places = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
+    return TokenKey(jax.random.key(seed), np.int32(words), places)
 
 
 def padded(length, rows=2):
     """Sequence ids with padding on the right and on the left."""
     ids = np.ones((rows, length), np.int32)
     ids[0, -length // 7 :] = ids[1, :5] = 0
-    return jnp.asarray(ids)
+    return ids
 
 
 def features_of(ids):
     words = np.random.default_rng(2).integers(3, 30, ids.shape)
-    places = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+    places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
     return {
-        "input_ids": jnp.asarray(words, jnp.int32), "token_type_ids": jnp.zeros_like(ids), "sequence_ids": ids,
+        "input_ids": np.int32(words), "token_type_ids": np.zeros_like(ids), "sequence_ids": ids,
         "position_ids": places,
     }  # fmt: skip
 
 
 def close(found, expected, bar=1e-6):
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=bar * max(1, float(jnp.abs(theirs).max())), rtol=0)
+        np.testing.assert_allclose(ours, theirs, atol=bar * max(1, float(np.abs(theirs).max())), rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -81,11 +82,11 @@ def test_in_float64_only_the_logarithms_of_counts_are_rounded(random):
 
 def compare_with_whole_rows(length, block, number, random, rate, dtype, bar):
     ids, rng = padded(length), np.random.default_rng(length)
-    heads = [jnp.asarray(rng.normal(0, 1, (2, length, HEADS, SIZE)), dtype) for _ in range(3)]
+    heads = [np.asarray(rng.normal(0, 1, (2, length, HEADS, SIZE)), dtype) for _ in range(3)]
     plan = jnp.asarray(random_blocks(1, HEADS, length, block, number, 4096)) if random else None
     dropped = {"dropout_rate": rate, "dropout_key": token_key(ids) if rate else None}
     parts = functools.partial(local.block_attention, block=block, number=number, random_AxMxR=plan, **dropped)
-    scores = block_scores(length, block, number, plan)
+    scores = jax.jit(lambda: block_scores(length, block, number, plan))()
     whole = functools.partial(dot_product_attention, relative=scores, **dropped)
 
     def run(attend):
@@ -93,7 +94,7 @@ def compare_with_whole_rows(length, block, number, random, rate, dtype, bar):
             context = attend(*heads, ids) * (ids > 0)[:, :, None, None]
             return jnp.sum(jnp.sin(context)), context
 
-        return jax.jit(jax.value_and_grad(loss, has_aux=True))(heads)
+        return jax.device_get(jax.jit(jax.value_and_grad(loss, has_aux=True))(heads))
 
     (_, context), gradients = run(parts)
     (_, whole_context), whole_gradients = run(whole)
@@ -119,7 +120,7 @@ def test_each_question_of_a_packed_row_is_that_of_its_own_row():
         size = max(map(len, rows))
         ids = np.array([row + [0] * (size - len(row)) for row in rows], np.int32)
         numbers = np.array([row + [0] * (size - len(row)) for row in sequences], np.int32)
-        return np.asarray(in_question(jnp.asarray(ids), jnp.asarray(numbers), 2)).astype(int).tolist()
+        return np.asarray(jax.jit(in_question, static_argnums=2)(ids, numbers, 2)).astype(int).tolist()
 
     alone = [asked([text], [[1] * len(text)])[0] for text in texts]
     assert alone == [[0, 1, 1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0], [0, 1, 0]]
@@ -143,7 +144,7 @@ class TestModel:
     def made(self, **execution):
         network = BertModel(MODEL, ExecutionConfig(vocab_multiple=1, **execution), HeadsConfig())
         features = features_of(padded(45))
-        return network, nn.unbox(jax.jit(network.init)(jax.random.key(0), features)["params"]), features
+        return network, random_params(network, 0, 0.3), features
 
     def run(self, network, params, features, key):
         real = (features["sequence_ids"] > 0)[:, :, None]
@@ -152,9 +153,9 @@ class TestModel:
             output = network.apply({"params": params}, features, key).sequence_output * real
             return jnp.sum(jnp.sin(output)), output
 
-        (_, output), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+        (_, output), gradients = jax.device_get(jax.jit(jax.value_and_grad(loss, has_aux=True))(params))
         parts = to_canonical(gradients, MODEL.vocab_size)
-        return output, jnp.concatenate([parts[name].ravel() for name in sorted(parts)])
+        return output, np.concatenate([parts[name].ravel() for name in sorted(parts)])
 
     @pytest.mark.parametrize("rate", [0.3, pytest.param(0.0, marks=pytest.mark.slow)])
     def test_scanned_and_recomputed_layers_have_the_random_blocks_of_their_layer(self, monkeypatch, rate):
@@ -163,16 +164,14 @@ class TestModel:
         network, params, features = self.made()
         key = token_key(features["sequence_ids"])
         blocks = self.run(network, params, features, key)
-        executions = [{"scan_layers": True}, {"remat": "full"}, {"remat": "attention"}]
-        for execution in executions[: 2 if rate else 3]:
+        for execution in ({"scan_layers": True, "remat": "full"}, {"remat": "attention"})[: 1 if rate else 2]:
             other = BertModel(MODEL, ExecutionConfig(vocab_multiple=1, **execution), HeadsConfig())
-            like = nn.unbox(abstract_params(other))
-            given = from_canonical(to_canonical(params, MODEL.vocab_size), like, MODEL.vocab_size)
-            close(self.run(other, given, features, key), blocks, 5e-6)
+            close(self.run(other, random_params(other, 0, 0.3), features, key), blocks, 5e-6)
         monkeypatch.setattr("bert_jax.model.local_attention.has_cut_bits", lambda *_: False)
         close(self.run(network, params, features, key), blocks, 5e-6)
-        evaluated = self.run(network, params, features, None)[0]
-        assert rate or float(jnp.abs(evaluated - blocks[0]).max()) > 0.01
+        if not rate:
+            evaluated = self.run(network, params, features, None)[0]
+            assert float(np.abs(evaluated - blocks[0]).max()) > 0.01
 
     def test_hidden_states_and_probabilities_can_be_seen(self):
         network, params, features = self.made()
@@ -187,7 +186,7 @@ class TestModel:
         network, params, _ = self.made()
         whole = BertModel(dataclasses.replace(MODEL, attention_block=0), network.execution, HeadsConfig())
         for length, same in ((36, True), (37, False)):
-            features = features_of(jnp.ones((2, length), jnp.int32))
+            features = features_of(np.ones((2, length), np.int32))
             ours, theirs = (
                 jax.jit(one.apply)({"params": params}, features).sequence_output for one in (network, whole)
             )
@@ -229,9 +228,10 @@ def test_whole_rows_have_the_scores_of_their_blocks_at_any_length():
     (symbol,) = jax.export.symbolic_shape("n", constraints=["n <= 64"])
     anything = jax.ShapeDtypeStruct((symbol,), jnp.float32)
     made = jax.export.export(jax.jit(lambda x: block_scores(x.shape[0], **sizes).bias_AxSxT))(anything)
+    whole = jax.jit(lambda length: block_scores(length, **sizes).bias_AxSxT, static_argnums=0)
     for length in (13, 14, 15, 16, 40):
-        found = made.call(jnp.zeros(length))
-        expected = block_scores(length, **sizes).bias_AxSxT if length > 14 else jnp.zeros((1, length, length))
+        found = made.call(np.zeros(length, np.float32))
+        expected = whole(length) if length > 14 else np.zeros((1, length, length))
         assert np.array_equal(found, expected), length
 
 

@@ -36,13 +36,13 @@ IDS = {
 def operands(form, heads=3, length=LENGTH):
     keys = jax.random.split(jax.random.key(0), 5)
     shape = (ROWS, length, heads * form.head_size)
-    query, key, value, gradient = (jax.random.normal(k, shape) for k in keys[:4])
-    return (query, key, value, jax.random.normal(keys[4], (3, shape[-1]))), gradient
+    query, key, value, gradient = (np.asarray(jax.random.normal(k, shape)) for k in keys[:4])
+    return (query, key, value, np.asarray(jax.random.normal(keys[4], (3, shape[-1])))), gradient
 
 
 def token_key(length=LENGTH):
-    places = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (ROWS, length))
-    return TokenKey(jax.random.key(3), places // 60 + 7 * jnp.arange(ROWS, dtype=jnp.int32)[:, None], places % 60)
+    places = np.tile(np.arange(length, dtype=np.int32), (ROWS, 1))
+    return TokenKey(jax.random.key(3), places // 60 + 7 * np.arange(ROWS, dtype=np.int32)[:, None], places % 60)
 
 
 def tokens_of(form, ids):
@@ -104,8 +104,16 @@ def difference(one, other):
     return float(np.abs(one - other).max() / max(1, np.abs(other).max()))
 
 
-@pytest.mark.parametrize("which", IDS)
-@pytest.mark.parametrize("name", FORMS)
+# Every form sees packed and blank rows in the quick set; two of them see padding too.
+def cases(whole, *others):
+    marks = {"padding": [pytest.mark.slow], "left padding": [pytest.mark.slow]}
+    return [
+        *((one, which) for one in whole for which in IDS),
+        *(pytest.param(one, which, marks=marks.get(which, [])) for one in others for which in IDS),
+    ]
+
+
+@pytest.mark.parametrize(("name", "which"), cases(["window", "causal window"], "plain", "dropout", "causal"))
 def test_a_kernel_equals_the_plain_attention(name, which, in_one=True):
     form, ids = FORMS[name], jnp.asarray(IDS[which], jnp.int32)
     x, gradient = operands(form)
@@ -113,11 +121,14 @@ def test_a_kernel_equals_the_plain_attention(name, which, in_one=True):
     assert max(map(difference, ours, theirs)) <= 2e-6
 
 
-@pytest.mark.parametrize("which", IDS)
+@pytest.mark.parametrize(
+    "which",
+    ["packed", "blank row", *(pytest.param(name, marks=pytest.mark.slow) for name in ("padding", "left padding"))],
+)
 @pytest.mark.parametrize(
     ("form", "length", "heads"),
     [
-        (Form(64, 0.1), 384, 4),
+        (Form(64, 0.1), 384, 2),
         pytest.param(Form(64, 0.0, 60), 384, 2, marks=pytest.mark.slow),
         (Form(32, 0.1, 10, True), 384, 4),
         pytest.param(Form(128, 0.1, 300), 384, 2, marks=pytest.mark.slow),
@@ -138,13 +149,19 @@ def test_the_kernel_for_tpus_equals_the_plain_attention(form, length, heads, whi
     assert max(map(difference, ours[1:], theirs[1:])) <= 5e-6
 
 
-@pytest.mark.parametrize("name", ["dropout", "window"])
+@pytest.mark.parametrize("name", ["dropout", pytest.param("window", marks=pytest.mark.slow)])
 def test_three_arrays_of_heads_are_as_good_as_one(name):
     test_a_kernel_equals_the_plain_attention(name, "packed", in_one=False)
 
 
-@pytest.mark.parametrize("in_one", [True, False])
-@pytest.mark.parametrize("name", ["dropout", "causal window"])
+@pytest.mark.parametrize(
+    ("name", "in_one"),
+    [
+        ("dropout", True),
+        ("causal window", False),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("dropout", False), ("causal window", True))),
+    ],
+)
 def test_the_kernel_of_short_rows_equals_the_plain_attention(name, in_one, monkeypatch):
     monkeypatch.setattr(gpu_attention, "holds_row", lambda *_: True)
     form, ids = FORMS[name], jnp.asarray(IDS["packed"], jnp.int32)[:, :128]
@@ -157,8 +174,8 @@ def test_bfloat16_is_as_close_to_float32_as_in_the_kernel_for_tpus():
     form, ids = FORMS["dropout"], jnp.asarray(IDS["packed"], jnp.int32)[:, :128]
     x, gradient = operands(form, heads=2, length=128)
     exact = compiled(plain, form)(x, gradient, ids)
-    rounded = [*(y.astype(jnp.bfloat16) for y in x[:3]), x[3]]
-    short = gradient.astype(jnp.bfloat16)
+    rounded = [*(jnp.asarray(y, jnp.bfloat16) for y in x[:3]), jnp.asarray(x[3])]
+    short = jnp.asarray(gradient, jnp.bfloat16)
     assert gpu_attention.holds_row(128, form, jnp.bfloat16)
     # Operation by operation: a compiled program may leave out a rounding.
     ours = with_gradients(functools.partial(kernel, form, ids, True), rounded, short, ids)
@@ -171,7 +188,7 @@ def test_bfloat16_is_as_close_to_float32_as_in_the_kernel_for_tpus():
         assert error(one, true) <= 1.1 * error(other, true)
 
 
-@pytest.mark.parametrize("blocks", [(32, 16), (16, 64)])
+@pytest.mark.parametrize("blocks", [(32, 16), pytest.param((16, 64), marks=pytest.mark.slow)])
 def test_block_sizes_change_no_dropout_bit(blocks, monkeypatch):
     form, ids = FORMS["dropout"], jnp.asarray(IDS["packed"], jnp.int32)
     x, gradient = operands(form)
@@ -188,7 +205,8 @@ def test_blocks_that_no_query_sees_are_not_visited(name, monkeypatch):
     monkeypatch.setattr(gpu_attention, "block_sizes", lambda *_: gpu_attention_bodies.Blocks(32, 32))
     ids = jnp.ones((ROWS, LENGTH), jnp.int32)
     (query, key, value, biases), _ = operands(form)
-    spoiled = value.at[:, 128:160].set(jnp.nan)
+    spoiled = value.copy()
+    spoiled[:, 128:160] = np.nan
     out = jax.jit(functools.partial(kernel, form, ids, True))(query, key, spoiled, biases)
     spoiled = np.isnan(np.asarray(out)).any(axis=(0, 2)).reshape(-1, 32).any(axis=1)
     assert spoiled.tolist() == [False] * (3 if form.window else 4) + [True] * (3 if form.window else 2)
@@ -198,12 +216,19 @@ def test_blocks_that_no_query_sees_are_not_visited(name, monkeypatch):
 @pytest.mark.parametrize(("window", "causal"), [(0, False), (10, False), (0, True), (40, True)])
 def test_ranges_hold_every_visible_key_and_begin_and_end_with_one(which, window, causal):
     ids = jnp.asarray(IDS[which], jnp.int32)
-    visible = np.asarray(visible_keys(ids, causal=causal, window=window))[:, 0]
     queries, keys = 32, 64
-    ranges = Ranges(ids, window, causal)
+
+    @jax.jit
+    def computed(ids):
+        ranges = Ranges(ids, window, causal)
+        visible = visible_keys(ids, causal=causal, window=window)
+        return visible, ranges.of_queries(queries, keys), ranges.of_keys(queries, keys)
+
+    visible, of_queries, of_keys = jax.device_get(computed(ids))
+    visible = visible[:, 0]
     for seen, bounds, own, others in (
-        (visible, ranges.of_queries(queries, keys), queries, keys),
-        (visible.swapaxes(1, 2), ranges.of_keys(queries, keys), keys, queries),
+        (visible, of_queries, queries, keys),
+        (visible.swapaxes(1, 2), of_keys, keys, queries),
     ):
         tiles = seen.reshape(ROWS, LENGTH // own, own, LENGTH // others, others).any(axis=(2, 4))
         for row, of_row in zip(tiles.reshape(-1, tiles.shape[-1]), np.asarray(bounds).reshape(-1, 2), strict=True):

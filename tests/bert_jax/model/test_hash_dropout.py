@@ -38,6 +38,7 @@ def whole():
     return loss_and_grads(random_batch(CONFIG))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_microbatches_drop_the_values_of_the_whole_batch(whole, count):
     assert_equal(loss_and_grads(random_batch(CONFIG), accumulation=count), whole)
@@ -101,8 +102,9 @@ SEQUENCES, POSITIONS = np.array([[3, 3, 2**32 - 1]], np.uint32), np.array([[0, 1
 def test_bits_equal_a_restatement_in_integers():
     key = site_key(TokenKey(jax.random.key(9), jnp.asarray(SEQUENCES.view(np.int32)), POSITIONS), 2, Site.TASK_HEAD)
     width, heads, rate = 5, 3, 0.5
-    values = np.asarray(dropout(jnp.ones((1, 3, width)), rate, key))
-    probabilities = np.asarray(dropout_of_probabilities(jnp.ones((1, heads, 3, 3)), rate, key))
+    ones = np.ones((1, 3, width), np.float32), np.ones((1, heads, 3, 3), np.float32)
+    drop = jax.jit(lambda x, y: (dropout(x, rate, key), dropout_of_probabilities(y, rate, key)))
+    values, probabilities = jax.device_get(drop(*ones))
     for token in range(3):
         one, other = token_words(key.key, int(SEQUENCES[0, token]), int(POSITIONS[0, token]))
         for column in range(width):
@@ -143,12 +145,8 @@ def test_rate_and_scale_are_exact_and_values_uniform():
 
 
 def test_sites_layers_and_tokens_drop_different_values():
-    base = TokenKey(jax.random.key(0), jnp.zeros((1, 2), jnp.int32), jnp.arange(2, dtype=jnp.int32)[None])
-    x = jnp.ones((1, 2, 256))
-    draws = [
-        np.asarray(dropout(x, 0.5, site_key(base, layer, site)))[0, token]
-        for layer in range(3)
-        for site in Site
-        for token in range(2)
-    ]
+    base = TokenKey(jax.random.key(0), np.zeros((1, 2), np.int32), np.arange(2, dtype=np.int32)[None])
+    sites = [(layer, site) for layer in range(2) for site in Site]
+    found = jax.jit(lambda x: [dropout(x, 0.5, site_key(base, *one)) for one in sites])(np.ones((1, 2, 256)))
+    draws = [np.asarray(one)[0, token] for one in found for token in range(2)]
     assert len({draw.tobytes() for draw in draws}) == len(draws)

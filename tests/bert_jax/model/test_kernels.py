@@ -28,7 +28,7 @@ def sequence_ids():
 
 def operands(rows=ROWS, length=LENGTH, heads=HEADS):
     rng = np.random.default_rng(0)
-    return [jnp.asarray(rng.normal(size=(rows, length, heads, SIZE)), jnp.float32) for _ in range(4)]
+    return [np.float32(rng.normal(size=(rows, length, heads, SIZE))) for _ in range(4)]
 
 
 def with_gradients(attend, query, key, value, gradient, **options):
@@ -116,8 +116,8 @@ def test_attention_gradients_use_the_bits_of_the_forward_pass():
     ("which", "sizes"),
     [
         pytest.param("tpu", (4, 1, 1), marks=pytest.mark.slow),
-        pytest.param("tpu", (2, 1, 2), marks=pytest.mark.slow),
-        ("tpu", (1, 2, 2)),
+        pytest.param("tpu", (1, 2, 2), marks=pytest.mark.slow),
+        ("tpu", (2, 1, 2)),
         ("gpu", (1, 2, 2)),
     ],
 )
@@ -211,14 +211,13 @@ def test_kernels_refuse_a_switch_that_they_do_not_list():
 
 
 def norm_operands(width=512):
-    keys = jax.random.split(jax.random.key(2), 6)
-    big = [jax.random.normal(key, (48, width)) for key in keys[:3]]
-    return *big, *(jax.random.normal(key, (width,)) for key in keys[3:])
+    rng = np.random.default_rng(2)
+    return *np.float32(rng.normal(size=(3, 48, width))), *np.float32(rng.normal(size=(3, width)))
 
 
 def norm_key(seed=3):
     """The key of one row of 48 tokens."""
-    return TokenKey(jax.random.key(seed), jnp.full((1, 48), 7, jnp.int32), jnp.arange(48, dtype=jnp.int32)[None])
+    return TokenKey(jax.random.key(seed), np.full((1, 48), 7, np.int32), np.arange(48, dtype=np.int32)[None])
 
 
 def add_norm(product, residual, bias, scale, shift, *, rate=0.0, seed=3, tokens=slice(None), module=tpu_norm):
@@ -240,10 +239,13 @@ def test_add_norm_and_its_gradients_equal_the_plain_ones(module, width):
         centered = total - total.mean(-1, keepdims=True)
         return centered / jnp.sqrt(jnp.square(centered).mean(-1, keepdims=True) + 1e-12) * scale + shift
 
-    ours, our_back = jax.vjp(lambda *x: add_norm(*x, module=module), product, residual, *vectors)
-    theirs, their_back = jax.vjp(plain, product, residual, *vectors)
-    np.testing.assert_allclose(ours, theirs, atol=5e-6)
-    for one, other in zip(our_back(gradient), their_back(gradient), strict=True):
+    def run(function):
+        out, back = jax.vjp(function, product, residual, *vectors)
+        return out, *back(gradient)
+
+    ours, theirs = (jax.jit(run, static_argnums=0)(one) for one in (lambda *x: add_norm(*x, module=module), plain))
+    np.testing.assert_allclose(ours[0], theirs[0], atol=5e-6)
+    for one, other in zip(ours[1:], theirs[1:], strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 

@@ -53,7 +53,7 @@ def test_the_network_is_the_int8_program(name, tmp_path):
 
     def states(execution):
         network = BertModel(weights.spec.model, execution, HeadsConfig())
-        return np.asarray(network.apply({"params": params}, features).sequence_output)
+        return np.asarray(jax.jit(network.apply)({"params": params}, features).sequence_output)
 
     exact = states(dataclasses.replace(INT8, quantization="none"))
     for execution in (INT8, dataclasses.replace(INT8, fused_qkv=True)):

@@ -96,7 +96,7 @@ def test_packed_sequences_are_as_they_are_apart():
 
 def test_positions_count_relative_to_each_other():
     model = network()
-    params, row = random_params(model, 3), features(20)
+    params, row = random_params(model, 3, 0.3), features(20)
     output = hidden_states(model, params, row)
     moved = hidden_states(model, params, row | {"position_ids": row["position_ids"] + 30})
     np.testing.assert_allclose(output, moved, atol=1e-5)

@@ -47,7 +47,7 @@ def saved(weights, tmp_path):
 
 
 def by_layer(loaded, texts):
-    """The probabilities of each text, alone in a row of 32, at every layer with a head, by the number of the layer."""
+    """Probabilities of each text, alone in a row of 32, at every layer with a head, by the number of the layer."""
     count, names = len(texts), ("input_ids", "token_type_ids", "sequence_ids")
     features = {name: np.zeros((count, 32), np.int32) for name in names}
     for row, encoded in enumerate(loaded.encode(texts)):
