@@ -25,6 +25,9 @@ RENAMED = {
     "generate model": "--model; the argument without a name, now called place, is still read",
     "run_finetune.py --class_weights": "follows from the records; still read from stored configs",
     "run_finetune.py --hard_negatives": "follows from the records; still read from stored configs",
+    "run_finetune.py --input.mask_fraction": "none used it; loss.mlm_weight masks tokens and predicts them",
+    "run_finetune.py --input.span_max": "none set it; spans of input.span_deletion have at most 5 words",
+    "run_finetune.py --training.min_delta": "none set it; any improvement counts",
     "run_finetune.py --optimizer.learning_rate": "follows from the width of the model; a resumed run keeps its own",
     "run_finetune.py --training.num_epochs": "follows from the number of records; a resumed run keeps its own",
 }

@@ -7,6 +7,7 @@ The rules of ``schema`` apply: frozen, hashable, validated when created; no JAX 
 
 import math
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -70,14 +71,10 @@ class InputConfig(Section, prefix="input."):
     balanced: bool = only(False, {KIND: ("classification",)})
     # Number of training examples per class, sampled with data.split_seed; 0: all.
     few_shot: AtLeast0[int] = only(0, {KIND: ("classification",)})
-    # Share of the tokens that is replaced by [MASK] in training.
-    mask_fraction: Probability = 0.0
     # Share of the words that is removed in training.
     word_dropout: Probability = only(0.0, {KIND: CUT})
-    # Share of the words that is removed in spans in training.
+    # Share of the words that is removed in spans of 1 to 5 words in training.
     span_deletion: Probability = only(0.0, {KIND: CUT})
-    # Longest removed span in words.
-    span_max: Positive[int] = only(5, {KIND: CUT})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,8 +195,6 @@ class FinetuneTrainingConfig(TrainingConfig):
     keep_checkpoints: Positive[int] = 1
     # Stop after this many consecutive evaluations without improvement; 0: never.
     patience: AtLeast0[int] = 0
-    # Minimum change of the metric that counts as an improvement.
-    min_delta: AtLeast0[float] = 0.0
     # At the end, use the parameters of the best evaluation instead of the last ones.
     restore_best: bool = True
 
@@ -261,8 +256,11 @@ class FinetuneConfig:
     )  # fmt: skip
     # If this option is set, all other options exist, because a user-defined task may use any of them.
     ALL_OPTIONS_WITH = "task.module"
-    # Keys in configs stored by older versions; their values now follow from the training records.
-    FORMER_OPTIONS = ("class_weights", "hard_negatives")
+    # Keys in configs stored by older versions, and the value with which they are still read; None: any value.
+    FORMER_OPTIONS: ClassVar[Mapping[str, str | None]] = {
+        "class_weights": None, "hard_negatives": None, "input.mask_fraction": "0.0", "input.span_max": "5",
+        "training.min_delta": "0.0",
+    }  # fmt: skip
 
     def __post_init__(self) -> None:
         self.model.check_loop(self.execution.scan_layers)

@@ -116,14 +116,16 @@ def parse_settings(
 
     Raises ``ValueError`` for an unknown key or a value of the wrong type.
     """
-    former, fixed = getattr(config_type, "FORMER_OPTIONS", ()), options_of(config_type, fixed=True)
+    former, fixed = getattr(config_type, "FORMER_OPTIONS", {}), options_of(config_type, fixed=True)
     settings = [*join_mappings(field_types(config_type), settings)]
     options, parsed = known_options(config_type, settings), dict[str, tuple[Any, str]]()
     types, in_order = {key: option.type for key, option in options.items()}, OptionsInOrder()
     types |= FORMER_OPTIONS if "model.encoder" in options else {}
     for source, key, value in settings:
-        if key in former and source != "command line":
+        if key in former and source != "command line" and former[key] in (None, value):
             continue  # in the stored config of an older version
+        if key in former and former[key] is not None:
+            raise ValueError(f"{source}: {key}: no longer an option, as if it were {former[key]}; omit it")
         if key in fixed:
             if _convert(fixed[key].type, value, f"{source}: {key}") == fixed[key].default:
                 continue  # in the stored config of an older version

@@ -169,13 +169,13 @@ COLUMN_ROLES = (
 class QaConfig(Section, prefix="qa."):
     """Extractive question answering (google-research/bert ``run_squad.py``)."""
 
-    # Number of tokens between the starts of two windows of a passage.
+    # Number of tokens between the starts of two windows of a passage (run_squad.py: 128).
     doc_stride: Positive[int] = 128
-    # Maximum number of tokens of the question; the rest is truncated.
+    # Maximum number of tokens of the question; the rest is truncated (run_squad.py: 64).
     max_query_length: Positive[int] = 64
     # Longest answer in tokens.
     max_answer_length: Positive[int] = 30
-    # Number of candidate answers that are kept.
+    # Number of candidate answers that are kept (run_squad.py: 20).
     n_best: Positive[int] = 20
     # A question may have no answer (SQuAD 2.0).
     no_answer: bool = False
@@ -196,7 +196,7 @@ class TaggingConfig:
     crf: bool = False
     # Add as many words of neighboring sentences of the document as fit (Devlin et al. 2018, 5.3).
     document_context: bool = False
-    # Entities as conlleval reads them, or only those that begin with B- (strict).
+    # Entities as conlleval reads them, or only those that begin with B- (strict, as in seqeval).
     scoring: Literal["conlleval", "strict"] = "conlleval"
 
 

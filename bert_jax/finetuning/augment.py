@@ -1,4 +1,4 @@
-"""Augmentation of training inputs by masking tokens and deleting words."""
+"""Augmentation of training inputs by deleting words, and masks of the auxiliary masked-LM loss."""
 
 import dataclasses
 
@@ -9,6 +9,8 @@ from bert_jax.tasks.task import Encoded, ModelInput
 from bert_jax.tokenization import Tokenizer
 
 MLM_SHARE = 0.15
+# Most words of a removed span.
+_LONGEST_SPAN = 5
 
 
 def augmented(unit: ModelInput, config: FinetuneConfig, tokenizer: Tokenizer, key: tuple[int, int]) -> ModelInput:
@@ -16,7 +18,7 @@ def augmented(unit: ModelInput, config: FinetuneConfig, tokenizer: Tokenizer, ke
     off, return ``unit`` itself. The random choices depend on the training seed and on ``key``: (data step, index of
     the unit)."""
     options = config.input
-    if not (options.mask_fraction or options.word_dropout or options.span_deletion):
+    if not (options.word_dropout or options.span_deletion):
         return unit
     rng = np.random.default_rng([config.training.seed, *key])
     sequences = tuple(_augmented(sequence, config, tokenizer, rng) for sequence in unit.sequences)
@@ -56,16 +58,12 @@ def _augmented(
     gone: set[int] = set()
     if options.span_deletion and len(words) > 1:
         while len(gone) < round(options.span_deletion * len(words)):
-            length = int(rng.integers(1, options.span_max + 1))
+            length = int(rng.integers(1, _LONGEST_SPAN + 1))
             first = int(rng.integers(0, len(words)))
             gone |= set(words[first : first + length].tolist())
     if options.word_dropout:
         gone |= set(words[rng.random(len(words)) < options.word_dropout].tolist())
     if len(gone) < len(words):  # a text without words has no training signal
         keep = special | ~np.isin(word, list(gone))
-        ids, types, special = ids[keep], types[keep], special[keep]
-    if options.mask_fraction:
-        tokenizer.require_mask("input.mask_fraction")
-        masked = ~special & (rng.random(len(ids)) < options.mask_fraction)
-        ids = np.where(masked, tokenizer.mask_id, ids)
+        ids, types = ids[keep], types[keep]
     return Encoded(ids.tolist(), types.tolist(), sequence.extra)

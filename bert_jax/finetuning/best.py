@@ -40,11 +40,11 @@ class BestCheckpoint:
     metric: str = ""
     split: str = ""
 
-    def judge(self, score: Score, value: float | None, step: int, split: str, min_delta: float) -> bool:
-        """Record ``value``, the score of an evaluation; return True if it improves on the best value by more than
-        ``min_delta``. An undefined value (None), such as a correlation with a constant, is never the best."""
+    def judge(self, score: Score, value: float | None, step: int, split: str) -> bool:
+        """Record ``value``, the score of an evaluation; return True if it improves on the best value.
+        An undefined value (None), such as a correlation with a constant, is never the best."""
         sign = 1 if score.higher_is_better else -1
-        better = value is not None and (self.value is None or sign * (value - self.value) > max(min_delta, 0.0))
+        better = value is not None and (self.value is None or sign * (value - self.value) > 0)
         if better:
             self.value, self.step, self.waited = value, step, 0
         else:

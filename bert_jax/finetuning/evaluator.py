@@ -71,7 +71,7 @@ class Evaluator:
         if self.best.judged < step:
             score = evaluation.choosing_score(resolved.config.task.metric, scores[first])
             value, digest = values[first][score.name], resolved.record_digests[first]
-            is_best = self.best.judge(score, value, step, digest, resolved.config.training.min_delta)
+            is_best = self.best.judge(score, value, step, digest)
         for split in self._devs:
             # An evaluation repeated after a restart from an earlier checkpoint already has its line in the log.
             if not context.log.has(step, split):

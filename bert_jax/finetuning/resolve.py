@@ -21,6 +21,8 @@ from bert_jax.tasks.task import ModelInput, Task
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training.checkpoint.digest import json_digest
 
+# Former options of the section input, so that digests of earlier runs stay the same.
+_FORMER_INPUT = {"mask_fraction": 0.0, "span_max": 5}
 # Evaluations of a run whose number of epochs is not set.
 _MOST_EVALUATIONS = 10
 
@@ -95,7 +97,11 @@ class ResolvedTask:
                 if name in self.task.targets:
                     digest.update(name.encode() + np.asarray(values).tobytes())
             digest.update(f"{one.weight}".encode())
-        key = [config.training.global_batch_size, config.training.seed, dataclasses.asdict(config.input)]
+        key = [
+            config.training.global_batch_size,
+            config.training.seed,
+            dataclasses.asdict(config.input) | _FORMER_INPUT,
+        ]
         return json_digest([digest.hexdigest(), [*key, *self.supervision.key]])
 
     def train_classes(self) -> np.ndarray:

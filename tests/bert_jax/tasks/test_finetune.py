@@ -247,11 +247,9 @@ def test_it_stops_when_nothing_gets_better_and_keeps_the_best(source, tmp_path):
     assert [line for line in lines(workdir) if line.get("split") == "dev"] == evaluations
 
 
-def test_an_evaluation_is_better_by_min_delta_or_not_at_all():
+def test_an_equal_evaluation_is_not_better():
     best, accuracy = BestCheckpoint(), Score("accuracy", len)
-    judged = [
-        best.judge(accuracy, value, step, "dev", min_delta=0.1) for step, value in enumerate((0.5, 0.55, 0.65))
-    ]
+    judged = [best.judge(accuracy, value, step, "dev") for step, value in enumerate((0.5, 0.5, 0.65))]
     assert judged == [True, False, True] and (best.value, best.step, best.waited) == (0.65, 2, 0)
 
 

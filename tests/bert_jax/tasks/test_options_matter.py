@@ -102,7 +102,6 @@ def mostly_slow(cases):
         ("--loss.layers 1 --loss.layer_weight 0.9", "texts"),
         ("--input.balanced true", "uneven"),
         ("--input.few_shot 10", "texts"),
-        ("--input.mask_fraction 0.3", "texts"),
         ("--input.word_dropout 0.3", "texts"),
         ("--input.span_deletion 0.4", "texts"),
         ("--features.layers embeddings", "texts"),
