@@ -44,7 +44,7 @@ from bert_jax.contrib.compression.onnx.session import padded
 from bert_jax.inference.loaded import prepare
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.export_table import fit
-from bert_jax.interop.programs import write_onnx
+from bert_jax.interop.programs.onnx_graph import write_onnx
 from bert_jax.interop.readers import read_weights
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 

@@ -13,7 +13,7 @@ from bert_jax.config.architecture import ModelConfig
 from bert_jax.contrib.analysis.word_neighbors import embedding_table
 from bert_jax.contrib.compression.factorize import factorized
 from bert_jax.inference.loaded import load, prepare
-from bert_jax.interop.programs import check_onnx, write_onnx
+from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 

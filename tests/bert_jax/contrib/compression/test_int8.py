@@ -17,7 +17,7 @@ from bert_jax.contrib.compression.onnx.calibration import calibrated
 from bert_jax.contrib.compression.onnx.quality import check_program
 from bert_jax.inference.loaded import prepare
 from bert_jax.interop.export import export_model
-from bert_jax.interop.programs import check_onnx, write_onnx
+from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx
 from bert_jax.interop.programs.onnx_int8 import input_scale, quantize
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.process import exits
