@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.config.options import Option
-from bert_jax.config.schema import MOST
+from bert_jax.config.schema import MOST, Value
 
 # Options that state the length of a pretraining run, and those that otherwise follow from the size of the text too.
 LENGTH, *_ = LENGTHS = "training.num_steps", "training.num_tokens"
@@ -31,7 +31,7 @@ STEPS_OF = {
 }
 
 # Key of an option -> its typed value, and the source of the value for messages.
-Parsed = dict[str, tuple[Any, str]]
+Parsed = dict[str, tuple[Value, str]]
 
 
 def automatic_steps(per_pass: int) -> int:

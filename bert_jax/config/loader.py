@@ -33,7 +33,7 @@ from bert_jax.config.options import (
     join_mappings,
     options_of,
 )
-from bert_jax.config.schema import PRESETS
+from bert_jax.config.schema import PRESETS, Value
 
 C = TypeVar("C")
 HELP_ALL = "--help_all"
@@ -110,7 +110,7 @@ def find_recipe(name: str) -> Path:
 
 def parse_settings(
     config_type: type, settings: Sequence[Setting], also: Sequence[str] = ()
-) -> dict[str, tuple[Any, str]]:
+) -> dict[str, tuple[Value, str]]:
     """Return key -> (typed value, source) in the order of the last setting of each key, which wins. A former option
     sets the option that holds its values now. For ``also`` see :func:`build_config`.
 
@@ -118,7 +118,7 @@ def parse_settings(
     """
     former, fixed = getattr(config_type, "FORMER_OPTIONS", {}), options_of(config_type, fixed=True)
     settings = [*join_mappings(field_types(config_type), settings)]
-    options, parsed = known_options(config_type, settings), dict[str, tuple[Any, str]]()
+    options, parsed = known_options(config_type, settings), dict[str, tuple[Value, str]]()
     types, in_order = {key: option.type for key, option in options.items()}, OptionsInOrder()
     types |= FORMER_OPTIONS if "model.encoder" in options else {}
     for source, key, value in settings:
@@ -174,7 +174,7 @@ def build_config(
     parsed = parse_settings(config_type, settings, also)
     options = known_options(config_type, [*join_mappings(field_types(config_type), settings)])
     if "training.mode" in options:
-        mode = parsed.get("training.mode", ("standard", ""))[0]
+        mode = str(parsed.get("training.mode", ("standard", ""))[0])
         for key, text in PRESETS[mode].items():
             value = _convert(options[key].type, text, f"preset {mode}: {key}")
             parsed.setdefault(key, (value, f"preset {mode}"))
@@ -195,7 +195,7 @@ def build_config(
     return _construct(config_type, values, sources, chosen_classes(config_type, values))
 
 
-def _written(value: Any) -> str:
+def _written(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

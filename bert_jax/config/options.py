@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from bert_jax import registry
-from bert_jax.config.schema import Section, Weighted
+from bert_jax.config.schema import Section, Value, Weighted
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ class Option(NamedTuple):
     type: Any
     default: Any
     # Selecting option -> its values with which this option exists; see ``schema.only``.
-    conditions: Mapping[str, tuple[Any, ...]]
+    conditions: Mapping[str, tuple[Value, ...]]
 
 
 def extended(config_type: type[T]) -> type[T]:

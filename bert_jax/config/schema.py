@@ -57,25 +57,27 @@ class Weighted(str):
 
 # In a condition: any value that is not false, 0 or empty.
 SET = None
-When = Mapping[str, tuple[Any, ...] | None]
+# A value of an option.
+Value = bool | int | float | str | tuple["Value", ...]
+When = Mapping[str, tuple[Value, ...] | None]
 
 
 class Limit(NamedTuple):
     """The values that an option must have while each option in ``when`` has one of the values listed for it."""
 
-    allowed: tuple[Any, ...] | Range
+    allowed: tuple[Value, ...] | Range
     when: When
     # Follows the allowed values in the message.
     reason: str = ""
 
-    def allows(self, value: Any, states: Mapping[str, Any]) -> bool:
+    def allows(self, value: Any, states: Mapping[str, Value]) -> bool:
         """Return True if ``value`` is allowed with the values ``states`` of the options in ``when``."""
         for key, values in self.when.items():
             if not (states[key] if values is SET else states[key] in values):
                 return True
         return self.allowed.contains(value) if isinstance(self.allowed, Range) else value in self.allowed
 
-    def words(self, states: Mapping[str, Any]) -> str:
+    def words(self, states: Mapping[str, Value]) -> str:
         """Return the allowed values and the condition in words."""
         values = self.allowed.allowed if isinstance(self.allowed, Range) else " or ".join(map(_text, self.allowed))
         conditions = []
@@ -85,7 +87,7 @@ class Limit(NamedTuple):
         return f"{values} {' and '.join(conditions)}{self.reason}"
 
 
-def _text(value: Any) -> str:
+def _text(value: Value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value or 0 if value != () else "none")

@@ -8,7 +8,9 @@ import dataclasses
 from typing import Any, Literal
 
 from bert_jax.config.architecture import ModelConfig
+from bert_jax.config.schema import Value
 from bert_jax.config.spec import HeadsConfig
+from bert_jax.json_values import Json
 
 # Fields without an effect on the outputs of a trained model.
 TRAINING_ONLY = (
@@ -18,7 +20,7 @@ TRAINING_ONLY = (
 
 ANY = ("any value",)
 # Field -> supported values.
-Supported = dict[str, tuple[Any, ...]]
+Supported = dict[str, tuple[Value, ...]]
 SIZES: Supported = dict.fromkeys(
     (
         "family", "vocab_size", "hidden_size", "num_layers", "num_attention_heads", "intermediate_size",
@@ -84,7 +86,7 @@ def function_of(model: ModelConfig, heads: HeadsConfig | None = None) -> dict[st
     }
 
 
-def training_values(model: ModelConfig) -> dict[str, Any]:
+def training_values(model: ModelConfig) -> dict[str, Json]:
     """Return the fields of ``model`` that have an effect only on training, with the rate of each dropout."""
     places: tuple[Literal["embedding", "attention_output", "feed_forward"], ...]
     places = ("embedding", "attention_output", "feed_forward")

@@ -10,10 +10,10 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from bert_jax.io.files import write_whole
 from bert_jax.io.storage import Location, ObjectPath
+from bert_jax.json_values import Json
 from data_pipeline.build.workers import processor_count
 
 HASHES_NAME = ".content-hashes.json"
@@ -25,8 +25,8 @@ def file_settings(
     key: str,
     files: Sequence[tuple[str, Location]],
     folder: Location | None,
-    recorded: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+    recorded: Mapping[str, Json] | None = None,
+) -> dict[str, Json]:
     """Return the settings that identify ``files``, pairs (name, path), on any machine.
 
     ``key`` holds [name, size in bytes] for each file, and ``key content`` holds [name, hash of the bytes]. A file
@@ -35,8 +35,8 @@ def file_settings(
     With ``recorded``, the settings of an earlier build, contents are compared only if they were recorded and the
     names and sizes are equal.
     """
-    sizes = [[name, path.stat().st_size] for name, path in files]
-    settings: dict[str, Any] = {key: sizes}
+    sizes: list[Json] = [[name, path.stat().st_size] for name, path in files]
+    settings: dict[str, Json] = {key: sizes}
     content = f"{key} content"
     if recorded is None or (content in recorded and recorded.get(key) == sizes):
         hashes = _hashes([path for _, path in files], folder)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -10,6 +9,7 @@ from bert_jax.config.pretrain import DataConfig
 from bert_jax.config.schema import SWITCH
 from bert_jax.io.files import local_copy, write_whole
 from bert_jax.io.storage import Location, ObjectPath, location
+from bert_jax.json_values import Json
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, load_tokenizer
 from bert_jax.tokenization.wordpiece import CJK_RUN
 from data_pipeline.build.token_store import content_hash, corpus_settings, held_out, load_jieba
@@ -47,8 +47,8 @@ def load_vocabulary(data: DataConfig, path: Location, vocab_size: int) -> Tokeni
 
 
 def _vocabulary_settings(
-    data: DataConfig, vocab_size: int, sources: Sequence[Source] | None, recorded: dict[str, Any] | None = None
-) -> dict[str, Any]:
+    data: DataConfig, vocab_size: int, sources: Sequence[Source] | None, recorded: dict[str, Json] | None = None
+) -> dict[str, Json]:
     """Return the settings that determine a trained vocabulary, including the corpus unless ``sources`` is None.
 
     With ``recorded``, the settings of a vocabulary, only those that it lists: older files do not list the corpus.

@@ -54,19 +54,19 @@ def shard_settings(data: DataConfig, tokenizer: Tokenizer, split: str) -> dict[s
     return settings | {"vocabulary": tokenizer.fingerprint} | label_settings(data) | encoding_settings(data)
 
 
-def encoding_settings(data: DataConfig) -> dict[str, Any]:
+def encoding_settings(data: DataConfig) -> dict[str, Json]:
     """Return the encoding of the text if it is set."""
     return {} if data.encoding == "auto" else {"data.encoding": data.encoding}
 
 
-def label_settings(data: DataConfig) -> dict[str, Any]:
+def label_settings(data: DataConfig) -> dict[str, Json]:
     """Return the settings of the classes of documents; empty without classes."""
     if not data.label_field:
         return {}
     return {"data.label_field": data.label_field, "data.classes": ", ".join(data.classes)}
 
 
-def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any], owner: str) -> str:
+def differences(recorded: Mapping[str, Json], wanted: Mapping[str, Json], owner: str) -> str:
     """Return the settings that differ as ``name: OWNER X, config Y, ...``, or "" if all are equal.
 
     OWNER is the value of ``owner``, which names the origin of ``recorded``, such as "shards".
@@ -90,7 +90,7 @@ def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any], owner: s
     )
 
 
-def changed_settings(recorded: Mapping[str, Json], wanted: Mapping[str, Any]) -> str:
+def changed_settings(recorded: Mapping[str, Json], wanted: Mapping[str, Json]) -> str:
     """Return the differences between the settings in a shard manifest and in the config.
 
     Manifests of unpacked shards do not name the options of packing, so these are compared by ``data.packing``

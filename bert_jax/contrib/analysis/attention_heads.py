@@ -6,7 +6,7 @@ Shapes: B rows, S tokens, D directions, L layers, A heads, N words of all senten
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from bert_jax.contrib.analysis.word_vectors import pieces_of_words, word_inputs
 from bert_jax.inference.batching import BatchOptions, DeviceOutputs
 from bert_jax.inference.engine import Engine
 from bert_jax.io.conll import ParsedSentence
+from bert_jax.json_values import Json
 from bert_jax.metrics.resampling import Interval, confidence_intervals
 from bert_jax.metrics.score import mean_of_groups
 from bert_jax.model.bert import of_layers
@@ -186,7 +187,7 @@ def _attended_words(loaded: Engine) -> Callable[..., DeviceOutputs]:
 # ------------------------------------------------------------------ lines
 
 
-def relation_line(one: Relation) -> dict[str, Any]:
+def relation_line(one: Relation) -> dict[str, Json]:
     """Return a relation as a JSON-serializable object; accuracies are [value, low, high]."""
     rounded = [[round(x, 6) for x in interval] for interval in (one.accuracy, one.offset_accuracy)]
     return {

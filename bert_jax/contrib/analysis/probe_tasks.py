@@ -6,13 +6,14 @@ Shapes: N examples, K words per example, R stored vectors, H width.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 
 from bert_jax.io.conll import ParsedSentence, read_treebank
 
 ProbeTask = Literal["pos", "deprel", "sense", "length"]
+Item = TypeVar("Item")
 TASKS: tuple[ProbeTask, ...] = get_args(ProbeTask)
 _LENGTH_BINS = 6
 
@@ -97,7 +98,7 @@ def _of_words(
     )
 
 
-def spread(items: Sequence[Any], limit: int) -> list[Any]:
+def spread(items: Sequence[Item], limit: int) -> list[Item]:
     """Return ``limit`` of ``items`` at equal distances; all of them if there are fewer or ``limit`` is 0."""
     if not limit or limit >= len(items):
         return list(items)

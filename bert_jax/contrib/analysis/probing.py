@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from bert_jax.contrib.analysis.probe_tasks import Examples
 from bert_jax.contrib.analysis.word_vectors import checked_layers, hidden_layers, sentence_word_vectors
 from bert_jax.inference.batching import BatchOptions
 from bert_jax.inference.engine import Engine
+from bert_jax.json_values import Json
 from bert_jax.metrics.resampling import Interval, confidence_intervals
 from bert_jax.metrics.score import Score, mean_of_groups, precision_recall_f1, repeats
 
@@ -287,7 +288,7 @@ def _most_frequent(
 # ------------------------------------------------------------------ lines
 
 
-def row_line(task: str, row: Row) -> dict[str, Any]:
+def row_line(task: str, row: Row) -> dict[str, Json]:
     """Return a row as a JSON-serializable object: task, name, layer, weight decay, and [value, low, high] of each
     score."""
     scores = {name: [round(x, 6) for x in interval] for name, interval in row.scores.items()}

@@ -14,6 +14,7 @@ import numpy as np
 from bert_jax.inference.embed import checked_width, embed, vector_width
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.text_files import read_texts, refuse_blank
+from bert_jax.json_values import Json
 
 Id = int | str
 # Number of entries that are processed together, so that memory does not grow with the number of all entries.
@@ -76,7 +77,7 @@ def first_twice(ids: list[Id], name: str) -> list[Id]:
     return ids
 
 
-def is_id(value: Any) -> bool:
+def is_id(value: Json) -> bool:
     """Return True if a JSON value can be an id: a string or an integer."""
     return isinstance(value, str | int) and not isinstance(value, bool)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from bert_jax.commands.options import Command, load_model, model, option, run_options, say, text_of, whole_numbers
 from bert_jax.io.text_lines import Each
+from bert_jax.json_values import Json
 
 _OUTPUT = option("--output", type=Path, metavar="FILE", help="write JSON lines instead of readable text")
 
@@ -21,7 +22,7 @@ def neighbors_command(arguments: argparse.Namespace) -> None:
 
     _check_neighbors(arguments)
     loaded = load_model(arguments)
-    rows: list[tuple[dict[str, Any], str, list[Any]]] = []
+    rows: list[tuple[dict[str, Json], str, list[Any]]] = []
     if arguments.text is None:
         queries = word_neighbors.terms_of(arguments.words)
         names = arguments.words if len(queries) == len(arguments.words) else [" ".join(arguments.words)]
@@ -53,7 +54,7 @@ def _check_neighbors(arguments: argparse.Namespace) -> None:
             raise ValueError(f"--{name}: {value} is not allowed; use 1 or more")
 
 
-def _contextual(arguments: argparse.Namespace, loaded: Any) -> list[tuple[dict[str, Any], str, list[Any]]]:
+def _contextual(arguments: argparse.Namespace, loaded: Any) -> list[tuple[dict[str, Json], str, list[Any]]]:
     from bert_jax.contrib.analysis import word_neighbors
     from bert_jax.contrib.analysis.word_vectors import checked_layers, hidden_layers
     from bert_jax.inference.text_files import read_texts
@@ -112,7 +113,7 @@ def probe_command(arguments: argparse.Namespace) -> None:
         print(shown, flush=True)
 
 
-def _probed(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], str]]:
+def _probed(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Json], str]]:
     from bert_jax.contrib.analysis.probe_tasks import read_examples
     from bert_jax.contrib.analysis.probing import Probe, printed, row_line
     from bert_jax.contrib.analysis.word_vectors import checked_layers
@@ -133,7 +134,7 @@ def _probed(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], str
         yield row_line(arguments.task, row), printed(row)
 
 
-def _heads(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], str]]:
+def _heads(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Json], str]]:
     from bert_jax.contrib.analysis.attention_heads import attended, best_heads, printed, relation_line
     from bert_jax.io.conll import read_treebank
 

@@ -8,8 +8,8 @@ import heapq
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Unpack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Unpack
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from bert_jax.contrib.analysis.word_vectors import (
 )
 from bert_jax.inference.batching import BatchOptions
 from bert_jax.inference.engine import Engine
+from bert_jax.json_values import Json
 from bert_jax.metrics.retrieval import unit_vectors
 from bert_jax.model.embeddings import word_table
 from bert_jax.tasks.word_windows import Span
@@ -123,7 +124,7 @@ def _ranked(
     vectors: np.ndarray,
     excluded: Sequence[set[str]],
     top: int,
-    fold: Any,
+    fold: Callable[[str], str],
 ) -> Iterator[list[Neighbor]]:
     kept = np.flatnonzero(vectors.any(axis=1))
     for hits, own in zip(nearest(queries, vectors[kept], top + max(map(len, excluded))), excluded, strict=True):
@@ -131,7 +132,7 @@ def _ranked(
         yield [Neighbor(*pair) for pair in itertools.islice((p for p in pairs if fold(p[0]) not in own), top)]
 
 
-def _folding(loaded: Engine) -> Any:
+def _folding(loaded: Engine) -> Callable[[str], str]:
     """Return the function that makes texts comparable: of lower case if the tokenizer lower-cases."""
     return str.casefold if loaded.need_tokenizer().lower_case else str
 
@@ -252,12 +253,12 @@ def _checked(words: Iterable[WordVectors]) -> Iterator[WordVectors]:
 # ------------------------------------------------------------------ lines
 
 
-def neighbor_line(query: str, neighbors: Sequence[Neighbor], **fields: Any) -> dict[str, Any]:
+def neighbor_line(query: str, neighbors: Sequence[Neighbor], **fields: Json) -> dict[str, Json]:
     """Return ``{"word", ..., "neighbors": [{"word", "score", "text", "start", "end"}]}``; text and character range
     are those of an occurrence. ``fields`` are added after the word."""
     rows = []
     for one in neighbors:
-        row: dict[str, Any] = {"word": one.word, "score": round(one.score, 7)}
+        row: dict[str, Json] = {"word": one.word, "score": round(one.score, 7)}
         if one.span is not None:
             row |= {"text": one.text, "start": one.span[0], "end": one.span[1]}
         rows.append(row)

@@ -49,7 +49,7 @@ class Comparison:
     only_a: int | None = None
     only_b: int | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, float | str | None]:
         """Return the fields as JSON-serializable values; NaN becomes None."""
         values = dataclasses.asdict(self)
         return {name: None if isinstance(one, float) and math.isnan(one) else one for name, one in values.items()}

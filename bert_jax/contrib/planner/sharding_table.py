@@ -74,7 +74,7 @@ def sharding_table(config: PretrainConfig, sizes: Mapping[str, int]) -> list[Row
         is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned),
     )
     boxes = {path_name(path): leaf for path, leaf in boxed}
-    moments: dict[str, list[Any]] = {}
+    moments: dict[str, list[jax.ShapeDtypeStruct]] = {}
     params = flat(state.params)
     for path, leaf in jax.tree_util.tree_leaves_with_path((state.opt_state, state.ema)):
         moments.setdefault(parameter_of(path, params), []).append(leaf)
@@ -93,8 +93,8 @@ def sharding_table(config: PretrainConfig, sizes: Mapping[str, int]) -> list[Row
 def _row(
     config: PretrainConfig,
     name: str,
-    leaf: Any,
-    moments: list[Any],
+    leaf: jax.ShapeDtypeStruct,
+    moments: list[jax.ShapeDtypeStruct],
     declared: tuple[str | None, ...],
     sizes: Mapping[str, int],
 ) -> Row:
@@ -122,7 +122,7 @@ def _row(
     )
 
 
-def _dimensions(spec: PartitionSpec, leaf: Any) -> list[tuple[str, ...]]:
+def _dimensions(spec: PartitionSpec, leaf: jax.ShapeDtypeStruct) -> list[tuple[str, ...]]:
     """Return the mesh axes that partition each dimension."""
     return [*map(axis_names, spec), *[()] * (len(leaf.shape) - len(spec))]
 
@@ -139,7 +139,10 @@ def _words(dimensions: list[tuple[str, ...]], stacked: bool) -> str:
 
 
 def _notes(
-    declared: tuple[str | None, ...], dimensions: list[tuple[str, ...]], leaf: Any, sizes: Mapping[str, int]
+    declared: tuple[str | None, ...],
+    dimensions: list[tuple[str, ...]],
+    leaf: jax.ShapeDtypeStruct,
+    sizes: Mapping[str, int],
 ) -> list[str]:
     """Return a line for each mesh axis that does not partition its declared dimension."""
     lines = []

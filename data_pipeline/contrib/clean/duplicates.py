@@ -14,6 +14,7 @@ import numpy as np
 
 from bert_jax.io.files import local_copy, write_whole
 from bert_jax.io.storage import Location
+from bert_jax.json_values import Json
 from data_pipeline.contrib.clean.drop_counts import Tally, excerpt
 from data_pipeline.contrib.clean.scanning import count_ranges, first_copies
 from data_pipeline.contrib.clean.word_hashes import band_hashes, jaccard, line_keys, min_hashes, ngrams, word_hashes
@@ -91,7 +92,7 @@ def _drop_copies(plan: Plan, name: str, documents: list[list[str]], numbers: np.
             continue
         tally.add("exact_duplicate", documents=1, characters=sum(map(len, document)))
 
-        def make(index: int = index, document: list[str] = document) -> dict[str, object]:
+        def make(index: int = index, document: list[str] = document) -> dict[str, Json]:
             place = _place(plan, "scanned", int(first[index]))
             fields = {"equal_to": example(plan, *place), "text": excerpt("\n".join(document))}
             return example(plan, source_of(name), int(numbers[index]), **fields)

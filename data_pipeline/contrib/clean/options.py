@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from bert_jax.config.schema import AtLeast0, Section, Share, require_encoding
+from bert_jax.json_values import Json
 
 MOST_HASHES = 128  # MinHash values per document
 LEAST_CHANCE = 0.98  # of a pair at the threshold to become a candidate
@@ -100,7 +101,7 @@ def chance(similarity: float, bands: int, rows: int) -> float:
     return 1 - (1 - similarity**rows) ** bands
 
 
-def settings_of(options: CleanOptions, corpus: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(options: CleanOptions, corpus: Mapping[str, Json]) -> dict[str, Json]:
     """Return the settings that determine the output; ``data.workers`` is not among them. ``corpus`` identifies the
     text."""
     bands, rows = options.clean.banding

@@ -2,12 +2,12 @@
 
 import json
 from functools import lru_cache, partial
-from typing import Any
 
 import numpy as np
 
 from bert_jax.io.files import write_whole
 from bert_jax.io.storage import Location
+from bert_jax.json_values import Json
 from data_pipeline.build.workers import scratch_file
 from data_pipeline.contrib.clean.drop_counts import Tally, excerpt, merge
 from data_pipeline.contrib.clean.duplicates import comparison_jobs
@@ -79,7 +79,7 @@ def _remaining(plan: Plan, name: str, documents: np.ndarray, tally: Tally) -> li
 
 def _near_example(
     plan: Plan, place: tuple[int, int], text: list[str], other: int, similarity: float
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """Return the example of a near duplicate, with the start of both texts."""
     chunk, index = load_chunks(plan.folder, "kept").chunk(other)
     arrays = load_arrays(plan.path("signed", f"{chunk}.npz"))
@@ -90,7 +90,7 @@ def _near_example(
     )
 
 
-def finish(plan: Plan, target: Location) -> dict[str, Any]:
+def finish(plan: Plan, target: Location) -> dict[str, Json]:
     """Move the files of text to the folder ``target``, and write the report there last; return the report."""
     paths = [
         *(plan.path(TALLIES, f"{kind}-{name}.json") for kind in ("scan", "sign")

@@ -25,6 +25,7 @@ import numpy as np
 
 from bert_jax.io.files import local_copy, write_whole
 from bert_jax.io.storage import Location
+from bert_jax.json_values import Json
 from data_pipeline.build.workers import scratch_file
 from data_pipeline.contrib.clean.options import CleanOptions
 from data_pipeline.text.documents import Source
@@ -40,7 +41,7 @@ class Plan:
     folder: Location
     options: CleanOptions
     sources: tuple[Source, ...]
-    corpus: dict[str, Any]  # settings that identify the text
+    corpus: dict[str, Json]  # settings that identify the text
 
     def path(self, room: str, name: str) -> Location:
         """Return the path of the file ``name`` in the subfolder ``room``."""
@@ -154,6 +155,6 @@ def source_name(plan: Plan, index: int) -> str:
     return plan.sources[index].name
 
 
-def example(plan: Plan, source: int, number: int, **fields: Any) -> dict[str, Any]:
+def example(plan: Plan, source: int, number: int, **fields: Any) -> dict[str, Json]:
     """Return the fields of an example: the source and the number of the document, from 1, then ``fields``."""
     return {"source": source_name(plan, source), "document": number + 1, **fields}
