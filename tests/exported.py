@@ -1,7 +1,7 @@
 """Tiny models of every kind that an exporter has to handle, with weights large enough for a mistake to show."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -89,12 +89,12 @@ SPECS = {
 }
 
 
-QUICK = {"pretraining", "several", "roberta", "sentence_dense"}
+QUICK = {"several", "roberta", "sentence_dense"}
 
 
-def mostly_slow(names: Iterable[str]) -> list:
-    """Parameters of a test that compiles programs of its own for each: all but ``QUICK`` are slow tests."""
-    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+def mostly_slow(names: Iterable[str], quick: Collection[str] = QUICK) -> list:
+    """Parameters of a test that compiles programs of its own for each: all but ``quick`` are slow tests."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def random_weights(spec: ModelSpec, seed: int = 0) -> ModelBundle:

@@ -72,6 +72,13 @@ SAMPLES = {
 }
 
 
+# For tests that compile programs.
+ONE_LAYER = {
+    name: dataclasses.replace(SPECS[name], model=dataclasses.replace(MODEL, num_layers=1))
+    for name in ("span", "sentence", "sentence_dense")
+}
+
+
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
@@ -220,7 +227,7 @@ def test_the_first_values_of_vectors_are_exported(tmp_path):
     """Also where a dense layer comes before, and the division by the norm after them."""
     texts = ["w1 w2", "w3"]
     for name, format in (("sentence_dense", "sentence-transformers"), ("sentence", "npz")):
-        source(tmp_path / "source", SPECS[name], tokenizer=True)
+        source(tmp_path / "source", ONE_LAYER[name], tokenizer=True)
         whole = load(tmp_path / "source")
         exported(tmp_path, format, width=3, force=True)
         vectors = load(tmp_path / "target").embed(texts)
@@ -354,7 +361,7 @@ def answers(tmp_path_factory):
     """What this library computes, as another program's outputs."""
     from bert_jax.interop.programs.serving import INPUTS, forward, sample_inputs
 
-    folder, weights = tmp_path_factory.mktemp("answers"), random_weights(SPECS["span"])
+    folder, weights = tmp_path_factory.mktemp("answers"), random_weights(ONE_LAYER["span"])
     ours = jax.jit(lambda params, *inputs: forward(weights.spec, params, *inputs))
     for i, batch in enumerate(sample_inputs(weights.spec, COMPARED)):
         outputs = ours(weights.params, *(batch[name].astype(np.int32) for name in INPUTS))
@@ -373,7 +380,7 @@ def peer(tmp_path, answers, mode) -> str:
 def test_transformers_own_outputs_decide(tmp_path, answers, monkeypatch):
     compared = functools.partial(serving.sample_inputs, shapes=COMPARED)
     monkeypatch.setattr("bert_jax.interop.verification.sample_inputs", compared)
-    source(tmp_path / "source", SPECS["span"])
+    source(tmp_path / "source", ONE_LAYER["span"])
     said = exported(tmp_path, "hf", verify=True, peer_python=peer(tmp_path, answers, "right"))
     assert any(re.match(r"end_logits: largest difference from transformers 0 \S+", line) for line in said)
     for mode, message in (

@@ -3,7 +3,6 @@
 import json
 import resource
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
@@ -276,15 +275,12 @@ def test_import_of_a_damaged_folder_leaves_nothing(tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
-def test_reading_runs_no_other_program(tmp_path):
+def test_reading_runs_no_other_program(tmp_path, monkeypatch, capsys):
     """auto_map and a module beside the weights: neither is looked at by the import of this library."""
     folder = make_folder(tmp_path / "model", config={"auto_map": {"AutoModel": "modeling.Evil"}})
     (folder / "modeling.py").write_text(f"open({str(tmp_path / 'touched')!r}, 'w')")
-    script = (
-        "import sys; from pathlib import Path; from bert_jax.process import exits; "
-        "from bert_jax.interop.readers import read_weights; "
-        "sys.exit(exits.run_command(lambda: read_weights(Path(sys.argv[1])) and 0))"
-    )
-    done = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True, cwd=folder)
-    assert (done.returncode, len(done.stderr.strip().splitlines())) == (exits.USER_ERROR, 1), done.stderr
-    assert "auto_map" in done.stderr and not (tmp_path / "touched").exists()
+    monkeypatch.syspath_prepend(str(folder))
+    code = exits.run_command(lambda: read_weights(folder) and 0)
+    error = capsys.readouterr().err
+    assert (code, len(error.strip().splitlines())) == (exits.USER_ERROR, 1), error
+    assert "auto_map" in error and "modeling" not in sys.modules and not (tmp_path / "touched").exists()

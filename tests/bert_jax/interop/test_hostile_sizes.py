@@ -15,7 +15,7 @@ from bert_jax.interop.readers import read_weights
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 # The wrong values of the keys of the other families are in test_families.py.
-QUICK = ("BertForPreTraining", "modernbert", "big_bird", "saved model", "npz", "sentence-transformers")
+QUICK = ("BertForPreTraining", "npz", "sentence-transformers")
 # Keys that transformers ignores or that have no limit in it: no tensor has their size.
 UNLIMITED = {
     "block_size", "num_random_blocks", "max_relative_positions", "local_attention", "global_attn_every_n_layers",

@@ -22,7 +22,6 @@ from bert_jax.interop.programs.stablehlo import check_stablehlo, write_stablehlo
 BAR = 1e-5
 # Each length is compiled anew, so most models are tried at one.
 SHAPES = ((1, 1), (3, 17), (8, 40))
-AT_EVERY_SHAPE = ("sentence_dense",)
 TRIED = (
     "pooler", "pretraining", "sequence", "token", "span", "choice", "several", "pre", "sinusoidal", "rotary",
     "roberta", "sentence_dense",
@@ -46,12 +45,12 @@ def span(tmp_path_factory) -> tuple[Path, ModelBundle]:
     return folder, weights
 
 
-@pytest.mark.parametrize("name", mostly_slow(TRIED))
+@pytest.mark.parametrize("name", mostly_slow(TRIED, {"roberta", "sentence_dense"}))
 def test_outputs_equal_those_of_the_model(tmp_path, name):
     weights = random_weights(SPECS[name])
     assert weights.spec.model.max_length == SHAPES[-1][1]
     write_stablehlo(tmp_path, weights)
-    found = check_stablehlo(tmp_path, weights, SHAPES if name in AT_EVERY_SHAPE else SHAPES[1:2])
+    found = check_stablehlo(tmp_path, weights, SHAPES if name == "sentence_dense" else SHAPES[1:2])
     assert list(found) == list(serving.output_names(weights.spec))
     assert max(found.values()) <= BAR, found
 
@@ -162,10 +161,14 @@ def test_parameters_that_do_not_fit_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("groups", [("buckets",), ("disentangled", "gpt"), ("alibi", "windows")], ids=" ".join)
+@pytest.mark.parametrize(
+    "groups",
+    [("disentangled", "gpt"), ("alibi", "windows"), pytest.param(("buckets",), marks=pytest.mark.slow)],
+    ids=" ".join,
+)
 def test_switches_of_the_network(tmp_path, groups):
     heads = HeadsConfig(mlm=True, pooler=True, sequence_labels=("a", "b"))
     weights = random_weights(ModelSpec(model=combined(groups), heads=heads))
     write_stablehlo(tmp_path, weights)
-    found = check_stablehlo(tmp_path, weights, ((1, 1), (5, 24)) if "windows" in groups else SHAPES[1:2])
+    found = check_stablehlo(tmp_path, weights, SHAPES[1:2])
     assert found and max(found.values()) <= 1e-5, found
