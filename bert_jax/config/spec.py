@@ -322,23 +322,16 @@ def described(kind: type[Description], text: str | bytes, name: str) -> Descript
     return typing.cast(Description, _build(kind, values, name))
 
 
-def _missing_encoder(values: dict[str, Any]) -> str:
-    """Return why the encoder that the fields of a model name cannot be read; empty: it can."""
-    try:
-        registry.check("encoders", str(values.get("encoder", "transformer")), "model.encoder")
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 def _build(hint: Any, value: Any, where: str) -> Any:
     origin = typing.get_origin(hint)
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
             raise ValueError(f"{where}: {value!r} is not an object")
         if hint is ModelConfig:
-            if problem := _missing_encoder(value):
-                raise ValueError(f"{where}: {problem}")
+            try:
+                registry.check("encoders", str(value.get("encoder", "transformer")), "model.encoder")
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from None
             value = current_fields(value, typed=lambda kind, item, name: _build(kind, item, f"{where}: {name}"))
             hint = ModelConfig.class_for(value)
         every = typing.get_type_hints(hint)

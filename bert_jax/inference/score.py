@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config import HeadsConfig, ModelConfig
+from bert_jax.config import HeadsConfig
 from bert_jax.inference.batching import BatchOptions, DeviceOutputs, Outputs
 from bert_jax.inference.engine import WINDOW, Engine, checked_texts
 from bert_jax.io.text_lines import Each
@@ -245,11 +245,5 @@ def with_output_layer(loaded: Engine) -> BertModel:
     if not heads.mlm and heads.present():
         held = ", ".join(heads.present())
         raise ValueError(f"{loaded.name}: no language-model head, only {held}; use a model that has one")
-    return loaded.model.clone(config=_output_layer(model, heads), heads=HeadsConfig(mlm=True), sentence=None)
-
-
-def _output_layer(model: ModelConfig, heads: HeadsConfig) -> ModelConfig:
-    """Return ``model`` with an output layer without parameters, if it has no head."""
-    if heads.mlm:
-        return model
-    return model.with_output_layer_only()
+    config = model if heads.mlm else model.with_output_layer_only()
+    return loaded.model.clone(config=config, heads=HeadsConfig(mlm=True), sentence=None)

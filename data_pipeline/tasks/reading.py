@@ -1,6 +1,7 @@
 """Selection of the reader for the format of a file, and checks that apply to all formats."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from bert_jax.config.task import TaskDataConfig, TaskKind
@@ -8,14 +9,15 @@ from bert_jax.io.storage import ObjectPath
 from bert_jax.records import Record
 from data_pipeline.tasks.columns import Columns
 from data_pipeline.tasks.json_sets import read_clinc, read_squad
-from data_pipeline.tasks.tables import read_csv, read_jsonl, read_tsv
+from data_pipeline.tasks.tables import read_jsonl, read_table
 from data_pipeline.tasks.tagged import read_conll, read_slots, read_snips
 from data_pipeline.tasks.task_files import find, is_dataset, plain_name, split_address
 from data_pipeline.tasks.tfds_records import read_tfds
 
 _READERS: Mapping[str, Callable[[str, Columns, TaskDataConfig], Iterator[Record]]] = {
-    "tsv": read_tsv, "csv": read_csv, "jsonl": read_jsonl, "conll": read_conll, "squad": read_squad,
-    "slots": read_slots, "snips": read_snips, "clinc": read_clinc, "tfds": read_tfds,
+    "tsv": partial(read_table, default="\t"), "csv": partial(read_table, default=","), "jsonl": read_jsonl,
+    "conll": read_conll, "squad": read_squad, "slots": read_slots, "snips": read_snips, "clinc": read_clinc,
+    "tfds": read_tfds,
 }  # fmt: skip
 _SUFFIXES = {
     ".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".conll": "conll", ".conllu": "conll",

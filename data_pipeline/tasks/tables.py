@@ -33,20 +33,12 @@ _CURES = {
 _log = logging.getLogger(__name__)
 
 
-def read_tsv(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield the records of a TSV file; quotes are ordinary characters, unless all of them are CSV quotes and some
-    are doubled, and only \\n or \\r\\n ends a line."""
-    return _read_table(name, columns, data, "\t")
+def read_table(name: str, columns: Columns, data: TaskDataConfig, default: str) -> Iterator[Record]:
+    """Yield the records of a table whose delimiter is usually ``default``.
 
-
-def read_csv(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:
-    """Yield the records of a CSV file (RFC 4180): quoted fields may contain commas, "" and line ends.
-
-    Quotes may also be escaped by \\, and the delimiter named by a first line such as sep=;."""
-    return _read_table(name, columns, data, ",")
-
-
-def _read_table(name: str, columns: Columns, data: TaskDataConfig, default: str) -> Iterator[Record]:
+    Tab (TSV): quotes are ordinary characters, unless all of them are CSV quotes and some are doubled, and only \\n
+    or \\r\\n ends a line. Comma (CSV, RFC 4180): quoted fields may contain commas, "" and line ends; quotes may
+    also be escaped by \\, and the delimiter named by a first line such as sep=;."""
     path = find_file(name)
     lines = read_raw_lines(path, data.encoding)
     stated = _STATED.fullmatch(lines[0]) if lines else None

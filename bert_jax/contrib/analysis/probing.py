@@ -62,22 +62,6 @@ class Labels:
         return cls(names, *(np.array([numbers.get(pair, -1) for pair in own], np.int64) for own in pairs))
 
 
-def probe_layers(
-    loaded: Engine,
-    train: Examples,
-    test: Examples,
-    *,
-    layers: Sequence[int] | None = None,
-    classifier: Classifier = "linear",
-    seed: int = 0,
-    **options: Unpack[BatchOptions],
-) -> list[Row]:
-    """Return the scores of each of ``layers`` (None: all; 0: the embeddings, -1: the last layer) on ``test``, of a
-    classifier that is fitted to ``train``; ``row.scores["accuracy"].value`` is the accuracy. Arguments and errors
-    are those of :class:`Probe` and :meth:`Probe.layers`."""
-    return list(Probe(train, test, classifier=classifier, seed=seed).layers(loaded, layers, **options))
-
-
 class Probe:
     """A probing task: examples of both splits, with control labels and baselines.
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.inference.batching import BatchOptions, DeviceOutputs, Outputs
-from bert_jax.inference.engine import Engine, checked_texts
+from bert_jax.inference.engine import Engine, Input, checked_texts
 from bert_jax.json_values import Json
 from bert_jax.model.bert import bert_output, present
 from bert_jax.model.canonical import Params
@@ -194,20 +194,13 @@ def word_vectors(
 
     Raises ``ValueError`` for a layer that does not exist, and for a model without a vocabulary.
     """
-    tokenizer, limit = loaded.need_tokenizer(), loaded.spec.max_length
+    tokenizer = loaded.need_tokenizer()
 
-    chosen = checked_layers(loaded, layers)
-    run = loaded.program(("words", chosen), _read(loaded, chosen))
-    kept: list[WordPieces] = []
+    def pieces_of(part: Sequence[str]) -> list[WordPieces]:
+        return [pieces_of_text(text, tokenizer, _room(loaded)) for text in part]
 
-    def featurize(part: list[str]) -> list[ModelInput]:
-        kept[:] = [pieces_of_text(text, tokenizer, _room(loaded)) for text in part]
-        return _units(kept, loaded, tokenizer, limit)
-
-    for part, units, outputs in loaded.windows(checked_texts(texts), featurize, run, window=_WINDOW, **options):
-        pooled = _pooled(units, outputs, [len(one.first) for one in kept], len(chosen), loaded, pooling)
-        assert len(part) == len(kept)
-        yield from (WordVectors(one.spans, vectors) for one, vectors in zip(kept, pooled, strict=True))
+    found = _read_words(loaded, checked_texts(texts), pieces_of, layers, pooling, _WINDOW, options)
+    return (WordVectors(one.spans, vectors) for one, vectors in found)
 
 
 def word_lines(
@@ -250,15 +243,34 @@ def sentence_word_vectors(
     """Yield float32[N, W, H] for every sentence of W words, which are encoded separately; arguments as in
     :func:`word_vectors`. The pieces ``lead`` precede every sentence. ``window`` sentences are processed
     together."""
-    tokenizer, limit = loaded.need_tokenizer(), loaded.spec.max_length
+    tokenizer = loaded.need_tokenizer()
+
+    def pieces_of(part: Sequence[Sequence[str]]) -> list[WordPieces]:
+        return pieces_of_words(part, tokenizer, _room(loaded), lead)
+
+    return (vectors for _, vectors in _read_words(loaded, sentences, pieces_of, layers, pooling, window, options))
+
+
+def _read_words(
+    loaded: Engine, inputs: Iterable[Input], pieces_of: Callable[[Sequence[Input]], list[WordPieces]],
+    layers: Sequence[int], pooling: WordPooling, window: int, options: BatchOptions,
+) -> Iterator[tuple[WordPieces, np.ndarray]]:  # fmt: skip
+    """Yield the pieces of each input, and the vectors float32[N, W, H] of its words."""
     chosen = checked_layers(loaded, layers)
     run = loaded.program(("words", chosen), _read(loaded, chosen))
+    kept: list[WordPieces] = []
 
-    def featurize(part: list[Sequence[str]]) -> list[ModelInput]:
-        return _units(pieces_of_words(part, tokenizer, _room(loaded), lead), loaded, tokenizer, limit)
+    def featurize(part: list[Input]) -> list[ModelInput]:
+        kept[:] = pieces_of(part)
+        return [
+            ModelInput(number, (loaded.build(one.pieces),), extra=one)
+            for number, words in enumerate(kept)
+            for one in word_inputs(words, loaded.need_tokenizer(), loaded.spec.max_length)
+        ]
 
-    for part, units, outputs in loaded.windows(sentences, featurize, run, window=window, **options):
-        yield from _pooled(units, outputs, [len(words) for words in part], len(chosen), loaded, pooling)
+    for _, units, outputs in loaded.windows(inputs, featurize, run, window=window, **options):
+        pooled = _pooled(units, outputs, [len(one.first) for one in kept], len(chosen), loaded, pooling)
+        yield from zip(kept, pooled, strict=True)
 
 
 def word_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
@@ -275,14 +287,6 @@ def word_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
 
 def _room(loaded: Engine) -> int:
     return loaded.spec.max_length - len(loaded.need_tokenizer().build_inputs([])[0])
-
-
-def _units(pieces: Sequence[WordPieces], loaded: Engine, tokenizer: Tokenizer, limit: int) -> list[ModelInput]:
-    return [
-        ModelInput(number, (loaded.build(one.pieces),), extra=one)
-        for number, words in enumerate(pieces)
-        for one in word_inputs(words, tokenizer, limit)
-    ]
 
 
 def _hidden(loaded: Engine) -> Callable[[Params, Batch], jax.Array]:

@@ -25,6 +25,7 @@ from data_pipeline.contrib.clean.workspace import (
     example,
     load_arrays,
     load_chunks,
+    load_columns,
     load_plan,
     load_raw,
     save_arrays,
@@ -47,12 +48,8 @@ _CANDIDATES, _GROUPS, _JOBS = "candidates.bin", "groups.bin", "jobs.bin"
 @lru_cache(maxsize=1)
 def _boilerplate(folder: Location) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the hashes of repeated lines uint64[K], sorted, their numbers of documents and first documents."""
-    plan = load_plan(folder)
-    tables = [load_arrays(plan.path("counted", f"{number:06d}.npz")) for number in count_ranges(folder)]
-    dtypes = {"key": np.uint64, "count": np.int64, "first": np.int64}
-    keys, counts, first = (
-        np.concatenate([np.zeros(0, dtype), *(table[name] for table in tables)]) for name, dtype in dtypes.items()
-    )
+    names = [f"{number:06d}.npz" for number in count_ranges(folder)]
+    keys, counts, first = load_columns(folder, "counted", names, key="u8", count="i8", first="i8")
     return keys, counts, first
 
 
@@ -155,7 +152,7 @@ def _drop_lines(
 # ------------------------------------------------------------------ candidates
 
 
-def find_candidates(folder: Location) -> None:
+def find_candidates(folder: Location, _: int) -> None:
     """Find the groups of documents that are connected by equal bands, and divide them into jobs.
 
     Writes the numbers of these documents, sorted by group and document, the number of the first document of each

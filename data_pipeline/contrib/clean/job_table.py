@@ -18,26 +18,10 @@ class Stage(NamedTuple):
     job: Callable[[Location, Any], None]
 
 
-def _one(folder: Location) -> list[int]:
-    return [0]
-
-
-def _chunks(folder: Location) -> list[str]:
-    return load_chunks(folder, "scanned").names
-
-
-def _sources(folder: Location) -> list[int]:
-    return list(range(len(load_plan(folder).sources)))
-
-
-def _find_candidates(folder: Location, _: int) -> None:
-    find_candidates(folder)
-
-
 STAGES = (
     Stage("lines", count_ranges, count_lines),
-    Stage("signatures", _chunks, sign_chunk),
-    Stage("candidates", _one, _find_candidates),
+    Stage("signatures", lambda folder: load_chunks(folder, "scanned").names, sign_chunk),
+    Stage("candidates", lambda folder: [0], find_candidates),
     Stage("comparison", comparison_jobs, compare),
-    Stage("text", _sources, write_source),
+    Stage("text", lambda folder: range(len(load_plan(folder).sources)), write_source),
 )

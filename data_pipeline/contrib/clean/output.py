@@ -18,6 +18,7 @@ from data_pipeline.contrib.clean.workspace import (
     example,
     load_arrays,
     load_chunks,
+    load_columns,
     load_plan,
     source_of,
     split_text,
@@ -28,12 +29,8 @@ from data_pipeline.text.corpus import CLEANED_NAME
 @lru_cache(maxsize=1)
 def _near_duplicates(folder: Location) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the documents to drop int64[M], sorted, the documents they are similar to, and the similarities."""
-    plan = load_plan(folder)
-    tables = [load_arrays(plan.path("compared", f"{job:06d}.npz")) for job in comparison_jobs(folder)]
-    dtypes = {"document": np.int64, "similar_to": np.int64, "similarity": np.float64}
-    columns = [
-        np.concatenate([np.zeros(0, dtype), *(table[name] for table in tables)]) for name, dtype in dtypes.items()
-    ]
+    names = [f"{job:06d}.npz" for job in comparison_jobs(folder)]
+    columns = load_columns(folder, "compared", names, document="i8", similar_to="i8", similarity="f8")
     order = np.argsort(columns[0])
     return columns[0][order], columns[1][order], columns[2][order]
 

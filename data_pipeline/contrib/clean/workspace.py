@@ -83,6 +83,14 @@ def load_arrays(path: Location) -> dict[str, np.ndarray]:
         return dict(arrays)
 
 
+def load_columns(folder: Location, room: str, names: Sequence[str], **dtypes: str) -> list[np.ndarray]:
+    """Return the arrays with the names and dtypes ``dtypes``, each joined from the .npz files ``names``."""
+    tables = [load_arrays(load_plan(folder).path(room, name)) for name in names]
+    return [
+        np.concatenate([np.zeros(0, dtype), *(table[key] for table in tables)]) for key, dtype in dtypes.items()
+    ]
+
+
 def save_text(path: Location, documents: Sequence[Sequence[str]]) -> np.ndarray:
     """Write documents, each a list of lines; return the number of bytes of each, int64[D]."""
     contents = ["".join(f"{line}\n" for line in document).encode("utf-8", "replace") for document in documents]
