@@ -149,7 +149,7 @@ def _verified(
         nonlocal stored, state
         meta.update(read_meta(folder))
         stored = fitting_config(folder, step, meta, config, may_change)
-        state = _read_state(folder, stored, mesh, model)
+        state = _read_state(folder, stored, mesh, model, meta.get("carried"))
 
     def values() -> str | None:
         same = tree_digest(state, stored.model.vocab_size) == meta["digest"]
@@ -260,18 +260,32 @@ def fitting_config(
     return stored_config
 
 
-def _read_state(folder: Location, stored: RunConfig, mesh: Mesh, model: nn.Module) -> TrainState:
-    """Read the stored state without verifying it. Each process reads only the shards for its own devices."""
+def _read_state(
+    folder: Location, stored: RunConfig, mesh: Mesh, model: nn.Module, carried: Mapping[str, Any] | None
+) -> TrainState:
+    """Read the stored state without verifying it. Each process reads only the shards for its own devices.
+
+    ``carried``: :func:`carried_shapes` of the state; None: not recorded, by an earlier version.
+    """
     path = epath.Path(str(folder / "state"))
     handler = ocp.PyTreeCheckpointHandler()  # not a Checkpointer, which would wait for the other processes
-    # The carried arrays are those of the objective of the stored run, which may be another one.
-    stored_like = _abstract(stored, mesh, model, handler.metadata(path).tree.get("carry"))
+    if carried is None:
+        tree = handler.metadata(path).tree
+    else:
+        tree = nested({name: jax.ShapeDtypeStruct(*described) for name, described in carried.items()})
+    stored_like = _abstract(stored, mesh, model, tree.get("carry"))
     item = nested(stored_like)
     restore_args = ocp.checkpoint_utils.construct_restore_args(item)
     values = handler.restore(path, args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args))
     handler.close()
     by_name = flat(values)
     return jax.tree_util.tree_map_with_path(lambda path, _: by_name[path_name(path)], stored_like)
+
+
+def carried_shapes(state: TrainState) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return the shape and dtype of the carried arrays of ``state`` by name, as checkpoints record them: reading
+    them from the arrays opens all arrays, and the objective of the run may not be known."""
+    return {name: (x.shape, str(x.dtype)) for name, x in flat({"carry": state.carry}).items()}
 
 
 def _abstract(config: RunConfig, mesh: Mesh, model: nn.Module, carried: Any) -> TrainState:

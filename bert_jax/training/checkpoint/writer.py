@@ -28,7 +28,7 @@ from bert_jax.training.checkpoint.digest import (
     write_checksums,
 )
 from bert_jax.training.checkpoint.folder import checkpoint_folder
-from bert_jax.training.checkpoint.restore import FORMAT, META_FILE, nested
+from bert_jax.training.checkpoint.restore import FORMAT, META_FILE, carried_shapes, nested
 from bert_jax.training.state import TrainState
 
 
@@ -179,7 +179,8 @@ class CheckpointWriter:
         self.wait()
         step = int(state.step)
         # Copied, because the run changes the original while the copy is written in the background.
-        unit = json.loads(json.dumps({"format": FORMAT, "step": step, "config": to_dict(self.config), **meta}))
+        own = {"format": FORMAT, "step": step, "config": to_dict(self.config), "carried": carried_shapes(state)}
+        unit = json.loads(json.dumps(own | dict(meta)))
         digest = start_digest(state, self.config.model.vocab_size)
 
         def complete() -> dict[str, Json]:
