@@ -10,6 +10,7 @@ import yaml
 
 from bert_jax.config import PretrainConfig, RunOptions, load_config
 from bert_jax.config.loader import Setting, take_options
+from bert_jax.config.options import extended
 from bert_jax.contrib.planner.topology import parse_topology
 from bert_jax.process import exits
 from bert_jax.process.discovery import configured
@@ -34,10 +35,10 @@ def commands():
 
 def check_recipe(words):
     """``run_pretrain.py`` takes these words: every recipe is there, every option and value allowed."""
-    options, rest = take_options(RunOptions, words)
+    options, rest = take_options(extended(RunOptions), words)
     # The positions of a long model follow from --to_long, without the model that becomes long.
     rows = [Setting("--to_long", "model.max_position_embeddings", str(options.to_long))] if options.to_long else []
-    load_config(PretrainConfig, rest, prog="run_pretrain.py", extra=RunOptions, extra_settings=rows)
+    load_config(PretrainConfig, rest, prog="run_pretrain.py", extra=type(options), extra_settings=rows)
     return options
 
 

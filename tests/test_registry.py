@@ -66,7 +66,7 @@ def test_every_room_has_a_page_and_a_contract(package):
 
 
 def test_an_unknown_part_is_refused():
-    with pytest.raises(ValueError, match=r"^no such: not installed; the extensions that are: embed --per_word, "):
+    with pytest.raises(ValueError, match=r"^no such: not installed; the extensions that are: --gpt_inputs, "):
         registry.load("extensions", "no such")
 
 
@@ -95,6 +95,7 @@ def test_the_trunk_without_rooms(tmp_path):
     assert code == 0 and out == run([REPOSITORY], "pretrain", "--config", "quickstart", "--print_config")[1]
     for command, words, option in (
         ("pretrain", ["--teacher", "x"], "teacher"),
+        ("pretrain", ["--to_long", "512"], "to_long"),
         ("finetune", ["--sweep"], "sweep"),
         ("finetune", ["--prune_heads", "0.5"], "prune_heads"),
         ("finetune", ["--distillation.weight", "1"], "distillation.weight"),

@@ -441,15 +441,6 @@ class RunOptions(Section):
     # Extend the position table of --init_from to data.seq_length or model.max_position_embeddings, that of
     # --continue_from to the latter: tile (repeat the rows; old positions keep theirs) or interpolate (stretch it).
     extend_positions: Literal["", "tile", "interpolate"] = ""
-    # Turn the BERT or RoBERTa of --init_from into a Longformer with so many positions (Beltagy et al. 2020, section
-    # 5), windows of model.attention_windows tokens on each side (default 256), and global tokens; 0: off.
-    to_long: AtLeast0[int] = 0
-    # Layers of --init_from, from 0, with which the model starts, in this order (every second one: Sanh et al.
-    # 2019). A layer may occur several times. Empty: all layers.
-    init_layers: tuple[int, ...] = ()
-    # Add the pieces _start_, _delimiter_ and _classify_, which frame texts and pairs, with randomly initialized
-    # embeddings to the vocabulary of the GPT that is fine-tuned (Radford et al. 2018, section 3.3).
-    gpt_inputs: bool = False
     # Read the model of --init_from even if its config and its tensors, or its tokenizer files, contradict each
     # other; a line names what is used.
     allow_mismatch: bool = False
@@ -474,6 +465,11 @@ class RunOptions(Section):
     def folder(self, kind: str) -> str:
         """Return ``workdir``, or a folder under ``runs`` with the name of the last recipe or, if none, ``kind``."""
         return self.workdir or f"runs/{Path(self.config[-1]).stem if self.config else kind}"
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """Names of the given options that change the network of the initial model, in the order of the changes."""
+        return ()
 
     def require_no_inputs(self, objective: str) -> None:
         """Raise ``ValueError`` for options that name inputs of an objective: ``objective``, the option that names

@@ -12,8 +12,8 @@ from bert_jax.start.fixed_options import (
     recorded_settings,
     whole_name,
 )
-from bert_jax.start.initial_model import changed_weights
-from bert_jax.start.start import CHANGES, Start
+from bert_jax.start.initial_model import initial_weights
+from bert_jax.start.start import Start
 from bert_jax.start.tokenizer import check_padding, named_vocabulary, stored_tokenizer, vocabulary_size
 from bert_jax.tokenization import build_tokenizer
 from bert_jax.training.checkpoint.folder import saved_steps
@@ -34,7 +34,7 @@ def plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> Sta
         settings = recorded_settings(workdir, given) if record else vocabulary_size(config, content, given)
         settings += sentence_settings(given, kept, f"{workdir / RECORD}")[0]
         settings += kept_settings(workdir, given)
-        flags = [f"--{flag}" for flag in CHANGES if getattr(options, flag)]
+        flags = [f"--{flag}" for flag in options.changes]
         ignored = f"{', '.join(flags)}: ignored, because the run resumes from its own checkpoint"
         return Start(
             settings=settings, messages=(ignored,) if flags else (), source=source, resumes=True,
@@ -42,9 +42,8 @@ def plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> Sta
         )  # fmt: skip
     if options.init_from:
         return _from_model(options, given)
-    for flag in CHANGES:
-        if getattr(options, flag):
-            raise ValueError(f"--{flag}: requires --init_from, which names the model to change")
+    if options.changes:
+        raise ValueError(f"--{options.changes[0]}: requires --init_from, which names the model to change")
     vocab = given.get("data.vocab", ("", ""))[0]
     if not vocab:
         remedy = "give the model to fine-tune, or set data.vocab to start from random weights"
@@ -62,7 +61,7 @@ def plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> Sta
 
 
 def _from_model(options: RunOptions, given: Given) -> Start:
-    name, weights = options.init_from, changed_weights(options, given)
+    name, (_, weights) = options.init_from, initial_weights(options, given)
     notes = [f"starts from {name}", *weights.notes]
     config, content = weights.spec.tokenizer, weights.tokenizer_content
     if config is None or content is None:

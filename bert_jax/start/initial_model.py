@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+from bert_jax import registry
 from bert_jax.config import ModelConfig, PretrainConfig, RunOptions
 from bert_jax.config.schema import PRESETS
 from bert_jax.interop.hf.families.long import has_own_projections
@@ -10,11 +11,9 @@ from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import leaves_activation_open, leaves_case_open, read_weights
 from bert_jax.interop.taken_over import described, kept_facts
 from bert_jax.start.fixed_options import Given, fixed_settings, model_section, whole_name
-from bert_jax.start.network_changes import WINDOW, long_config, long_params, with_gpt_input_pieces, with_layers
 from bert_jax.start.start import Start
 from bert_jax.start.state import extend_positions
 from bert_jax.start.vocabulary import extend_rows, plan_vocabulary
-from bert_jax.tokenization import build_tokenizer
 from bert_jax.training.state import POSITIONS
 from bert_jax.training.workdir import record_text
 
@@ -22,11 +21,7 @@ from bert_jax.training.workdir import record_text
 def pretraining_from(options: RunOptions, given: Given) -> Start:
     """Plan the start of a pretraining run from ``--init_from``, with the words and positions that the run adds."""
     values, name = {key: value for key, (value, _) in given.items()}, options.init_from
-    if options.gpt_inputs:
-        raise ValueError("--gpt_inputs: allowed in fine-tuning only; omit it in pretraining")
-    if options.to_long and options.extend_positions:
-        raise ValueError("--extend_positions: not allowed with --to_long, which repeats the positions; omit it")
-    weights = changed_weights(options, given)
+    read, weights = initial_weights(options, given)
     source = weights.spec.model
     vocabulary = plan_vocabulary(options, weights, values)
     positions, position_notes = _positions(options, source, given)
@@ -39,7 +34,8 @@ def pretraining_from(options: RunOptions, given: Given) -> Start:
     table, how = params.get(POSITIONS), options.extend_positions
     if table is not None and how and positions > len(table):
         params[POSITIONS] = extend_positions(table, positions, source.position_offset, how)
-    kept, kept_notes = kept_facts(weights.spec, longer=bool(options.extend_positions or options.to_long))
+    longer = bool(options.extend_positions) or source.max_length > read.spec.model.max_length
+    kept, kept_notes = kept_facts(weights.spec, longer=longer)
     kept_notes += [f"taken over for embed and exports: {described(kept)}"] if kept else []
     fixed = {"data.vocab": vocabulary.path, **vocabulary.settings}
     before, after = (model_section(config) | fixed for config in (source, model))
@@ -74,32 +70,17 @@ def _positions(options: RunOptions, source: ModelConfig, given: Given) -> tuple[
     return wanted, [f"positions: {source.max_length} -> {grown} ({options.extend_positions})"]
 
 
-def changed_weights(options: RunOptions, given: Given) -> ModelBundle:
-    """Return the model of ``--init_from``, changed by ``--init_layers``, ``--to_long`` or ``--gpt_inputs``.
+def initial_weights(options: RunOptions, given: Given) -> tuple[ModelBundle, ModelBundle]:
+    """Return the model of ``--init_from``, as it was read and as the options change it (``RunOptions.changes``).
 
     Raises ``ValueError`` (one line) if it cannot be read, or not be changed.
     """
     name = Path(options.init_from)
     weights = read_weights(name, _reading(name, given, allow_mismatch=options.allow_mismatch))
-    if options.init_layers:
-        weights = with_layers(weights, options.init_layers)
-    if not (options.to_long or options.gpt_inputs):
-        return weights
-    spec, content = weights.spec, weights.tokenizer_content
-    if spec.tokenizer is None or content is None:
-        flag = "--to_long" if options.to_long else "--gpt_inputs"
-        raise ValueError(f"{flag}: {name} has no tokenizer, whose special pieces it needs; add its vocabulary file")
-    tokenizer = build_tokenizer(spec.tokenizer, content, str(name))
-    if options.gpt_inputs:
-        return with_gpt_input_pieces(weights, tokenizer, content)
-    windows = given.get("model.attention_windows", ((WINDOW,), ""))[0]
-    model = long_config(spec.model, options.to_long, windows, tokenizer.pad_id, tokenizer.sep_id)
-    grown = f"positions {spec.model.max_length} -> {model.max_length}"
-    note = f"long model: {grown}, windows of {' '.join(map(str, windows))} tokens on each side"
-    return dataclasses.replace(
-        weights, spec=dataclasses.replace(spec, model=model, family=model.family),
-        params=long_params(weights.params, spec.model, model), notes=(*weights.notes, note),
-    )  # fmt: skip
+    if not options.changes:
+        return weights, weights
+    change = registry.load("extensions", f"--{options.changes[0]}")
+    return weights, change(options, weights, given)
 
 
 def _reading(path: Path, given: Given, *, allow_mismatch: bool = False) -> ReadOptions:

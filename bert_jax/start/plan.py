@@ -24,7 +24,7 @@ from bert_jax.start.fixed_options import (
     vocabulary_file,
     with_length,
 )
-from bert_jax.start.start import CHANGES, EXTENSIONS, Start
+from bert_jax.start.start import EXTENSIONS, Start
 from bert_jax.start.tokenizer import CASE
 from bert_jax.tokenization import FILE_NAMES
 from bert_jax.training.checkpoint.folder import saved_steps
@@ -57,7 +57,8 @@ def plan_start(config_type: type, options: RunOptions, workdir: Location, argume
 
 
 def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> Start:
-    flags = [f"--{flag}" for flag in ("init_from", *EXTENSIONS, *CHANGES) if getattr(options, flag)]
+    given_flags = [flag for flag in ("init_from", *EXTENSIONS) if getattr(options, flag)]
+    flags = [f"--{flag}" for flag in (*given_flags, *options.changes)]
     if options.init_from and options.continue_from:
         raise ValueError(
             "--init_from and --continue_from: give only one of them; --init_from starts at step 0, and "

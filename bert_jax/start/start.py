@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from bert_jax.training.spikes import RollBack
     from bert_jax.training.start import FirstState
 
-# Flags that extend the initial model, in pretraining only, and flags that change it in every run.
+# Flags that extend the initial model, in pretraining only.
 EXTENSIONS = ("add_words", "vocab_slots", "extend_positions")
-CHANGES = ("init_layers", "to_long", "gpt_inputs")
 _PRETRAINING_HEADS = ("mlm_head", "nsp_head", "rtd_head")
 # Layers between the encoder and the task head.
 _TASK_LAYERS = ("feature_mix", "bilstm")

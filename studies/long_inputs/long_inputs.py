@@ -34,7 +34,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "finetuning"))
 from text_baselines import regression
 
-from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, ModelSpec, RunOptions, TokenizerConfig
+from bert_jax.contrib.surgery.run_options import ChangeOptions
+from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, ModelSpec, TokenizerConfig
 from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.start.initial_model import changed_weights
 from bert_jax.interop.readers import read_weights
@@ -93,7 +94,7 @@ def compare_outputs() -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             write_saved(Path(folder) / "source", source)
             for window, most in ((256, 257), (512, 512)):
-                options = RunOptions(init_from=str(Path(folder) / "source"), to_long=4096)
+                options = ChangeOptions(init_from=str(Path(folder) / "source"), to_long=4096)
                 long = changed_weights(options, {"model.attention_windows": ((window,), "")})
                 lengths = [most, most // 2, 7]
                 expected = logits(source, lengths, 512)

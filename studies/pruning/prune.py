@@ -51,7 +51,7 @@ from bert_jax.hashing import permutation
 from bert_jax.inference.loaded import LoadedModel, load, prepare
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.export import export_model
-from bert_jax.start.network_changes import with_layers
+from bert_jax.contrib.surgery.network_changes import with_layers
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -102,7 +103,8 @@ def prune(options: PruningOptions, arguments: list[str], stop: StopRequest) -> N
     def one(folder: Path, source: str) -> None:
         own = dataclasses.replace(options, workdir=str(folder), init_from=source, **UNPRUNED)
         if source != options.init_from:
-            own = dataclasses.replace(own, init_layers=(), to_long=0, gpt_inputs=False)
+            without: Any = {one.name: one.default for one in dataclasses.fields(own) if one.name in own.changes}
+            own = dataclasses.replace(own, **without)
         train(own, arguments, stop, time.perf_counter())
 
     train_in_rounds(rounds, config.model, workdir, options.init_from, one, stop=stop)
@@ -114,7 +116,7 @@ def _check(options: PruningOptions) -> None:
         raise ValueError("--prune_heads, --prune_units: not allowed with several processes; start one")
     if not options.init_from:
         raise ValueError("--init_from: missing; --prune_heads and --prune_units require the model to prune")
-    if options.prune_importance == "movement" and (options.init_layers or options.to_long):
+    if options.prune_importance == "movement" and {"init_layers", "to_long"} & {*options.changes}:
         changed = "which change the model before its training; use another importance"
         raise ValueError(f"--prune_importance: movement is not allowed with --init_layers and --to_long, {changed}")
 

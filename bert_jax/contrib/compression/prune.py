@@ -12,6 +12,7 @@ import numpy as np
 from bert_jax.config import ModelConfig
 from bert_jax.contrib.compression import importance
 from bert_jax.contrib.compression.heads_and_units import Parts, cut, kept, masked, whole_masks
+from bert_jax.contrib.surgery.network_changes import with_layers
 from bert_jax.inference.loaded import LoadedModel, load, prepare
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
@@ -20,7 +21,6 @@ from bert_jax.io.files import new_folder, whole_folder
 from bert_jax.model.flops import traced_flops
 from bert_jax.process import exits
 from bert_jax.records import Record
-from bert_jax.start.network_changes import with_layers
 
 Importance = Literal["gradient", "magnitude", "movement", "random"]
 _ROWS, _LENGTH = 8, 32  # of drawn ids, for which outputs are compared

@@ -13,11 +13,11 @@ from bert_jax.commands.main import main
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.contrib.compression.early_exit import exit_curve
+from bert_jax.contrib.surgery.network_changes import with_layers
 from bert_jax.finetuning import finetune as module
 from bert_jax.inference.loaded import load, prepare
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
-from bert_jax.start.network_changes import with_layers
 
 PIECES, LABELS = words(40), ("no", "yes", "maybe")
 TEXTS = [" ".join(f"w{(7 * i + k) % 40}" for k in range(1 + i % 9)) for i in range(24)]

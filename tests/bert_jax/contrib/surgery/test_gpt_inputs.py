@@ -15,11 +15,11 @@ from bert_jax.config import (
     ModelConfig,
     ModelSpec,
     PretrainConfig,
-    RunOptions,
     TokenizerConfig,
     load_config,
 )
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.contrib.surgery.run_options import TaskChangeOptions
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.interop.export import export_model
 from bert_jax.interop.hf.families import FAMILIES
@@ -76,7 +76,9 @@ def test_a_written_folder_states_the_ids_of_its_vocabulary(tmp_path: Path) -> No
 
 
 def plan(folder: Path, *words: str, config_type: type = FinetuneConfig) -> Start:
-    return plan_start(config_type, RunOptions(init_from=str(folder), gpt_inputs=True), folder.parent / "run", words)
+    return plan_start(
+        config_type, TaskChangeOptions(init_from=str(folder), gpt_inputs=True), folder.parent / "run", words
+    )
 
 
 @pytest.mark.parametrize(("name", "spare"), [("gpt2", 0), ("gpt2", 7), ("openai_gpt", 0), ("openai_gpt", 2)])
@@ -134,10 +136,10 @@ def test_what_has_a_frame_is_refused(tmp_path: Path) -> None:
     write_saved(tmp_path / "framed", start.weights)
     with pytest.raises(ValueError, match=r"^--gpt_inputs: the tokenizer frames its texts already, with _start_"):
         plan(tmp_path / "framed")
-    with pytest.raises(ValueError, match=r"^--gpt_inputs: allowed in fine-tuning only"):
-        plan(tmp_path / "source", "--data.shards", str(tmp_path / "s"), config_type=PretrainConfig)
+    with pytest.raises(ValueError, match=r"^command line: gpt_inputs: unknown"):  # in pretraining
+        load_config(PretrainConfig, ["--gpt_inputs", "true"])
     with pytest.raises(ValueError, match=r"^--gpt_inputs: requires --init_from"):
-        plan_start(FinetuneConfig, RunOptions(gpt_inputs=True), tmp_path / "run", ["--data.vocab", "v.txt"])
+        plan_start(FinetuneConfig, TaskChangeOptions(gpt_inputs=True), tmp_path / "run", ["--data.vocab", "v.txt"])
 
 
 def test_every_word_of_a_text_without_a_frame_gets_a_tag(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from bert_jax.config import ModelConfig
+from bert_jax.contrib.surgery.run_options import ChangeOptions
 from bert_jax.interop.hf.families.long import GLOBAL_TOKENS, copy_projections
 from bert_jax.interop.model_bundle import ModelBundle
+from bert_jax.start.fixed_options import Given
 from bert_jax.start.vocabulary import WORD_ROWS
-from bert_jax.tokenization import Tokenizer
+from bert_jax.tokenization import Tokenizer, build_tokenizer
 from bert_jax.tokenization.json_tokenizer import INPUT_PIECES, with_input_pieces
 
 # Families that become a Longformer: those with its network, but for windows and global tokens.
@@ -19,6 +21,36 @@ CONVERTIBLE = ("bert", "roberta", "xlm-roberta", "camembert")
 # Keys on each side of a query in a converted model, half of the window of the published models.
 WINDOW = 256
 _LAYER = re.compile(r"encoder/layer_(\d+)/")
+
+
+def changed(options: ChangeOptions, weights: ModelBundle, given: Given) -> ModelBundle:
+    """Return ``weights``, the model of ``--init_from``, changed as ``options`` state.
+
+    Raises ``ValueError`` (one line) if it cannot be changed so.
+    """
+    if options.to_long and options.extend_positions:
+        raise ValueError("--extend_positions: not allowed with --to_long, which repeats the positions; omit it")
+    if options.init_layers:
+        weights = with_layers(weights, options.init_layers)
+    more = [name for name in options.changes if name != "init_layers"]
+    if not more:
+        return weights
+    spec, content, name = weights.spec, weights.tokenizer_content, options.init_from
+    if spec.tokenizer is None or content is None:
+        raise ValueError(
+            f"--{more[0]}: {name} has no tokenizer, whose special pieces it needs; add its vocabulary file"
+        )
+    tokenizer = build_tokenizer(spec.tokenizer, content, name)
+    if "gpt_inputs" in more:
+        return with_gpt_input_pieces(weights, tokenizer, content)
+    windows = given.get("model.attention_windows", ((WINDOW,), ""))[0]
+    model = long_config(spec.model, options.to_long, windows, tokenizer.pad_id, tokenizer.sep_id)
+    grown = f"positions {spec.model.max_length} -> {model.max_length}"
+    note = f"long model: {grown}, windows of {' '.join(map(str, windows))} tokens on each side"
+    return dataclasses.replace(
+        weights, spec=dataclasses.replace(spec, model=model, family=model.family),
+        params=long_params(weights.params, spec.model, model), notes=(*weights.notes, note),
+    )  # fmt: skip
 
 
 def with_layers(weights: ModelBundle, layers: Sequence[int], option: str = "--init_layers") -> ModelBundle:

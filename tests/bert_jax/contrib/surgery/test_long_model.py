@@ -18,12 +18,12 @@ from bert_jax.config import (
     ModelConfig,
     ModelSpec,
     PretrainConfig,
-    RunOptions,
     TokenizerConfig,
     load_config,
 )
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.switches import function_of
+from bert_jax.contrib.surgery.run_options import ChangeOptions
 from bert_jax.interop.export import export_model
 from bert_jax.interop.hf.families.long import has_own_projections
 from bert_jax.interop.model_bundle import ModelBundle
@@ -57,7 +57,7 @@ def save(folder: Path, family: str, **changes: Any) -> ModelBundle:
 
 
 def converted(folder: Path, *words: str, config_type: type = FinetuneConfig) -> ModelBundle:
-    options = RunOptions(init_from=str(folder), to_long=LENGTH)
+    options = ChangeOptions(init_from=str(folder), to_long=LENGTH)
     given = ["--model.attention_windows", str(WINDOW), *words]
     start = plan_start(config_type, options, folder.parent / "run", given)
     assert any(f"48 -> {LENGTH}, windows of {WINDOW} tokens" in line for line in start.messages)
@@ -163,7 +163,7 @@ def test_a_pretraining_run_is_read_with_copies_of_the_projections_that_it_traine
 def test_pretraining_starts_from_it_too(tmp_path: Path) -> None:
     save(tmp_path / "source", "bert")
     words = ["--data.shards", str(tmp_path / "shards"), "--data.seq_length", "500"]
-    options = RunOptions(init_from=str(tmp_path / "source"), to_long=LENGTH)
+    options = ChangeOptions(init_from=str(tmp_path / "source"), to_long=LENGTH)
     start = plan_start(PretrainConfig, options, tmp_path / "run", words)
     model = load_config(PretrainConfig, words, extra_settings=start.settings).model
     assert (model.family, model.layer_windows, model.max_length) == ("longformer", (256,) * 3, LENGTH)
@@ -191,7 +191,7 @@ def test_what_cannot_become_long_is_refused(
     tmp_path: Path, changes: dict[str, Any], options: dict[str, Any], words: tuple[str, ...], message: str
 ) -> None:
     save(tmp_path / "source", **{"family": "bert"} | changes)
-    given = RunOptions(**{"init_from": str(tmp_path / "source"), "to_long": LENGTH} | options)
+    given = ChangeOptions(**{"init_from": str(tmp_path / "source"), "to_long": LENGTH} | options)
     with pytest.raises(ValueError, match=rf"^{message}[^\n]*$") as refusal:
         plan_start(FinetuneConfig, given, tmp_path / "run", list(words) or ["--model.attention_windows", "20"])
     assert not re.search(r"\n", str(refusal.value))

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from builders import content, drawn, tiny_model, words
 
-from bert_jax.config import HeadsConfig, ModelSpec, PretrainConfig, RunOptions, TokenizerConfig, load_config
+from bert_jax.config import HeadsConfig, ModelSpec, PretrainConfig, TokenizerConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.contrib.surgery.run_options import ChangeOptions
 from bert_jax.inference.loaded import prepare
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.start.plan import plan_start
@@ -23,7 +24,7 @@ def save(folder, **changes: Any):
 
 
 def start(tmp_path, layers, config_type=FinetuneConfig, *given):
-    options = RunOptions(init_from=str(tmp_path / "source"), init_layers=layers)
+    options = ChangeOptions(init_from=str(tmp_path / "source"), init_layers=layers)
     return plan_start(config_type, options, tmp_path / "run", list(given))
 
 
@@ -91,4 +92,4 @@ def test_what_is_refused(tmp_path, changes, layers, message):
 
 def test_it_needs_a_model(tmp_path):
     with pytest.raises(ValueError, match=r"^--init_layers: requires --init_from, which names the model to change$"):
-        plan_start(FinetuneConfig, RunOptions(init_layers=(0,)), tmp_path / "run", [])
+        plan_start(FinetuneConfig, ChangeOptions(init_layers=(0,)), tmp_path / "run", [])
