@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.config.loader import Setting
-from bert_jax.interop.taken_over import Kept
 from bert_jax.io.storage import Location
 from bert_jax.tokenization import Tokenizer, build_tokenizer
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from bert_jax.interop.model_bundle import ModelBundle
+    from bert_jax.interop.taken_over import Kept
     from bert_jax.training.job import Job
     from bert_jax.training.launch import Launch
     from bert_jax.training.programs import TrainPrograms
@@ -26,6 +26,10 @@ EXTENSIONS = ("add_words", "vocab_slots", "extend_positions")
 _PRETRAINING_HEADS = ("mlm_head", "nsp_head", "rtd_head")
 # Layers between the encoder and the task head.
 _TASK_LAYERS = ("feature_mix", "bilstm")
+
+
+def _nothing_kept() -> "Kept":
+    return {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +61,7 @@ class Start:
     # Pretraining: path (or URL) and content of the vocabulary file to write; None: the file exists.
     vocabulary: tuple[str, bytes] | None = None
     # What the run takes over from the initial model besides, as ``taken_over`` describes it.
-    kept: Kept = field(default_factory=Kept)
+    kept: "Kept" = field(default_factory=_nothing_kept)
     # Fine-tuning: settings and file content of the tokenizer.
     tokenizer_config: TokenizerConfig = TokenizerConfig()  # noqa: RUF009 (frozen)
     tokenizer_content: bytes = b""
