@@ -227,12 +227,12 @@ def blocks_line(case: dict[str, Any], toy: bool) -> Line:
     import jax
     import jax.numpy as jnp
 
-    from bert_jax.model.kernels import gpu_attention
+    from bert_jax.model.kernels import gpu_attention, gpu_attention_bodies
     from bert_jax.model.kernels.common import capability_of
     from bert_jax.model.kernels.gpu_attention_bodies import Blocks, holds_row
     from bert_jax.model.kernels.tiles import Form
 
-    default, kernel, (window, rate) = gpu_attention.block_sizes, case["kernel"], SWEPT[case["length"]]
+    default, kernel, (window, rate) = gpu_attention_bodies.block_sizes, case["kernel"], SWEPT[case["length"]]
     length = TOY_LENGTHS[case["length"]] if toy else case["length"]
     form = Form(32 if toy else 64, rate, window, capability=capability_of(None))
     if kernel == "for_rows" and not holds_row(length, form, jnp.bfloat16):
@@ -250,7 +250,7 @@ def blocks_line(case: dict[str, Any], toy: bool) -> Line:
             out, back = jax.vjp(lambda x: attend((x,), *rest), heads)
             return out, *back(gradient)
 
-        gpu_attention.block_sizes = lambda name, *x: blocks if name == kernel else default(name, *x)
+        gpu_attention_bodies.block_sizes = lambda name, *x: blocks if name == kernel else default(name, *x)
         try:
             run = jax.jit(both).lower(heads, gradient).compile()
             return median_seconds(lambda: run(heads, gradient), *((1, 2) if toy else (10, 7)))
@@ -258,7 +258,7 @@ def blocks_line(case: dict[str, Any], toy: bool) -> Line:
             print(f"{kernel} {blocks}: {error}"[:300], file=sys.stderr)
             return None
         finally:
-            gpu_attention.block_sizes = default
+            gpu_attention_bodies.block_sizes = default
 
     own = default(kernel, length, form, jnp.bfloat16)
     sizes = [(64, 32), (64, 64), (128, 32), (128, 64), (128, 128), (32, 128), (64, 128)]

@@ -6,7 +6,6 @@ The folder is renamed to its final name only after it is complete and, by defaul
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -35,13 +34,8 @@ CARD = "README.md"
 LARGEST_FLOAT16 = float(np.finfo(np.float16).max)
 
 
-class Writer(Protocol):
-    """A function that writes a model into an existing empty folder and returns notes for the log."""
-
-    def __call__(self, folder: Path, weights: ModelBundle, *, dtype: StoredDtype) -> list[str]: ...
-
-
-WRITERS: dict[str, Writer] = {
+# Format -> function that writes a model into an existing empty folder and returns notes for the log.
+WRITERS: dict[str, Callable[..., list[str]]] = {
     "hf": write_hf_folder,
     "sentence-transformers": write_sentence_folder,
     "tf1": write_tf1,
@@ -100,7 +94,8 @@ def export_model(
     weights = weights if calibrate is None else calibrate(weights)
     weights = dataclasses.replace(weights, exact_tokenizer=exact_tokenizer)
     with whole_folder(target, target.with_name(f".{target.name}.replaced")) as partial:
-        notes += _writer(format)(partial, weights, dtype=dtype)
+        write = WRITERS[format] if format in WRITERS else registry.load("formats", format).write
+        notes += write(partial, weights, dtype=dtype)
         card = model_card(weights, format, dtype, architecture(partial), notes)
         (partial / CARD).write_text(card, encoding="utf-8")
         for note in notes:
@@ -111,11 +106,6 @@ def export_model(
             check(partial, weights)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     report(f"{target}: {format}, {size / 1e6:,.1f} MB")
-
-
-def _writer(format: str) -> Writer:
-    writer: Writer = WRITERS[format] if format in WRITERS else registry.load("formats", format).write
-    return writer
 
 
 def _check_options(format: str, dtype: str, has_calibration: bool, has_check: bool) -> None:

@@ -8,15 +8,7 @@ from typing import Any
 
 import tokenizers
 
-from bert_jax.tokenization.json_parts import (
-    added_entries,
-    bpe_model,
-    byte_level,
-    part_of,
-    pieces_by_id,
-    serialized,
-    tokenizer_json,
-)
+from bert_jax.tokenization import json_parts
 from bert_jax.tokenization.tokenizer import Offsets, Tokenizer, without_surrogates
 
 ROBERTA_PIECES = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
@@ -37,9 +29,9 @@ def byte_bpe_content(
     """
     _require_special(pieces, name)
     ids = {piece: i for i, piece in enumerate(pieces)}
-    level = byte_level(add_prefix_space)
-    state = tokenizer_json(
-        added_tokens=added_entries(ids, ROBERTA_PIECES),
+    level = json_parts.byte_level(add_prefix_space)
+    state = json_parts.tokenizer_json(
+        added_tokens=json_parts.added_entries(ids, ROBERTA_PIECES),
         normalizer=None,
         pre_tokenizer=level,
         post_processor={
@@ -47,9 +39,9 @@ def byte_bpe_content(
             "trim_offsets": True, "add_prefix_space": add_prefix_space,
         },
         decoder=level,
-        model=bpe_model(ids, merges, continuing_subword_prefix="", end_of_word_suffix=""),
+        model=json_parts.bpe_model(ids, merges, continuing_subword_prefix="", end_of_word_suffix=""),
     )  # fmt: skip
-    return serialized(state)
+    return json_parts.serialized(state)
 
 
 def _require_special(pieces: Sequence[str], name: str) -> None:
@@ -99,12 +91,12 @@ class ByteBPETokenizer(LibraryTokenizer):
 
     def __init__(self, content: bytes, *, name: str = "tokenizer.json") -> None:
         try:
-            model = part_of(json.loads(content), "model")
+            model = json_parts.part_of(json.loads(content), "model")
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{name}: not JSON ({error})") from None
         if model.get("type") != "BPE":
             raise ValueError(f"{name}: not a byte-level BPE; allowed: a tokenizer.json like that of RoBERTa")
-        pieces = pieces_by_id(model.get("vocab"), name)
+        pieces = json_parts.pieces_by_id(model.get("vocab"), name)
         _require_special(pieces, name)
         super().__init__(pieces)
         try:

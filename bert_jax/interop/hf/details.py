@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,14 +38,12 @@ class Details:
 
 def write_hf_folder(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
     """Write the folder of ``write_hf`` with the details of the model; return notes."""
-    plain, details = _split(weights)
-    return [*write_hf(folder, plain, dtype=dtype), *_write(folder, weights, details, dtype)]
+    return _write(write_hf, folder, weights, dtype)
 
 
 def write_sentence_folder(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
     """Write the folder of ``write_sentence_transformers`` with the details of the model; return notes."""
-    plain, details = _split(weights)
-    return [*write_sentence_transformers(folder, plain, dtype=dtype), *_write(folder, weights, details, dtype)]
+    return _write(write_sentence_transformers, folder, weights, dtype)
 
 
 def _split(weights: ModelBundle) -> tuple[ModelBundle, Details]:
@@ -57,18 +56,22 @@ def _split(weights: ModelBundle) -> tuple[ModelBundle, Details]:
     return dataclasses.replace(weights, spec=plain, params=params), details
 
 
-def _write(folder: Path, weights: ModelBundle, details: Details, dtype: str) -> list[str]:
-    """Write ``details`` of the model ``weights``, which has its parameters, into ``folder``; return notes."""
+def _write(write: Callable[..., list[str]], folder: Path, weights: ModelBundle, dtype: StoredDtype) -> list[str]:
+    """Write ``weights`` without their details into ``folder`` with ``write``, then the details; return notes."""
+    plain, details = _split(weights)
+    notes = write(folder, plain, dtype=dtype)
     if details == Details():
-        return []
+        return notes
     write_json(folder / DETAILS_FILE, {"format": FORMAT, **dataclasses.asdict(details)})
-    plain, _ = _split(weights)
     own = {name: StoredName(name, transpose=False) for name in weights.params if name not in plain.params}
     if not own:
-        return []
+        return notes
     write_safetensors(folder / WEIGHTS_FILE, weights.params, own, dtype)
     parts = listed(sorted({name.partition("/")[0] for name in own}))
-    return [f"{WEIGHTS_FILE} holds {parts}, which only bert_jax reads: other libraries compute without them"]
+    return [
+        *notes,
+        f"{WEIGHTS_FILE} holds {parts}, which only bert_jax reads: other libraries compute without them",
+    ]
 
 
 def read_details(folder: Path, weights: ModelBundle) -> ModelBundle:

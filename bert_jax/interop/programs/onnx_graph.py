@@ -12,16 +12,10 @@ import numpy as np
 
 from bert_jax.config import ModelSpec
 from bert_jax.interop.model_bundle import ModelBundle, StoredDtype, check_shapes
+from bert_jax.interop.programs import serving
 from bert_jax.interop.programs.onnx_int8 import CalibrationGraph, Int8Graph
 from bert_jax.interop.programs.onnx_layers import add_network
 from bert_jax.interop.programs.onnx_nodes import FLOAT, INT64, Graph
-from bert_jax.interop.programs.serving import (
-    INPUTS,
-    largest_differences,
-    output_shapes,
-    sample_inputs,
-    write_companions,
-)
 from bert_jax.io.errors import one_line
 
 FILE, DATA_FILE = "model.onnx", "model.onnx.data"
@@ -56,7 +50,7 @@ def write_onnx(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "floa
         raise ValueError(f"{folder / FILE}: not a valid ONNX model: {one_line(error)}") from None
     return [
         *_notes(weights, graph, external, dtype),
-        *write_companions(folder, weights, "float32" if dtype == "int8" else dtype),
+        *serving.write_companions(folder, weights, "float32" if dtype == "int8" else dtype),
     ]
 
 
@@ -109,11 +103,11 @@ def check_onnx(
     names = [output.name for output in session.get_outputs()]
     dtype = json.loads(session.get_modelmeta().custom_metadata_map[METADATA])["weights_dtype"]
     params = {name: _stored(values, dtype).astype(np.float32) for name, values in weights.params.items()}
-    return largest_differences(
+    return serving.largest_differences(
         weights.spec,
         params,
         lambda inputs: dict(zip(names, session.run(names, inputs), strict=True)),
-        sample_inputs(weights.spec, shapes),
+        serving.sample_inputs(weights.spec, shapes),
     )
 
 
@@ -153,8 +147,8 @@ def _tensors(stored: dict[str, np.ndarray], file: Path | None) -> list[Any]:
 def _model(spec: ModelSpec, graph: Graph, outputs: list[str], tensors: list[Any], dtype: str) -> Any:
     from onnx import helper
 
-    inputs = [helper.make_tensor_value_info(name, INT64, ["batch", "sequence"]) for name in INPUTS]
-    shapes = output_shapes(spec)
+    inputs = [helper.make_tensor_value_info(name, INT64, ["batch", "sequence"]) for name in serving.INPUTS]
+    shapes = serving.output_shapes(spec)
     results = [helper.make_tensor_value_info(name, FLOAT, shapes[name]) for name in outputs]
     made = helper.make_graph(graph.nodes, "bert_jax", inputs, results, initializer=tensors)
     model = helper.make_model(

@@ -21,15 +21,7 @@ from safetensors.numpy import load_file
 from bert_jax.config import ModelSpec
 from bert_jax.interop.hf.write import write_json, write_safetensors
 from bert_jax.interop.model_bundle import ModelBundle, StoredDtype, check_shapes, parameter_shapes
-from bert_jax.interop.programs.serving import (
-    INPUTS,
-    forward,
-    largest_differences,
-    output_names,
-    sample_inputs,
-    symbolic_sizes,
-    write_companions,
-)
+from bert_jax.interop.programs import serving
 from bert_jax.interop.stored_model import StoredName
 from bert_jax.json_values import Json
 
@@ -56,7 +48,7 @@ def write_stablehlo(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = 
     notes = [f"the program accepts sequence lengths up to {weights.spec.model.max_length}"]
     if dtype != "float32":
         notes.append(f"{dtype} weights are converted to float32 inside the program; arithmetic is float32")
-    return [*notes, *write_companions(folder, weights, dtype)]
+    return [*notes, *serving.write_companions(folder, weights, dtype)]
 
 
 def check_stablehlo(
@@ -73,10 +65,10 @@ def check_stablehlo(
     rounded = {name: values.astype(stored[name].dtype) for name, values in weights.params.items()}
 
     def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        outputs = program.call(on_device, *(jnp.asarray(inputs[name], jnp.int32) for name in INPUTS))
+        outputs = program.call(on_device, *(jnp.asarray(inputs[name], jnp.int32) for name in serving.INPUTS))
         return {name: np.asarray(outputs[name]) for name in sorted(outputs, key=names.index)}
 
-    return largest_differences(weights.spec, rounded, run, sample_inputs(weights.spec, shapes))
+    return serving.largest_differences(weights.spec, rounded, run, serving.sample_inputs(weights.spec, shapes))
 
 
 def _export(spec: ModelSpec, dtype: DTypeLike) -> jax.export.Exported:
@@ -84,9 +76,9 @@ def _export(spec: ModelSpec, dtype: DTypeLike) -> jax.export.Exported:
         params: dict[str, jax.Array], input_ids: jax.Array, attention_mask: jax.Array, token_type_ids: jax.Array
     ) -> dict[str, jax.Array]:
         raised = {name: values.astype(jnp.float32) for name, values in params.items()}
-        return forward(spec, raised, input_ids, attention_mask, token_type_ids)
+        return serving.forward(spec, raised, input_ids, attention_mask, token_type_ids)
 
-    batch, sequence = symbolic_sizes(spec)
+    batch, sequence = serving.symbolic_sizes(spec)
     ids = jax.ShapeDtypeStruct((batch, sequence), jnp.int32)
     shapes = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in parameter_shapes(spec).items()}
     # Weights that no output uses remain arguments, so that the arguments match the weights file.
@@ -94,7 +86,7 @@ def _export(spec: ModelSpec, dtype: DTypeLike) -> jax.export.Exported:
     # By default accelerators multiply float32 matrices with reduced precision, which suffices for bfloat16 weights.
     precision = "default" if dtype == jnp.bfloat16 else "highest"
     with jax.default_matmul_precision(precision), _without_source_paths():
-        return jax.export.export(jitted, platforms=PLATFORMS)(shapes, *(ids for _ in INPUTS))
+        return jax.export.export(jitted, platforms=PLATFORMS)(shapes, *(ids for _ in serving.INPUTS))
 
 
 @contextlib.contextmanager
@@ -125,8 +117,8 @@ def _signature(spec: ModelSpec, exported: jax.export.Exported) -> dict[str, Json
         "platform_index_argument": len(exported.platforms) > 1,
         "free_sizes": {"batch": "at least 1", "sequence": f"1 to {spec.model.max_length}"},
         "weights": [_value(name, values) for name, values in params.items()],
-        "inputs": [_value(name, values) for name, values in zip(INPUTS, inputs, strict=True)],
-        "outputs": [_value(name, outputs[name]) for name in output_names(spec)],
+        "inputs": [_value(name, values) for name, values in zip(serving.INPUTS, inputs, strict=True)],
+        "outputs": [_value(name, outputs[name]) for name in serving.output_names(spec)],
         "mlir_outputs": list(outputs),
         "model": dataclasses.asdict(spec),
     }

@@ -8,21 +8,7 @@ in transformers 4.57, which ``AutoTokenizer`` applies to such folders. Equal fil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bert_jax.interop.tokenizers.json_format import (
-    Rules,
-    added_tokens,
-    bert_rules,
-    character_map,
-    metaspace,
-    model_kind,
-    parse_model,
-    ranked_merges,
-    replace,
-    sequences,
-    template,
-    unigram_model,
-    wordpiece_parts,
-)
+from bert_jax.interop.tokenizers import json_format
 from bert_jax.json_values import Json
 from bert_jax.tokenization.byte_bpe import ROBERTA_PIECES
 from bert_jax.tokenization.json_parts import added_entries, bpe_model, byte_level, part_of, tokenizer_json
@@ -73,35 +59,36 @@ def sentencepiece_family_json(
     type other than unigram and BPE; the message begins with ``name``.
     """
     require_sentencepiece(content, name)
-    parsed, trainer, normalizer = parse_model(content)
-    kind = model_kind(trainer)
+    parsed, trainer, normalizer = json_format.parse_model(content)
+    kind = json_format.model_kind(trainer)
     if kind is None or trainer.get(35, 0):  # byte_fallback
         rule = "SentencePiece models of the types unigram and BPE without byte fallback"
         raise ValueError(f"{name}: allowed: {rule}")
     rules = _FAMILIES[family]
     scored = [*rules.first, *((piece.text, piece.score) for piece in parsed[rules.replaced :])]
     if family == "albert":
-        scored = [(piece, score - 100 if _ends_in_digit_comma(piece) else score) for piece, score in scored]
+        digit_comma = {piece for piece, _ in scored if piece.endswith(",") and piece[-2:-1].isdigit()}
+        scored = [(piece, score - 100 if piece in digit_comma else score) for piece, score in scored]
     scored += [(piece, 0.0) for piece in rules.last]
     ids = {piece: i for i, (piece, _) in enumerate(scored)}
     unknown = rules.special[1] if rules.first else next(piece.text for piece in parsed if piece.type == _UNKNOWN)
     if kind == "Unigram":
-        model = unigram_model(scored, ids[unknown])
+        model = json_format.unigram_model(scored, ids[unknown])
     else:
-        model = bpe_model(ids, ranked_merges(parsed, ids), unk_token=unknown, fuse_unk=True)
+        model = bpe_model(ids, json_format.ranked_merges(parsed, ids), unk_token=unknown, fuse_unk=True)
     user_defined = [piece.text for piece in parsed if piece.type == _USER_DEFINED]
     control = [piece.text for piece in parsed if piece.type == _CONTROL]
     unused = [piece for piece, _ in rules.first if piece.endswith("NOTUSED")]
     special = dict.fromkeys([*rules.special, *control, *unused])
     added = added_entries(ids, special, (piece for piece in user_defined if piece not in special), rules.special[4])
-    marks = metaspace(split=True)
+    marks = json_format.metaspace(split=True)
     splits: list[Json] = [marks]
     if family == "deberta-v2" and settings.get("split_by_punct"):
         splits.insert(0, {"type": "Punctuation", "behavior": "Isolated"})
     return tokenizer_json(
         added_tokens=added,
-        **sequences(_normalizers(family, character_map(normalizer), settings), splits),
-        post_processor=template(rules.special, ids, rules.separators),
+        **json_format.sequences(_normalizers(family, json_format.character_map(normalizer), settings), splits),
+        post_processor=json_format.template(rules.special, ids, rules.separators),
         decoder=marks,
         model=model,
     )
@@ -148,13 +135,13 @@ def mpnet_json(pieces: Sequence[str], settings: Mapping[str, Json]) -> dict[str,
     return tokenizer_json(
         added_tokens=added_entries(ids, special),
         **_bert_rules(settings),
-        post_processor=template(special, ids, 2),
-        **wordpiece_parts(ids, 100),
+        post_processor=json_format.template(special, ids, 2),
+        **json_format.wordpiece_parts(ids, 100),
     )
 
 
-def _bert_rules(settings: Mapping[str, Json]) -> Rules:
-    return bert_rules(
+def _bert_rules(settings: Mapping[str, Json]) -> json_format.Rules:
+    return json_format.bert_rules(
         lower_case=settings.get("do_lower_case", True), strip_accents=settings.get("strip_accents"),
         split_cjk=settings.get("tokenize_chinese_chars", True),
     )  # fmt: skip
@@ -166,7 +153,7 @@ def with_added_tokens(
     """Return ``state`` with the further ``added`` tokens: content -> ``id`` and, if known, the flags of
     ``tokenizer.json``. A token whose ``id`` is None has its vocabulary id, else the next free one. Raises
     ``ValueError`` if an id contradicts the vocabulary or leaves a gap."""
-    vocab, entries = part_of(state, "model").get("vocab"), added_tokens(state, name)
+    vocab, entries = part_of(state, "model").get("vocab"), json_format.added_tokens(state, name)
     ids: dict[Json, Json] = dict(vocab) if isinstance(vocab, dict) else {}
     if isinstance(vocab, list):
         ids = {item[0]: number for number, item in enumerate(vocab)}
@@ -186,20 +173,16 @@ def with_added_tokens(
     return {**state, "added_tokens": tokens}
 
 
-def _ends_in_digit_comma(piece: str) -> bool:
-    return len(piece) > 1 and piece.endswith(",") and piece[-2].isdigit()
-
-
 def _normalizers(family: str, mapped: Sequence[Json], settings: Mapping[str, Json]) -> list[Json]:
     """Return the normalizers of ``family``; ``mapped`` is that of its map of characters."""
     lower: list[Json] = [{"type": "Lowercase"}]
     strip: dict[str, Json] = {"type": "Strip", "strip_left": family == "deberta-v2", "strip_right": True}
     if family == "albert":
-        steps: list[Json] = [replace(quotes, '"', "String") for quotes in ("``", "''")]
+        steps: list[Json] = [json_format.replace(quotes, '"', "String") for quotes in ("``", "''")]
         steps += [] if settings.get("keep_accents") else [{"type": "NFKD"}, {"type": "StripAccents"}]
         steps += lower if settings.get("do_lower_case", True) else []
-        return [*steps, *mapped, replace(" {2,}", " ")]
+        return [*steps, *mapped, json_format.replace(" {2,}", " ")]
     if family == "deberta-v2":
         steps = lower if settings.get("do_lower_case") else []
-        return [*steps, strip, *mapped, replace(" {2,}", " ")]
-    return [*mapped, strip, replace(" {2,}", "\u2581")]
+        return [*steps, strip, *mapped, json_format.replace(" {2,}", " ")]
+    return [*mapped, strip, json_format.replace(" {2,}", "\u2581")]

@@ -14,25 +14,7 @@ from typing import Literal
 from bert_jax.config import TokenizerConfig
 from bert_jax.interop.model_bundle import ReadOptions
 from bert_jax.interop.stored_model import listed
-from bert_jax.interop.tokenizers.family_files import (
-    SENTENCEPIECE_FILES,
-    gpt2_json,
-    gpt_json,
-    mpnet_json,
-    require_sentencepiece,
-    sentencepiece_family_json,
-    with_added_tokens,
-)
-from bert_jax.interop.tokenizers.json_format import (
-    added_tokens,
-    bert_rules,
-    exact_rules,
-    merge_pairs,
-    parse_model,
-    sentencepiece_json,
-    steps_of,
-    wordpiece_json,
-)
+from bert_jax.interop.tokenizers import family_files, json_format
 from bert_jax.io.untrusted_folder import LARGEST, LARGEST_TOKENIZER, inside, json_object, read_small
 from bert_jax.json_values import Json
 from bert_jax.tokenization import SPECIAL_PIECES, build_tokenizer
@@ -165,7 +147,7 @@ class _Files:
                     flags = token if isinstance(token, dict) else {"content": token}
                     if isinstance(piece := flags.get("content"), str):
                         added[piece] = {"id": None, **flags, **added.get(piece, {}), "special": True}
-        for content, token in added_tokens(self.state or {}, self.path("tokenizer.json")).items():
+        for content, token in json_format.added_tokens(self.state or {}, self.path("tokenizer.json")).items():
             added[content] = {**added.get(content, {}), **token}
         return added
 
@@ -195,13 +177,13 @@ class _Files:
         model = self.content("tokenizer.model")
         if model is not None and not self.is_other_model(model):
             if found := self.foreign(SPECIAL_PIECES):
-                return by_json, self.with_tokens(sentencepiece_json(model), found)
+                return by_json, self.with_tokens(json_format.sentencepiece_json(model), found)
             return TokenizerConfig(file="tokenizer.model"), model
         kind = part_of(state, "model").get("type")
         if kind is None and state is not None:  # older files have no type
             kind = "BPE" if "merges" in part_of(state, "model") else "WordPiece"
         if state is not None and has_own_rules(state):
-            found = self.foreign(added_tokens(state, self.path("tokenizer.json")))
+            found = self.foreign(json_format.added_tokens(state, self.path("tokenizer.json")))
             # Kept byte for byte, unless other files add tokens: every rule of the file applies.
             content = self.with_tokens(state, found) if found else self.content("tokenizer.json")
             return by_json, content or b""
@@ -223,7 +205,7 @@ class _Files:
 
     def with_tokens(self, state: Mapping[str, Json], added: Mapping[str, Mapping[str, Json]]) -> bytes:
         """Return the content of a ``tokenizer.json`` with the rules of ``state`` and the ``added`` tokens."""
-        return serialized(with_added_tokens(state, added, str(self.folder)))
+        return serialized(family_files.with_added_tokens(state, added, str(self.folder)))
 
     @property
     def stated_class(self) -> str:
@@ -261,8 +243,8 @@ class _Files:
         """Return True if ``tokenizer.json`` has rules of its own and was not made from ``tokenizer.model``."""
         if self.state is None or not has_own_rules(self.state):
             return False
-        require_sentencepiece(model, self.path("tokenizer.model"))
-        pieces = [piece.text for piece in parse_model(model)[0]]
+        family_files.require_sentencepiece(model, self.path("tokenizer.model"))
+        pieces = [piece.text for piece in json_format.parse_model(model)[0]]
         model_part = part_of(self.state, "model")
         table = model_part.get("vocab")
         stated = [item[0] for item in table] if isinstance(table, list) else [*part_of(model_part, "vocab")]
@@ -277,34 +259,37 @@ class _Files:
         family = _CLASSES.get(self.stated_class, (self.json("config.json") or {}).get("model_type"))
         if vocabulary is not None:
             pieces = read_pieces(vocabulary, self.path("vocab.txt")) if family == "mpnet" else []
-            return mpnet_json(pieces, self.settings) if pieces else None
+            return family_files.mpnet_json(pieces, self.settings) if pieces else None
         if table is not None:
             pieces = pieces_by_id(table, self.path("vocab.json"))
             ids = {piece: i for i, piece in enumerate(pieces)}
             if GPT2_PIECE in ids and "</s>" not in ids:
-                return gpt2_json(ids, self.merges(), self.settings.get("add_prefix_space") is True)
+                return family_files.gpt2_json(ids, self.merges(), self.settings.get("add_prefix_space") is True)
             is_gpt = "<unk>" in ids and "</s>" not in ids and any(piece.endswith("</w>") for piece in pieces)
-            return gpt_json(ids, self.merges()) if is_gpt else None
-        for name, families in SENTENCEPIECE_FILES.items():
+            return family_files.gpt_json(ids, self.merges()) if is_gpt else None
+        for name, families in family_files.SENTENCEPIECE_FILES.items():
             content = self.content(name)
             if content is not None:
                 chosen = families[0] if len(families) == 1 else str(family)
                 if chosen not in families:
                     remedy = f"set model_type in config.json to one of {', '.join(families)}, or add tokenizer.json"
                     raise ValueError(f"{self.folder / name}: the family is unknown; {remedy}")
-                return sentencepiece_family_json(content, chosen, self.settings, self.path(name))
+                return family_files.sentencepiece_family_json(content, chosen, self.settings, self.path(name))
         return None
 
     def byte_bpe(self, state: Json) -> bytes:
         """Return a canonical ``tokenizer.json`` with the vocabulary, merges, ``add_prefix_space`` and added tokens
         of ``state``, which must be a byte-level BPE like that of RoBERTa."""
         name, model = self.path("tokenizer.json"), part_of(state, "model")
-        steps = steps_of(part_of(state, "pre_tokenizer"), "pretokenizers")
+        steps = json_format.steps_of(part_of(state, "pre_tokenizer"), "pretokenizers")
         if len(steps) != 1 or steps[0].get("type") != "ByteLevel":
             raise ValueError(f"{name}: the BPE is not byte-level like that of RoBERTa; only this kind is supported")
         if model.get("byte_fallback") or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
             raise ValueError(f"{name}: a BPE with subword prefix, word suffix or byte fallback is not supported")
-        prefix, merges = steps[0].get("add_prefix_space") is True, merge_pairs(model.get("merges"), name)
+        prefix, merges = (
+            steps[0].get("add_prefix_space") is True,
+            json_format.merge_pairs(model.get("merges"), name),
+        )
         return self.roberta_content(model.get("vocab"), merges, prefix, name)
 
     def roberta_files(self, table: Json) -> bytes:
@@ -329,7 +314,7 @@ class _Files:
         except UnicodeDecodeError:
             raise ValueError(f"{name}: not valid UTF-8") from None
         merges = [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")]
-        return merge_pairs(merges, name)
+        return json_format.merge_pairs(merges, name)
 
     def with_special(self, pieces: list[str], special: Sequence[str]) -> list[str]:
         """Return ``pieces`` followed by those ``special`` pieces among the added tokens that ``pieces`` lacks.
@@ -361,10 +346,10 @@ class _Files:
         pieces = self.with_special(known, SPECIAL_PIECES)
         if found := self.foreign(SPECIAL_PIECES):
             config = self.rules(pieces)
-            rules = bert_rules(
+            rules = json_format.bert_rules(
                 lower_case=config.lower_case, strip_accents=config.strip_accents, split_cjk=config.split_cjk
             )
-            made = wordpiece_json(pieces, rules, limit)
+            made = json_format.wordpiece_json(pieces, rules, limit)
             return TokenizerConfig(file="tokenizer.json", lower_case=False), self.with_tokens(made, found)
         if content is None or len(pieces) > len(known):
             if any("\n" in piece for piece in pieces):
@@ -458,4 +443,4 @@ def _is_ours(rules: Mapping[str, Json], stated: Mapping[str, Json]) -> bool:
     lower_case, strip, split_cjk = (stated.get(key) for key in ("lower_case", "strip_accents", "split_cjk"))
     if not isinstance(lower_case, bool) or not isinstance(split_cjk, bool) or not isinstance(strip, bool | None):
         return False
-    return rules == exact_rules(lower_case=lower_case, strip_accents=strip, split_cjk=split_cjk)
+    return rules == json_format.exact_rules(lower_case=lower_case, strip_accents=strip, split_cjk=split_cjk)

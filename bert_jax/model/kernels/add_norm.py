@@ -12,15 +12,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.model.dropout import DropoutKey
-from bert_jax.model.kernels.common import (
-    Gradients,
-    kernel_module,
-    kernels_for,
-    platform_of,
-    shard_mapped,
-    token_key,
-    use_kernel,
-)
+from bert_jax.model.kernels import common
 from bert_jax.model.kernels.operands import Arrays
 from bert_jax.parallel.axes import Axes
 
@@ -48,12 +40,16 @@ class Kernels(Protocol):
 def norm_kernels_of(choice: str, mesh: Mesh | None, model: ModelConfig, length: int) -> Kernels | None:
     """Return the kernels that ``choice``, the value of ``execution.residual_norm``, selects; None for none. Raises
     ``ValueError`` for ``pallas`` if they cannot run."""
-    name = kernels_for(mesh)
+    name = common.kernels_for(mesh)
 
     def unsupported() -> str:
-        return str(kernel_module(name, "norm").unsupported(model, length))
+        return str(common.kernel_module(name, "norm").unsupported(model, length))
 
-    return kernel_module(name, "norm") if use_kernel(choice, "residual_norm", mesh, unsupported) else None
+    return (
+        common.kernel_module(name, "norm")
+        if common.use_kernel(choice, "residual_norm", mesh, unsupported)
+        else None
+    )
 
 
 def kernel_add_norm(
@@ -71,16 +67,16 @@ def kernel_add_norm(
     rate = 0.0 if dropout_key is None else dropout_rate
     tokens = []  # the words of the dropout bits of each token
     if dropout_key is not None and rate:
-        tokens.append(jnp.stack(token_key(dropout_key, *product_BxSxH.shape[:2]).words(), axis=-1))
+        tokens.append(jnp.stack(common.token_key(dropout_key, *product_BxSxH.shape[:2]).words(), axis=-1))
 
     def run(_: jax.Array, product: jax.Array, residual: jax.Array, *others: jax.Array) -> jax.Array:
         words = tuple(y.reshape(-1, y.shape[-1]) for y in others[3:])
-        interpret = platform_of(mesh) != kernels_for(mesh)
+        interpret = common.platform_of(mesh) != common.kernels_for(mesh)
         return add_norm(product, residual, others[:3], words, epsilon, rate, kernels, interpret)
 
     cut: Axes = ("act_batch", "act_length", "act_embed")
     axes = (cut, cut, (None,), (None,), (None,), *[(*cut[:2], None)] * len(tokens))
-    return shard_mapped(run, mesh, axes, cut)(product_BxSxH, residual_BxSxH, *vectors, *tokens)
+    return common.shard_mapped(run, mesh, axes, cut)(product_BxSxH, residual_BxSxH, *vectors, *tokens)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
@@ -123,7 +119,7 @@ def _forward(
 
 def _backward(
     epsilon: float, dropout_rate: float, kernels: Kernels, interpret: bool, saved: _Saved, gradient: jax.Array
-) -> Gradients:
+) -> common.Gradients:
     product, residual, vectors, tokens = saved
     arrays = (product, _flat(residual), _flat(gradient))
     *gradients, sums = kernels.backward(arrays, vectors, tokens, epsilon, dropout_rate, interpret)
@@ -142,11 +138,11 @@ def kernel_norm(
     """Return ``tpu_norm.norm_beside`` of the tokens that each device of ``mesh`` holds, twice [B, S, H]."""
 
     def run(_: jax.Array, x: jax.Array, *vectors: jax.Array) -> tuple[jax.Array, jax.Array]:
-        interpret = platform_of(mesh) != "tpu"
-        first, second = kernel_module("tpu", "norm").norm_beside(
+        interpret = common.platform_of(mesh) != "tpu"
+        first, second = common.kernel_module("tpu", "norm").norm_beside(
             x.reshape(-1, x.shape[-1]), vectors, epsilon, interpret
         )
         return first.reshape(x.shape), second.reshape(x.shape)
 
     cut: Axes = ("act_batch", "act_length", "act_embed")
-    return shard_mapped(run, mesh, (cut, (None,), (None,)), cut)(x_BxSxH, *vectors)
+    return common.shard_mapped(run, mesh, (cut, (None,), (None,)), cut)(x_BxSxH, *vectors)

@@ -19,17 +19,8 @@ from jax.typing import DTypeLike
 
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.config.switches import unsupported_fields
+from bert_jax.model.kernels import gpu_attention_bodies as bodies
 from bert_jax.model.kernels.common import SUPPORTED, Gradients, stated_cost, triton
-from bert_jax.model.kernels.gpu_attention_bodies import (
-    Blocks,
-    block_sizes,
-    for_keys_in_one_kernel,
-    for_keys_kernel,
-    for_queries_kernel,
-    for_rows_kernel,
-    forward_kernel,
-    holds_row,
-)
 from bert_jax.model.kernels.operands import Arrays, Operand
 from bert_jax.model.kernels.ranges import Ranges
 from bert_jax.model.kernels.tiles import Form
@@ -96,7 +87,7 @@ def _forward(
 def _backward(form: Form, interpret: bool, saved: _Saved, gradient: jax.Array) -> Gradients:
     heads, biases, tokens, first_head, out, log_sums = saved
     call = _Call(heads, biases, tokens, first_head, form, interpret)
-    if holds_row(tokens.shape[-1], form, heads[0].dtype):
+    if bodies.holds_row(tokens.shape[-1], form, heads[0].dtype):
         *for_heads, sums_q, sums_k, sums_v = call.for_rows(out, log_sums, gradient)
     else:
         for_query, deltas, sums_q = call.for_queries(out, log_sums, gradient)
@@ -161,7 +152,7 @@ class _Call:
         return shape, pl.BlockSpec((None, None, self.form.head_size), lambda i, h, b: (b, i, h))
 
     def _cost(
-        self, kernel: Callable[..., None], blocks: Blocks, tokens: int, arrays: list[_Operand]
+        self, kernel: Callable[..., None], blocks: bodies.Blocks, tokens: int, arrays: list[_Operand]
     ) -> dict[str, str]:
         """Return the operations of ``kernel`` and its bytes. What each program reads of its row is counted as often
         as it is read; blocks outside of the window are not."""
@@ -180,8 +171,9 @@ class _Call:
         return stated_cost(operations, num_bytes * programs * heads * self.batch)
 
     def _run(
-        self, kernel: Callable[..., None], blocks: Blocks, tokens: int, bounds: jax.Array, operands: list[_Operand],
-        outputs: list[_Operand], aliases: dict[int, int], moved: list[_Operand] | None = None,
+        self, kernel: Callable[..., None], blocks: bodies.Blocks, tokens: int, bounds: jax.Array,
+        operands: list[_Operand], outputs: list[_Operand], aliases: dict[int, int],
+        moved: list[_Operand] | None = None,
     ) -> list[jax.Array]:  # fmt: skip
         """Run ``kernel`` for each head of each row and each ``tokens`` tokens. ``aliases`` maps operands to the
         outputs that take their memory. ``moved``: what it reads and writes, if that is not all."""
@@ -207,19 +199,19 @@ class _Call:
 
     def forward(self) -> list[jax.Array]:
         """Return the context and, per head and token, the logarithm (base 2) of the sum of the exponentials."""
-        blocks = block_sizes("forward", self.length, self.form, self.dtype)
+        blocks = bodies.block_sizes("forward", self.length, self.form, self.dtype)
         step = blocks.queries
         bounds = self.ranges.of_queries(step, blocks.keys)
         out = self._shape(self.batch, self.length, self.width, dtype=self.dtype)
         operands = [self._head(0, step), self._head(1), self._head(2)]
         return self._run(
-            forward_kernel, blocks, step, bounds, operands, [self._part(out, step), self._column()], {}
+            bodies.forward_kernel, blocks, step, bounds, operands, [self._part(out, step), self._column()], {}
         )
 
     def for_rows(self, out: jax.Array, log_sums: jax.Array, gradient: jax.Array) -> list[jax.Array]:
         """Return the gradients of the heads and the sums over the tokens of each row, which are those of their
         biases."""
-        blocks = block_sizes("for_rows", self.length, self.form, self.dtype)
+        blocks = bodies.block_sizes("for_rows", self.length, self.form, self.dtype)
         bounds = self.ranges.of_queries(self.length, blocks.keys)
         operands = [self._head(0), self._head(1), self._head(2), self._part(out), self._part(gradient)]
         operands.append(self._column(log_sums))
@@ -229,27 +221,27 @@ class _Call:
             block = pl.BlockSpec((None, self.length, 3, self.form.head_size), lambda i, h, b: (b, 0, 0, h))
             outputs = [(like, block)]
         outputs += [self._sums(self.length)] * 3
-        return self._run(for_rows_kernel, blocks, self.length, bounds, operands, outputs, {})
+        return self._run(bodies.for_rows_kernel, blocks, self.length, bounds, operands, outputs, {})
 
     def for_queries(self, out: jax.Array, log_sums: jax.Array, gradient: jax.Array) -> list[jax.Array]:
         """Return the gradient of the query (in one array with room for those of key and value, if they are in one
         array), the sums over the context times its gradient per head and token, and partial sums of the gradient of
         the bias."""
-        blocks = block_sizes("for_queries", self.length, self.form, self.dtype)
+        blocks = bodies.block_sizes("for_queries", self.length, self.form, self.dtype)
         step = blocks.queries
         bounds = self.ranges.of_queries(step, blocks.keys)
         operands = [self._head(0, step), self._head(1), self._head(2), self._part(out, step)]
         operands += [self._part(gradient, step), self._column(log_sums)]
         for_query = self._shape(*self.heads[0].shape, dtype=self.dtype)
         outputs = [self._part(for_query, step), self._column(), self._sums(step)]
-        return self._run(for_queries_kernel, blocks, step, bounds, operands, outputs, {})
+        return self._run(bodies.for_queries_kernel, blocks, step, bounds, operands, outputs, {})
 
     def for_keys(
         self, for_query: jax.Array, log_sums: jax.Array, deltas: jax.Array, gradient: jax.Array
     ) -> list[jax.Array]:
         """Return the gradients of key and value (or of all three in one array, the memory of ``for_query``), and
         partial sums of the gradients of their biases."""
-        blocks = block_sizes("for_keys", self.length, self.form, self.dtype)
+        blocks = bodies.block_sizes("for_keys", self.length, self.form, self.dtype)
         step = blocks.keys
         bounds = self.ranges.of_keys(blocks.queries, step)
         operands = [self._head(0), self._head(1, step), self._head(2, step), self._part(gradient)]
@@ -257,9 +249,9 @@ class _Call:
         sums, like = [self._sums(step)] * 2, self._shape(*self.heads[0].shape, dtype=self.dtype)
         if len(self.heads) == 3:
             outputs = [self._part(like, step)] * 2
-            return self._run(for_keys_kernel, blocks, step, bounds, operands, [*outputs, *sums], {})
+            return self._run(bodies.for_keys_kernel, blocks, step, bounds, operands, [*outputs, *sums], {})
         block = pl.BlockSpec((None, step, 3, self.form.head_size), lambda i, h, b: (b, i, 0, h))
         moved = [*operands, self._part(like, step), self._part(like, step), *sums]
         operands.append((for_query, block))
-        kernel, aliases = for_keys_in_one_kernel, {len(operands) - 1: 0}
+        kernel, aliases = bodies.for_keys_in_one_kernel, {len(operands) - 1: 0}
         return self._run(kernel, blocks, step, bounds, operands, [(like, block), *sums], aliases, moved)

@@ -163,7 +163,7 @@ def test_three_arrays_of_heads_are_as_good_as_one(name):
     ],
 )
 def test_the_kernel_of_short_rows_equals_the_plain_attention(name, in_one, monkeypatch):
-    monkeypatch.setattr(gpu_attention, "holds_row", lambda *_: True)
+    monkeypatch.setattr(gpu_attention_bodies, "holds_row", lambda *_: True)
     form, ids = FORMS[name], jnp.asarray(IDS["packed"], jnp.int32)[:, :128]
     x, gradient = operands(form, length=128)
     ours = compiled.__wrapped__(kernel, form, in_one)(x, gradient, ids)
@@ -176,7 +176,7 @@ def test_bfloat16_is_as_close_to_float32_as_in_the_kernel_for_tpus():
     exact = compiled(plain, form)(x, gradient, ids)
     rounded = [*(jnp.asarray(y, jnp.bfloat16) for y in x[:3]), jnp.asarray(x[3])]
     short = jnp.asarray(gradient, jnp.bfloat16)
-    assert gpu_attention.holds_row(128, form, jnp.bfloat16)
+    assert gpu_attention_bodies.holds_row(128, form, jnp.bfloat16)
     # Operation by operation: a compiled program may leave out a rounding.
     ours = with_gradients(functools.partial(kernel, form, ids, True), rounded, short, ids)
     theirs = with_gradients(functools.partial(for_tpus, form, ids), rounded, short, ids)
@@ -193,7 +193,7 @@ def test_block_sizes_change_no_dropout_bit(blocks, monkeypatch):
     form, ids = FORMS["dropout"], jnp.asarray(IDS["packed"], jnp.int32)
     x, gradient = operands(form)
     expected = compiled(kernel, form, True)(x, gradient, ids)
-    monkeypatch.setattr(gpu_attention, "block_sizes", lambda *_: gpu_attention_bodies.Blocks(*blocks))
+    monkeypatch.setattr(gpu_attention_bodies, "block_sizes", lambda *_: gpu_attention_bodies.Blocks(*blocks))
     found = compiled.__wrapped__(kernel, form, True)(x, gradient, ids)
     assert max(map(difference, found, expected)) <= 2e-6
 
@@ -202,7 +202,7 @@ def test_block_sizes_change_no_dropout_bit(blocks, monkeypatch):
 def test_blocks_that_no_query_sees_are_not_visited(name, monkeypatch):
     """NaN in a value that is read becomes NaN in the context, even of queries that do not see it."""
     form = FORMS[name]
-    monkeypatch.setattr(gpu_attention, "block_sizes", lambda *_: gpu_attention_bodies.Blocks(32, 32))
+    monkeypatch.setattr(gpu_attention_bodies, "block_sizes", lambda *_: gpu_attention_bodies.Blocks(32, 32))
     ids = jnp.ones((ROWS, LENGTH), jnp.int32)
     (query, key, value, biases), _ = operands(form)
     spoiled = value.copy()
