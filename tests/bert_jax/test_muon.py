@@ -8,21 +8,30 @@ import pytest
 from architectures import SIZES, SWITCHES
 from builders import StopAt
 from flax import linen as nn
-from support import objective_of, random_batch, relative_difference, tiny_config, train_synthetic, updater
+from support import (
+    objective_of,
+    random_batch,
+    random_params,
+    relative_difference,
+    tiny_config,
+    train_synthetic,
+    updater,
+)
 
 from bert_jax.config import ExecutionConfig, MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.config.finetune import FinetuneOptimizerConfig
 from bert_jax.model import BertForPretraining, from_canonical, to_canonical
-from bert_jax.model.canonical import path_name
+from bert_jax.model.canonical import canonical_shapes, path_name
 from bert_jax.optim import is_muon_matrix, make_optimizer, orthogonalize, unfreeze_updates
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.process.exits import Stop
 from bert_jax.training.checkpoint.folder import saved_steps
 from bert_jax.training.checkpoint.restore import restore_newest
 from bert_jax.training.programs import train_programs
-from bert_jax.training.state import abstract_params, initial_params, initial_state
+from bert_jax.training.state import abstract_params, initial_state
 
 LR = 3e-3
+FAMILIES = ("gated", "albert", "disentangled", "longformer")
 
 
 def network(*arguments):
@@ -84,8 +93,13 @@ def test_updates_are_those_of_float64(scan_layers, clip_norm):
     compare(network(f"--execution.scan_layers {str(scan_layers).lower()}"), clip_norm)
 
 
-@pytest.mark.parametrize("scan_layers", [False, True], ids=["unrolled", "scanned"])
-@pytest.mark.parametrize("name", ["gated", "albert", "disentangled", "longformer"])
+@pytest.mark.parametrize(
+    ("name", "scan_layers"),
+    [
+        *((name, False) for name in FAMILIES),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in FAMILIES),
+    ],
+)
 def test_updates_of_the_matrices_of_other_families_are_those_of_float64(name, scan_layers):
     """Gates, shared layers, embeddings of distances, and the projections of global tokens."""
     switches = SWITCHES.get(name, {"attention_windows": (4,), "global_tokens": 2})
@@ -100,21 +114,19 @@ def compare(model, clip_norm, updates=20):
     """Compare ``updates`` updates of the parameters of ``model`` with the float64 statement."""
     config = OptimizerConfig(name="muon", clip_norm=clip_norm, weight_decay=0.1, beta1=0.8, beta2=0.95)
     vocab_size = model.config.vocab_size
-    params = initial_params(model, seed=0)
-    rng = np.random.default_rng(0)
-    start = {n: rng.normal(0, 0.3, v.shape).astype(np.float32) for n, v in to_canonical(params, vocab_size).items()}
+    rng, like = np.random.default_rng(0), nn.unbox(abstract_params(model))
+    start = {n: np.float32(rng.normal(0, 0.3, shape)) for n, shape in canonical_shapes(model).items()}
     exact = Numpy(config, start)
-    params = from_canonical(start, params, vocab_size)
-    optimizer = make_optimizer(config)
-    state = optimizer.init(params)
-    apply = updater(optimizer, LR)
+    place = jax.jit(lambda flat: from_canonical(flat, like, vocab_size))
+    params, optimizer = place(start), make_optimizer(config)
+    state, apply = jax.jit(optimizer.init)(params), updater(optimizer, LR)
 
     for step in range(updates):
         grads = {n: rng.normal(0, 0.01 if step % 3 == 2 else 1.0, v.shape) for n, v in start.items()}
         grads = {n: np.float32(g * 100.0 ** ("layer_1" in n)) for n, g in grads.items()}
-        params, state = apply(params, state, from_canonical(grads, params, vocab_size))
+        params, state = apply(params, state, place(grads))
         exact.step(grads)
-    found = to_canonical(params, vocab_size)
+    found = to_canonical(jax.device_get(params), vocab_size)
     for name, expected in exact.params.items():
         off = np.linalg.norm(found[name] - expected) / np.linalg.norm(expected)
         assert off <= 1e-6, (name, off)
@@ -138,14 +150,14 @@ def test_matrices_are_the_kernels_of_the_layers_and_nothing_else():
 def test_orthogonalize_sets_singular_values_near_one_and_leaves_zero_alone(shape):
     matrix = np.random.default_rng(0).normal(0, 1, (2, *shape)).astype(np.float32)
     matrix[1] *= 1e-6
-    first, second = np.asarray(orthogonalize(matrix))
+    first, second = np.asarray(jax.jit(orthogonalize)(matrix))
     values = np.linalg.svd(first, compute_uv=False)
     assert values.min() > 0.6 and values.max() < 1.3
     left, _, right = np.linalg.svd(matrix[0], full_matrices=False)
     rotated = left.T @ first @ right.T  # the singular vectors stay
     assert np.abs(rotated - np.diag(np.diag(rotated))).max() < 1e-4
     assert abs(np.linalg.norm(second) / np.linalg.norm(first) - 1) < 0.1  # whatever the size of the gradient
-    assert not np.asarray(orthogonalize(np.zeros(shape, np.float32))).any()
+    assert not np.asarray(jax.jit(orthogonalize)(np.zeros(shape, np.float32))).any()
 
 
 def steps_on(sizes, scan_layers, shard_optimizer=True):
@@ -182,6 +194,7 @@ def test_cut_matrices_update_as_on_one_device(sizes, scan_layers, shard_optimize
     assert relative_difference(moments, expected_moments) <= 1e-5
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_bitwise_the_undisturbed_one(tmp_path):
     whole = tiny_config(
         "--model.num_layers 2 --optimizer.name muon --optimizer.warmup_steps 0 --training.num_steps 6"
@@ -205,7 +218,7 @@ def test_a_resumed_run_is_bitwise_the_undisturbed_one(tmp_path):
 
 def test_layers_that_join_late_stand_still_until_then():
     config = FinetuneOptimizerConfig(name="muon", weight_decay=0.0, unfreeze_every=1.0)
-    params = initial_params(network(), seed=0)
+    params = random_params(network())
     optimizer = make_optimizer(config, unfreeze_updates(config, 3, params, steps_per_epoch=2))
     init, update = jax.jit(optimizer.init), jax.jit(optimizer.update)
     state = init(params)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from support import masked_lm, random_batch, tiny_config, updater
+from support import masked_lm, random_batch, random_params, tiny_config, updater
 
 from bert_jax.config import ExecutionConfig, MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.config.finetune import FinetuneOptimizerConfig
@@ -47,9 +47,8 @@ def rate(kind, step, *, warmup, end, final, wsd=0.25):
     raise AssertionError(kind)
 
 
-@pytest.mark.parametrize("final", [0.0, 0.1, 0.5])
-@pytest.mark.parametrize("decay_steps", [0, 60])
-@pytest.mark.parametrize("warmup", [0, 12])
+@pytest.mark.parametrize("final", [0.0, 0.1])
+@pytest.mark.parametrize(("warmup", "decay_steps"), [(0, 0), (12, 0), (12, 60)])
 @pytest.mark.parametrize("kind", ["linear", "cosine", "constant", "inverse_sqrt", "wsd"])
 def test_schedules(kind, warmup, decay_steps, final):
     config = OptimizerConfig(
@@ -57,7 +56,7 @@ def test_schedules(kind, warmup, decay_steps, final):
         wsd_decay_fraction=0.25,
     )  # fmt: skip
     steps = np.arange(100)
-    given = np.asarray(jax.vmap(make_schedule(config, num_steps=80))(steps))
+    given = np.asarray(jax.jit(jax.vmap(make_schedule(config, num_steps=80)))(steps))
     expected = [rate(kind, step, warmup=warmup, end=decay_steps or 80, final=final) for step in steps]
     np.testing.assert_allclose(given, expected, rtol=3e-6, atol=PEAK * 1e-6)
     assert given[0] == (0 if warmup else np.float32(PEAK))
@@ -227,8 +226,15 @@ class Numpy:
             self.params[name] = w - LR * update
 
 
-@pytest.mark.parametrize("scanned", [False, True], ids=["unrolled", "scanned"])
-@pytest.mark.parametrize("clip_norm", [1.0, 0.0])
+@pytest.mark.parametrize(
+    ("clip_norm", "scanned"),
+    [
+        (1.0, True),
+        (0.0, False),
+        pytest.param(1.0, False, marks=pytest.mark.slow),
+        pytest.param(0.0, True, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("kind", ["decoupled", "l2"])
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 def test_updates(name, kind, clip_norm, scanned):
@@ -245,16 +251,17 @@ def test_updates(name, kind, clip_norm, scanned):
     exact = Numpy(config, start)
     params = from_canonical(start, like, VOCABULARY)
     optimizer = make_optimizer(config)
-    state = optimizer.init(params)
-    apply = updater(optimizer, LR)
+    state, apply = jax.jit(optimizer.init)(params), updater(optimizer, LR)
+    place = jax.jit(lambda grads: from_canonical(grads, like, VOCABULARY))
+    canonical = jax.jit(lambda params: to_canonical(params, VOCABULARY))
 
     for step in range(40):
         size = 0.01 if step % 3 == 2 else 1.0
         grads = {n: rng.normal(0, size, shape).astype(np.float32) for n, shape in CANONICAL.items()}
         grads["embeddings/word_embeddings/embedding"][rng.integers(0, VOCABULARY, 4)] = 0
-        params, state = apply(params, state, from_canonical(grads, like, VOCABULARY))
+        params, state = apply(params, state, place(grads))
         exact.step(grads)
-        for path, value in to_canonical(params, VOCABULARY).items():
+        for path, value in canonical(params).items():
             scale = max(1.0, float(np.abs(exact.params[path]).max()))
             np.testing.assert_allclose(
                 value, exact.params[path], rtol=0, atol=3e-6 * scale, err_msg=f"{path} {step}"
@@ -263,7 +270,9 @@ def test_updates(name, kind, clip_norm, scanned):
     assert all(not np.asarray(leaf)[VOCABULARY:].any() for leaf in rows)
 
 
-@pytest.mark.parametrize("scanned", [False, True], ids=["unrolled", "scanned"])
+@pytest.mark.parametrize(
+    "scanned", [pytest.param(False, marks=pytest.mark.slow), True], ids=["unrolled", "scanned"]
+)
 @pytest.mark.parametrize("kind", ["decoupled", "l2"])
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 def test_layers_that_join_late_start_as_if_the_run_began_with_them(name, kind, scanned):
@@ -280,8 +289,10 @@ def test_layers_that_join_late_start_as_if_the_run_began_with_them(name, kind, s
     params = from_canonical(start, like, VOCABULARY)
     optimizer = make_optimizer(config, unfreeze_updates(config, LAYERS, like, steps_per_epoch=4))
     rates = lr_multipliers(config, LAYERS, like, steps_per_epoch=4)
-    state = optimizer.init(params)
-    assert jax.tree.structure(state) == jax.tree.structure(make_optimizer(config).init(params))
+    state = jax.jit(optimizer.init)(params)
+    assert jax.tree.structure(state) == jax.tree.structure(jax.eval_shape(make_optimizer(config).init, params))
+    place = jax.jit(lambda grads: from_canonical(grads, like, VOCABULARY))
+    canonical = jax.jit(lambda params: to_canonical(params, VOCABULARY))
 
     @jax.jit
     def apply(params, state, grads, step):
@@ -292,9 +303,9 @@ def test_layers_that_join_late_start_as_if_the_run_began_with_them(name, kind, s
 
     for step in range(60):
         grads = {n: rng.normal(0.3, 1, shape).astype(np.float32) for n, shape in CANONICAL.items()}
-        params, state = apply(params, state, from_canonical(grads, like, VOCABULARY), step)
+        params, state = apply(params, state, place(grads), step)
         exact.step(grads)
-        for path, value in to_canonical(params, VOCABULARY).items():
+        for path, value in canonical(params).items():
             np.testing.assert_allclose(value, exact.params[path], rtol=0, atol=1e-5, err_msg=f"{path} {step}")
 
 
@@ -323,9 +334,9 @@ def train(config, steps):
     training = dataclasses.replace(config.training, num_steps=steps, accumulation_steps=1, seed=0)
     objective.config = dataclasses.replace(config, training=training)
     run = jax.jit(make_train_step(objective, optimizer))
-    params = initial_params(model, seed=0)
+    params = random_params(model)
     ema = params if config.optimizer.ema_decay else None
-    state = TrainState(np.int32(0), params, optimizer.init(params), ema)
+    state = TrainState(np.int32(0), params, jax.jit(optimizer.init)(params), ema)
     states, norms = [jax.device_get(state)], []
     for step in range(steps):
         state, metrics = run(state, random_batch(config, seed=step), objective.fixed)

@@ -152,7 +152,10 @@ class ReplacedTokens(PretrainObjective):
         return sums | padding_sums(batch["sequence_ids"]), aux.carried
 
 
-@pytest.mark.parametrize("options", ["", "--execution.scan_layers true --mesh.data 2 --mesh.tensor 2"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param("", marks=pytest.mark.slow), "--execution.scan_layers true --mesh.data 2 --mesh.tensor 2"],
+)
 def test_two_networks_are_one_parameter_tree(options):
     config = tiny_config("--data.next_sentence none --optimizer.ema_decay 0.9 --model.num_layers 2", options)
     objective = ReplacedTokens(config, make_mesh(config.mesh, jax.devices()[: 4 if options else 1]))

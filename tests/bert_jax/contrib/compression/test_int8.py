@@ -79,7 +79,9 @@ def test_the_range_of_inputs_holds_0_exactly(low, high):
 
 
 # Outputs of normed states, whose values are about 1; the logits of the language model are sums of 32 of them.
-@pytest.mark.parametrize("name", ["several", "sentence_dense", pytest.param("rotary", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["several", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sentence_dense", "rotary"))]
+)
 @pytest.mark.parametrize("is_static", [False, True])
 def test_outputs_are_near_those_of_the_model(name, is_static, tmp_path):
     weights = random_weights(SPECS[name])
