@@ -182,7 +182,7 @@ def forget_shapes(workdir):
     """Make the last checkpoint one of an earlier version, which did not record what it carries."""
     folder = checkpoint_folder(workdir) / str(saved_steps(workdir)[-1])
     unit = json.loads((folder / "meta" / META_FILE).read_text())
-    assert len(unit.pop("carried")) in (3, 6)
+    assert unit.pop("carried")
     unit["json_digest"] = json_digest({name: value for name, value in unit.items() if name != "json_digest"})
     (folder / "meta" / META_FILE).write_text(json.dumps(unit))
     write_checksums(folder)
