@@ -36,7 +36,7 @@ OPTIONS = (
 )
 
 
-@pytest.fixture(params=["entry point", "file"])
+@pytest.fixture(params=["entry point", pytest.param("file", marks=pytest.mark.slow)])
 def words(request, tmp_path, monkeypatch):
     """Make FNet known; the further words of a command that reads a model of it."""
     if request.param == "file":

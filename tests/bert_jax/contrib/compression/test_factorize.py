@@ -88,7 +88,7 @@ def test_the_command_says_what_it_saves_and_costs(tmp_path, capsys):
     assert "model.word_rank" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("is_static", [False, True])
+@pytest.mark.parametrize("is_static", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_program_in_8_bits_has_a_whole_factor(is_static, tmp_path):
     """It is used in both directions: for words, and for the logits of masked words."""
     smaller, _ = factorized(make_weights(), 6)

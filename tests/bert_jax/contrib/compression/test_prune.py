@@ -66,7 +66,10 @@ def some_masks(model, seed=0):
     "switches",
     [
         {}, {"feed_forward": "gated", "norm_position": "pre", "without_bias": ("qkv",)},
-        {"position_embeddings": "rotary", "attention": "causal", "norm_position": "pre_skip_first"},
+        pytest.param(
+            {"position_embeddings": "rotary", "attention": "causal", "norm_position": "pre_skip_first"},
+            marks=pytest.mark.slow,
+        ),
         {"attention_windows": (3,), "global_tokens": 1},
     ],
     ids=["bert", "gated", "rotary", "global"],
