@@ -158,11 +158,9 @@ def _joined(parsed: Parsed, found: Mapping[str, Any]) -> Parsed:
                 f"{source}: {steps}: {value}, but {tokens} {parsed[tokens][0]} of the same source gives "
                 f"{found[steps]}; set one of them, or {tokens} again after this source"
             )
-    return parsed | {steps: (value, parsed[_tokens_of(steps)][1]) for steps, value in found.items()}
-
-
-def _tokens_of(steps: str) -> str:
-    return next(tokens for tokens, other in STEPS_OF.items() if other == steps)
+    return parsed | {
+        steps: (found[steps], parsed[tokens][1]) for tokens, steps in STEPS_OF.items() if steps in found
+    }
 
 
 def _latest(parsed: Parsed) -> Parsed:

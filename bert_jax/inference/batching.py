@@ -27,6 +27,8 @@ HIDDEN = "hidden"
 DeviceOutputs = Mapping[Level, Mapping[str, jax.Array]]
 Outputs = dict[str, np.ndarray]
 Program = Callable[[dict[str, np.ndarray]], DeviceOutputs]
+# A program of parameters, features and further arguments.
+Function = Callable[..., DeviceOutputs]
 Progress = Callable[[int], None]
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -12,7 +12,7 @@ from scipy.special import entr, softmax
 
 from bert_jax.batch import Batch
 from bert_jax.config.spec import TaskKind
-from bert_jax.inference.batching import HIDDEN, BatchOptions, DeviceOutputs, Outputs, Stages, by_level
+from bert_jax.inference.batching import HIDDEN, BatchOptions, DeviceOutputs, Function, Outputs, Stages, by_level
 from bert_jax.inference.engine import Engine
 from bert_jax.io.text_lines import Each
 from bert_jax.json_values import Json
@@ -100,9 +100,7 @@ def predict(
     return decoded()
 
 
-def task_program(
-    loaded: Engine, task: Task, head: str, exit_entropy: float | None = None
-) -> Callable[..., DeviceOutputs] | Stages:
+def task_program(loaded: Engine, task: Task, head: str, exit_entropy: float | None = None) -> Function | Stages:
     """Return the program that computes the outputs of ``task``, or its stages, which end at the layers with a head
     and at the last layer; see :func:`predict`."""
     model = loaded.model if head == "sentence" else loaded.model.clone(sentence=None)
@@ -122,7 +120,7 @@ def task_program(
         raise ValueError(f"exit_entropy: {exit_entropy} is not allowed; use 0 or more, in nats")
     ends = _ends(loaded)
 
-    def stage(first: int, last: int) -> Callable[..., DeviceOutputs]:
+    def stage(first: int, last: int) -> Function:
         def run(params: Params, batch: Batch) -> DeviceOutputs:
             hidden, logits = model.apply({"params": params}, batch, first, last, method="run_layers")
             assert isinstance(logits, jax.Array)

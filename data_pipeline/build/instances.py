@@ -88,11 +88,6 @@ def instance_keys(settings: InstanceSettings, instances: Instances, pass_number:
     return hash_key(settings.data.seed, instances.document, pass_number, instances.number)
 
 
-def document_keys(settings: InstanceSettings, instances: Instances, pass_number: int) -> np.ndarray:
-    """Return the key of the (document, pass) of every instance, uint64[N]."""
-    return hash_key(settings.data.seed, instances.document, pass_number)
-
-
 def shard_and_place(keys: np.ndarray, num_shards: int) -> tuple[np.ndarray, np.ndarray]:
     """Return, for every instance, the index of its shard, int64[N], and its sort key in this shard, uint64[N]."""
     return (hash_key(keys, _SHARD) % np.uint64(num_shards)).astype(np.int64), hash_key(keys, _PLACE)

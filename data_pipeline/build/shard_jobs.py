@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.hashing import hash_key
 from bert_jax.io.files import local_copy, write_whole
 from bert_jax.io.storage import Location, ObjectPath
 from data_pipeline.build.instances import (
@@ -30,7 +31,6 @@ from data_pipeline.build.instances import (
     InstanceSettings,
     RandomNext,
     Segment,
-    document_keys,
     dropped_tokens,
     instance_keys,
     make_features,
@@ -201,7 +201,8 @@ def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last
     ids, starts = pool.read()
     keys = instance_keys(job.settings, instances, pass_number)
     # Instances of one key stay in order, because both sorts (here and in the merge) are stable.
-    placed = document_keys(job.settings, instances, pass_number) if job.settings.data.contiguous else keys
+    data = job.settings.data
+    placed = hash_key(data.seed, instances.document, pass_number) if data.contiguous else keys
     shard, place = shard_and_place(placed, job.num_shards)
     order = np.lexsort((place, shard))
     instances, keys = Instances(*(column[order] for column in instances)), keys[order]

@@ -2,7 +2,6 @@
 
 import logging
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from bert_jax.config.pretrain import MIXTURE_RESOLUTION, DataConfig
@@ -69,9 +68,6 @@ def held_out_parts(data: DataConfig) -> list[Part]:
     parts = [part._replace(folder=part.folder / "eval") for part in shard_parts(data)]
     found = [part for part in parts if part.folder.is_dir()]
     if found and len(found) < len(parts):
-        _warn_of_absent([part.name for part in parts if part not in found])
+        names = ", ".join(part.name for part in parts if part not in found)
+        _log.warning("data.mixture: no held-out shards in %s: evaluations omit these parts", names)
     return found
-
-
-def _warn_of_absent(names: Sequence[str]) -> None:
-    _log.warning("data.mixture: no held-out shards in %s: evaluations omit these parts", ", ".join(names))

@@ -6,6 +6,7 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, BinaryIO
 
 from bert_jax.io.storage import Location
@@ -28,11 +29,11 @@ def read_blocks(path: Location) -> Iterator[bytes]:
     """
     import zstandard
 
-    suffix = path.suffix.lower()
+    suffix, xz = path.suffix.lower(), partial(lzma.LZMADecompressor, memlimit=_XZ_MEMORY)
     try:
         with path.open("rb") as raw:
             if suffix in (".xz", ".zst"):
-                yield from _frames(raw, _xz if suffix == ".xz" else zstandard.ZstdDecompressor().decompressobj)
+                yield from _frames(raw, xz if suffix == ".xz" else zstandard.ZstdDecompressor().decompressobj)
                 return
             with _decompressed(suffix, raw) as file:
                 while block := file.read(_BLOCK):
@@ -49,10 +50,6 @@ def _decompressed(suffix: str, raw: BinaryIO) -> AbstractContextManager[BinaryIO
     if suffix == ".bz2":
         return bz2.BZ2File(raw)  # type: ignore[return-value]
     return gzip.GzipFile(fileobj=raw) if suffix == ".gz" else nullcontext(raw)  # type: ignore[return-value]
-
-
-def _xz() -> lzma.LZMADecompressor:
-    return lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
 
 
 def _frames(file: BinaryIO, start: Callable[[], Any]) -> Iterator[bytes]:

@@ -55,7 +55,7 @@ def write_index(
     with whole_folder(folder) as partial:
         with (partial / ENTRIES).open("wb") as texts, (partial / "rows").open("wb") as rows:
             for number, (entry, vector) in enumerate(zip(entries, vectors, strict=True)):
-                one = _id_of(entry)
+                one = None if isinstance(entry, str) else entry.get("id")
                 has_ids = has_ids or (number == 0 and one is not None)
                 if (one is not None) != has_ids or one in ids or not (one is None or is_id(one)):
                     allowed = "give every entry a distinct string or integer, or no entry an id"
@@ -101,10 +101,6 @@ def index_texts(
     vectors = embed(model, (one for _, one in embedded), prompt=text, **options)
     count, width = write_index(folder, (entry for entry, _ in kept), vectors, precision, text)
     return f"{folder}: index of {count:,} texts, width {width}, {precision}"
-
-
-def _id_of(entry: Any) -> Id | None:
-    return None if isinstance(entry, str) else entry.get("id")
 
 
 class VectorIndex:

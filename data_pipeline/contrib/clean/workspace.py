@@ -158,11 +158,6 @@ def save_counts(plan: Plan, stage: str, counts: dict[str, int]) -> None:
     write_whole(plan.path(stage, "counts.json"), json.dumps(dict(sorted(counts.items()))))
 
 
-def source_name(plan: Plan, index: int) -> str:
-    """Return the name of a source."""
-    return plan.sources[index].name
-
-
 def example(plan: Plan, source: int, number: int, **fields: Any) -> dict[str, Json]:
     """Return the fields of an example: the source and the number of the document, from 1, then ``fields``."""
-    return {"source": source_name(plan, source), "document": number + 1, **fields}
+    return {"source": plan.sources[source].name, "document": number + 1, **fields}
