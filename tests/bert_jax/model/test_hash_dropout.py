@@ -76,7 +76,11 @@ def packed_in_pairs(single):
     return packed
 
 
-@pytest.mark.parametrize("options", [{}, {"scan_layers": True, "remat": "full", "fused_qkv": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.slow), {"scan_layers": True, "remat": "full", "fused_qkv": True}],
+    ids=str,
+)
 def test_packed_sequences_drop_the_values_of_single_ones(whole, options):
     assert_equal(loss_and_grads(packed_in_pairs(random_batch(CONFIG)), **options), whole)
 

@@ -120,7 +120,8 @@ def test_curve_of_fine_tuning_with_a_language_model_loss():
     assert_curve(fine_tuning(), gpt_weights(), gpt_batch, recorded("gpt"), total="total", names=names, falls_to=0.7)
 
 
-@pytest.mark.parametrize("name", ["sop", pytest.param("span", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sop", "span"])
 def test_devices_and_microbatches_of_masked_tokens_are_as_one(name):
     assert_as_one(functools.partial(masked_lm, name), masked_weights(name), masked_batch(name, 1))
 

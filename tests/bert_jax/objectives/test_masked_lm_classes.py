@@ -67,6 +67,7 @@ def run(config: PretrainConfig, *, accumulation: int = 1, devices: int = 1) -> t
     return float(loss), to_canonical(jax.device_get(gradients), config.model.vocab_size)
 
 
+@pytest.mark.slow
 def test_devices_and_accumulation_are_as_one():
     loss, gradients = run(tiny_config(OPTIONS))
     other, others = run(tiny_config(OPTIONS, "--mesh.data 2 --mesh.fsdp 2"), accumulation=2, devices=4)
