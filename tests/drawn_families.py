@@ -37,7 +37,7 @@ MORE: dict[str, dict[str, Any]] = {
 def drawn_models(family: str) -> Iterator[tuple[str, ModelBundle]]:
     """Yield the models of :func:`drawn_specs` with random weights."""
     for name, spec in drawn_specs(family):
-        yield name, ModelBundle(spec=spec, params=drawn_params(spec))
+        yield name, ModelBundle(spec=spec, params=random_params(spec))
 
 
 def drawn_specs(family: str) -> Iterator[tuple[str, ModelSpec]]:
@@ -57,7 +57,7 @@ def drawn_specs(family: str) -> Iterator[tuple[str, ModelSpec]]:
             yield name if tied or len(kinds) == 1 or "tied_output" in told.fixed else f"{name}, untied", spec
 
 
-def drawn_params(spec: ModelSpec) -> dict[str, np.ndarray]:
+def random_params(spec: ModelSpec) -> dict[str, np.ndarray]:
     """Return random parameters: normal, around 1 for the scale of a normalization."""
     rng, params = np.random.default_rng(0), {}
     for name, shape in parameter_shapes(spec).items():

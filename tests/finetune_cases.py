@@ -1,6 +1,7 @@
 """What the tests of fine-tuning runs share: a tiny model, records that it can learn, a run."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from unittest import mock
@@ -8,16 +9,18 @@ from unittest import mock
 import jax
 import numpy as np
 from builders import content, words
-from support import shared_programs, untimed
+from support import shared_first_states, shared_programs, untimed
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, RunOptions, TokenizerConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.options import extended
+from bert_jax.finetuning.evaluation import Predictor
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.supervision import LABELS_ONLY
 from bert_jax.finetuning.training_model import training_programs
 from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.interop.saved_model import write_saved
+from bert_jax.metrics.resampling import confidence_intervals
 from bert_jax.process.signals import StopRequest
 from bert_jax.records import Record
 from bert_jax.start.plan import plan_start
@@ -25,9 +28,10 @@ from bert_jax.training.launch import Launch
 
 PIECES = [*words(60), "good", "bad"]
 MODEL = ModelConfig(
-    vocab_size=len(PIECES), hidden_size=32, num_layers=2, num_attention_heads=2, intermediate_size=64,
+    vocab_size=len(PIECES), hidden_size=32, num_layers=1, num_attention_heads=2, intermediate_size=64,
     max_position_embeddings=64,
 )  # fmt: skip
+TWO_LAYERS = dataclasses.replace(MODEL, num_layers=2)
 ARGUMENTS = (
     "--training.num_epochs 2 --training.global_batch_size 8 --training.log_interval 5 --task.max_length 32 "
     "--optimizer.learning_rate 5e-3 --training.compilation_cache none --training.seed 3"
@@ -91,11 +95,41 @@ def run(
     )
 
     def programs(resolved, model, mesh):
-        key = (config, source, repr(splits), mesh, repr(resolved.supervision.key))
+        rest = {
+            "restore_best": True,
+            "checkpoint_interval": 1,
+            "log_interval": 1,
+            "patience": 0,
+        }  # no program reads them
+        ended = dataclasses.replace(config, training=dataclasses.replace(config.training, **rest))
+        key = (ended, source, repr(splits.get("train")), mesh, repr(resolved.supervision.key))
         return shared_programs(key, lambda: training_programs(resolved, model, mesh))
 
-    with mock.patch("bert_jax.finetuning.finetune.training_programs", programs):
+    with (
+        shared_first_states(),
+        mock.patch("bert_jax.finetuning.finetune.training_programs", programs),
+        mock.patch("bert_jax.finetuning.evaluation.Predictor", _Predictor),
+        mock.patch("bert_jax.finetuning.evaluation.confidence_intervals", _confidence_intervals),
+    ):
         finetune(config, launch, splits=splits, tests=tests, start=start, supervision=supervision)
+
+
+_confidence_intervals = functools.partial(confidence_intervals, resamples=50)
+_STEPS: dict = {}
+
+
+class _Predictor(Predictor):
+    """Programs of an equal model serve the runs of a test file together."""
+
+    def __init__(self, task, model, mesh):
+        super().__init__(task, model, mesh)
+        sections = [
+            getattr(task.config, name) for name in ("task", "data", "qa", "tagging", "sentence", "features")
+        ]
+        key = (type(task), model, mesh, repr(sections))
+        if len(_STEPS) == 12:
+            _STEPS.clear()
+        self.step = _STEPS.setdefault(key, self.step)
 
 
 def results(workdir: Path) -> dict[str, dict]:

@@ -1,5 +1,7 @@
 """Small random models for the tests of inference, and the plain way to run them: one text at a time, unpacked."""
 
+import functools
+
 import jax
 import numpy as np
 from builders import drawn, tiny_model, words
@@ -13,7 +15,7 @@ PIECES = [*words(40), "##x", "##y", ",", "?"]
 
 
 def make_weights(heads=None, sentence=None, max_length=0, positions=70, family="bert", seed=0, layers=2, types=2):
-    """A model of two layers with every weight drawn, so that each of them shows in the outputs."""
+    """A model with every weight drawn, so that each of them shows in the outputs."""
     offset = 2 if family == "roberta" else 0
     spec = ModelSpec(
         model=tiny_model(
@@ -29,8 +31,14 @@ def make_weights(heads=None, sentence=None, max_length=0, positions=70, family="
 
 
 def make_model(*arguments, **options):
-    """:func:`make_weights`, ready for use."""
+    """:func:`make_weights`, ready for use and for changes."""
     return prepare(make_weights(*arguments, **options), name="small")
+
+
+@functools.cache
+def shared_model(*arguments, layers=1, **options):
+    """A model of one layer with its compiled programs, for all tests that do not change it."""
+    return make_model(*arguments, layers=layers, **options)
 
 
 def plain(loaded, a, b=None):

@@ -1,5 +1,6 @@
 """What several tests share: a tiny config, its batches, a source of batches without files."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -150,7 +151,7 @@ def pretrain_on(config: PretrainConfig, workdir: Path, vocabulary: Path, **optio
     of_start = {name: options.pop(name) for name in _OF_START if name in options}
     objective, tokenizer = objective_class(config.objective), load_tokenizer(vocabulary)
     job = pretrain.PretrainJob(config, objective, tokenizer, vocabulary, source, inputs)
-    with mock.patch.object(pretrain, "train_programs", _programs_of):
+    with shared_first_states(), mock.patch.object(pretrain, "train_programs", _programs_of):
         train(job, Launch(workdir=workdir, **{"stop": StopRequest(), "start": Start(**of_start)} | options))
 
 
@@ -171,8 +172,49 @@ def _programs_of(objective: Any) -> Any:
     from bert_jax.training.programs import train_programs
 
     fixed = tuple((path, np.asarray(x).tobytes()) for path, x in jax.tree.leaves_with_path(objective.fixed))
-    key = (type(objective), objective.config, objective.mesh, fixed)
-    return shared_programs(key, lambda: train_programs(objective))
+    # What no program reads.
+    rest: dict[str, Any] = {"checkpoint_interval": 1, "log_interval": 1, "eval_interval": 0, "max_bad_steps": 1}
+    rest |= {"spike_deviations": 0.0, "spike_rollbacks": 0}
+    if objective.config.optimizer.decay_steps and not objective.config.optimizer.restart_schedule:
+        rest |= {"num_steps": 0, "num_tokens": 0, "first_step": 0}
+    training = dataclasses.replace(objective.config.training, **rest)
+    config = dataclasses.replace(objective.config, training=training)
+    return shared_programs((type(objective), config, objective.mesh, fixed), lambda: train_programs(objective))
+
+
+_STATES: dict[Any, Any] = {}
+
+
+@contextlib.contextmanager
+def shared_first_states() -> Iterator[None]:
+    """Runs of shared programs begin with a copy of the first state of one of them, and show no filled masks."""
+    from bert_jax.objectives import masked_lm
+    from bert_jax.start import state as module
+    from bert_jax.training.state import initial_state
+
+    def first_state(model: Any, optimizer: Any, abstract: Any, seed: int, loaded: Any = None) -> Any:
+        if sum(leaf.size for leaf in jax.tree.leaves(abstract)) > 1_000_000:
+            return initial_state(model, optimizer, abstract, seed, loaded)
+        content = [(name, np.asarray(values).tobytes()) for name, values in sorted((loaded or {}).items())]
+        key = (id(abstract), seed, hash(tuple(content)))
+        if key not in _STATES:
+            if len(_STATES) == 24:
+                _STATES.clear()
+            # The programs are kept, so that no other ones get their id.
+            _STATES[key] = abstract, jax.device_get(initial_state(model, optimizer, abstract, seed, loaded))
+        # Copies, because a step writes into its state.
+        return jax.tree.map(lambda x, like: jax.device_put(np.array(x), like.sharding), _STATES[key][1], abstract)
+
+    def no_pieces(model: Any, params: Any, features: Any, count: int, pieces: int) -> Any:
+        shape = (*features["mlm_positions"].shape, min(count, pieces))
+        return np.zeros(shape, np.float32), np.zeros(shape, np.int32)
+
+    with contextlib.ExitStack() as stack:
+        if module.initial_state is initial_state:
+            stack.enter_context(mock.patch.object(module, "initial_state", first_state))
+        if masked_lm.top_pieces.__module__ == masked_lm.__name__:
+            stack.enter_context(mock.patch.object(masked_lm, "top_pieces", no_pieces))
+        yield
 
 
 def untimed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

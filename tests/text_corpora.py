@@ -1,5 +1,6 @@
 """Small made-up corpora for the tests of building."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,12 @@ def write_vocab(path: Path, words: int = 400) -> Path:
 
 def write_corpus(path: Path, documents: int = 40, sentences: int = 12, seed: int = 0) -> Path:
     """Documents of which every word names its document: document d holds only w<d> with endings of a to j."""
+    path.write_text(_corpus(documents, sentences, seed))
+    return path
+
+
+@functools.cache
+def _corpus(documents: int, sentences: int, seed: int) -> str:
     rng = np.random.default_rng(seed)
     blocks = []
     for document in range(documents):
@@ -26,8 +33,7 @@ def write_corpus(path: Path, documents: int = 40, sentences: int = 12, seed: int
             ]
             lines.append(" ".join(f"w{document}{ending}" for ending in endings) + " .")
         blocks.append("\n".join(lines))
-    path.write_text("\n\n".join(blocks) + "\n")
-    return path
+    return "\n\n".join(blocks) + "\n"
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from text_corpora import tree, write_corpus
 
-KILLS = int(os.environ.get("BERT_JAX_KILLS", "3"))
+KILLS = int(os.environ.get("BERT_JAX_KILLS", "2"))
 
 
 def command(folder: Path) -> list[str]:

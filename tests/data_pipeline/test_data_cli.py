@@ -313,6 +313,7 @@ def test_unwritable_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert str(folder.parent) in fails(capsys, [*shards(place), "--output", str(folder)])
 
 
+@pytest.mark.slow
 def test_disk_full(place: Path) -> None:
     # A limit on file size ends a write as a full disk does, in parent and workers alike.
     write_corpus(place / "corpus.txt", documents=200)

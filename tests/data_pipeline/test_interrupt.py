@@ -68,9 +68,25 @@ sys.exit(run_command(main))
 """
 
 
-@pytest.mark.parametrize("wait", [0.02, 1.5], ids=["processes start", "processes work"])
-@pytest.mark.parametrize(("number", "code"), BOTH)
-@pytest.mark.parametrize("workers", ["Workers(1)", "Workers(2)", "Workers(1, apart=True)"])
+START, WORK = 0.02, 1.5  # the processes start, the processes work
+
+
+@pytest.mark.parametrize(
+    ("workers", "number", "code", "wait"),
+    [
+        ("Workers(2)", *BOTH[1], WORK),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("Workers(1)", *BOTH[0], WORK),
+                ("Workers(2)", *BOTH[0], START),
+                ("Workers(2)", *BOTH[1], START),
+                ("Workers(1, apart=True)", *BOTH[0], WORK),
+                ("Workers(1, apart=True)", *BOTH[1], START),
+            )
+        ),
+    ],
+)
 def test_the_wait_for_jobs_ends_at_once(workers: str, number: signal.Signals, code: int, wait: float) -> None:
     script = WAITING.format(workers=workers)
     assert stopped(["-c", script], number, "ready", wait) == (code, "stopped\n")
@@ -90,6 +106,7 @@ def test_a_vocabulary_in_training(tmp_path: Path, number: signal.Signals, code: 
     assert not (tmp_path / "vocab.txt").exists()
 
 
+@pytest.mark.slow
 def test_shards_stopped_and_built_on_are_those_of_a_whole_build(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus.txt", documents=200, sentences=50)
     options = "--seq_length 32 --max_predictions 5 --dupe_factor 6 --num_shards 8 --eval_fraction 0.1 --workers 2"

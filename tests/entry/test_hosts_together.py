@@ -20,6 +20,9 @@ from bert_jax.process.accelerators import DEVICE_FILES
 PROGRAM = Path(__file__).with_name("one_of_several.py")
 
 
+LATE = r".*process 1 did not reach 'the meeting' within 2 s; .*"
+
+
 def run(case, folder, count=2, devices=1, *arguments):
     return command.run_hosts(count, devices, case, folder, *arguments, program=PROGRAM, timeout=400)
 
@@ -42,7 +45,7 @@ def test_processes_agree_and_end_well(tmp_path):
     "case, code, own, told",
     [
         ("fail", 2, r"error: my own disk is gone", r"process 1 \(.+\) ended the run: error: my own disk is gone"),
-        ("come_late", 45, *[r".*process 1 did not reach 'the meeting' within 2 s; .*"] * 2),
+        pytest.param("come_late", 45, LATE, LATE, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_a_failing_process_ends_all_with_its_line(tmp_path, case, code, own, told):

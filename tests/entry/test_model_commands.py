@@ -63,7 +63,8 @@ def refused(call):
     return run
 
 
-@pytest.mark.parametrize("first", ["", pytest.param("import jax", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["", "import jax"])
 def test_loading_is_silent_where_libtpu_finds_no_tpu(folder, first):
     """libtpu, which is installed for planning, prints a page of errors when it finds no TPU."""
     if importlib.util.find_spec("libtpu") is None or any(any(Path("/").glob(name)) for name in DEVICE_FILES):

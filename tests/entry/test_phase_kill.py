@@ -11,7 +11,6 @@ from test_kill import DEVICES, kill_when, logged_step
 
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.parallel import make_mesh
-from bert_jax.training.checkpoint.folder import saved_steps
 from bert_jax.training.checkpoint.restore import restore_newest
 from bert_jax.training.logging.metrics_file import read_metrics
 
@@ -74,10 +73,9 @@ def stored(workdir):
 
 
 def moments(workdir, first_step):
-    """Before the first checkpoint of the phase, after it, and between a logged step and its checkpoint."""
+    """Before the first checkpoint of the phase, and between a logged step and its checkpoint."""
     return (
         (workdir / "config.yaml").exists,
-        lambda: saved_steps(workdir),
         lambda: logged_step(workdir) >= first_step + 25,
     )
 
@@ -102,5 +100,5 @@ def test_killed_phases_are_bitwise_the_undisturbed_ones(tmp_path):
         ends.append(found.step)
         before = {"whole": whole, "cut": cut}
     assert ends[2] - ends[1] == ends[3] - ends[2] == 50
-    assert kills >= 6
+    assert kills >= 4
     print(f"{kills} kills, phases end at steps {ends[1:]}")

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from finetune_cases import SPLITS, saved_model
+from finetune_cases import SPLITS, TWO_LAYERS, saved_model
 
 from bert_jax.contrib.compression import gradual
 from bert_jax.interop.readers import read_weights
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.entry
 @pytest.fixture
 def tune(finetuning, monkeypatch, capsys, tmp_path):
     """Call: exit code and output of ``run_finetune.py`` on the records of ``finetune_cases``."""
-    model = saved_model(tmp_path / "model")
+    model = saved_model(tmp_path / "model", model=TWO_LAYERS)
     for split, records in SPLITS.items():
         lines = [json.dumps({"text": record.text, "label": record.label}) for record in records]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
@@ -37,6 +37,7 @@ def tune(finetuning, monkeypatch, capsys, tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_heads_and_units_go_in_rounds_and_a_killed_run_continues(tune, tmp_path, monkeypatch):
     words = "--prune_heads 0.5 --prune_units 0.25 --prune_rounds 2"
     code, out = tune("calm", words)

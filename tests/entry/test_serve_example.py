@@ -44,9 +44,15 @@ SPECS = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=SPECS)
-def server(request, tmp_path):
+QUICK = ("classes", "prompted vectors")
+
+
+@pytest.fixture(
+    scope="module", params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SPECS]
+)
+def server(request, tmp_path_factory):
     """(address, what the model itself answers to texts)."""
+    tmp_path = tmp_path_factory.mktemp("served")
     weights = dataclasses.replace(random_weights(SPECS[request.param]), tokenizer_content=VOCABULARY)
     write_onnx(tmp_path, weights)
     assert (tmp_path / "config.json").exists() == (request.param != "pruned")
@@ -200,7 +206,9 @@ def until(holds):
     raise AssertionError("not within 10 s")
 
 
-@pytest.mark.parametrize("case", ["nothing", "tags", "port", "damaged"])
+@pytest.mark.parametrize(
+    "case", ["tags", *(pytest.param(case, marks=pytest.mark.slow) for case in ("nothing", "port", "damaged"))]
+)
 def test_what_cannot_be_served_is_refused_in_one_line(case, tmp_path):
     heads = HeadsConfig(token_labels=("a", "b")) if case == "tags" else LABELS
     if case != "nothing":
@@ -229,7 +237,7 @@ def test_a_sentence_model_has_the_files_that_text_embeddings_inference_reads(tmp
     assert pooling["pooling_mode_mean_tokens"] is True
 
 
-@pytest.mark.parametrize("activation", ["", "sigmoid", "tanh"])
+@pytest.mark.parametrize("activation", ["", "sigmoid", pytest.param("tanh", marks=pytest.mark.slow)])
 def test_scores_of_pairs_are_those_of_the_model(tmp_path, activation):
     """The function of a cross-encoder's score, and pairs both of whose texts have the type 0."""
     heads = HeadsConfig(pooler=True, sequence_labels=("score",), problem="regression", activation=activation)

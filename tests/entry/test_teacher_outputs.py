@@ -125,6 +125,7 @@ def test_a_wrong_teacher_is_refused_before_the_data_are_built(run, place, pretra
     assert code == 2 and "--teacher: not allowed with objective.name masked_lm; set distillation" in err
 
 
+@pytest.mark.slow
 def test_the_most_probable_pieces(run, place):
     """All of them teach like the whole distribution; few teach another one, stored as in the step."""
     teacher, short = ["--teacher", place / "teacher"], ["--training.num_steps", "4"]
@@ -142,6 +143,7 @@ def test_the_most_probable_pieces(run, place):
     assert held.shape[1:] == (3, 3) and held.dtype == np.int32
 
 
+@pytest.mark.slow
 def test_an_interrupted_writing_goes_on_and_ends_the_same(run, place, monkeypatch):
     teacher = ["--teacher", place / "teacher", "--training.num_steps", "1"]
     run("calm", *teacher, "--teacher_outputs", place / "calm_outputs")

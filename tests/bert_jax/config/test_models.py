@@ -18,7 +18,14 @@ MODELS = sorted((REPOSITORY / "configs" / "models").glob("*.yaml"))
 COUNTS = json.loads((FIXTURES / "families" / "model_counts.json").read_text())
 
 
-@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+# To trace the others takes up to a second each.
+QUICK = ("albert_base", "bert_tiny", "deberta_v3_xsmall", "distilbert_base", "electra_small_generator", "ettin_17m")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.slow) for path in MODELS],
+)
 def test_a_named_model_has_the_size_that_transformers_counts(path):
     kind, count = COUNTS[path.stem]
     assert re.search(r"Counted as (\w+)", path.read_text())[1] == kind

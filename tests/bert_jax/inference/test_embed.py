@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from inference_models import make_model, plain, random_texts
+from inference_models import plain, random_texts, shared_model
 
 from bert_jax.config import HeadsConfig, SentenceConfig, SentenceModule
 from bert_jax.inference.embed import embed, embed_tokens, extract_features
@@ -22,7 +22,7 @@ def sequence_output(loaded, text):
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
 @pytest.mark.parametrize("normalize", [None, pytest.param(True, marks=pytest.mark.slow)])
 def test_packed_vectors_are_those_of_each_text_alone(pooling, normalize):
-    loaded = make_model()
+    loaded = shared_model()
     texts = random_texts(30, 90)  # some longer than the model's 70 positions
     got = loaded.embed(texts, pooling=pooling, normalize=normalize, batch_tokens=256)
     for text, vector in zip(texts, got, strict=True):
@@ -35,7 +35,7 @@ def test_packed_vectors_are_those_of_each_text_alone(pooling, normalize):
 
 def test_the_models_own_modules_come_by_themselves():
     sentence = SentenceConfig(pooling=("cls", "max"), modules=(DENSE, NORMALIZE))
-    loaded = make_model(sentence=sentence)
+    loaded = shared_model(sentence=sentence)
     texts = random_texts(12, 60)
     expected = np.stack([np.asarray(plain(loaded, text).sentence_embedding[0]) for text in texts])
     np.testing.assert_allclose(loaded.embed(texts), expected, atol=BAR, rtol=0)
@@ -49,7 +49,7 @@ def test_the_models_own_modules_come_by_themselves():
 def test_the_first_values_of_vectors():
     texts = random_texts(5, 20)
     for sentence in (None, SentenceConfig(pooling=("cls", "max"), modules=(DENSE, NORMALIZE))):
-        loaded = make_model(sentence=sentence)
+        loaded = shared_model(sentence=sentence)
         whole, first = loaded.embed(texts), loaded.embed(texts, width=3)
         expected = whole[:, :3]
         if sentence is not None:
@@ -64,17 +64,17 @@ def test_the_first_values_of_vectors():
 
 
 def test_shapes_of_one_text_none_and_many():
-    loaded = make_model()
+    loaded = shared_model()
     assert loaded.embed("w1").shape == (16,)
     assert loaded.embed([]).shape == (0, 16)
     assert loaded.embed(iter(["w1", ""])).shape == (2, 16)
-    dense = make_model(sentence=SentenceConfig(pooling=("cls", "max"), modules=(DENSE, NORMALIZE)))
+    dense = shared_model(sentence=SentenceConfig(pooling=("cls", "max"), modules=(DENSE, NORMALIZE)))
     for options in ({}, {"pooling": "mean"}):
         assert dense.embed([], **options).shape == (0, dense.embed("w1", **options).size)
 
 
 def test_what_is_no_text_is_refused_in_one_line():
-    loaded = make_model(HeadsConfig(mlm=True))
+    loaded = shared_model(HeadsConfig(mlm=True))
     refused = pytest.raises(ValueError, match=r"^input 1: \w+ .*; use texts[^\n]*$")
     for value in (None, 3, b"w1", ("w1", "w2")):
         with refused:
@@ -88,9 +88,9 @@ def test_what_is_no_text_is_refused_in_one_line():
 
 def test_prompts():
     prompts = (("query", "w1 w2 "), ("passage", ""))
-    loaded = make_model(sentence=SentenceConfig(prompts=prompts, default_prompt="query"))
+    loaded = shared_model(sentence=SentenceConfig(prompts=prompts, default_prompt="query"))
     asked = loaded.embed("w1 w2 w7")
-    bare = make_model(sentence=SentenceConfig()).embed("w1 w2 w7")
+    bare = shared_model(sentence=SentenceConfig()).embed("w1 w2 w7")
     np.testing.assert_array_equal(loaded.embed("w7"), bare)
     np.testing.assert_array_equal(loaded.embed("w1 w2 w7", prompt_name="passage"), bare)
     np.testing.assert_array_equal(loaded.embed("w2 w7", prompt="w1 "), bare)
@@ -100,7 +100,7 @@ def test_prompts():
 
 def test_a_prompt_that_is_not_pooled():
     sentence = SentenceConfig(pooling=("cls", "mean"), include_prompt=False)
-    loaded = make_model(sentence=sentence)
+    loaded = shared_model(sentence=sentence)
     x = sequence_output(loaded, "w1 w2 w7 w8")
     # [CLS] w1 w2 are left out, as sentence-transformers does.
     expected = np.concatenate([x[3], x[3:].mean(0)])
@@ -110,7 +110,7 @@ def test_a_prompt_that_is_not_pooled():
 
 
 def test_a_prompt_that_leaves_no_room():
-    loaded = make_model(sentence=SentenceConfig(include_prompt=False), max_length=8)
+    loaded = shared_model(sentence=SentenceConfig(include_prompt=False), max_length=8)
     with pytest.raises(ValueError, match=r"the prompt has 8 tokens, .* at most 8; shorten the prompt$"):
         loaded.embed(["w1"], prompt="w1 " * 7)
 
@@ -125,18 +125,18 @@ def test_a_prompt_that_leaves_no_room():
 )
 def test_what_embed_refuses(options, message):
     with pytest.raises(ValueError, match=message):
-        make_model().embed(["w1"], **options)
+        shared_model().embed(["w1"], **options)
 
 
 def test_endless_texts():
     texts = (f"w{n % 40}" for n in itertools.count())
-    loaded = make_model()
+    loaded = shared_model()
     first = list(itertools.islice(embed(loaded, texts), 3))
     np.testing.assert_allclose(np.stack(first), loaded.embed(["w0", "w1", "w2"]), atol=BAR)
 
 
 def test_every_token_of_chosen_layers():
-    loaded = make_model(layers=3)
+    loaded = shared_model(layers=3)
     texts = ["w1 w2x , w3", "", ("w4 w5", "w6"), "w9 " * 90]
     for text, (pieces, hidden) in zip(texts, embed_tokens(loaded, texts, layers=(-1, 0)), strict=True):
         a, b = text if isinstance(text, tuple) else (text, None)
@@ -157,7 +157,7 @@ def ids_of(loaded, a, b):
 
 
 def test_extract_features_has_the_fields_of_the_reference():
-    loaded = make_model()
+    loaded = shared_model(layers=2)
     rows = list(extract_features(loaded, ["w1 ||| w2", "w3"], layers=(-1, -2)))
     assert [row["linex_index"] for row in rows] == [0, 1]
     assert [token["token"] for token in rows[0]["features"]] == ["[CLS]", "w1", "[SEP]", "w2", "[SEP]"]
@@ -171,4 +171,4 @@ def test_extract_features_has_the_fields_of_the_reference():
 @pytest.mark.parametrize("layers", [(2,), (-3,), ()])
 def test_layers_that_there_are_not(layers):
     with pytest.raises(ValueError, match="use -2 to 1"):
-        next(embed_tokens(make_model(), ["w1"], layers=layers))
+        next(embed_tokens(shared_model(layers=2), ["w1"], layers=layers))

@@ -6,7 +6,7 @@ import zipfile
 import jax
 import numpy as np
 import pytest
-from inference_models import make_model, make_weights
+from inference_models import make_weights, shared_model
 
 from bert_jax.config import HeadsConfig, SentenceConfig
 from bert_jax.inference.embed import embed_tokens
@@ -20,12 +20,12 @@ MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]])
 
 @pytest.fixture(scope="module")
 def model():
-    return make_model()
+    return shared_model()
 
 
 def test_outputs_of_every_head():
     heads = HeadsConfig(pooler=True, mlm=True, nsp=True, sequence_labels=("a", "b", "c"), span=True)
-    loaded = make_model(heads, SentenceConfig())
+    loaded = shared_model(heads, SentenceConfig(), layers=2)
     outputs = loaded.forward({"input_ids": IDS}, hidden_states=True, attentions=True)
     assert {name: values.shape for name, values in outputs.items()} == {
         "last_hidden_state": (2, 5, 16), "pooler_output": (2, 16), "mlm_logits": (2, 5, 52), "nsp_logits": (2, 2),
@@ -71,11 +71,11 @@ def test_each_use_of_shared_layers_has_its_own_hidden_states_and_attentions():
 
 def test_absent_heads_give_nothing(model):
     assert list(model.forward({"input_ids": IDS})) == ["last_hidden_state", "pooler_output"]
-    assert list(make_model(HeadsConfig()).forward({"input_ids": IDS})) == ["last_hidden_state"]
+    assert list(shared_model(HeadsConfig()).forward({"input_ids": IDS})) == ["last_hidden_state"]
 
 
 def test_heads_that_meet_keep_their_names():
-    outputs = make_model(HeadsConfig(pooler=True, sequence_labels=("a", "b"), token_labels=("x", "y"))).forward(
+    outputs = shared_model(HeadsConfig(pooler=True, sequence_labels=("a", "b"), token_labels=("x", "y"))).forward(
         {"input_ids": IDS}
     )
     assert outputs["sequence_logits"].shape == (2, 2) and outputs["token_logits"].shape == (2, 5, 2)
@@ -83,7 +83,7 @@ def test_heads_that_meet_keep_their_names():
 
 
 def test_choices():
-    loaded = make_model(HeadsConfig(pooler=True, choice=True))
+    loaded = shared_model(HeadsConfig(pooler=True, choice=True))
     outputs = loaded.forward({"input_ids": np.stack([IDS, IDS, IDS])})
     assert outputs["logits"].shape == (3, 2) and outputs["last_hidden_state"].shape == (6, 5, 16)
     flat = loaded.forward({"input_ids": IDS})["logits"]
@@ -132,7 +132,7 @@ def test_padding_on_the_left_counts_positions_from_the_first_column(model):
 
 
 def test_padding_on_the_left_of_roberta_takes_no_position():
-    loaded = make_model(HeadsConfig(), family="roberta", types=1)
+    loaded = shared_model(HeadsConfig(), family="roberta", types=1)
     ids = np.array([[5, 7, 8, 9, 3]])
     left = np.concatenate([np.full((1, 2), 1), ids], axis=1)  # 1 is its padding
     mask = (left != 1).astype(int)

@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from inference_models import make_model, random_texts
+from inference_models import make_model, random_texts, shared_model
 
 from bert_jax.inference.batching import (
     Shape,
@@ -70,7 +70,7 @@ def test_the_last_batch_is_the_least_that_takes_what_is_left():
 
 
 def test_results_keep_the_order_of_endless_input():
-    loaded, read, done = make_model(positions=16), [], []
+    loaded, read, done = shared_model(positions=16), [], []
 
     def inputs():
         for number in itertools.count():
@@ -139,7 +139,7 @@ def test_a_small_call_runs_one_row_and_later_windows_keep_their_shapes():
 
 
 def test_a_text_has_the_same_vector_alone_and_among_others():
-    loaded, texts = make_model(), random_texts(12, 40)
+    loaded, texts = shared_model(), random_texts(12, 40)
     together = loaded.embed(texts)
     for text, vector in zip(texts, together, strict=True):
         np.testing.assert_allclose(loaded.embed(text), vector, atol=1e-6)
@@ -160,8 +160,13 @@ def test_work_runs_ahead_by_a_few_batches_only():
 
 
 def test_eight_programs_serve_a_model_whatever_its_texts():
-    loaded = make_model(positions=512)
-    for texts in (random_texts(3, 5), random_texts(40, 500), random_texts(300, 20), random_texts(5, 120)):
-        loaded.embed(texts, batch_tokens=1024)
-    (program,) = loaded._programs.values()
-    assert 3 <= program._cache_size() <= 8
+    loaded, shapes = shared_model(positions=512), set()
+
+    def run(params, batch):
+        shapes.add(batch["input_ids"].shape)
+        return {"token": {"ids": batch["input_ids"]}}
+
+    for count, longest in ((3, 5), (40, 500), (300, 20), (5, 120)):
+        lengths = [len(text.split()) + 2 for text in random_texts(count, longest)]
+        list(loaded.windows(lengths, inputs_of, run, batch_tokens=1024))
+    assert 3 <= len(shapes) <= 8

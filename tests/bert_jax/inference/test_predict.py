@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from inference_models import make_model, plain, random_texts
+from inference_models import make_model, plain, random_texts, shared_model
 
 from bert_jax.config import HeadsConfig
 
@@ -21,7 +21,7 @@ def close(given, expected):
 
 
 def test_classes():
-    loaded = make_model(HeadsConfig(pooler=True, sequence_labels=("no", "maybe", "yes")))
+    loaded = shared_model(HeadsConfig(pooler=True, sequence_labels=("no", "maybe", "yes")))
     texts = [*random_texts(10, 60), ("w1 w2", "w3"), {"text": "w4"}, {"text": "w1 w2", "text_pair": "w3"}]
     results = loaded.predict(iter(texts))
     for text, result in zip(texts[:11], results, strict=False):
@@ -38,7 +38,7 @@ def test_classes():
 
 def test_several_labels_of_one_text():
     heads = HeadsConfig(pooler=True, sequence_labels=("a", "b", "c", "d"), problem="multi_label")
-    loaded = make_model(heads)
+    loaded = shared_model(heads)
     (result,) = loaded.predict(["w1 w2 w3"])
     chances = 1 / (1 + np.exp(-plain(loaded, "w1 w2 w3").sequence_logits[0, 0]))
     close(result["probabilities"], chances)
@@ -47,14 +47,14 @@ def test_several_labels_of_one_text():
 
 
 def test_regression_gives_the_value():
-    loaded = make_model(HeadsConfig(pooler=True, sequence_labels=("score",), problem="regression"))
+    loaded = shared_model(HeadsConfig(pooler=True, sequence_labels=("score",), problem="regression"))
     (result,) = loaded.predict(["w1 w2 w3"])
     assert list(result) == ["value"]
     assert abs(result["value"] - plain(loaded, "w1 w2 w3").sequence_logits[0, 0, 0]) <= BAR
 
 
 def test_tags_of_words():
-    loaded = make_model(HeadsConfig(token_labels=("O", "B", "I")))
+    loaded = shared_model(HeadsConfig(token_labels=("O", "B", "I")))
     text = "w1xy, W2  w99? w3"
     (result, other) = loaded.predict([text, ""])
     assert other == {"tokens": []}
@@ -72,7 +72,7 @@ def test_tags_of_words():
 
 
 def test_tags_of_given_words():
-    loaded = make_model(HeadsConfig(token_labels=("O", "B", "I")))
+    loaded = shared_model(HeadsConfig(token_labels=("O", "B", "I")))
     words = ["w1xy,", "", "W2", "w3"]  # one word of four pieces, and one without any
     (result,) = loaded.predict([{"words": words}])
     assert [token["text"] for token in result["tokens"]] == words
@@ -86,13 +86,13 @@ def test_tags_of_given_words():
     assert [token["text"] for token in long["tokens"]] == many and "truncated" not in long
     assert empty == {"tokens": []}
     with pytest.raises(ValueError, match="words require a tagging model"):
-        make_model(HeadsConfig(pooler=True, sequence_labels=("a", "b"))).predict([{"words": words}])
+        shared_model(HeadsConfig(pooler=True, sequence_labels=("a", "b"))).predict([{"words": words}])
 
 
 @pytest.mark.parametrize("given", ["w1 w2 w3 w4", {"words": ["w1", "w2", "w3", "w4"]}])
 def test_tags_by_a_crf_are_those_of_the_best_path(given):
     labels = ("O", "B", "I")
-    loaded = make_model(HeadsConfig(token_labels=labels, crf=True))
+    loaded = shared_model(HeadsConfig(token_labels=labels, crf=True))
     rng = np.random.default_rng(0)
     crf = {
         name: rng.normal(size=(3, 3) if name == "transitions" else 3) for name in ("transitions", "start", "end")
@@ -111,7 +111,7 @@ def test_tags_by_a_crf_are_those_of_the_best_path(given):
 
 
 def test_answers():
-    loaded = make_model(HeadsConfig(span=True))
+    loaded = shared_model(HeadsConfig(span=True))
     question, passage = "w1 w2?", "w5 w6x, w7 w8"
     (result,) = loaded.predict([{"text": question, "text_pair": passage}])
     output = plain(loaded, question, passage)
@@ -127,7 +127,7 @@ def test_answers():
 
 
 def test_an_answer_beyond_the_first_window():
-    loaded = make_model(HeadsConfig(span=True))
+    loaded = shared_model(HeadsConfig(span=True))
     rng = np.random.default_rng(3)
     passage = " ".join(f"w{i}" for i in rng.integers(0, 40, 200))
     (result,) = loaded.predict([("w1 w2", passage)])
@@ -146,7 +146,7 @@ def test_an_answer_beyond_the_first_window():
 
 
 def test_choices():
-    loaded = make_model(HeadsConfig(pooler=True, choice=True))
+    loaded = shared_model(HeadsConfig(pooler=True, choice=True))
     examples = [{"text": "w1 w2", "choices": ["w3", "w4 w5", "w6"]}, {"text": "w7", "choices": ["w8", "w9"]}]
     for example, result in zip(examples, loaded.predict(examples), strict=True):
         logits = [plain(loaded, example["text"], choice).choice_logits[0, 0] for choice in example["choices"]]
@@ -178,7 +178,7 @@ def test_choices():
     ],
 )
 def test_what_predict_refuses(heads, text, message):
-    loaded = make_model(heads)
+    loaded = shared_model(heads)
     if message is None:  # a long question is cut and leaves room
         assert loaded.predict([text])
         return
@@ -188,7 +188,7 @@ def test_what_predict_refuses(heads, text, message):
 
 
 def test_one_of_several_heads_by_name():
-    loaded = make_model(HeadsConfig(pooler=True, sequence_labels=("a", "b"), token_labels=("x", "y")))
+    loaded = shared_model(HeadsConfig(pooler=True, sequence_labels=("a", "b"), token_labels=("x", "y")))
     assert "label" in loaded.predict(["w1"], task="sequence")[0]
     assert "tokens" in loaded.predict(["w1"], task="token")[0]
     with pytest.raises(ValueError, match=r"no span head; .* sequence, token"):
@@ -196,7 +196,7 @@ def test_one_of_several_heads_by_name():
 
 
 def test_fill_mask():
-    loaded = make_model(HeadsConfig(mlm=True))
+    loaded = shared_model(HeadsConfig(mlm=True))
     texts = ["w1 [MASK] w3", "[MASK][MASK] w2 [MASK]", *[f"{text} [MASK]" for text in random_texts(20, 50)]]
     tokenizer = loaded.tokenizer
     for text, filled in zip(texts, loaded.fill_mask(texts, top=3), strict=True):
@@ -216,7 +216,7 @@ def padded(ids):
 
 
 def test_a_row_of_many_masks():
-    loaded = make_model(HeadsConfig(mlm=True))
+    loaded = shared_model(HeadsConfig(mlm=True))
     (filled,) = loaded.fill_mask(["[MASK] " * 30], top=1)
     again = loaded.fill_mask(["w1 [MASK]", "[MASK] " * 30], top=1)
     assert len(filled.masks) == len(again[1].masks) == 30 and len(again[0].masks) == 1
@@ -234,7 +234,7 @@ def test_a_row_of_many_masks():
 )
 def test_what_fill_mask_refuses(heads, text, top, message):
     with pytest.raises(ValueError, match=message):
-        make_model(heads).fill_mask([text], top=top)
+        shared_model(heads).fill_mask([text], top=top)
 
 
 def test_no_vocabulary_no_texts():

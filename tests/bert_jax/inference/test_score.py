@@ -1,13 +1,14 @@
 """Log-probabilities of texts against a loop over single masked texts, and minimal pairs."""
 
 import dataclasses
+import functools
 import gzip
 import itertools
 import json
 
 import numpy as np
 import pytest
-from inference_models import PIECES, make_model, make_weights, plain, random_texts
+from inference_models import PIECES, make_model, make_weights, plain, random_texts, shared_model
 
 from bert_jax.config import HeadsConfig, TokenizerConfig
 from bert_jax.contrib.analysis.minimal_pairs import LEVELS, accuracies, read_pairs, score_pairs
@@ -40,6 +41,7 @@ def loop(loaded, text, method):
     return values
 
 
+@functools.cache
 def causal(heads=None, **changes):
     weights = make_weights(heads or HeadsConfig(), positions=100)
     model = dataclasses.replace(weights.spec.model, attention="causal", **changes)
@@ -48,7 +50,7 @@ def causal(heads=None, **changes):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_values_are_those_of_a_loop_over_single_texts(method):
-    loaded = make_model(HeadsConfig(mlm=True))
+    loaded = shared_model(HeadsConfig(mlm=True))
     short = [*TEXTS[:2], *TEXTS[-5:]]
     for text, row in zip(short, loaded.score(iter(short), method=method), strict=True):
         expected = loop(loaded, text, method)
@@ -59,7 +61,7 @@ def test_values_are_those_of_a_loop_over_single_texts(method):
 
 
 def test_methods_differ_only_before_the_end_of_a_word():
-    loaded = make_model(HeadsConfig(mlm=True))
+    loaded = shared_model(HeadsConfig(mlm=True))
     left_to_right, original = (loaded.score("w1xy w2", method=method) for method in METHODS)
     assert left_to_right == loaded.score("w1xy w2")  # the default
     differs = np.abs(np.subtract(left_to_right.log_probabilities, original.log_probabilities)) > 1e-3
@@ -68,7 +70,7 @@ def test_methods_differ_only_before_the_end_of_a_word():
 
 @pytest.mark.parametrize("batch_tokens", [70, 300])
 def test_packing_and_windows_do_not_change_the_values(monkeypatch, batch_tokens):
-    loaded = make_model(HeadsConfig(mlm=True))
+    loaded = shared_model(HeadsConfig(mlm=True))
     packed = loaded.score(TEXTS)
     monkeypatch.setattr("bert_jax.inference.engine.INPUTS_PER_ROW", 1)
     monkeypatch.setattr("bert_jax.inference.score.WINDOW", 7)  # texts end in other windows than they begin in
@@ -79,7 +81,7 @@ def test_packing_and_windows_do_not_change_the_values(monkeypatch, batch_tokens)
 
 
 def test_equal_copies_run_once_and_texts_are_streamed():
-    loaded, passes = make_model(HeadsConfig(mlm=True)), []
+    loaded, passes = shared_model(HeadsConfig(mlm=True)), []
     both = loaded.score([GOOD, BAD], progress=passes.append)
     assert sum(passes) == 6 + 6 - 1
     for row in both:
@@ -125,7 +127,7 @@ class TestCausal:
         (3, "input 1: int '3' is not allowed; use texts"),
     ],
 )
-@pytest.mark.parametrize("make", [lambda: make_model(HeadsConfig(mlm=True)), causal])
+@pytest.mark.parametrize("make", [lambda: shared_model(HeadsConfig(mlm=True)), causal])
 def test_texts_that_are_refused(make, text, message):
     loaded = make()
     if loaded.config.attention == "causal" and isinstance(text, str) and text.strip():
@@ -139,9 +141,9 @@ def test_texts_that_are_refused(make, text, message):
 
 def test_models_that_are_refused():
     with pytest.raises(ValueError, match="small: no language-model head; use a masked or causal language model"):
-        make_model().score(["w1"])
+        shared_model().score(["w1"])
     with pytest.raises(ValueError, match="method: 'other' is not allowed; use one of PLL-word-l2r, PLL-original"):
-        make_model(HeadsConfig(mlm=True)).score(["w1"], method="other")
+        shared_model(HeadsConfig(mlm=True)).score(["w1"], method="other")
     loaded = make_model(HeadsConfig(mlm=True))
     loaded.tokenizer.mask_id = loaded.tokenizer.unk_id
     with pytest.raises(ValueError, match="small: the tokenizer has no mask piece"):
@@ -153,7 +155,7 @@ def test_models_that_are_refused():
 
 class TestWords:
     def test_word_pieces(self):
-        tokenizer = make_model().tokenizer
+        tokenizer = shared_model().tokenizer
         ids, numbers = tokenizer.encode_with_words("w1xy, w2 w99x ?")
         assert ids == tokenizer.encode("w1xy, w2 w99x ?") and numbers == [0, 0, 0, 1, 2, 3, 4]
         assert tokenizer.encode_with_words("") == ([], [])
@@ -206,7 +208,7 @@ class TestPairs:
             stream.write("\n\n".join(map(json.dumps, self.lines())) + "\n")
         return path
 
-    @pytest.mark.parametrize("make", [lambda: make_model(HeadsConfig(mlm=True)), causal])
+    @pytest.mark.parametrize("make", [lambda: shared_model(HeadsConfig(mlm=True)), causal])
     def test_groups(self, file, make):
         loaded = make()
         pairs = read_pairs(file)

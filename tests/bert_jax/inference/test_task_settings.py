@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import drawn, tiny_model, words
-from inference_models import make_model
+from inference_models import make_model, shared_model
 
 import bert_jax
 from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, TaskSettings, TokenizerConfig, spec_from_json
@@ -222,7 +222,7 @@ def test_triplets_are_inputs(given):
 
 @pytest.mark.parametrize(("options", "orders"), [({}, 1), ({"pair_order": "both", "truncation": "tail"}, 2)])
 def test_zero_shot_reads_texts_as_the_run(monkeypatch, options, orders):
-    loaded = make_model(HeadsConfig(pooler=True, sequence_labels=("contradiction", "entailment")))
+    loaded = shared_model(HeadsConfig(pooler=True, sequence_labels=("contradiction", "entailment")))
     task = TaskSettings(kind="classification", max_length=12, **options)
     loaded.spec, units = dataclasses.replace(loaded.spec, task=task), []
     monkeypatch.setattr(

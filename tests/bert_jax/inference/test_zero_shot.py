@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from inference_models import make_model, make_weights, plain, random_texts
+from inference_models import make_model, make_weights, plain, random_texts, shared_model
 
 from bert_jax.commands import main as cli
 from bert_jax.config import HeadsConfig
@@ -18,7 +18,7 @@ WORDS = {"no": ["w1", "w2"], "maybe": ["w3"], "yes": ["w4", "w5", "w6"]}
 
 
 def nli_model(labels=NLI, seed=1, **options):
-    return make_model(HeadsConfig(pooler=True, sequence_labels=labels, **options), seed=seed)
+    return shared_model(HeadsConfig(pooler=True, sequence_labels=labels, **options), seed=seed)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def nli():
 
 @pytest.fixture(scope="module")
 def mlm():
-    return make_model(HeadsConfig(mlm=True))
+    return shared_model(HeadsConfig(mlm=True))
 
 
 def softmax(logits):
@@ -167,7 +167,7 @@ def test_without_a_class_of_contradiction_it_is_the_share_of_all(classes, at, op
     ],
 )
 def test_what_is_refused(heads, options, message):
-    loaded = make_model(heads)
+    loaded = shared_model(heads)
     with pytest.raises(ValueError, match=message) as caught:
         loaded.zero_shot(["w1"], **({"labels": ["w1", "w2"]} | options))
     assert "\n" not in str(caught.value)
@@ -218,7 +218,7 @@ def test_a_vocabulary_that_knows_words_with_their_blank():
 @pytest.fixture
 def call(tmp_path, capsys):
     """Run ``bert-jax zero-shot`` with a small model: (exit code, lines of stdout, lines of stderr)."""
-    write_saved(tmp_path / "model", make_weights(HeadsConfig(pooler=True, sequence_labels=NLI), seed=1))
+    write_saved(tmp_path / "model", make_weights(HeadsConfig(pooler=True, sequence_labels=NLI), seed=1, layers=1))
 
     def run(*words):
         code = cli.main(["zero-shot", *map(str, words), "--model", str(tmp_path / "model")])

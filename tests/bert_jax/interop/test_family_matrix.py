@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 from command import REPOSITORY
-from drawn_families import drawn_params, drawn_specs
+from drawn_families import drawn_specs, random_params
 from exported import VOCABULARY
 
 from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig, TokenizerConfig
@@ -49,7 +49,7 @@ def bundle_of(family, held, drawn) -> ModelBundle:
         model=model, heads=HeadsConfig(**fields), family=family, tokenizer=TokenizerConfig(),
         sentence=SentenceConfig() if "sentence" in held else None,
     )  # fmt: skip
-    params = drawn_params(spec) if drawn else {}
+    params = random_params(spec) if drawn else {}
     return ModelBundle(spec=spec, params=params, tokenizer_content=VOCABULARY)
 
 

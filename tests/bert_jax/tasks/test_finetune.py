@@ -296,7 +296,7 @@ def test_a_finished_task_starts_another_one_with_or_without_its_head(source, lea
             "label '7' is not",
         ),
         ("--task.kind regression", with_labels(SPLITS, lambda label: "nan"), "label 'nan' "),
-        ("--regularization.reinit_layers 3", SPLITS, "reinit_layers: 3 is not allowed; allowed: 0 to 2"),
+        ("--regularization.reinit_layers 3", SPLITS, "reinit_layers: 3 is not allowed; allowed: 0 to 1"),
         ("--optimizer.frozen layer_7", SPLITS, "optimizer.frozen: 'layer_7' is not allowed"),
         ("--features.layers concat_last_four", SPLITS, "another value with model.num_layers"),
         ("--input.few_shot 60", SPLITS, "input.few_shot: 60 .* 3[0-9] "),

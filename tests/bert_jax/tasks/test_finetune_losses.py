@@ -7,13 +7,14 @@ import jax
 import numpy as np
 import pytest
 from finetune_cases import (
-    MODEL,
     SPLITS,
+    TWO_LAYERS,
     configured,
     lines,
     run,
     saved_model,
 )
+from support import random_params
 
 import bert_jax
 from bert_jax.config import HeadsConfig, load_config
@@ -23,7 +24,7 @@ from bert_jax.finetuning.task_objective import TaskObjective
 from bert_jax.interop.readers import read_weights
 from bert_jax.model import BertModel, to_canonical
 from bert_jax.parallel import batch_sharding, make_mesh
-from bert_jax.training.state import initial_params, initial_state
+from bert_jax.training.state import initial_state
 from bert_jax.training.step import loss_and_gradients
 
 
@@ -41,8 +42,8 @@ LOWER = "--loss.layers 1 --loss.layer_weight 0.2"
 
 
 @pytest.mark.slow
-def test_losses_beside_the_task_are_learned_and_leave_no_trace(source, tmp_path):
-    run(source, tmp_path / "w", f"{LOWER} --loss.mlm_weight 0.5 --training.num_epochs 3")
+def test_losses_beside_the_task_are_learned_and_leave_no_trace(two_layers, tmp_path):
+    run(two_layers, tmp_path / "w", f"{LOWER} --loss.mlm_weight 0.5 --training.num_epochs 3")
     found = [line for line in lines(tmp_path / "w") if "mlm_loss" in line and line["mlm_loss"] is not None]
     assert found[-1]["mlm_loss"] < found[0]["mlm_loss"] and "layer_1_loss" in found[0]
     assert not any(name.startswith("mlm_head") for name in read_weights(tmp_path / "w" / "best").params)
@@ -72,13 +73,13 @@ def stepped(source, folder, options):
 
 
 @pytest.mark.slow
-def test_frozen_parts_stay_as_they_are_and_cost_no_backward_pass(source, tmp_path):
+def test_frozen_parts_stay_as_they_are_and_cost_no_backward_pass(two_layers, tmp_path):
     head = {f"{part}/{name}" for part in ("pooler", "sequence_head") for name in ("bias", "kernel")}
-    moved, share = stepped(source, tmp_path, "--optimizer.frozen embeddings encoder")
+    moved, share = stepped(two_layers, tmp_path, "--optimizer.frozen embeddings encoder")
     # A forward and a backward pass are three forward passes; the first of them is left.
     assert moved == head and share < 0.5
     # Neither weight decay nor other losses move it.
-    moved, share = stepped(source, tmp_path, f"--features.frozen_encoder true --loss.mlm_weight 0.5 {LOWER}")
+    moved, share = stepped(two_layers, tmp_path, f"--features.frozen_encoder true --loss.mlm_weight 0.5 {LOWER}")
     assert {name for name in moved if not name.startswith("mlm_head/")} == head and share < 0.5
 
 
@@ -91,17 +92,17 @@ def test_frozen_parts_stay_as_they_are_and_cost_no_backward_pass(source, tmp_pat
         ),
     ],
 )
-def test_a_layer_that_joins_late_begins_with_steps_of_the_usual_size(source, tmp_path, options):
+def test_a_layer_that_joins_late_begins_with_steps_of_the_usual_size(two_layers, tmp_path, options):
     """Without what else scales it, Adam's first step is 1; the top layer's comes after an epoch."""
     options += " --optimizer.unfreeze_every 1 --optimizer.weight_decay 0 --optimizer.clip_norm 0"
-    config, start = configured(source, tmp_path, options)
+    config, start = configured(two_layers, tmp_path, options)
     job = module.FinetuneJob(config, SPLITS, (), start)
     mesh = make_mesh(config.mesh, jax.devices()[: 8 if "mesh" in options else 1])
     programs = job.programs(mesh)
     state = initial_state(programs.model, programs.optimizer, programs.abstract, 0)
     (adam,) = state.opt_state
     moments = (adam._replace(count=adam.count + job.resolved.steps_per_epoch),)
-    grads = jax.tree.map(jax.numpy.ones_like, state.params)
+    grads = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), state.params)
     direction = to_canonical(jax.jit(programs.optimizer.update)(grads, moments, None)[0], config.model.vocab_size)
     top = {name for name in direction if name.startswith("encoder/layer_1/")}
     assert top and all(np.allclose(direction[name], 1, rtol=1e-4) for name in top)
@@ -109,13 +110,15 @@ def test_a_layer_that_joins_late_begins_with_steps_of_the_usual_size(source, tmp
     assert below and not any(np.any(direction[name]) for name in below)
 
 
-def test_the_loss_of_a_lower_layer_is_that_of_a_model_which_ends_there(source, tmp_path):
+def test_the_loss_of_a_lower_layer_is_that_of_a_model_which_ends_there(two_layers, tmp_path):
     """With weight w the loss is loss(2 layers) + w * loss(1 layer), the same pooler and head on both."""
-    config, start = configured(source, tmp_path, f"{LOWER} --model.hidden_dropout 0 --model.attention_dropout 0")
+    config, start = configured(
+        two_layers, tmp_path, f"{LOWER} --model.hidden_dropout 0 --model.attention_dropout 0"
+    )
     job = module.FinetuneJob(config, SPLITS, (), start)
     mesh = make_mesh(config.mesh, jax.devices()[:1])
     batch = {name: jax.numpy.asarray(x) for name, x in job.batches(mesh).pack(0)[0].items()}
-    params = initial_params(job.model, 0)
+    params = random_params(job.model)
     params["sequence_head"]["kernel"] *= 200  # so that the layers differ
     objective = TaskObjective(job.task, job.config, job.model)
     whole, *_ = jax.jit(lambda tree: loss_and_gradients(objective, tree, batch, None, 1))(params)
@@ -137,7 +140,7 @@ def test_the_loss_of_a_lower_layer_is_that_of_a_model_which_ends_there(source, t
 def test_the_next_token_loss_is_its_formula(tmp_path, has_head):
     """Task + 0.5 * mean over the tokens that another of their sequence follows (Radford et al. 2018, 3.2)."""
     model = dataclasses.replace(
-        MODEL, attention="causal", pooling="last", hidden_dropout=0.0, attention_dropout=0.0
+        TWO_LAYERS, attention="causal", pooling="last", hidden_dropout=0.0, attention_dropout=0.0
     )
     if has_head:
         model = dataclasses.replace(model, mlm_layer="none", without_bias=("mlm_output",))
@@ -147,13 +150,14 @@ def test_the_next_token_loss_is_its_formula(tmp_path, has_head):
         config, start = configured(source, tmp_path / "w", options)
         job = module.FinetuneJob(config, SPLITS, (), start)
         batch = job.batches(make_mesh(config.mesh, jax.devices()[:1])).pack(0)[0]
-        params = initial_params(job.model, 0)
+        params = random_params(job.model)
         objective = TaskObjective(job.task, job.config, job.model)
         compute = jax.jit(lambda tree, b, objective=objective: loss_and_gradients(objective, tree, b, None, 1)[0])
         losses.append(float(compute(params, batch)))
     assert batch["sequence_ids"].max() > 1  # several examples in a row
     assert not any(name.startswith("mlm_head") for name in to_canonical(params, model.vocab_size))
-    hidden = BertModel(config.model, config.execution, job.heads).apply({"params": params}, batch).sequence_output
+    network = BertModel(config.model, config.execution, job.heads)
+    hidden = jax.jit(network.apply)({"params": params}, batch).sequence_output
     table = np.asarray(params["embeddings"]["word_embeddings"]["embedding"], np.float64)[: model.vocab_size]
     logits = np.asarray(hidden, np.float64) @ table.T
     ids, rows = batch["input_ids"], batch["sequence_ids"]
@@ -187,7 +191,7 @@ def test_a_next_token_loss_needs_a_causal_model(options, message):
         ("--task.kind choice --loss.layers 1", "loss.layers: unknown option with task.kind choice"),
     ],
 )
-def test_layers_that_cannot_have_a_loss(source, tmp_path, arguments, message):
+def test_layers_that_cannot_have_a_loss(two_layers, tmp_path, arguments, message):
     splits = {name: [dataclasses.replace(r, choices=("a", "b")) for r in found] for name, found in SPLITS.items()}
     with pytest.raises(ValueError, match=message):
-        run(source, tmp_path / "w", arguments, splits)
+        run(two_layers, tmp_path / "w", arguments, splits)

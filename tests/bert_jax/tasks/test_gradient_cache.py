@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 from finetune_cases import configured, records, run, saved_model
+from support import random_params
 
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.finetuning.task_objective import TaskObjective
 from bert_jax.parallel import batch_sharding, make_mesh
-from bert_jax.training.state import initial_params
 from bert_jax.training.step import loss_and_gradients
 
 TEXTS = [record.text for record in records(20, 4)]
@@ -33,35 +33,47 @@ def computed(source, folder, loss, steps, *, cached=True, devices=1, options="",
     objective = TaskObjective(job.task, job.config, job.model.clone(mesh=mesh))
     batch = {name: jax.device_put(x, batch_sharding(mesh)) for name, x in job.batches(mesh).pack(0)[0].items()}
     compute = jax.jit(lambda params: loss_and_gradients(objective, params, batch, key, steps))
-    value, gradients, sums, _ = compute(initial_params(job.model, 0))
+    value, gradients, sums, _ = compute(random_params(job.model))
     return np.asarray(value), jax.tree.map(np.asarray, gradients), {name: pair[0] for name, pair in sums.items()}
 
 
+KEY = jax.random.key(1)
+MIXED = "--sentence.matryoshka 8 --loss.mlm_weight 0.5"
+
+
 @pytest.mark.parametrize(
-    ("loss", "options"),
+    ("loss", "options", "mesh"),
     [
-        ("negatives", ""),
-        pytest.param("cosent", "--sentence.matryoshka 8 --loss.mlm_weight 0.5", marks=pytest.mark.slow),
-        pytest.param("simcse", "", marks=pytest.mark.slow),
+        ("negatives", "", MANY),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("negatives", "", ""),
+                ("cosent", MIXED, ""),
+                ("cosent", MIXED, MANY),
+                ("simcse", "", MANY),
+            )
+        ),
     ],
 )
-def test_microbatches_are_one_large_batch(source, tmp_path, loss, options):
+def test_microbatches_are_one_large_batch(source, tmp_path, loss, options, mesh):
     """Also with dropout, whose bits depend on the text alone, and on several devices."""
-    key = jax.random.key(1)
-    whole = computed(source, tmp_path, loss, 1, options=options, key=key)
-    for devices, mesh in ((1, ""), (8, MANY)):
-        found = computed(
-            source, tmp_path, loss, 4 if mesh else 8, devices=devices, options=f"{options} {mesh}", key=key
-        )
-        np.testing.assert_allclose(found[0], whole[0], rtol=1e-6)
-        assert set(found[2]) == set(whole[2])
-        for name in set(whole[2]) - {"padding_fraction"}:
-            np.testing.assert_allclose(found[2][name], whole[2][name], rtol=1e-6, err_msg=name)
-        largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(whole[1]))
-        for one, other in zip(*map(jax.tree.leaves, (found[1], whole[1])), strict=True):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 * largest)
-    apart = computed(source, tmp_path, loss, 8, cached=False, options=options, key=key)
-    assert abs(float(apart[0]) - float(whole[0])) > 0.1  # fewer texts to compare
+    whole = computed(source, tmp_path, loss, 1, options=options, key=KEY)
+    devices, steps = (8, 4) if mesh else (1, 8)
+    found = computed(source, tmp_path, loss, steps, devices=devices, options=f"{options} {mesh}", key=KEY)
+    np.testing.assert_allclose(found[0], whole[0], rtol=1e-6)
+    assert set(found[2]) == set(whole[2])
+    for name in set(whole[2]) - {"padding_fraction"}:
+        np.testing.assert_allclose(found[2][name], whole[2][name], rtol=1e-6, err_msg=name)
+    largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(whole[1]))
+    for one, other in zip(*map(jax.tree.leaves, (found[1], whole[1])), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 * largest)
+
+
+@pytest.mark.slow
+def test_without_the_cache_there_are_fewer_texts_to_compare(source, tmp_path):
+    whole, apart = (computed(source, tmp_path, "negatives", 8, cached=cached, key=KEY) for cached in (True, False))
+    assert abs(float(apart[0]) - float(whole[0])) > 0.1
 
 
 @pytest.mark.slow

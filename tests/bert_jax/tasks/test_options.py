@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from finetune_cases import MODEL, PIECES, SPLITS, configured, saved_model
+from finetune_cases import PIECES, SPLITS, TWO_LAYERS, configured, saved_model
+from support import random_params
 
 from bert_jax.commands.finetune import FinetuneRunOptions
 from bert_jax.config import ExecutionConfig, HeadsConfig, from_dict, load_config, to_dict
@@ -23,22 +24,21 @@ from bert_jax.optim import lr_multipliers, make_schedule
 from bert_jax.tasks.registry import TASKS
 from bert_jax.tasks.task import Encoded, ModelInput
 from bert_jax.tokenization.wordpiece import WordPieceTokenizer
-from bert_jax.training.state import initial_params
 
 HEADS = HeadsConfig(pooler=True, sequence_labels=("a", "b"))
 TOKENIZER = WordPieceTokenizer(PIECES, lower_case=False)
 
 
-def params(scan=False, seed=0, model=MODEL):
-    return initial_params(BertModel(model, ExecutionConfig(scan_layers=scan), HEADS), seed)
+def params(scan=False, seed=0, model=TWO_LAYERS):
+    return random_params(BertModel(model, ExecutionConfig(scan_layers=scan), HEADS), seed)
 
 
-def rates(step, scan=False, model=MODEL, **options):
+def rates(step, scan=False, model=TWO_LAYERS, **options):
     """Canonical name -> factor at a step."""
     tree = params(scan, model=model)
-    factors = lr_multipliers(FinetuneOptimizerConfig(**options), MODEL.num_layers, tree, steps_per_epoch=10)
+    factors = lr_multipliers(FinetuneOptimizerConfig(**options), TWO_LAYERS.num_layers, tree, steps_per_epoch=10)
     full = jax.tree.map(lambda x, f: jnp.broadcast_to(f, x.shape), tree, factors(jnp.int32(step)))
-    return {name: np.unique(values).tolist() for name, values in to_canonical(full, MODEL.vocab_size).items()}
+    return {name: np.unique(values).tolist() for name, values in to_canonical(full, TWO_LAYERS.vocab_size).items()}
 
 
 @pytest.mark.parametrize("scan", [False, True])
@@ -57,15 +57,15 @@ def test_layer_decay_of_each_parameter(scan):
 
 @pytest.mark.parametrize("kind", ["buckets", "disentangled"])
 def test_tables_of_distances_belong_to_the_encoder_below_its_layers(kind):
-    model = dataclasses.replace(MODEL, relative_positions=kind)
+    model = dataclasses.replace(TWO_LAYERS, relative_positions=kind)
     for options, expected in (({"layer_decay": 0.5}, 0.5**3), ({"frozen": ("encoder",)}, 0)):
         found = {name: values for name, values in rates(0, model=model, **options).items() if "relative" in name}
         assert found and all(values == [expected] for values in found.values()), (options, found)
 
 
 def test_layers_that_share_their_parameters_count_once():
-    model = dataclasses.replace(MODEL, shared_layers=True)
-    assert model.own_layers == 1 and MODEL.own_layers == MODEL.num_layers
+    model = dataclasses.replace(TWO_LAYERS, shared_layers=True)
+    assert model.own_layers == 1 and TWO_LAYERS.own_layers == TWO_LAYERS.num_layers
     factors = lr_multipliers(FinetuneOptimizerConfig(layer_decay=0.5), 1, params(model=model), steps_per_epoch=10)
     found = factors(jnp.int32(0))
     assert {float(x) for x in jax.tree.leaves(found["encoder"])} == {0.5}
@@ -105,7 +105,7 @@ def test_layers_join_one_by_one_however_small_the_share_of_an_epoch():
 
 @pytest.mark.parametrize("scan", [False, True])
 def test_the_final_layer_norm_goes_with_the_top_layer(scan):
-    model = dataclasses.replace(MODEL, norm_position="pre")
+    model = dataclasses.replace(TWO_LAYERS, norm_position="pre")
     for options in ({"frozen": ("encoder",)}, {"layer_decay": 0.5}, {"unfreeze_every": 2.0}):
         for step in (0, 20):
             found = rates(step, scan, model, **options)
@@ -115,7 +115,7 @@ def test_the_final_layer_norm_goes_with_the_top_layer(scan):
 
 
 def test_nothing_asked_for_costs_nothing():
-    assert lr_multipliers(FinetuneOptimizerConfig(), MODEL.num_layers, params(), 10) is None
+    assert lr_multipliers(FinetuneOptimizerConfig(), TWO_LAYERS.num_layers, params(), 10) is None
 
 
 def test_slanted_triangular():
@@ -135,8 +135,8 @@ def test_mixout_keeps_the_mean_and_0_is_off():
         np.allclose(a, b, atol=1e-6) for a, b in zip(jax.tree.leaves(now), jax.tree.leaves(same), strict=True)
     )
     rate = 0.3
-    mixed = to_canonical(perturbed(now, start, key, 0.0, rate), MODEL.vocab_size)
-    now, start = to_canonical(now, MODEL.vocab_size), to_canonical(start, MODEL.vocab_size)
+    mixed = to_canonical(perturbed(now, start, key, 0.0, rate), TWO_LAYERS.vocab_size)
+    now, start = to_canonical(now, TWO_LAYERS.vocab_size), to_canonical(start, TWO_LAYERS.vocab_size)
     for name, values in mixed.items():
         if not (name.startswith(("encoder/", "pooler/")) and name.endswith("kernel")):
             assert np.array_equal(values, now[name]), name
@@ -151,19 +151,19 @@ def test_mixout_keeps_the_mean_and_0_is_off():
 def test_mixout_leaves_drawn_matrices_alone(scan):
     """The top layer and the pooler are drawn: the start parameters are 0 there."""
     now = params(scan, seed=1)
-    start = to_canonical(params(scan, seed=2), MODEL.vocab_size)
+    start = to_canonical(params(scan, seed=2), TWO_LAYERS.vocab_size)
     start = {n: v * (not n.startswith(("encoder/layer_1/", "pooler/"))) for n, v in start.items()}
-    start = from_canonical(start, now, MODEL.vocab_size)
-    mixed = to_canonical(perturbed(now, start, jax.random.key(0), 0.0, 0.3), MODEL.vocab_size)
-    now = to_canonical(now, MODEL.vocab_size)
+    start = from_canonical(start, now, TWO_LAYERS.vocab_size)
+    mixed = to_canonical(perturbed(now, start, jax.random.key(0), 0.0, 0.3), TWO_LAYERS.vocab_size)
+    now = to_canonical(now, TWO_LAYERS.vocab_size)
     changed = {name for name, values in mixed.items() if not np.array_equal(values, now[name])}
     assert changed == {n for n in now if n.startswith("encoder/layer_0/") and n.endswith("kernel")}
 
 
 def test_weight_dropout_scales_what_it_keeps():
     now = params()
-    found = to_canonical(perturbed(now, None, jax.random.key(1), 0.25, 0.0), MODEL.vocab_size)
-    plain = to_canonical(now, MODEL.vocab_size)
+    found = to_canonical(perturbed(now, None, jax.random.key(1), 0.25, 0.0), TWO_LAYERS.vocab_size)
+    plain = to_canonical(now, TWO_LAYERS.vocab_size)
     name = "encoder/layer_0/feed_forward/intermediate/kernel"
     kept = found[name] != 0
     assert abs(kept.mean() - 0.75) < 0.05 and np.allclose(found[name][kept], plain[name][kept] / 0.75)
@@ -209,7 +209,7 @@ def test_nothing_asked_for_gives_the_unit_itself():
 @pytest.mark.parametrize("features", get_args(Features))
 def test_the_loss_of_a_layer_needs_a_pooler_of_its_width(features):
     """What is not refused has shapes that fit."""
-    model = dataclasses.replace(MODEL, num_layers=4, max_position_embeddings=128)
+    model = dataclasses.replace(TWO_LAYERS, num_layers=4, max_position_embeddings=128)
     config = FinetuneConfig(model=model, loss=LossConfig(layers=(1,)))
     heads = dataclasses.replace(HEADS, features=features)
     if features == "concat_last_four":
@@ -221,7 +221,7 @@ def test_the_loss_of_a_layer_needs_a_pooler_of_its_width(features):
         return
     check_layers(config, heads)
     network = BertModel(model, ExecutionConfig(), heads)
-    tree, hidden = initial_params(network, 0), np.zeros((1, 8, model.hidden_size), np.float32)
+    tree, hidden = random_params(network), np.zeros((1, 8, model.hidden_size), np.float32)
     first = {"cls_positions": np.zeros((1, 1), np.int32), "sequence_ids": np.ones((1, 8), np.int32)}
     logits = network.apply({"params": tree}, hidden, first, None, method="pooled_logits")
     assert logits.shape == (1, 1, 2)

@@ -2,11 +2,12 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import numpy as np
 import pytest
-from finetune_cases import SPLITS, configured, saved_model
+from finetune_cases import SPLITS, TWO_LAYERS, configured, saved_model
 
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.model import to_canonical
@@ -14,6 +15,8 @@ from bert_jax.parallel import make_mesh, to_global
 from bert_jax.records import Record
 from bert_jax.training.state import initial_state
 
+# Every run compiles a step.
+pytestmark = pytest.mark.slow
 STEPS = 20
 WINDOWS, TAGGING = "--task.truncation windows --task.window_overlap 4", "--task.kind tagging"
 BASE = f"--training.num_steps {STEPS} --training.global_batch_size 8 --input.max_shapes 1 --task.max_length 24"
@@ -33,11 +36,13 @@ UNEVEN = [record for i, record in enumerate(SPLITS["train"]) if record.label == 
 @pytest.fixture(scope="module")
 def end_of(tmp_path_factory):
     """Function of options (and records): canonical parameters after 20 steps."""
-    source = saved_model(tmp_path_factory.mktemp("models") / "model")
+    models = tmp_path_factory.mktemp("models")
+    one, two = saved_model(models / "one"), saved_model(models / "two", model=TWO_LAYERS)
 
     @functools.cache
-    def trained(options, which="texts"):
+    def trained(options, which="texts", layers=1):
         records = {"texts": SPLITS["train"], "long": LONG, "uneven": UNEVEN, "tagged": TAGGED}[which]
+        source = one if layers == 1 else two
         config, start = configured(source, source / "none", f"{BASE} {options}")
         job = FinetuneJob(config, {"train": records, "dev": records[:8]}, [], start)
         mesh = make_mesh(config.mesh, jax.devices()[:1])
@@ -61,20 +66,9 @@ def distance(one, other):
     return max(float(np.abs(one[name] - other[name]).max()) for name in common)
 
 
-# Every run compiles a step of its own: these few stand for the others outside .ci/run.
-FEW = (
-    "--optimizer.layer_decay 0.5", "--training.accumulation_steps 2",
-)  # fmt: skip
-
-
-def mostly_slow(cases):
-    """``cases``, in which the first value is options; all but ``FEW`` are marked as slow."""
-    return [pytest.param(*case, marks=[] if case[0] in FEW else pytest.mark.slow) for case in cases]
-
-
 @pytest.mark.parametrize(
     ("options", "which"),
-    mostly_slow([
+    [
         ("--model.hidden_dropout 0.4", "texts"),
         ("--model.attention_dropout 0.4", "texts"),
         ("--regularization.head_dropout 0.6", "texts"),
@@ -117,27 +111,28 @@ def mostly_slow(cases):
         (f"{TAGGING} --tagging.crf true", "tagged"),
         (f"{TAGGING} --features.bilstm_size 8", "tagged"),
         ("--training.seed 4", "texts"),
-    ]),
+    ],
 )  # fmt: skip
 def test_an_option_changes_the_run(end_of, options, which):
-    found = end_of(options, which)
+    layers = 2 if re.search("layer|unfreeze|features", options) else 1
+    found = end_of(options, which, layers)
     assert all(np.isfinite(values).all() for values in found.values())
     # All but the last option, where they are several; what takes two words stands above.
     without = "" if options in (WINDOWS, TAGGING) else options.rpartition(" --")[0]
-    assert distance(found, end_of(without, which)) > 1e-4
+    assert distance(found, end_of(without, which, layers)) > 1e-4
 
 
 @pytest.mark.parametrize(
     "options",
-    mostly_slow([
+    [
         ("--input.packing false",),
         ("--input.max_shapes 8",),
         ("--training.accumulation_steps 2",),
         ("--execution.scan_layers true",),
         ("--loss.focal_gamma 0 --loss.label_smoothing 0 --loss.mlm_weight 0 --regularization.mixout 0",),
         ("--optimizer.layer_decay 1 --optimizer.decay_to_start false --features.layers last",),
-    ]),
+    ],
 )  # fmt: skip
 def test_an_option_that_should_not_change_it(end_of, options):
     plain = "--model.hidden_dropout 0 --model.attention_dropout 0"
-    assert distance(end_of(f"{plain} {options}"), end_of(plain)) < 2e-4
+    assert distance(end_of(f"{plain} {options}", layers=2), end_of(plain, layers=2)) < 2e-4

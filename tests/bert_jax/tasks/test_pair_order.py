@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from builders import drawn, tiny_model, words
 from finetune_cases import configured, run, saved_model
+from support import random_params
 
 import bert_jax
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
@@ -15,7 +16,6 @@ from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.interop.export import export_model
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.records import Record
-from bert_jax.training.state import initial_params
 
 OPTIONS = (
     "--task.pair_order both --task.kind regression --input.max_shapes 2 --model.hidden_dropout 0 "
@@ -43,8 +43,8 @@ def test_both_orders_are_read_and_added(tmp_path):
     a, b = (tokenizer.encode(text) for text in (SPLITS["train"][0].text, SPLITS["train"][0].text_pair))
     assert [one.ids for one in unit.sequences] == [tokenizer.build_inputs(a, b)[0], tokenizer.build_inputs(b, a)[0]]
     mesh = bert_jax.parallel.make_mesh(config.mesh, jax.devices()[:1])
-    batch, params = job.batches(mesh).pack(0)[0], initial_params(job.model, 0)
-    output = job.model.apply({"params": params}, batch)
+    batch, params = job.batches(mesh).pack(0)[0], random_params(job.model)
+    output = jax.jit(job.model.apply)({"params": params}, batch)
     single = np.asarray(output.sequence_logits)
     np.testing.assert_allclose(job.task.logits(output, batch), single[:, ::2] + single[:, 1::2], rtol=0, atol=1e-6)
 

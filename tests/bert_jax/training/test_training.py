@@ -20,6 +20,11 @@ from bert_jax.training.checkpoint.restore import restore_newest
 from bert_jax.training.logging.metrics_file import read_metrics
 
 
+def tiny(*words):
+    """A config whose programs serve all tests here, whatever their numbers of steps."""
+    return tiny_config("--optimizer.ema_decay 0.9 --optimizer.decay_steps 20", *words)
+
+
 def final_state(workdir, config):
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     return restore_newest(
@@ -32,12 +37,17 @@ def assert_states_equal(first, second):
 
 
 def test_same_run_twice_is_bitwise_equal(tmp_path):
-    config = tiny_config("--optimizer.ema_decay 0.9")
+    config = tiny()
     for name in ("a", "b"):
         train_synthetic(config, tmp_path / name)
     assert_states_equal(final_state(tmp_path / "a", config), final_state(tmp_path / "b", config))
     assert untimed(read_metrics(tmp_path / "a")) == untimed(read_metrics(tmp_path / "b"))
-    other = tiny_config("--optimizer.ema_decay 0.9", "--training.seed 1")
+
+
+@pytest.mark.slow
+def test_another_seed_is_another_run(tmp_path):
+    train_synthetic(tiny(), tmp_path / "a")
+    other = tiny("--training.seed 1")
     train_synthetic(other, tmp_path / "c")
     assert untimed(read_metrics(tmp_path / "a")) != untimed(read_metrics(tmp_path / "c"))
 
@@ -46,7 +56,7 @@ def test_same_run_twice_is_bitwise_equal(tmp_path):
     ("number", "code"), [(signal.SIGTERM, 42), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 )
 def test_a_signal_saves_and_the_rest_is_bitwise_the_same(tmp_path, number, code):
-    config = tiny_config("--training.eval_interval 6")
+    config = tiny("--training.eval_interval 6")
     train_synthetic(config, tmp_path / "whole")
     with pytest.raises(Stop) as stop:
         # Step 7 lies between log lines (2) and checkpoints (5): partial sums must survive.
@@ -61,7 +71,7 @@ def test_a_signal_saves_and_the_rest_is_bitwise_the_same(tmp_path, number, code)
 
 @pytest.mark.parametrize("fault", ["deleted", "emptied", "moved", "replaced"])
 def test_a_run_whose_workdir_disappears_ends_at_the_next_save(tmp_path, fault):
-    config, workdir = tiny_config(), tmp_path / "w"
+    config, workdir = tiny(), tmp_path / "w"
 
     class Batches(SyntheticIterator):
         def __next__(self):
@@ -85,7 +95,7 @@ def test_a_run_whose_workdir_disappears_ends_at_the_next_save(tmp_path, fault):
 
 
 def test_a_complete_run_says_so_and_changes_nothing(tmp_path, capsys):
-    config = tiny_config("--training.num_steps 4")
+    config = tiny("--training.num_steps 4")
     train_synthetic(config, tmp_path / "w")
     before = (tmp_path / "w" / "metrics.jsonl").read_bytes()
     capsys.readouterr()
@@ -95,7 +105,7 @@ def test_a_complete_run_says_so_and_changes_nothing(tmp_path, capsys):
 
 
 def test_a_bad_step_changes_nothing_but_the_step(tmp_path):
-    config = tiny_config("--optimizer.ema_decay 0.9", "--training.num_steps 4", "--training.checkpoint_interval 1")
+    config = tiny("--training.num_steps 4", "--training.checkpoint_interval 1")
     source = SyntheticSource(config, poison=frozenset({2}))
     train_synthetic(config, tmp_path / "w", source=source)
     states = {}
@@ -104,7 +114,7 @@ def test_a_bad_step_changes_nothing_but_the_step(tmp_path):
 
     for step in (2, 3, 4):
         model = objective_of(config, mesh).model
-        states[step] = checkpoint._verified(tmp_path / "w", step, config, mesh, model, set()).state
+        states[step] = checkpoint._verified(tmp_path / "w", step, config, mesh, model, set(), None, None).state
     jax.tree.map(np.testing.assert_array_equal, states[2].replace(step=0), states[3].replace(step=0))
     assert (states[2].step, states[3].step) == (2, 3)
     embedding = states[4].params["embeddings"]["word_embeddings"]["embedding"]
@@ -113,7 +123,7 @@ def test_a_bad_step_changes_nothing_but_the_step(tmp_path):
 
 
 def test_bad_steps_in_a_row_stop_with_code_44(tmp_path):
-    config = tiny_config("--training.max_bad_steps 3")
+    config = tiny("--training.max_bad_steps 3")
     source = SyntheticSource(config, poison=frozenset({1, 5, 6, 7, 8, 9, 10}))
     with pytest.raises(Stop, match="3 steps in a row, up to step 8") as stop:
         train_synthetic(config, tmp_path / "w", source=source)
@@ -122,11 +132,11 @@ def test_bad_steps_in_a_row_stop_with_code_44(tmp_path):
 
 
 def test_a_new_phase_carries_step_moments_and_average_and_leaves_the_first_alone(tmp_path):
-    first = tiny_config("--training.num_steps 10 --optimizer.decay_steps 20 --optimizer.ema_decay 0.9")
+    first = tiny("--training.num_steps 10 --optimizer.decay_steps 20")
     train_synthetic(first, tmp_path / "one")
     listing = {p: p.read_bytes() for p in (tmp_path / "one").rglob("*") if p.is_file()}
-    second = tiny_config(
-        "--data.seq_length 32 --data.max_predictions 6 --training.global_batch_size 4 --optimizer.ema_decay 0.9",
+    second = tiny(
+        "--data.seq_length 32 --data.max_predictions 6 --training.global_batch_size 4",
         "--model.hidden_dropout 0.0 --training.checkpoint_interval 3",
     )
     with pytest.raises(Stop):
@@ -150,9 +160,9 @@ def test_a_new_phase_carries_step_moments_and_average_and_leaves_the_first_alone
 
 
 def test_the_state_at_the_border_of_phases_is_bitwise_the_old_one(tmp_path):
-    first = tiny_config("--training.num_steps 6 --optimizer.decay_steps 20 --optimizer.ema_decay 0.9")
+    first = tiny("--training.num_steps 6 --optimizer.decay_steps 20")
     train_synthetic(first, tmp_path / "one")
-    second = tiny_config("--optimizer.ema_decay 0.9 --data.seq_length 32")
+    second = tiny("--optimizer.ema_decay 0.9 --data.seq_length 32")
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     carried = restore_newest(
         tmp_path / "one",
@@ -168,17 +178,17 @@ def test_the_state_at_the_border_of_phases_is_bitwise_the_old_one(tmp_path):
 
 
 def test_resume_refuses_a_changed_model_and_shows_the_difference(tmp_path):
-    train_synthetic(tiny_config("--training.num_steps 2"), tmp_path / "w")
+    train_synthetic(tiny("--training.num_steps 2"), tmp_path / "w")
     with pytest.raises(ValueError, match=r"model\.num_layers: 1 -> 2"):
-        train_synthetic(tiny_config("--model.num_layers 2"), tmp_path / "w")
+        train_synthetic(tiny("--model.num_layers 2"), tmp_path / "w")
     with pytest.raises(ValueError, match=r"sentence-pair head\): \w+ -> \w+"):
-        train_synthetic(tiny_config("--data.next_sentence none"), tmp_path / "w")
+        train_synthetic(tiny("--data.next_sentence none"), tmp_path / "w")
     assert saved_steps(tmp_path / "w") == [2]
 
 
 def test_resume_refuses_another_prng_unless_allowed(tmp_path, capsys):
-    train_synthetic(tiny_config("--training.num_steps 2"), tmp_path / "w")
-    other = tiny_config("--training.num_steps 4 --execution.prng rbg --execution.scan_layers true")
+    train_synthetic(tiny("--training.num_steps 2"), tmp_path / "w")
+    other = tiny("--training.num_steps 4 --execution.prng rbg --execution.scan_layers true")
     with pytest.raises(ValueError, match="--allow_numeric_change"):
         train_synthetic(other, tmp_path / "w")
     train_synthetic(other, tmp_path / "w", allow_numeric_change=True)
@@ -186,7 +196,9 @@ def test_resume_refuses_another_prng_unless_allowed(tmp_path, capsys):
 
 
 def test_a_run_keeps_its_prng_unless_the_command_names_one(tmp_path):
-    train_synthetic(tiny_config("--training.num_steps 2 --execution.prng threefry"), tmp_path / "w")
+    train_synthetic(tiny("--training.num_steps 2"), tmp_path / "w")
+    stored = tmp_path / "w" / "config.yaml"
+    stored.write_text(stored.read_text().replace("prng: hash", "prng: threefry"))
 
     def prng(folder, *words):
         start = plan_start(PretrainConfig, RunOptions(), tmp_path / folder, words)
@@ -200,7 +212,7 @@ def test_a_run_keeps_its_prng_unless_the_command_names_one(tmp_path):
 
 
 def test_resume_refuses_another_vocabulary(tmp_path):
-    train_synthetic(tiny_config("--training.num_steps 2"), tmp_path / "w")
+    train_synthetic(tiny("--training.num_steps 2"), tmp_path / "w")
     metadata = tmp_path / "vocab.txt"
     metadata.write_text(metadata.read_text().replace("w7\n", "x7\n"))
     import support
@@ -208,24 +220,24 @@ def test_resume_refuses_another_vocabulary(tmp_path):
     original, support.write_vocabulary = support.write_vocabulary, lambda folder: metadata
     try:
         with pytest.raises(ValueError, match="another vocabulary"):
-            train_synthetic(tiny_config(), tmp_path / "w")
+            train_synthetic(tiny(), tmp_path / "w")
     finally:
         support.write_vocabulary = original
 
 
 def test_continue_from_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(ValueError, match="has no checkpoint"):
-        train_synthetic(tiny_config(), tmp_path / "w", continue_from=tmp_path)
+        train_synthetic(tiny(), tmp_path / "w", continue_from=tmp_path)
 
 
 def test_a_workdir_in_use_is_refused(tmp_path):
     with hold_folder(tmp_path / "w", "taken"), pytest.raises(ValueError, match="another run is using this workdir"):
-        train_synthetic(tiny_config(), tmp_path / "w")
+        train_synthetic(tiny(), tmp_path / "w")
 
 
 @pytest.mark.slow
 def test_batch_ramp_trains_with_each_size(tmp_path):
-    config = tiny_config("--training.batch_ramp 2 4 --training.num_steps 4 --training.log_interval 1")
+    config = tiny("--training.batch_ramp 2 4 --training.num_steps 4 --training.log_interval 1")
 
     class Ramp(SyntheticSource):
         def train(self, rows):
@@ -246,7 +258,7 @@ def test_batch_ramp_trains_with_each_size(tmp_path):
 
 @pytest.mark.slow
 def test_profiler_names_the_step(tmp_path):
-    config = tiny_config("--training.profile_steps 2 3 --training.num_steps 4")
+    config = tiny("--training.profile_steps 2 3 --training.num_steps 4")
     train_synthetic(config, tmp_path / "w")
     traces = list((tmp_path / "w" / "profile").rglob("*.xplane.pb"))
     assert traces and b"train_step" in traces[0].read_bytes()
@@ -255,20 +267,20 @@ def test_profiler_names_the_step(tmp_path):
 @pytest.mark.parametrize("arguments", ["--training.global_batch_size 6"])
 def test_a_batch_that_the_mesh_does_not_divide_is_refused(tmp_path, arguments):
     with pytest.raises(ValueError, match=r"training\.global_batch_size: 6 "):
-        train_synthetic(tiny_config(arguments), tmp_path / "w", devices=None)
+        train_synthetic(tiny(arguments), tmp_path / "w", devices=None)
     with pytest.raises(ValueError, match="mesh: data 3 x fsdp 1 x tensor 1 needs 3 devices, but 8"):
-        train_synthetic(tiny_config("--mesh.data 3"), tmp_path / "w", devices=None)
+        train_synthetic(tiny("--mesh.data 3"), tmp_path / "w", devices=None)
 
 
 def test_a_phase_must_go_beyond_the_one_before(tmp_path):
-    train_synthetic(tiny_config("--training.num_steps 6"), tmp_path / "one")
+    train_synthetic(tiny("--training.num_steps 6"), tmp_path / "one")
     with pytest.raises(ValueError, match=r"training\.num_steps: 6 is not above 6"):
-        train_synthetic(tiny_config("--training.num_steps 6"), tmp_path / "two", continue_from=tmp_path / "one")
+        train_synthetic(tiny("--training.num_steps 6"), tmp_path / "two", continue_from=tmp_path / "one")
     assert not (tmp_path / "two" / "config.yaml").exists()
 
 
 def test_refused_data_change_nothing_in_the_workdir(tmp_path):
-    config = tiny_config("--training.num_steps 4")
+    config = tiny("--training.num_steps 4")
     train_synthetic(config, tmp_path / "w")
     before = {p: p.read_bytes() for p in (tmp_path / "w").rglob("*") if p.is_file()}
 
@@ -276,14 +288,14 @@ def test_refused_data_change_nothing_in_the_workdir(tmp_path):
         def train(self, rows):
             raise ValueError("other data")
 
-    longer = tiny_config("--training.num_steps 8")
+    longer = tiny("--training.num_steps 8")
     with pytest.raises(ValueError, match="other data"):
         train_synthetic(longer, tmp_path / "w", source=Refusing(longer))
     assert before == {p: p.read_bytes() for p in (tmp_path / "w").rglob("*") if p.is_file()}
 
 
 def test_every_line_has_every_key(tmp_path):
-    config = tiny_config("--training.num_steps 4 --data.next_sentence none")
+    config = tiny("--training.num_steps 4 --data.next_sentence none")
     train_synthetic(config, tmp_path / "w", source=SyntheticSource(config, poison=frozenset({2, 3})))
     first, second = (line for line in read_metrics(tmp_path / "w") if "split" not in line)
     assert first.keys() == second.keys() >= {"loss", "nsp_loss", "nsp_accuracy", "grad_norm", "mfu", "epoch"}

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from builders import drawn, tiny_model, words
-from finetune_cases import SPLITS, configured, lines, run, saved_model
+from finetune_cases import SPLITS, TWO_LAYERS, configured, lines, run, saved_model
 from scipy.special import entr, softmax
 
 from bert_jax.commands.main import main
@@ -138,7 +138,7 @@ OWN = "--loss.layers 1 --loss.layer_weight 1 --loss.layer_heads own"
 
 @pytest.mark.slow
 def test_heads_of_lower_layers_are_trained_saved_and_read_again(tmp_path):
-    source = saved_model(tmp_path / "model")
+    source = saved_model(tmp_path / "model", model=TWO_LAYERS)
     run(source, tmp_path / "w", f"{OWN} --training.num_epochs 12 --training.restore_best false")
     found = [line["layer_1_loss"] for line in lines(tmp_path / "w") if line.get("layer_1_loss") is not None]
     assert found[-1] < 0.5 * found[0]
