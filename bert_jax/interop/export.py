@@ -91,8 +91,7 @@ def export_model(
     for note in weights.notes:
         report(note)
     weights, notes = _fitted(weights, format, dtype, heads, width)
-    weights = weights if calibrate is None else calibrate(weights)
-    weights = dataclasses.replace(weights, exact_tokenizer=exact_tokenizer)
+    weights = dataclasses.replace(calibrate(weights) if calibrate else weights, exact_tokenizer=exact_tokenizer)
     with whole_folder(target, target.with_name(f".{target.name}.replaced")) as partial:
         write = WRITERS[format] if format in WRITERS else registry.load("formats", format).write
         notes += write(partial, weights, dtype=dtype)
