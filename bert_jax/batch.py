@@ -136,7 +136,7 @@ class PretrainSource(Protocol):
 
 
 class RecordFeatures(Protocol):
-    """Features that batches have besides those of the shards, found by the numbers of their records."""
+    """Features of batches in addition to those of the shards, looked up by record number."""
 
     def rows(self, numbers: np.ndarray, *, held_out: bool) -> dict[str, np.ndarray]:
         """Return the features [B, ...] of the training (or held-out) records ``numbers`` int64[B]."""

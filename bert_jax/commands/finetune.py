@@ -50,7 +50,7 @@ class FinetuneRunOptions(RunOptions):
         return configure(self, arguments)[0]
 
     def supervision(self, config: FinetuneConfig, report: Callable[[str], None]) -> "Supervision":
-        """Return what the run learns from besides the labels. ``report`` is called with each line about it."""
+        """Return the training signal in addition to the labels. ``report`` is called with each line about it."""
         from bert_jax.finetuning.supervision import LABELS_ONLY
 
         return LABELS_ONLY

@@ -82,12 +82,12 @@ class Batches(NamedTuple):
 def token_ramp(ramp: Sequence[int], rows: int, length: int) -> tuple[int, ...]:
     """Return the pairs (number of steps, batch size) of a batch size that grows to ``rows``.
 
-    ``ramp`` contains the number of tokens at the start during which the batch size is smaller, its first value and
-    its increment.
+    ``ramp``: the length T of the ramp in tokens, the first batch size and the increment.
 
-    A batch has the size b until the number of tokens before it reaches ``tokens`` times the share of the sizes up
-    to b in the sum of all sizes, rounded up (``BatchSizeWarmupScheduler`` of AnswerDotAI/ModernBERT,
-    ``src/sequence_packer.py``, whose sizes count microbatches). So every size has nearly the same number of steps.
+    The size b is used until the number of tokens before the batch reaches T * (sum of the sizes up to and including
+    b) / (sum of all sizes), rounded up, so every size has nearly the same number of steps
+    (``BatchSizeWarmupScheduler`` of AnswerDotAI/ModernBERT, ``src/sequence_packer.py``, whose sizes count
+    microbatches).
     """
     tokens, first, increment = ramp
     sizes, pairs, seen = range(first, rows, increment), list[int](), 0

@@ -308,7 +308,7 @@ class PretrainConfig:
 
     @property
     def row_shape(self) -> RowShape:
-        """Shape of the rows, as far as it is known without shards: packed rows if batch sizes count rows and
+        """Shape of the rows that is known without shards: packed rows if batch sizes count rows and
         ``data.sequences_per_row`` is set, else rows of one sequence."""
         data, counts_rows = self.data, self.training.batch_unit == "rows"
         most = data.sequences_per_row if counts_rows else 0

@@ -1,4 +1,4 @@
-"""The training signal of a fine-tuning run besides the labels of its records."""
+"""The training signal of a fine-tuning run in addition to the labels of its records."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ from bert_jax.tasks.task import ModelInput, Target, Task
 class Supervision:
     """No further signal. A room returns a subclass from ``FinetuneRunOptions.supervision``."""
 
-    # Arrays of a training unit that the loss reads, besides those of the task.
+    # Arrays of a training unit that the loss reads in addition to those of the task.
     targets: Mapping[str, Target] = MappingProxyType({})
     # True: the loss reads the outputs of all layers.
     all_layers: bool = False

@@ -61,8 +61,8 @@ class StoredName:
         return whole
 
     def give(self, values: np.ndarray) -> np.ndarray:
-        """Return the output features of the canonical parameter in the order in which they are stored, as
-        [..., groups, features of a group]."""
+        """Return ``values``, a canonical parameter, with its output features in stored order and split into groups:
+        [..., groups, features per group]."""
         if self.interleaved:
             halves = values.reshape(*values.shape[:-1], -1, 2, self.interleaved // 2)
             values = halves.swapaxes(-1, -2).reshape(values.shape)

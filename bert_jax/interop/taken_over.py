@@ -1,5 +1,5 @@
-"""Facts that a run takes over from its initial model besides sizes and parameters: how texts become vectors, and
-limits of the inputs. ``WORKDIR/warm_start.yaml`` records them."""
+"""Facts that a run keeps from its initial model in addition to sizes and parameters: the conversion of texts to
+vectors, and limits of the inputs. ``WORKDIR/warm_start.yaml`` records them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def kept_facts(spec: ModelSpec, *, longer: bool = False) -> tuple[Kept, list[str
     if spec.sentence is not None:
         modules = tuple(module for module in spec.sentence.modules if module.kind != "dense")
         if modules != spec.sentence.modules:
-            notes.append("not taken over: the dense layers after pooling")
+            notes.append("not kept from the initial model: the dense layers after pooling")
         facts["sentence"] = dataclasses.asdict(dataclasses.replace(spec.sentence, modules=modules))
     if (tokenizer := spec.tokenizer) is not None:
         if not longer and 0 < tokenizer.max_length < spec.model.max_length:
@@ -64,12 +64,12 @@ def sentence_settings(
     given: Mapping[str, tuple[Any, str]], kept: Kept, name: str
 ) -> tuple[tuple[Setting, ...], list[str]]:
     """Return the options of fine-tuning that follow from ``kept``, unless the command line sets them, and a line
-    that names what is taken over or not."""
+    that names what is kept or not."""
     source = _sentence(kept)
     if source is None:
         return (), []
     if given.get("task.kind", ("classification", ""))[0] != "sentence":
-        return (), [f"not taken over, because the task has no vectors of texts: {described(kept)}"]
+        return (), [f"not kept from the initial model, because the task has no text vectors: {described(kept)}"]
     values: dict[str, str | int] = {}
     values["sentence.normalize"] = any(module.kind == "normalize" for module in source.modules)
     if len(source.pooling) == 1:
@@ -78,11 +78,12 @@ def sentence_settings(
         values["task.max_length"] = kept["max_length"]
     taken = {key: value for key, value in values.items() if key not in given}
     lines = [f"{key} {value}" for key, value in taken.items()] + _prompts(source)
-    notes = [f"taken over: {', '.join(lines)}"] if lines else []
+    notes = [f"kept from the initial model: {', '.join(lines)}"] if lines else []
     if len(source.pooling) > 1:
-        notes.append(f"not taken over: the poolings {', '.join(source.pooling)}; one is allowed (sentence.pooling)")
+        poolings = ", ".join(source.pooling)
+        notes.append(f"not kept from the initial model: the poolings {poolings}; set one as sentence.pooling")
     if source.default_prompt:
-        notes.append(f"the default prompt {source.default_prompt} precedes no text of the run, but those of embed")
+        notes.append(f"the default prompt {source.default_prompt} is added to texts of embed, not of the run")
     return tuple(Setting(name, key, str(value)) for key, value in taken.items()), notes
 
 

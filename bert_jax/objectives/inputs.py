@@ -1,4 +1,4 @@
-"""Inputs of an objective besides the training records. This module does not import JAX."""
+"""Inputs of an objective other than the training records. This module does not import JAX."""
 
 from collections.abc import Callable
 from pathlib import Path

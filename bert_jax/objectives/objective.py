@@ -37,7 +37,7 @@ Added = tuple[jax.Array, Sums, Params | None]
 
 
 class Aux(NamedTuple):
-    """Inputs of an objective besides parameters and batch. Each part is a tree of arrays, which may be empty."""
+    """Inputs of an objective other than parameters and batch. Each part is a tree of arrays, which may be empty."""
 
     # Arrays that no step changes, whole on every replica: the :attr:`Objective.fixed` of the objective and, in
     # training, "start", the parameters that training started from (0 if randomly initialized; None if the state
@@ -50,7 +50,7 @@ class Aux(NamedTuple):
 
 @dataclass(frozen=True)
 class Replica:
-    """Inputs of the gradients of one replica besides the parameters and the rows."""
+    """Inputs of the gradients of one replica other than the parameters and the rows."""
 
     aux: Aux
     # Denominator of each loss over the global batch.
@@ -143,7 +143,7 @@ class PretrainObjective(Objective):
     reads_records: ClassVar[bool] = False
     # Names of the networks that are trained together, the one to fine-tune first; empty: one network.
     networks: ClassVar[tuple[str, ...]] = ()
-    # What a run reads for the objective besides the training records.
+    # Inputs that a run reads for the objective in addition to the training records.
     inputs: ClassVar[type[Inputs]] = Inputs
 
     def __init__(self, config: PretrainConfig, mesh: Mesh | None) -> None:
@@ -163,7 +163,8 @@ class PretrainObjective(Objective):
     ) -> tuple[ModelConfig, HeadsConfig, Mapping[str, np.ndarray]]:
         """Return the architecture, the heads and the parameters of the network ``name`` (of :attr:`networks`).
 
-        ``params`` are the canonical parameters of ``model``. By default, they belong to the only network.
+        ``params`` are the canonical parameters of ``model``. The default implementation is for an objective with
+        one network: it ignores ``name`` and returns all of ``params``.
         """
         return config.model, getattr(model, "heads", HeadsConfig()), params
 
@@ -225,7 +226,7 @@ def total_loss(sums: Sums, denominators: Mapping[str, jax.Array]) -> jax.Array:
 def split_microbatches(batch: Batch, count: int) -> dict[str, jax.Array]:
     """Reshape features [B, ...] to [count, B / count, ...]; microbatch i consists of rows i, i + count, ...
 
-    Every device keeps its own rows, so the split needs no communication on any mesh.
+    No row moves to another device, so the split needs no communication on any mesh.
     """
     return {
         name: jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1) for name, x in batch.items()

@@ -32,7 +32,7 @@ def objective_class(config: ObjectiveConfig) -> type["PretrainObjective"]:
 
 
 def inputs_class(config: ObjectiveConfig) -> type[Inputs]:
-    """Return the class of what the objective of ``config`` reads besides the training records.
+    """Return the class of the inputs that the objective of ``config`` reads in addition to the training records.
 
     An objective of the trunk reads nothing else, so its class, and with it JAX, is not imported. Raises
     ``ValueError`` as :func:`objective_class` does.

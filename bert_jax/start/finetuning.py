@@ -79,7 +79,7 @@ def _from_model(options: RunOptions, given: Given) -> Start:
     settings, setting_notes = sentence_settings(given, kept, name)
     notes += [*kept_notes, *setting_notes]
     if weights.spec.heads.activation:
-        notes.append(f"not taken over: the activation {weights.spec.heads.activation} of the scores of the model")
+        notes.append(f"not kept from the initial model: the score activation {weights.spec.heads.activation}")
     return Start(
         settings=(*fixed_settings(given, section, section, name), *settings),
         messages=tuple(notes),

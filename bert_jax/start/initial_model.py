@@ -36,7 +36,7 @@ def pretraining_from(options: RunOptions, given: Given) -> Start:
         params[POSITIONS] = extend_positions(table, positions, source.position_offset, how)
     longer = bool(options.extend_positions) or source.max_length > read.spec.model.max_length
     kept, kept_notes = kept_facts(weights.spec, longer=longer)
-    kept_notes += [f"taken over for embed and exports: {described(kept)}"] if kept else []
+    kept_notes += [f"kept from the initial model for embed and exports: {described(kept)}"] if kept else []
     fixed = {"data.vocab": vocabulary.path, **vocabulary.settings}
     before, after = (model_section(config) | fixed for config in (source, model))
     return Start(

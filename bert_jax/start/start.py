@@ -60,7 +60,7 @@ class Start:
     allow_numeric_change: bool = False
     # Pretraining: path (or URL) and content of the vocabulary file to write; None: the file exists.
     vocabulary: tuple[str, bytes] | None = None
-    # What the run takes over from the initial model besides, as ``taken_over`` describes it.
+    # Other facts that the run keeps from the initial model (see ``taken_over``).
     kept: "Kept" = field(default_factory=_nothing_kept)
     # Fine-tuning: settings and file content of the tokenizer.
     tokenizer_config: TokenizerConfig = TokenizerConfig()  # noqa: RUF009 (frozen)

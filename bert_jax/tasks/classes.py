@@ -32,7 +32,8 @@ def field_values(records: Sequence[Record], name: str) -> list[str]:
 
 
 def without_marks(text: str) -> str:
-    """Return what a reader sees of ``text``: NFKC, without format characters and white space at the ends."""
+    """Return ``text`` as a reader sees it: normalized to NFKC, without format characters, and stripped of white
+    space at both ends."""
     seen = unicodedata.normalize("NFKC", text)
     return "".join(one for one in seen if unicodedata.category(one) != "Cf").strip()
 

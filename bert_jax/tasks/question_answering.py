@@ -70,8 +70,8 @@ class QaTask(Task):
         if record.answers is None:
             if training:
                 raise ValueError(
-                    f"{record.source}: the answers of the question are not given; training requires them (field "
-                    "answers, or role answers of data.columns)"
+                    f"{record.source}: the question has no answers, which training requires; add the field "
+                    "answers, or map a column to answers in data.columns"
                 )
             return None
         if not record.answers:
@@ -172,8 +172,8 @@ def _lost_line(lost: Sequence[Record], count: int) -> list[str]:
         return []
     ids = ", ".join(record.id for record in lost[:5]) + (", ..." if len(lost) > 5 else "")
     return [
-        f"WARNING: {len(lost):,} of {count:,} training questions are left out: their answers are not at "
-        f"answer_start (in characters), nor exactly once in the passage (ids {ids})"
+        f"WARNING: {len(lost):,} of {count:,} training questions are excluded: their answers occur neither "
+        f"at answer_start (in characters) nor exactly once in the passage (ids {ids})"
     ]
 
 

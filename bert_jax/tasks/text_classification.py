@@ -458,8 +458,8 @@ def number_of(record: Record) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise ValueError(
-            f"{record.source}: label {record.label!r} is not allowed; give a finite number, with a "
-            "decimal point, or remove the line"
+            f"{record.source}: label {record.label!r} is not allowed; use a finite number such as "
+            "3 or 2.5, or remove the line"
         )
     return number
 

@@ -27,7 +27,7 @@ _PLAIN = {*SPECIAL_PIECES, *ROBERTA_PIECES, *INPUT_PIECES, GPT2_PIECE}
 
 def is_general(state: Mapping[str, Json]) -> bool:
     """Return True if ``state``, a parsed ``tokenizer.json``, is neither BERT's WordPiece nor RoBERTa's byte-level
-    BPE, which have classes of their own, or if it has added tokens besides their special pieces."""
+    BPE, which have separate classes, or if it has added tokens other than their special pieces."""
     return has_own_rules(state) or (part_of(state, "model").get("type") in _MODELS and bool(foreign_tokens(state)))
 
 

@@ -37,7 +37,7 @@ def without_surrogates(text: str) -> str:
 
 
 class Rules(TypedDict, total=False):
-    """Rules beside the file of a vocabulary, named as in ``TokenizerConfig``."""
+    """Rules that the vocabulary file does not contain, named as in ``TokenizerConfig``."""
 
     lower_case: bool
     strip_accents: bool | None
@@ -82,7 +82,7 @@ class Tokenizer(ABC):
 
     @property
     def rules(self) -> Rules:
-        """Rules beside the file of the vocabulary."""
+        """Rules that the vocabulary file does not contain."""
         return {"lower_case": self.lower_case}
 
     def encode(self, text: str) -> list[int]:

@@ -27,7 +27,7 @@ from bert_jax.training.state import TrainState
 
 class PretrainJob(Job):
     """Job that trains an objective on the batches of ``source``. ``vocabulary`` is the path of the vocabulary file
-    from which ``tokenizer`` was loaded; ``inputs`` are what the objective reads besides."""
+    from which ``tokenizer`` was loaded; ``inputs`` are further inputs of the objective."""
 
     config: PretrainConfig
 

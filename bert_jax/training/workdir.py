@@ -103,10 +103,12 @@ def describe_run(folder: Path, config: RunConfig, record: str) -> None:
 
 
 def read_record(workdir: Location) -> dict[str, Any] | None:
-    """Return the content of ``WORKDIR/warm_start.yaml``: ``init_from``, dicts of the options of the initial model
-    (``source``) and of the run (``resolved``), ``continue_from``, the workdir of the earlier phase ("" in the first
-    phase), ``trained_global``: the initial model had projections of global tokens of its own, and ``kept``: what
-    the run takes over besides. Return None if the file does not exist.
+    """Return the content of ``WORKDIR/warm_start.yaml``, or None if the file does not exist.
+
+    The keys are ``init_from``: the initial model; ``source`` and ``resolved``: dicts of the model options of the
+    initial model and of the run; ``continue_from``: the workdir of the earlier phase, "" in the first phase;
+    ``trained_global``: True if the initial model had separate projections of global tokens; ``kept``: other
+    settings of the initial model that the run uses.
 
     Raises ``ValueError`` if the file is damaged.
     """

@@ -45,7 +45,7 @@ def chunk_facts(texts: Sequence[str], ids: np.ndarray, tokenizer: Tokenizer) -> 
 def text_facts(
     files: str, readings: Iterable[Reading], chunks: Iterable[Mapping[str, np.ndarray]]
 ) -> dict[str, Any]:
-    """Return the facts of a token store. ``files`` states what was read and left out."""
+    """Return the facts of a token store. ``files`` states which files were read and skipped."""
     sizes, merged = np.zeros(2, np.int64), Counter[int]()
     for chunk in chunks:
         if "sizes" in chunk:

@@ -165,7 +165,8 @@ def held_out(contents: np.ndarray, *, seed: int, fraction: float) -> np.ndarray:
 def corpus_settings(
     data: DataConfig, sources: Sequence[Source], recorded: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the settings that identify the corpus, as far as ``recorded`` has them (:func:`file_settings`)."""
+    """Return the settings that identify the corpus. If ``recorded``, the settings of an earlier build, is given,
+    content hashes are included only if it contains them (see :func:`file_settings`)."""
     files = [(source.name, source.path) for source in sources]
     return file_settings("data.corpus", files, location(data.shards) if data.shards else None, recorded)
 
@@ -173,7 +174,8 @@ def corpus_settings(
 def store_settings(
     data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source], recorded: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the settings that determine the contents of a store. ``recorded`` belong to a finished store."""
+    """Return the settings that determine the contents of a store. ``recorded``: the settings of a finished
+    store."""
     return {
         "vocabulary": tokenizer.fingerprint,
         "data.line": data.line,
@@ -374,8 +376,8 @@ def merge_chunks(
 ) -> None:  # fmt: skip
     """Concatenate the chunks into the arrays of the store, one chunk at a time, and write ``store.json``.
 
-    ``listed`` states what was read and left out. Raises ``ValueError`` if the chunks contain no tokens, or hardly
-    any that is known.
+    ``listed`` states which files were read and skipped. Raises ``ValueError`` if the chunks contain no tokens, or
+    if almost all tokens are unknown ([UNK]).
     """
     facts = []
     remove_scratch(folder)

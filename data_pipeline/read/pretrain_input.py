@@ -189,7 +189,7 @@ class ShardSource:
         return counts, pairs
 
     def _whole_part(self, parts: Sequence[Part], max_batches: int) -> Iterator[dict[str, np.ndarray]]:
-        # Damaged records are left out, and must not stop the run when it counts.
+        # Damaged records are skipped, and must not stop the run when it counts.
         data = dataclasses.replace(self._config.data, max_blank_records=_ANY)
         return eval_batches(data, folder=parts, batch_size=512, max_batches=max_batches, tokenizer=self._tokenizer)
 

@@ -55,13 +55,13 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Listing:
-    """The sources of a corpus, sorted by name, and what is in its folders besides."""
+    """The sources of a corpus, sorted by name, and the other files in its folders."""
 
     sources: tuple[Source, ...]
     left_out: tuple[LeftOut, ...] = ()
 
     def summary(self) -> str:
-        """Return one line: the number of files, and those left out by name or by suffix."""
+        """Return one line: the number of files read, and the skipped files by name or suffix."""
         line = f"{len(self.sources):,} {'file' if len(self.sources) == 1 else 'files'} read"
         if not self.left_out:
             return line
@@ -70,13 +70,13 @@ class Listing:
         parts += ["others"] if len(others) > 6 else []
         named = [f"{one.name} {one.reason}" for one in self.left_out if one.reason]
         parts += [*named[:4], *([f"{len(named) - 4} more"] if len(named) > 4 else [])]
-        return f"{line}; left out: {len(self.left_out):,} ({', '.join(parts)})"
+        return f"{line}; skipped: {len(self.left_out):,} ({', '.join(parts)})"
 
 
 def listing_of(data: DataConfig) -> Listing:
     """List the sources of the corpus that ``data`` names, as :func:`list_corpus` does.
 
-    The folders of shards and of the token store, and the vocabulary, are left out if they are inside the corpus.
+    The folders of shards and of the token store, and the vocabulary, are skipped if they are inside the corpus.
     """
     return list_corpus(
         data.corpus, split=data.dataset_split, tfds_data_dir=data.tfds_data_dir, json_field=data.json_field,
@@ -103,13 +103,13 @@ def list_corpus(
     encoding: str = "auto",
     outputs: Iterable[str] = (),
 ) -> Listing:
-    """List the source files of a corpus, sorted by name, and the files of its folders that are left out.
+    """List the source files of a corpus, sorted by name, and the files of its folders that are skipped.
 
     An entry of ``corpus`` is a file or a folder (searched recursively), local or in an object store; an installed
     package ``package:NAME``; or a dataset ``tfds:...`` or ``hf:...``, from which ``split`` is read. Folders and
     packages contribute their .txt, .text, .jsonl and .ndjson files, .json files whose first record has a text in
     ``json_field``, and the files wiki_NN of wikiextractor, uncompressed, .gz, .bz2, .xz or .zst. Files and folders
-    that this library writes (also those named in ``outputs``) are left out. A file with an unknown suffix that is
+    that this library writes (also those named in ``outputs``) are skipped. A file with an unknown suffix that is
     itself an entry is read as plain text. Raises ``ValueError`` for missing, empty and repeated files, and for
     files that are not text.
     """
@@ -158,7 +158,7 @@ def _file_source(entry: str, encoding: str) -> Source:
 
 
 def _in_folder(entry: str, json_field: str, encoding: str, outputs: Iterable[str]) -> list[Source | LeftOut]:
-    """Return the files of a folder that are read or left out; hidden files are neither."""
+    """Return the files of a folder that are read or skipped, without hidden files."""
     path = location(entry)
     name = path.resolve().name
     files = {file.relative_to(path): file for file in path.rglob("*")}
@@ -230,7 +230,7 @@ def _reason_against(file: Location, json_field: str, encoding: str) -> str | Non
     if plain_suffix(file) == ".json":
         try:
             _, record = next(json_records(Source(path=file, name=file.name, encoding=encoding)), ("", None))
-        except ValueError as error:  # a damaged file is not left out: the build will name the damage
+        except ValueError as error:  # a damaged file is not skipped: the build will name the damage
             return "is not JSON" if "not valid JSON" in str(error) else None
         if not isinstance(record, dict) or not isinstance(record.get(json_field), str):
             return f"has no text in field {json_field!r}"

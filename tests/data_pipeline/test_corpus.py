@@ -353,7 +353,7 @@ def test_a_listing_names_what_is_left_out(tmp_path: Path) -> None:
     }  # fmt: skip
     assert LeftOut("text/x.docx") in listing.left_out and len(listing.left_out) == 6
     summary = listing.summary()
-    assert summary.startswith("4 files read; left out: 6 (") and "\n" not in summary
+    assert summary.startswith("4 files read; skipped: 6 (") and "\n" not in summary
     assert ".docx 2" in summary and ".png 1" in summary and "leer.txt is empty" in summary
 
 

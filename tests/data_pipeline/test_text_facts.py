@@ -54,7 +54,7 @@ def test_numbers_are_those_of_the_records(tmp_path: Path, capsys: pytest.Capture
     vocab = str(write_vocab(tmp_path / "vocab.txt"))
     lines = build(tmp_path, vocab=vocab)
     (text,) = [line for line in lines if line.startswith("text: ")]
-    assert "1 file read; left out: 1" in text and ".csv" in text and text.endswith("each line is a sentence")
+    assert "1 file read; skipped: 1" in text and ".csv" in text and text.endswith("each line is a sentence")
     folder = tmp_path / "shards" / "train"
     rows = [decode_example(r) for e in read_index(folder).entries for r in read_records(folder / e.name)]
     manifest = read_manifest(folder)
@@ -73,7 +73,7 @@ def test_numbers_are_those_of_the_records(tmp_path: Path, capsys: pytest.Capture
     capsys.readouterr()
     assert main(["inspect", str(tmp_path / "shards"), "--vocab", vocab, "--examples", "0"]) == 0
     out = capsys.readouterr().out
-    assert "1 file read; left out: 1" in out and f"{share:.1%} of the tokens in rows" in out
+    assert "1 file read; skipped: 1" in out and f"{share:.1%} of the tokens in rows" in out
 
 
 def test_shards_of_before_are_reported_without_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

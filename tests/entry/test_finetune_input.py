@@ -112,7 +112,7 @@ REFUSED = {
     "one class": (labelled("1", "1"), GOOD, "", "data.labels: labels in the training files: 1; 2 or more"),
     "wrong column": (GOOD, jsonl({"txt": "w1", "label": "1"}), "", "dev.jsonl:1: no column 'text', which classifi"),
     "id twice": (GOOD, jsonl(*[{"id": 7, "text": "w1", "label": "1"}] * 2), "", "dev.jsonl:2: id '7' is also the"),
-    "answer elsewhere": (asked("bad"), asked("good"), "--task.kind qa", "1 of 1 training questions are left out"),
+    "answer elsewhere": (asked("bad"), asked("good"), "--task.kind qa", "1 of 1 training questions are excluded"),
     "patience without dev": (GOOD, GOOD, "--data.dev --training.patience 2", "training.patience: 2 "),
     "unknown metric": (GOOD, GOOD, "--task.metric bleu", "task.metric: 'bleu' is not allowed; allowed: accuracy"),
 }  # fmt: skip

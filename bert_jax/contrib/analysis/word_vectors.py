@@ -169,7 +169,7 @@ def checked_layers(loaded: Engine, layers: Sequence[int]) -> tuple[int, ...]:
     wrong = [str(layer) for layer in layers if not -count <= layer < count]
     if wrong or not layers:
         raise ValueError(
-            f"layer {', '.join(wrong) or 'none'} is not allowed; use {-count} to {count - 1} (0: the "
+            f"layer {', '.join(wrong) or '(none)'} is not allowed; use {-count} to {count - 1} (0: the "
             "embeddings, -1: the last layer)"
         )
     return tuple(layer % count for layer in layers)

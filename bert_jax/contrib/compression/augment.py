@@ -58,7 +58,7 @@ def augment(
 
     Words that are one piece of the vocabulary are replaced, each by one of the words that the model expects in its
     place when it is masked and the rest of the text is as it was; other words stay. A text that equals its origin,
-    or an earlier text of it, is left out. Raises ``ValueError`` for a model without a masked-LM head.
+    or an earlier text of it, is omitted. Raises ``ValueError`` for a model without a masked-LM head.
     """
     reading = enumerate(inputs)
     while part := list(itertools.islice(reading, _WINDOW)):
@@ -108,7 +108,7 @@ def _replaceable(
                 places.append((i, start, end))
                 masked.append(f"{text[first:start]}{mask}{text[end:last]}")
     found: list[list[_Word]] = [[] for _ in texts]
-    # Pieces inside words and signs are left out, so more are read.
+    # Pieces inside words and signs are omitted, so more are read.
     filled = fill_mask(loaded, masked, top=2 * candidates, **running)
     for (i, start, end), one in zip(places, filled, strict=True):
         others = _others(loaded, one, texts[i][start:end])[:candidates]

@@ -20,9 +20,9 @@ from bert_jax.commands.options import (
 
 
 def trim_command(arguments: argparse.Namespace) -> None:
-    """Save a model with the pieces of its vocabulary that the texts of a corpus use. Each of these texts keeps its
-    pieces and its hidden states, bit by bit; all characters are kept, so that other texts have no more unknown
-    pieces than before."""
+    """Save a model with the pieces of its vocabulary that the texts of a corpus use. Each of these texts has
+    the same pieces and bitwise equal hidden states as before. All characters are kept, so other texts have no more
+    unknown pieces than before."""
     from bert_jax.contrib.compression.trim import trim_model
 
     trim_model(
@@ -119,7 +119,7 @@ def export_functions(arguments: argparse.Namespace) -> tuple[Any, Any]:
 
 
 COMMANDS = (
-    Command("trim", "leave out the pieces of the vocabulary that a corpus does not use", trim_command, (
+    Command("trim", "remove the vocabulary entries that a corpus does not use", trim_command, (
         SOURCE,
         option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
         option(
@@ -144,7 +144,7 @@ COMMANDS = (
         ),
         reading(),
     )),
-    Command("prune", "leave out layers, attention heads and feed-forward units", prune_command, (
+    Command("prune", "remove layers, attention heads and feed-forward units", prune_command, (
         SOURCE,
         option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
         option(
@@ -157,7 +157,7 @@ COMMANDS = (
         ),
         option(
             "--layers", type=int, nargs="+", default=(), metavar="N",
-            help="layers to KEEP, counted from 0 (default: all); they are left out before importance is computed",
+            help="layers to KEEP, counted from 0 (default: all); others are removed before importance is computed",
         ),
         option(
             "--even", action="store_true",

@@ -54,7 +54,7 @@ class DistillationConfig(ObjectiveConfig):
 class TaskDistillationConfig(Section, prefix="distillation."):
     """Loss between the model and its teachers, the models of ``--teacher`` (Hinton et al. 2015)."""
 
-    # Share of the loss between student and teacher in the loss; the rest is the loss of the labels.
+    # Weight of the distillation loss; the label loss has the weight 1 - weight.
     weight: PositiveShare[float] = 0.5
     # The logits of student and teacher are divided by this.
     temperature: Positive[float] = only(2.0, {KIND: (*SOFTMAX[KIND][:-1], "multi_label", "qa")})

@@ -70,9 +70,9 @@ def relation_loss(
     """Return ``{name}_loss``: the Kullback-Leibler divergence of the student's relations from the teacher's, the
     mean over ``heads`` and over tokens (MiniLM v2, equation 3).
 
-    The relations of a token are the softmax, over the tokens that it sees, of the scaled products of its vector
-    with theirs, in each of ``heads`` parts of the width. The vectors are the queries, keys or values of all heads;
-    student and teacher may have different widths, which ``heads`` divides.
+    Each vector is split into ``heads`` equal parts. In each part, the relations of a token are a softmax over the
+    scaled dot products of its vector with the vectors of all tokens of its sequence. The vectors are the queries,
+    keys or values of all heads; student and teacher may have different widths, if ``heads`` divides both.
     """
     sees_Bx1xSxS = _sees(sequence_ids_BxS)[:, None]
     logs = []
@@ -94,7 +94,7 @@ def visible_pairs(sequence_ids_BxS: jax.Array) -> jax.Array:
 
 
 def _sees(sequence_ids_BxS: jax.Array) -> jax.Array:
-    """Return bool[B, S, S]: whether two tokens belong to one sequence."""
+    """Return bool[B, S, S]: True if two tokens belong to one sequence."""
     return (sequence_ids_BxS[:, :, None] == sequence_ids_BxS[:, None]) & (sequence_ids_BxS[:, :, None] > 0)
 
 

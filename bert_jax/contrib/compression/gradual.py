@@ -134,7 +134,7 @@ def train_in_rounds(
     """Train and prune in rounds, then train once more in ``workdir``.
 
     ``train`` trains in a workdir from a model; ``source`` is the first model, and ``model`` the architecture of its
-    training. A round that would remove nothing is left out. ``report`` is called with each line of the log.
+    training. A round that would remove nothing is skipped. ``report`` is called with each line of the log.
 
     Raises ``ValueError`` if a model cannot be pruned so, or if ``workdir`` has rounds with other options, and
     ``exits.Stop`` after a signal.

@@ -76,8 +76,8 @@ class Pruning:
 def prune_model(
     source: Path, target: Path, pruning: Pruning, options: ReadOptions, *, report: Callable[[str], None] = print
 ) -> None:
-    """Save the model ``source`` with a part of its layers, attention heads and feed-forward units to the new folder
-    ``target``.
+    """Remove layers, attention heads and feed-forward units of the model ``source``, and save the result to the new
+    folder ``target``.
 
     Layers are removed first; importance is computed in the remaining network. The outputs are those of this
     network with masks on the removed heads and units, up to rounding, which is verified before the model is saved.

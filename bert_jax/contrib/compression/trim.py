@@ -34,8 +34,8 @@ def trim_model(
 ) -> None:
     """Save the model ``source`` with the pieces that the texts of ``corpus`` use to the new folder ``target``.
 
-    Every text of the corpus keeps its pieces, and so its hidden states, bit by bit; the probabilities of masked
-    tokens are those among the kept pieces. ``corpus`` are files with one text per line (``.gz``: packed;
+    Every text of the corpus has the same pieces and bitwise equal hidden states as before; the probabilities of
+    masked tokens are those among the kept pieces. ``corpus`` are files with one text per line (``.gz``: packed;
     ``.jsonl``: objects with ``text``). ``ngram``: see :func:`subset`. ``report`` is called with each line of the
     log.
 

@@ -1,10 +1,10 @@
-"""A part of a vocabulary that encodes given texts as the whole one does.
+"""A part of a vocabulary that encodes given texts as the whole vocabulary does.
 
-Kept are the pieces of the texts, all special and added pieces, and all characters, so that a text has an unknown
-piece only where it had one (a piece with a character that is no piece itself is kept too). Further pieces are
-likely in other texts of the same kind: those of which every few characters occur in a word of the given texts. Of a
-vocabulary of merges (BPE), the pieces that arise on the way to a kept one are kept as well. The order of the pieces
-does not change.
+It keeps the pieces of the texts, all special and added pieces, all single characters, and pieces with a character
+that is not itself a piece, so other texts have an unknown piece only where the whole vocabulary gives one. It also
+keeps pieces that are likely in other texts of the same kind, because every short substring of the piece occurs in a
+word of the given texts. For BPE, it keeps the intermediate pieces of the merges that form a kept piece. The order
+of the pieces does not change.
 """
 
 import itertools
@@ -36,10 +36,10 @@ def subset(
 ) -> Subset:
     """Return the part of the vocabulary ``content`` that encodes all texts as the whole vocabulary does.
 
-    ``texts`` is called twice: to collect the pieces, and to verify that every text keeps its own. A piece that no
-    text has is kept if each sequence of ``ngram`` characters in it occurs in a word of the texts (0: no such piece
-    is kept). Raises ``ValueError`` (one line) if the rules of the tokenizer do not allow pieces to be left out, or
-    if there is no text.
+    ``texts`` is called twice: to collect the pieces, and to verify that every text is still encoded as the same
+    pieces. A piece that occurs in no text is kept if each of its substrings of ``ngram`` characters occurs in a
+    word of the texts; with ``ngram`` 0, no such piece is kept. Raises ``ValueError`` (one line) if the rules of the
+    tokenizer do not allow pieces to be removed, or if there is no text.
     """
     tokenizer = build_tokenizer(settings, content, name)
     file = vocabulary_file(tokenizer, content, name)

@@ -1,4 +1,5 @@
-"""The files of vocabularies: what each kind needs besides the pieces of texts, and how pieces are left out."""
+"""Vocabulary files: the pieces that each kind needs in addition to those of texts, and the removal of the
+others."""
 
 import itertools
 import json
@@ -62,12 +63,12 @@ class VocabularyFile(ABC):
 
     @abstractmethod
     def cut(self, kept: np.ndarray) -> bytes:
-        """Return the file with the pieces ``kept`` (ascending ids) only."""
+        """Return the content of the file with only the pieces ``kept`` (ascending ids)."""
 
 
 def vocabulary_file(tokenizer: Tokenizer, content: bytes, name: str) -> VocabularyFile:
-    """Return the rules of a tokenizer and its file. Raises ``ValueError`` if pieces cannot be left out of it; the
-    message begins with ``name``."""
+    """Return the :class:`VocabularyFile` of ``tokenizer``, whose file has the bytes ``content``. Raises
+    ``ValueError`` if pieces cannot be removed from this file; the message begins with ``name``."""
     if tokenizer.kind == "wordpiece":
         return _WordPiece(tokenizer, content)
     if tokenizer.kind == "sentencepiece":
@@ -87,7 +88,7 @@ def _part_of_word(piece: str, prefix: str) -> str:
 
 
 class _WordPiece(VocabularyFile):
-    """A ``vocab.txt``. The pieces [unusedN] are left out: no text has them."""
+    """A ``vocab.txt``. The pieces [unusedN] are removed: no text has them."""
 
     def always(self) -> np.ndarray:
         is_slot = np.array([_SLOT.fullmatch(piece) is not None for piece in self.pieces])

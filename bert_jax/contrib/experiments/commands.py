@@ -103,7 +103,7 @@ COMMANDS = (
         option("--batches", type=int, nargs="+", metavar="N", help="texts (default: 1 8 64)"),
         option(
             "--lengths", type=int, nargs="+", metavar="N",
-            help="tokens of each text (default: 16 128 512, as far as the model has positions)",
+            help="tokens of each text (default: those of 16, 128 and 512 for which the model has positions)",
         ),
         option("--seconds", type=float, help="of each size (default: 3)"),
         option("--repeats", type=int, metavar="N", help="runs of each size at least (default: 20)"),

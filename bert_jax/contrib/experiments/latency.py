@@ -53,7 +53,7 @@ def benchmark(
     disk and ``peak_memory_mb``, the resident memory so far of a process that runs this form alone.
 
     The forms run one after the other, each in a separate process. Lengths beyond the task maximum are skipped.
-    A form that cannot hold the model is left out. ``report`` is called with each line of the log. Raises
+    A form that does not support the model is skipped. ``report`` is called with each line of the log. Raises
     ``ValueError`` for an unknown or not installed form, and if a form fails.
     """
     for form in forms:
@@ -69,7 +69,7 @@ def benchmark(
     if not lengths:
         raise ValueError(f"--lengths: texts of the model have at most {longest} tokens; give a smaller length")
     if beyond := [str(length) for length in load.lengths if length not in lengths]:
-        report(f"lengths left out: {', '.join(beyond)}; texts of the model have at most {longest} tokens")
+        report(f"lengths skipped: {', '.join(beyond)}; texts of the model have at most {longest} tokens")
     minutes = _seconds(weights, lengths, load) * len(forms) / 60
     report(f"about {max(minutes, 1):.0f} min: {len(forms)} forms of {len(load.batches) * len(lengths)} sizes")
     with tempfile.TemporaryDirectory(prefix="bert_jax-") as scratch:
@@ -84,7 +84,7 @@ def benchmark(
                 else:
                     write_saved(folder, weights)
             except ValueError as error:
-                report(f"{form}: left out; {error}")
+                report(f"{form}: skipped; {error}")
                 continue
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
             report(f"{form}: {FORMS[form][2]}, {size:,.1f} MB")

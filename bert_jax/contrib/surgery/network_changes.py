@@ -55,7 +55,7 @@ def changed(options: ChangeOptions, weights: ModelBundle, given: Given) -> Model
 
 def with_layers(weights: ModelBundle, layers: Sequence[int], option: str = "--init_layers") -> ModelBundle:
     """Return a model whose layers are ``layers`` of ``weights``, counted from 0, in this order. The heads of lower
-    layers (early exit) are left out, unless these are all layers. ``option`` names the layers in messages.
+    layers (early exit) are removed, unless these are all layers. ``option`` names the layers in messages.
 
     Raises ``ValueError`` for a layer that the model lacks, and for a network whose layers differ from each other in
     more than their windows.

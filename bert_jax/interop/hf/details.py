@@ -22,7 +22,8 @@ DETAILS_FILE, WEIGHTS_FILE = "bert_jax.json", "bert_jax.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class Details:
-    """Content of ``bert_jax.json``: the settings of the task, and fields of ``HeadsConfig``."""
+    """Content of ``bert_jax.json``: the task settings, and fields of ``HeadsConfig`` for heads without a class in
+    other libraries."""
 
     task: TaskSettings | None = None
     crf: bool = False
@@ -37,17 +38,18 @@ class Details:
 
 
 def write_hf_folder(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
-    """Write the folder of ``write_hf`` with the details of the model; return notes."""
+    """Write a folder with ``write_hf`` and add the :class:`Details` of the model; return notes."""
     return _write(write_hf, folder, weights, dtype)
 
 
 def write_sentence_folder(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float32") -> list[str]:
-    """Write the folder of ``write_sentence_transformers`` with the details of the model; return notes."""
+    """Write a folder with ``write_sentence_transformers`` and add the :class:`Details` of the model; return
+    notes."""
     return _write(write_sentence_transformers, folder, weights, dtype)
 
 
 def _split(weights: ModelBundle) -> tuple[ModelBundle, Details]:
-    """Return ``weights`` without their details, and the details."""
+    """Return ``weights`` without the settings and heads of :class:`Details`, and these."""
     spec = weights.spec
     names = [field.name for field in dataclasses.fields(Details)[1:]]
     details = Details(task=spec.task, **{name: getattr(spec.heads, name) for name in names})
@@ -57,7 +59,8 @@ def _split(weights: ModelBundle) -> tuple[ModelBundle, Details]:
 
 
 def _write(write: Callable[..., list[str]], folder: Path, weights: ModelBundle, dtype: StoredDtype) -> list[str]:
-    """Write ``weights`` without their details into ``folder`` with ``write``, then the details; return notes."""
+    """Write ``weights`` into ``folder`` with ``write``, then the :class:`Details`, which ``write`` cannot store;
+    return notes."""
     plain, details = _split(weights)
     notes = write(folder, plain, dtype=dtype)
     if details == Details():
@@ -75,7 +78,7 @@ def _write(write: Callable[..., list[str]], folder: Path, weights: ModelBundle, 
 
 
 def read_details(folder: Path, weights: ModelBundle) -> ModelBundle:
-    """Return ``weights``, read from ``folder``, with the details that the writers above added, if any.
+    """Return ``weights``, read from ``folder``, with the :class:`Details` in the folder, if any.
 
     Raises ``ValueError`` for damaged files, and for details of another model.
     """

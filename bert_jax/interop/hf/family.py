@@ -224,7 +224,7 @@ class Family:
     read: Callable[[Values], dict[str, Json]] = lambda values: {}
     # The other keys from a model.
     write: Callable[[ModelConfig], dict[str, Json]] = lambda model: {}
-    # Keys without an effect on outputs, besides HARMLESS; and keys with the values that are supported.
+    # Keys without an effect on outputs, in addition to HARMLESS; and keys with the values that are supported.
     harmless: frozenset[str] = frozenset()
     refused: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
     # Canonical module -> stored module, of the encoder and ("layer_{i}", "{i}") of its layers, without the prefix.
@@ -248,7 +248,7 @@ class Family:
     dropouts: Mapping[str, HeadDropout] = field(
         default_factory=lambda: dict.fromkeys(TASK_HEADS, HeadDropout("classifier_dropout"))
     )
-    # Classes with a pooler of which no output depends: it is left out with a note, and written as zeros.
+    # Classes with a pooler on which no output depends: it is ignored with a note, and written as zeros.
     idle_pooler: frozenset[str] = frozenset()
     # Repository of the authors' code, where transformers has no such family.
     code: str = ""
@@ -300,7 +300,7 @@ class Family:
 
 
 def activation_name(ours: str) -> str:
-    """Return the name of the activation ``ours`` in files; one that transformers does not have keeps its name."""
+    """Return the name of the activation ``ours`` in files; a name unknown to transformers is returned unchanged."""
     return ACTIVATION_NAMES.get(ours, (ours,))[0]
 
 

@@ -101,8 +101,8 @@ def _lacking(folder: str) -> str:
 
 
 def run_transformers(folder: str, scratch: Path) -> dict[str, Json]:
-    """Run the batches in ``scratch`` with the class that the config.json in ``folder`` names, and write its outputs
-    beside them; return the version of transformers and the problems that it reports."""
+    """Run the batches in ``scratch`` with the class that the config.json in ``folder`` names, and write the outputs
+    to the same folder; return the version of transformers and the problems that it reports."""
     import torch
     import transformers
 

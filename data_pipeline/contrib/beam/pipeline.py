@@ -235,7 +235,7 @@ class _Plan:
     missing: tuple[str, ...]
     settings: dict[str, Any]  # of the token store
     chunks: Location | None  # folder of tokenized text; None: the store exists
-    files: str  # what was read and left out
+    files: str  # which files were read and skipped
 
     @property
     def shares(self) -> list[tuple[int, int, int]]:

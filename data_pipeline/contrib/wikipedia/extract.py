@@ -1,9 +1,9 @@
 """``bert-data wikipedia``: text files of a corpus from MediaWiki XML dumps.
 
 One process reads the dumps and hands out chunks of wikitext; workers write the paragraphs of each chunk to a file;
-the chunks are joined in order. The bytes depend on the dumps alone. A build works in the folder
-``.NAME.partial`` beside the output folder NAME, which appears by one rename when it is complete. A build that was
-killed and is run again keeps every finished chunk and file.
+the chunks are joined in order. The bytes depend on the dumps alone. A build writes to the folder ``.NAME.partial``
+next to the output folder NAME and renames it to NAME when it is complete. If a build is killed, the next one keeps
+every finished chunk and file.
 """
 
 import json
@@ -111,7 +111,7 @@ def _write_files(
     """Write all files of the corpus into ``partial``; return the counts of pages and of their contents."""
     pages: Counter[str] = Counter()
     done = partial / "done"
-    sizes: list[int] = []  # number of chunks of each file, as far as they are known
+    sizes: list[int] = []  # known numbers of chunks, one per file
 
     def jobs() -> Iterator[tuple[Path, list[str], dict[str, str]]]:
         for number, (texts, namespaces) in enumerate(_chunks(dumps, pages)):
@@ -164,7 +164,8 @@ def _chunks(dumps: Sequence[Location], pages: Counter[str]) -> Iterator[tuple[li
 
 
 def write_chunk(path: Path, texts: Sequence[str], namespaces: Mapping[str, str]) -> None:
-    """Write the paragraphs of articles to ``path``, and the counts beside it. Runs as a worker job."""
+    """Write the paragraphs of articles to ``path``, and the numbers of articles, paragraphs and characters to a
+    file next to it. Runs as a worker job."""
     counts: Counter[str] = Counter()
     documents = []
     for text in texts:

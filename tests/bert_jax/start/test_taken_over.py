@@ -47,7 +47,7 @@ def plan(tmp_path, config_type, settings, **options):
 def test_a_pretrained_model_has_the_vectors_of_its_source(tmp_path):
     spec = source(tmp_path)
     start, _ = plan(tmp_path, PretrainConfig, {"data.shards": str(tmp_path / "shards"), "data.seq_length": "16"})
-    (line,) = [message for message in start.messages if message.startswith("taken over")]
+    (line,) = [message for message in start.messages if message.startswith("kept from the initial model")]
     for word in ("mean", "normalization", "query", "max_length 24", "truncation_side left"):
         assert word in line
     (tmp_path / "run").mkdir()
@@ -66,14 +66,14 @@ def test_longer_positions_drop_the_limit_and_dense_layers_are_named(tmp_path):
     assert "max_length" not in start.kept and start.kept == {}
     kept = yaml.safe_load(start.record)["kept"]
     assert "max_length" not in kept and [module["kind"] for module in kept["sentence"]["modules"]] == ["normalize"]
-    assert any("not taken over: the dense layers" in message for message in start.messages)
+    assert any("not kept from the initial model: the dense layers" in message for message in start.messages)
 
 
 def test_a_source_without_such_facts_leaves_the_record_as_it_was(tmp_path):
     source(tmp_path, None, max_length=0, truncation_side="right")
     start, _ = plan(tmp_path, PretrainConfig, {"data.shards": str(tmp_path / "shards"), "data.seq_length": "16"})
     assert "kept" not in yaml.safe_load(start.record)
-    assert not any("taken over" in message for message in start.messages)
+    assert not any("kept from the initial model" in message for message in start.messages)
 
 
 SENTENCE = {"task.kind": "sentence", "sentence.loss": "negatives", "data.train": "pairs.jsonl"}
@@ -83,7 +83,9 @@ def test_fine_tuned_vectors_are_those_of_the_source_unless_an_option_says_otherw
     spec = source(tmp_path, dataclasses.replace(MEAN, pooling=("cls",)))
     start, config = plan(tmp_path, FinetuneConfig, SENTENCE)
     assert (config.sentence.pooling, config.sentence.normalize, config.task.max_length) == ("cls", True, 24)
-    assert any("taken over" in message and "the prompts query" in message for message in start.messages)
+    assert any(
+        "kept from the initial model" in message and "the prompts query" in message for message in start.messages
+    )
     own = SentenceConfig(pooling=("cls",), modules=(NORMALIZE,), similarity="cosine")
     made = with_prompts(own, start.kept)
     assert (made.prompts, made.include_prompt, made.similarity) == (spec.sentence.prompts, False, "cosine")
@@ -98,11 +100,11 @@ def test_what_a_task_cannot_take_over_is_named(tmp_path, pooling):
     source(tmp_path, dataclasses.replace(MEAN, pooling=pooling), heads)
     settings = {"task.kind": "classification", "data.train": "x.jsonl", "task.max_length": "32"}
     start, config = plan(tmp_path, FinetuneConfig, settings)
-    (line, activation) = [message for message in start.messages if message.startswith("not taken over")]
+    (line, activation) = [message for message in start.messages if message.startswith("not kept from")]
     assert " and ".join(pooling) in line and "normalization" in line and "sigmoid" in activation
     assert config.task.max_length == 32
     start, config = plan(tmp_path, FinetuneConfig, SENTENCE)
-    poolings = [message for message in start.messages if "one is allowed" in message]
+    poolings = [message for message in start.messages if "set one as sentence.pooling" in message]
     assert len(poolings) == len(pooling) - 1
 
 

@@ -190,7 +190,7 @@ def test_the_first_answer_that_is_there():
     [
         (record("q", "a \u200b b", ("\u200b", 2)), r"the answer '\\u200b' has no pieces in the vocabulary"),
         (record("q", "a \u200d", ("\u200d", -1)), r"the answer '\\u200d' has no pieces in the vocabulary"),
-        (record("q", "a b", labelled=False), "the answers of the question are not given; training requires them"),
+        (record("q", "a b", labelled=False), "the question has no answers, which training requires"),
     ],
 )
 def test_what_training_refuses_and_evaluation_bears(one, message):
@@ -215,9 +215,9 @@ def test_offsets_in_other_units_are_counted_and_left_out(passage, text, encoding
     task = make_task()
     assert [unit.record for unit in task.featurize([good, lost, once], training=True)] == [0, 2]
     (line,) = task.notes(task.config, {"train": [good, lost, once]})
-    assert line.startswith("WARNING: 1 of 3 training questions are left out") and "(ids lost)" in line
+    assert line.startswith("WARNING: 1 of 3 training questions are excluded") and "(ids lost)" in line
     assert task.notes(task.config, {"train": [good, once]}) == []
-    with pytest.raises(ValueError, match=r"^1 of 1 training questions are left out"):
+    with pytest.raises(ValueError, match=r"^1 of 1 training questions are excluded"):
         task.featurize([lost], training=True)
     # Scored by its text, as in the official script.
     (unit,) = task.featurize([lost], training=False)

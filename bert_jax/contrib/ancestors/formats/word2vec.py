@@ -3,7 +3,7 @@
 A file holds one vector per word: ``word x1 ... xD``, values as shortest decimals (text) or float32, little-endian
 (binary), after a first line with the number of words and of values. A model is ``encoder: none`` with a vocabulary
 of whole words. Special tokens that a file lacks get the vector 0, and special tokens with this vector are not
-written, so that a file that is read and written keeps its words and values.
+written, so that reading and writing a file preserves words and values.
 """
 
 import dataclasses
@@ -47,9 +47,10 @@ def is_word2vec(path: Path) -> bool:
 
 
 def read_word2vec(path: Path, options: ReadOptions) -> ModelBundle:
-    """Read a file of vectors. Words that begin or end with a space other than " ", which no text contains as a
-    word, are left out, and a note states their number. Raises ``ValueError`` with one line for a damaged file,
-    for a word that occurs twice and for a vector that is not finite."""
+    """Read a file of vectors. Words that begin or end with a white-space character other than " ", such as a
+    no-break space, are skipped, because no word of a text matches them; a note states their number. Raises
+    ``ValueError`` with one line for a damaged file, for a word that occurs twice and for a vector that is not
+    finite."""
     file = path / BINARY_FILE if path.is_dir() else path
     with opened(file) as stream:
         is_binary = ".bin" in file.suffixes
@@ -94,7 +95,7 @@ def read_word2vec(path: Path, options: ReadOptions) -> ModelBundle:
     found = sum(len(own) == 1 and own[0] == len(missing) + row for row, own in enumerate(ids))
     notes = [f"{len(words):,} words, {table.shape[1]} values each"]
     if len(words) < len(every):
-        notes.append(f"{len(every) - len(words):,} words that begin or end with a space are left out")
+        notes.append(f"{len(every) - len(words):,} words that begin or end with white space are skipped")
     if found < len(words):
         notes.append(f"{len(words) - found:,} words are not found in texts, which are split at punctuation")
     return ModelBundle(

@@ -46,7 +46,7 @@ def keep_probabilities(counts_V: np.ndarray, threshold: float) -> np.ndarray:
 
 @jax.custom_jvp
 def softplus(x: jax.Array) -> jax.Array:
-    """Return log(1 + exp(x)), computed several times as fast on a CPU as by ``jax.nn.softplus``."""
+    """Return log(1 + exp(x)). On a CPU, this is several times as fast as ``jax.nn.softplus``."""
     return jnp.maximum(x, 0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
 
 

@@ -123,7 +123,7 @@ def test_words_that_begin_or_end_with_a_space_are_left_out(tmp_path):
     (tmp_path / "a.txt").write_text("3 2\nbank 1 2\n\u3000bank 3 4\nriver\u00a0 5 6\n", encoding="utf-8")
     bundle = read_weights(tmp_path / "a.txt")
     assert bundle.tokenizer_content.decode().splitlines()[5:] == ["bank"]
-    assert "2 words that begin or end with a space are left out" in bundle.notes
+    assert "2 words that begin or end with white space are skipped" in bundle.notes
 
 
 @pytest.mark.parametrize("cut", [5, 60, -4])

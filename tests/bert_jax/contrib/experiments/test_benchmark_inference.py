@@ -43,7 +43,7 @@ def test_every_form_is_timed(model, tmp_path, capsys, forms):
     if "onnx" in memory:
         assert memory["onnx"] < memory["jax"]  # that process has no jax
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "lengths left out: 512; texts of the model have at most 70 tokens"
+    assert printed[0] == "lengths skipped: 512; texts of the model have at most 70 tokens"
     assert printed[1] == f"about 1 min: {len(forms)} forms of 4 sizes"
     assert len(printed) == len(forms) + 3 + 2 * len(lines) and "p99 ms" in printed[-len(lines) - 1]
 
@@ -69,7 +69,7 @@ def test_a_form_that_cannot_hold_the_model_is_left_out(model, capsys, monkeypatc
     words += ["--forms", "stablehlo", "jax"]
     assert main(["benchmark-inference", model, *words]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[1] == "stablehlo: left out; onnx: not this model" and len(printed) == 6
+    assert printed[1] == "stablehlo: skipped; onnx: not this model" and len(printed) == 6
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
