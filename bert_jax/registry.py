@@ -62,7 +62,7 @@ def module_option() -> list[str]:
 @functools.cache
 def names(kind: Kind) -> Mapping[str, str]:
     """Return name -> "module:attribute" (or "module") of every part of a kind; commands and formats of the trunk
-    have tables of their own.
+    are in separate tables.
 
     Raises ``ValueError`` if two parts have the same name.
     """

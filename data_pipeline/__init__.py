@@ -1,4 +1,4 @@
 """Conversion of text to shards, and of shards to batches.
 
-This package imports bert_jax, of which only ``commands`` imports this package, in functions.
+This package imports bert_jax; in bert_jax, only functions of ``commands`` import this package.
 """

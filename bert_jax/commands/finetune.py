@@ -37,7 +37,7 @@ class FinetuneRunOptions(RunOptions):
 
     @property
     def several(self) -> tuple[str, ...]:
-        """The options that make several runs of this command, of which one is allowed."""
+        """Options that turn this command into several runs; at most one of them may be set."""
         return ()
 
     def execute(self, arguments: list[str], stop: StopRequest) -> int:

@@ -175,8 +175,8 @@ OUTPUT = option("--output", type=Path, metavar="FILE", help="JSON lines (default
 
 def take_encoder(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Take ``--model.module FILE`` out of ``words`` and add the encoder in this Python file: a class ``Encoder``
-    with the interface of ``bert_jax.model.bert.Encoder`` and, if it has options of its own, a subclass ``Config``
-    of ``ModelConfig``. Return the other words, and the option that sets ``model.encoder`` to its name, that of the
+    with the interface of ``bert_jax.model.bert.Encoder`` and, if it adds options, a subclass ``Config`` of
+    ``ModelConfig``. Return the other words, and the option that sets ``model.encoder`` to its name, that of the
     file (nothing without ``--model.module``).
 
     The file is run, so that in a run with several processes ``hosts.start`` comes first. Raises ``ValueError`` if

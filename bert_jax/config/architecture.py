@@ -297,7 +297,7 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
 
     @property
     def layer_counts(self) -> list[str]:
-        """Fields that are numbers of layers, each with parameters of its own."""
+        """Fields that contain numbers of layers, each of which has separate parameters."""
         return [] if self.shared_layers else ["num_layers"]
 
     @property
@@ -380,7 +380,7 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
 
     @property
     def own_layers(self) -> int:
-        """Number of layers with parameters of their own: 1 if the layers share theirs."""
+        """Number of layers with separate parameters: 1 if all layers share one set."""
         return 1 if self.shared_layers else self.num_layers
 
     @property

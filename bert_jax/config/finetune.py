@@ -310,7 +310,7 @@ class FinetuneConfig:
 
     @property
     def exits(self) -> tuple[int, ...]:
-        """Layers with a head of their own, in ascending order."""
+        """Lower layers that have a separate head, in ascending order."""
         return tuple(sorted(self.loss.layers)) if self.loss.layer_heads == "own" else ()
 
     @property

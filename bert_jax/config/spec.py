@@ -309,8 +309,8 @@ def spec_from_json(text: str | bytes, name: str) -> ModelSpec:
 
 
 def described(kind: type[Description], text: str | bytes, name: str) -> Description:
-    """Parse a JSON object with ``format`` and the fields of ``kind``, a class of this module or one of its own
-    fields. Raises ``ValueError`` as :func:`spec_from_json` does."""
+    """Parse a JSON object with ``format`` and the fields of ``kind``, a class of this module or the class of one of
+    its fields. Raises ``ValueError`` as :func:`spec_from_json` does."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:

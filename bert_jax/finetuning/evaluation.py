@@ -157,8 +157,9 @@ def _labelled(
 def baseline(
     resolved: ResolvedTask, split: str, predictions: Sequence[Prediction], metric: str, before: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return what the scores of a split are compared with, as JSON: ``answer`` (in words), ``metric``, its
-    ``value``, and ``is_beaten``, which is True if the run is better. None: there is nothing to compare with.
+    """Return the baseline of a split, with which its scores are compared, as JSON: ``answer`` (in words),
+    ``metric``, its ``value``, and ``is_beaten``, which is True if the run is better. None: there is nothing to
+    compare with.
 
     It is the constant answer of the task or, if it has none, ``before``, the values before training. The metric is
     ``metric`` (empty: the first one) or, where this is undefined for a constant, the first one that is defined; the

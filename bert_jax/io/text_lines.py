@@ -1,4 +1,4 @@
-"""Lines of files, which may be compressed with gzip, and the places of what is wrong in them."""
+"""Lines of files, which may be compressed with gzip, and the locations of errors in them."""
 
 import contextlib
 import gzip

@@ -1,4 +1,4 @@
-"""Ranks of retrieved entries, of which equal ones share their mean rank, and metrics of these ranks."""
+"""Ranks of retrieved entries, where entries with equal scores share their mean rank, and metrics of these ranks."""
 
 from collections.abc import Collection, Hashable, Sequence
 

@@ -113,7 +113,7 @@ def _published_choice(i: int, blocks: int, block: int, draw: Callable[[np.ndarra
 
 
 def block_scores(length: int, block: int, number: int, random_AxMxR: jax.Array | None) -> RelativeScores:
-    """Return what is added to the scores of whole rows of ``length`` tokens, [A, S, S] or [1, S, S], for the
+    """Return the values added to the scores of whole rows of ``length`` tokens, [A, S, S] or [1, S, S], for the
     attention of ``local_attention.block_attention``: the logarithm of how often a query sees a key. ``length`` may
     be unknown when the program is traced."""
     own_S = jnp.arange(length) // block

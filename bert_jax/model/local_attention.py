@@ -1,5 +1,5 @@
 """Attention that computes only parts of the scores, for windows, with or without global tokens, causal attention,
-and blocks of which some are random, in XLA on any device.
+and blocks (some of them random), in XLA on any device.
 
 The functions compute ``attention.dot_product_attention`` without the blocks of keys that no query of a block sees.
 Outputs of padding tokens that see no token differ.
@@ -55,8 +55,8 @@ def attention_function(
     plain: bool,
     key: DropoutKey | None,
 ) -> tuple[Callable[..., jax.Array], RelativeScores | None, jax.Array | None]:
-    """Return the function that computes the attention of a layer with ``window``, what is added to its scores, and
-    the slots of global tokens if it computes only parts of the scores.
+    """Return the attention function of a layer with ``window``, the values added to its scores, and, if the
+    function computes only parts of the scores, the slots of global tokens.
 
     It computes whole rows if ``plain`` and where the parts cost more or have other dropout bits. ``tokens``:
     ``sequence_ids`` and the global tokens and random blocks, if there are any. ``scores``: terms of the scores that
@@ -324,9 +324,9 @@ def block_attention(
 ) -> jax.Array:
     """Compute attention in blocks of ``block`` tokens (Zaheer et al. 2020, section 2; see :func:`has_blocks`).
 
-    The first and the last block see the row. Another one sees itself, its neighbors, the first and the last block,
-    each once, and ``random`` blocks; without these it counts the first block ``number`` times more, as transformers
-    does outside of training. Returns [batch, queries, heads, head size].
+    The first and the last block see the whole row. Every other block sees itself, its neighbors, the first and the
+    last block, each once, and ``random`` blocks; without random blocks, it counts the first block ``number`` more
+    times, as transformers does outside training. Returns [batch, queries, heads, head size].
     """
     assert relative is None
     batch, length = sequence_ids_BxS.shape

@@ -107,7 +107,7 @@ class RtdHead(nn.Module):
 
 class ExitHead(Block):
     """Sequence head of a lower layer (Xin et al. 2020, section 3): the layers of the pooler and the output layer of
-    the last layer, with parameters of their own, after the LayerNorm that a pre-norm encoder has at its end."""
+    the last layer, with separate parameters, after the LayerNorm that a pre-norm encoder has at its end."""
 
     heads: HeadsConfig = HeadsConfig()
 
@@ -226,8 +226,8 @@ class PairHead(nn.Module):
 
 def beside(x_BxSxH: jax.Array, sequence_ids_BxS: jax.Array) -> jax.Array:
     """Return the sum of the states of the forward direction one token before, and of the backward direction one
-    token after each token of its sequence, [B, S, H / 2]: all that the two directions of ``x`` say about the token
-    without having read it."""
+    token after each token of its sequence, [B, S, H / 2]: the part of ``x`` in both directions that does not depend
+    on the token itself."""
     forward, backward = jnp.split(x_BxSxH, 2, axis=-1)
     same = (sequence_ids_BxS[:, 1:] == sequence_ids_BxS[:, :-1])[..., None]
     before = jnp.pad(jnp.where(same, forward[:, :-1], 0), ((0, 0), (1, 0), (0, 0)))

@@ -96,8 +96,8 @@ class Objective(ABC):
     @abstractmethod
     def sums(self, params: Params, aux: Aux, batch: Batch, key: DropoutKey | None, *, axis: str | None) -> Summed:
         """Return (sum, weight) of the losses and metrics of some rows of the batch, including ``padding_fraction``,
-        and what the rows carry to the next batch: a tree like ``aux.carried``, so ``aux.carried`` itself if the
-        objective carries nothing.
+        and the state that the rows carry to the next batch: a tree like ``aux.carried``, so ``aux.carried`` itself
+        if the objective carries nothing.
 
         Args:
             aux: other inputs; without a "start" and carried arrays in an evaluation.
@@ -175,7 +175,7 @@ class PretrainObjective(Objective):
         return params
 
     def prepare(self, source: PretrainSource, tokenizer: Tokenizer) -> None:
-        """Read what the objective needs from the training records before the first step; default: nothing."""
+        """Read the training records for data that the objective needs before the first step; default: none."""
 
     @property
     def batch_rows(self) -> int:

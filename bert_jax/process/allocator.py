@@ -1,4 +1,4 @@
-"""Memory of the machine: what a run needs at least, and what the C library keeps instead of returning it."""
+"""Memory of the machine: the least that a run needs, and freed memory that the C library keeps."""
 
 import ctypes
 import os
@@ -29,7 +29,7 @@ def keep_freed_memory(model: ModelConfig, tokens: int, length: int) -> bool:
 
     Does nothing with an accelerator, without glibc, and if too little memory is free for steps of ``tokens`` tokens
     in rows of ``length``. Must be called before JAX starts its backends: threads that have allocated memory keep
-    arenas of their own. A later call, as in a sweep, changes nothing; a call is never undone.
+    separate arenas. A later call, as in a sweep, changes nothing; a call is never undone.
     """
     parameters, width = _parameters(model), model.hidden_size
     # Korthikanti et al. 2022, section 4.1, in float32.

@@ -71,7 +71,7 @@ def _positions(options: RunOptions, source: ModelConfig, given: Given) -> tuple[
 
 
 def initial_weights(options: RunOptions, given: Given) -> tuple[ModelBundle, ModelBundle]:
-    """Return the model of ``--init_from``, as it was read and as the options change it (``RunOptions.changes``).
+    """Return the model of ``--init_from`` twice: as read, and as changed by the options (``RunOptions.changes``).
 
     Raises ``ValueError`` (one line) if it cannot be read, or not be changed.
     """

@@ -44,7 +44,7 @@ def first_state(
     """Return the state from which a run starts: initialized, or restored from a checkpoint.
 
     Args:
-        start: what the run was planned to start from, if it has no checkpoint.
+        start: the start of the run if it has no checkpoint.
         rollback: if set, restore the newest checkpoint before ``rollback.first_step``.
         report: function that receives messages for the log.
 
@@ -169,8 +169,8 @@ def extend_positions(table: Any, rows: int, offset: int, how: Literal["tile", "i
 
     The first ``offset`` rows belong to no position and are copied. If ``how`` is "tile", the rows of the positions
     are repeated (Beltagy et al. 2020), so that the rows of the old positions are unchanged. If ``how`` is
-    "interpolate", the rows of the positions are interpolated linearly: the first position keeps its row, the new
-    last position gets the row of the old last position, and all positions between them get other rows.
+    "interpolate", the rows of the positions are interpolated linearly: the row of the first position is unchanged,
+    the new last position gets the row of the old last position, and all positions between them get other rows.
     """
     xp = np if isinstance(table, np.ndarray) else jnp
     before, positions = table[:offset], table[offset:]

@@ -40,7 +40,7 @@ def without_marks(text: str) -> str:
 
 def class_lines(names: Sequence[str], counts: Mapping[str, int], what: str = "classes") -> list[str]:
     """Return the line that shows the classes ``names`` with their numbers of training records, and a warning if
-    some of them look the same. ``what``: the plural of what is counted."""
+    some of them look the same. ``what``: the plural noun for the classes."""
     shown = [f"{printable(name)} {counts.get(name, 0):,}" for name in names]
     if len(shown) > _SHOWN:
         shown[4:-2] = ["..."]

@@ -134,8 +134,8 @@ class ModelInput:
 class Task(ABC):
     """A task with its settings, tokenizer and labels; immutable after construction.
 
-    ``settings`` is all that the conversion of texts and outputs depends on. ``config``, the options of a run, is
-    for its training and evaluation; a task of a saved model has none.
+    Only ``settings`` affects the conversion of texts and outputs. ``config``, the options of a run, is for its
+    training and evaluation; a task of a saved model has none.
 
     A batch has the features of ``bert_jax.batch`` (``cls_positions`` [B, C]), every array of ``targets`` under its
     name, and ``weights`` float32[B, U].
@@ -152,8 +152,8 @@ class Task(ABC):
     def __init__(
         self, config: FinetuneConfig | TaskSettings, tokenizer: Tokenizer, records: Sequence[Record] = ()
     ) -> None:
-        """Construct the task of a run, whose ``config`` is a result of :meth:`from_data`, or that of a saved model,
-        from its settings.
+        """Construct a task from the ``config`` of a run, a result of :meth:`from_data`, or from the settings of a
+        saved model.
 
         ``records``: the training records, for values computed from them, such as class weights.
         """

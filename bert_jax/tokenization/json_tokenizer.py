@@ -169,8 +169,8 @@ class JsonTokenizer(LibraryTokenizer):
             self._hide_special(state)
 
     def _load_state(self, state: Mapping[str, Any], text: str = "") -> None:
-        """Build the tokenizer of ``state``, of which ``text`` is the JSON. Special pieces are plain text in a text;
-        other special tokens are found there, like all added tokens."""
+        """Build the tokenizer of ``state``; ``text`` is the same content as JSON. Special pieces are plain text in
+        a text; other special tokens are found there, like all added tokens."""
         found = {*foreign_tokens(state)}
         if any(token.get("special") and token["content"] in found for token in state.get("added_tokens") or ()):
             plain = [
@@ -207,7 +207,7 @@ class JsonTokenizer(LibraryTokenizer):
     def _hide_special(self, state: Mapping[str, Any]) -> None:
         """Give the special pieces names that no text contains.
 
-        A Unigram model would find their own names in a text, since it holds them as pieces.
+        A Unigram model would find the original names in a text, because they are pieces of the model.
         """
         found = {*foreign_tokens(state)}
         special = [i for i in np.flatnonzero(self.special).tolist() if self._pieces[i] not in found]

@@ -127,7 +127,7 @@ _short_without_accents = lru_cache(maxsize=1 << 16)(without_accents)
 
 
 def is_cjk(char: str) -> bool:
-    """Return True if ``char`` is in a CJK block, and therefore a word of its own."""
+    """Return True if ``char`` is in a CJK block and is therefore a separate word."""
     return CJK_RUN.match(char) is not None
 
 

@@ -29,7 +29,7 @@ class TrainState:
 
     ``ema`` is the moving average of the parameters, or None if ``optimizer.ema_decay`` is 0. ``start`` contains the
     initial parameters, with 0 for those that were randomly initialized; it is None if the config does not need it.
-    ``carry`` is what the rows of the last batch carry to the next one, or None (``Aux.carried``).
+    ``carry`` is the state that the rows of the last batch carry to the next batch, or None (``Aux.carried``).
     """
 
     step: jax.Array  # int32[]: number of optimizer steps, including skipped steps

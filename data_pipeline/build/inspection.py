@@ -266,7 +266,8 @@ def _facts(
 
 
 def _text_facts(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what the build did with its text; nothing for shards of before, whose manifest does not tell it."""
+    """Yield lines on how the build processed its text; none for shards of older versions, whose manifests lack
+    these facts."""
     if text := manifest.get("text"):
         for line in text_lines(text):
             name, _, value = line.partition(": ")

@@ -137,7 +137,7 @@ def _pairs_remedy(data: DataConfig) -> str:
 
 
 def shown_merge(char: str) -> str:
-    """Return a character and what is left of it without accents."""
+    """Return a character and the same character without accents."""
     mark = "\u25cc" if unicodedata.category(char) == "Mn" else ""
     if "\uac00" <= char <= "\ud7a3":
         return f"{char} in {len(without_accents(char))} parts"

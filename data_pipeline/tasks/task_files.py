@@ -102,7 +102,7 @@ def read_raw_lines(path: Location, encoding: str) -> list[str]:
 
 
 def read_lines(path: Location, encoding: str) -> Iterator[Line]:
-    """Yield (number, line) for :func:`read_raw_lines`, without line ends, of which \\r\\n is one too."""
+    """Yield (number, line) for :func:`read_raw_lines`, without line ends; ``\\r\\n`` is a line end too."""
     return enumerate((line[:-1].removesuffix("\r") for line in read_raw_lines(path, encoding)), 1)
 
 

@@ -238,7 +238,7 @@ def _reason_against(file: Location, json_field: str, encoding: str) -> str | Non
 
 
 def _binary_kind(path: Location, encoding: str) -> str:
-    """Return what a file is if it is not text, or ""; a compressed file is tested when it is read."""
+    """Return the kind of a file that is not text, or "" for text; a compressed file is tested when it is read."""
     if path.suffix.lower() in COMPRESSIONS:
         return ""
     status = path.stat()

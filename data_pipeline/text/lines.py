@@ -59,7 +59,8 @@ def text_lines(text: str) -> list[str]:
 
 
 def binary_kind(head: bytes, encoding: str) -> str:
-    """Return what a file that begins with ``head`` is, and what to do with it, or "" if it may be text."""
+    """Return the kind of a file that begins with ``head`` and advice for the user, or "" if the file may be
+    text."""
     for magic, kind in _MAGIC.items():
         if head.startswith(magic):
             return kind

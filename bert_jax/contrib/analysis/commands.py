@@ -176,9 +176,9 @@ def _model(arguments: argparse.Namespace, *collections: Any) -> tuple[Any, dict[
 
 
 def mine_command(arguments: argparse.Namespace) -> None:
-    """Add hard negatives to pairs of texts: for each pair the texts that are nearest to its first text, but no
-    known answer to it, and less similar than its own answer by the margin. Writes JSON lines with text, text_pair
-    and negative, which fine-tuning reads (sentence.loss negatives or triplet)."""
+    """Add hard negatives to pairs of texts: for each pair the texts that are nearest to its first text, are not
+    known answers to it, and are less similar than the answer of the pair by at least the margin. Writes JSON lines
+    with text, text_pair and negative, which fine-tuning reads (sentence.loss negatives or triplet)."""
     from bert_jax.contrib.analysis.retrieval import Mining, with_negatives
     from bert_jax.contrib.analysis.texts_or_vectors import read_collection
     from bert_jax.inference.text_files import read_texts, write_json_lines

@@ -47,8 +47,8 @@ class Examples:
 
 
 def tagged_words(sentences: Sequence[Sequence[str]], labels: Sequence[Sequence[str | None]]) -> Examples:
-    """Return the examples of a task that labels words, such as their parts of speech, with a control task. A word
-    with the label None is no example. Raises ``ValueError`` if a sentence has not as many labels as words."""
+    """Return the examples of a task that labels words, such as their parts of speech, with a control task. Words
+    with the label None are skipped. Raises ``ValueError`` if a sentence has not as many labels as words."""
     for number, (words, own) in enumerate(zip(sentences, labels, strict=True)):
         if len(words) != len(own):
             raise ValueError(f"sentence {number}: {len(own)} labels for {len(words)} words; give one per word")

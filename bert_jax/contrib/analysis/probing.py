@@ -218,9 +218,9 @@ def layer_vectors(
     path: Path | None = None,
     **options: Unpack[BatchOptions],
 ) -> np.ndarray:
-    """Return the stored vectors of the examples at ``layers``, float32[L, R, H], of which :meth:`Examples.features`
-    makes the features of a layer. With ``path``, they are an array on disk in this file. Raises ``ValueError`` if a
-    vector is not finite."""
+    """Return the stored vectors of the examples at ``layers``, float32[L, R, H], from which
+    :meth:`Examples.features` computes the features of a layer. With ``path``, they are an array on disk in this
+    file. Raises ``ValueError`` if a vector is not finite."""
     rows = len(examples.sentences) if examples.averaged else sum(map(len, examples.stored))
     stored: np.ndarray | None = None
     first = 0

@@ -104,8 +104,8 @@ def static_neighbors(
     """Yield the ``top`` vocabulary words nearest to each query by the cosine of input embeddings.
 
     The vector of a word is the mean of its pieces; a query vector is the signed sum of the unit vectors of its
-    words (3CosAdd; Mikolov et al. 2013, Levy and Goldberg 2014). The words of a query are no candidates. Raises
-    ``ValueError`` for a word of which the vocabulary has no piece.
+    words (3CosAdd; Mikolov et al. 2013, Levy and Goldberg 2014). The words of a query are excluded. Raises
+    ``ValueError`` for a word without known pieces.
     """
     table, (names, ids) = embedding_table(loaded), vocabulary_words(loaded)
     vectors = []

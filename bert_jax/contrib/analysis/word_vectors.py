@@ -275,7 +275,7 @@ def _read_words(
 
 def word_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
     """Return the ids of each word, encoded as inside a text, without unknown pieces. Raises ``ValueError`` for a
-    word of which the vocabulary has no piece."""
+    word without known pieces."""
     before = " " if tokenizer.space_before_word else ""
     encoded = tokenizer.encode_batch([before + word for word in words])
     known = [[i for i in ids if i != tokenizer.unk_id or tokenizer.special[i]] for ids in encoded]

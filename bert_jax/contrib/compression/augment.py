@@ -56,9 +56,9 @@ def augment(
 ) -> Iterator[dict[str, str]]:
     """Yield new texts of each input, a text or a pair of texts, as {"text"} or {"text", "text_pair"}.
 
-    Words that are one piece of the vocabulary are replaced, each by one of the words that the model expects in its
-    place when it is masked and the rest of the text is as it was; other words stay. A text that equals its origin,
-    or an earlier text of it, is omitted. Raises ``ValueError`` for a model without a masked-LM head.
+    Words that are one piece of the vocabulary are replaced, each by one of the most probable words at its place
+    when it is masked in the original text; other words stay. A text that equals the original, or an earlier text of
+    it, is omitted. Raises ``ValueError`` for a model without a masked-LM head.
     """
     reading = enumerate(inputs)
     while part := list(itertools.islice(reading, _WINDOW)):

@@ -53,8 +53,8 @@ def prune_command(arguments: argparse.Namespace) -> None:
 
 def factorize_command(arguments: argparse.Namespace) -> None:
     """Save a model whose table of word embeddings is the product of two smaller tables, the best approximation of
-    that rank in least squares, and print what it saves and, with --check, what it costs. Fine-tune it to regain a
-    part of the loss."""
+    that rank in least squares, and print the savings and, with --check, the scores of both models. Fine-tune it to
+    regain a part of the loss."""
     from bert_jax.contrib.compression.factorize import factorize_model
 
     source, target, options = Path(arguments.source), arguments.target, read_options(arguments)
@@ -62,7 +62,7 @@ def factorize_command(arguments: argparse.Namespace) -> None:
 
 
 def early_exit_command(arguments: argparse.Namespace) -> None:
-    """Print what early exit costs and gives on labeled examples: for each entropy, the mean number of layers, the
+    """Print cost and quality of early exit on labeled examples: for each entropy, the mean number of layers, the
     metrics of the task, and the seconds, also for all layers. The model must have heads on lower layers
     (fine-tuning with loss.layers and loss.layer_heads own)."""
     from bert_jax.contrib.compression.early_exit import exit_curve, exit_lines

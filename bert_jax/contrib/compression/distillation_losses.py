@@ -2,7 +2,7 @@
 2020; MiniLM v2, Wang et al. 2021).
 
 Shapes: B rows, S tokens, V vocabulary or classes, H width, A heads, D width of a head. All values of the teacher
-are constants: no gradient reaches them. A row may hold several sequences; a token sees those of its own sequence
+are constants: no gradient reaches them. A row may hold several sequences; a token sees the tokens of its sequence
 (``sequence_ids``, 0 at padding).
 """
 

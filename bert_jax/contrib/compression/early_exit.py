@@ -1,4 +1,4 @@
-"""Early exit, measured: what predictions that stop at lower layers cost and give on labeled examples.
+"""Measurement of early exit: cost and quality, on labeled examples, of predictions that stop at lower layers.
 
 Xin et al. 2020 (DeeBERT), section 4: an entropy threshold trades layers for quality.
 """
@@ -36,8 +36,8 @@ class ExitPoint:
 
 
 def exit_curve(loaded: Engine, files: Sequence[str], entropies: Sequence[float] | None = None) -> list[ExitPoint]:
-    """Return what the predictions of all layers, and those of early exit with each of ``entropies`` (nats; None:
-    five shares of the greatest entropy), cost and give on the labeled examples in ``files``.
+    """Return cost and quality of predictions with all layers, and with early exit at each of ``entropies`` (nats;
+    None: five shares of the maximum entropy), on the labeled examples in ``files``.
 
     Raises ``ValueError`` for a model without heads on lower layers, invalid or unlabeled examples, and an entropy
     that is not a positive number.
@@ -54,7 +54,7 @@ def exit_curve(loaded: Engine, files: Sequence[str], entropies: Sequence[float] 
 
 
 def measured(loaded: Engine, files: Sequence[str]) -> ExitPoint:
-    """Return what the predictions of all layers of a model with a sequence head cost and give on the labeled
+    """Return cost and quality of predictions with all layers of a model with a sequence head, on the labeled
     examples in ``files``. Raises ``ValueError`` as :func:`exit_curve` does."""
     task = task_of(loaded, task_head(loaded, "sequence"))
     return _point(loaded, task, _labelled(task, files), None)

@@ -6,10 +6,10 @@
 * movement: the growth of the square of this norm in training (Sanh et al. 2020, arXiv:2005.07683). Half of it is,
   for gradient descent and up to the squares of the steps, their sum of -rate * gradient * parameter over all steps:
   parameters that training moved away from zero are kept, those that it moved towards zero are not;
-* random: drawn numbers, to compare with.
+* random: random numbers, as a baseline.
 
-The values of a layer are divided by their Euclidean norm, as in section 4.1 of that paper, because layers are
-compared with each other.
+The values of a layer are divided by their Euclidean norm, as in section 4.1 of Michel et al., so that values of
+different layers are comparable.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ Loss = Callable[[Any, Batch], jax.Array]
 
 
 def random_importance(model: ModelConfig, seed: int) -> Parts:
-    """Return drawn numbers for the heads and units of ``model``."""
+    """Return random importance values for the heads and units of ``model``."""
     rng = np.random.default_rng(seed)
     return Parts(*(tuple(rng.random(len(mask)) for mask in of_layers) for of_layers in whole_masks(model)))
 

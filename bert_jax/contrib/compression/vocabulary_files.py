@@ -77,7 +77,7 @@ def vocabulary_file(tokenizer: Tokenizer, content: bytes, name: str) -> Vocabula
 
 
 def _continued(piece: str, prefix: str) -> list[str]:
-    """Return the characters of a piece of WordPiece, of which all but the first of a word have the prefix."""
+    """Return the characters of a WordPiece piece; every character except the first one of a word has the prefix."""
     rest = piece.removeprefix(prefix)
     return [(prefix if i or rest != piece else "") + char for i, char in enumerate(rest)]
 

@@ -176,7 +176,7 @@ class _Call:
         moved: list[_Operand] | None = None,
     ) -> list[jax.Array]:  # fmt: skip
         """Run ``kernel`` for each head of each row and each ``tokens`` tokens. ``aliases`` maps operands to the
-        outputs that take their memory. ``moved``: what it reads and writes, if that is not all."""
+        outputs that take their memory. ``moved``: the arrays that it reads and writes, if not all."""
         common = [
             (self.first_head, pl.BlockSpec((1,), lambda i, h, b: (0,))),
             (bounds, pl.BlockSpec((None, None, 2), lambda i, h, b: (b, i, 0))),

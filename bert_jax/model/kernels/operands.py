@@ -1,4 +1,4 @@
-"""Types of what the bodies of Pallas kernels read, write and index."""
+"""Types of the operands that the bodies of Pallas kernels read, write and index."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Asynchronous saves. The run waits only until the state is copied; the rest of a save runs in the background."""
+"""Asynchronous saves. The run waits only until the state is copied; files are written in the background."""
 
 import contextlib
 import dataclasses

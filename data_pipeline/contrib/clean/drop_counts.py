@@ -1,6 +1,6 @@
-"""Counts and examples of what the rules drop, and the report made of them.
+"""Counts and examples of the text that the rules drop, and a report of them.
 
-Every job counts on its own and stores its counts as JSON; sums and examples do not depend on how the jobs are
+Every job counts separately and stores the counts as JSON; sums and examples do not depend on how the jobs are
 distributed. The examples of a rule are those with the smallest keys, which are hashes of the place of a document or
 a line, so that they come from all parts of the corpus.
 """

@@ -88,7 +88,7 @@ def _fingerprint(settings: dict[str, Json]) -> str:
 
 
 def _check_apart(corpus: Sequence[str], target: Location) -> None:
-    """Raise ``ValueError`` if ``target`` is in a folder of the corpus, which would then contain its own result."""
+    """Raise ``ValueError`` if ``target`` is in a folder of the corpus, which would then contain the result."""
     for entry in corpus:
         path = location(entry)
         if type(path) is type(target) and target.resolve().is_relative_to(path.resolve()):

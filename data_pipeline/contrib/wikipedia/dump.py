@@ -2,7 +2,7 @@
 
 The format follows https://www.mediawiki.org/xml/export-0.11.xsd and its older versions: ``mediawiki`` holds
 ``siteinfo`` (the names of the namespaces) and ``page`` elements with ``title``, ``ns``, perhaps ``redirect``, and
-revisions from old to new, of which the last one is read.
+revisions from old to new; only the last one is read.
 """
 
 import re

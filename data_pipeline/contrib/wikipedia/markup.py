@@ -189,7 +189,7 @@ class _Scanner:
         return -1, -1
 
     def _unclosed_tag(self, name: str, attributes: str) -> None:
-        """Skip the tag alone, or, where contents follow that are not prose, the rest of the line."""
+        """Skip only the tag or, if its contents are not prose, everything up to the end of the line."""
         following = self.text[self.at : self.at + 1]
         is_repeated = name == "ref" and "name" in attributes and (not following or following in " \n.,;:)<")
         if name != "nowiki" and name not in _NESTED and not is_repeated:

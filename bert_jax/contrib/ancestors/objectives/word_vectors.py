@@ -110,7 +110,7 @@ class WordVectorObjective(PretrainObjective):
 
     @abstractmethod
     def prepare(self, source: PretrainSource, tokenizer: Tokenizer) -> None:
-        """Count what the objective needs in the training records."""
+        """Compute the counts of the training records that the objective needs."""
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         return {name: jnp.float32(1) for name in self.display.keys}

@@ -1,1 +1,1 @@
-"""Distillation on a task: what a student learns from teachers, by kind of task, and the outputs of the teachers."""
+"""Distillation on a task: the losses of each task kind, and the outputs of the teachers."""

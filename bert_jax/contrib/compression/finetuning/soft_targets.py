@@ -50,7 +50,8 @@ class SoftTargets(ABC):
 
     @abstractmethod
     def outputs(self, output: BertOutput, batch: Batch) -> dict[str, tuple[Level, jax.Array]]:
-        """Return what a teacher says about a batch, as (level, array) by name, with the columns of the teacher."""
+        """Return the outputs of a teacher for a batch, as (level, array) by name, with the columns of the
+        teacher."""
 
     @abstractmethod
     def has_head(self, spec: ModelSpec) -> bool:
@@ -65,8 +66,8 @@ class SoftTargets(ABC):
     def of_units(
         self, units: Sequence[ModelInput], records: int, read: Sequence[ModelInput], outputs: Outputs
     ) -> list[dict[str, np.ndarray]]:
-        """Return the arrays of each of ``units``, the student's inputs of ``records`` records; ``outputs[i]`` is
-        what a teacher says about ``read[i]``, its own inputs of the same records."""
+        """Return the arrays of each of ``units``, the student's inputs of ``records`` records; ``outputs[i]`` are
+        the outputs of a teacher for ``read[i]``, the inputs that it reads for the same records."""
 
     def weights(self, units: Sequence[ModelInput]) -> list[float]:
         """Return ``soft_weights`` of the student's units; default: a text counts as one."""

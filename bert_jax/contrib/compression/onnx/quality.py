@@ -1,4 +1,4 @@
-"""Scores of an exported program and of its model: does rounding cost quality on the user's own texts?"""
+"""Scores of an exported program and of its model: does rounding reduce quality on the user's texts?"""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

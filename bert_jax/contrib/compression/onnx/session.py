@@ -50,7 +50,7 @@ class OnnxNetwork:
         self._fields = {name: field for name, field in output_names(spec).items() if field not in _UNREAD}
 
     def __call__(self, batch: Mapping[str, np.ndarray]) -> BertOutput:
-        """Return the outputs of the rows, each sequence of which runs as a row of its own."""
+        """Return the outputs of the rows, each sequence of which runs as a separate row."""
         sequences = batch["sequence_ids"]
         places = [
             (row, number, np.flatnonzero(sequences[row] == number))

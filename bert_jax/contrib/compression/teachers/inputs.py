@@ -1,4 +1,4 @@
-"""The teacher of a pretraining run and its stored outputs, as what the run reads for its objective."""
+"""The teacher of a pretraining run and its stored outputs, as inputs of the objective."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -126,8 +126,8 @@ def prepared_outputs(
     source: NumberedSource,
     report: Callable[[str], None],
 ) -> TeacherOutputs:
-    """Return the outputs in the folder of ``teacher``; compute them first, or the rest of them, if it is not
-    complete. ``objective_type`` is a class like ``compression.distillation.Distillation``.
+    """Return the outputs of ``teacher`` that its folder stores; if some are missing, compute them first.
+    ``objective_type`` is a class like ``compression.distillation.Distillation``.
 
     Masks must be static. Raises ``ValueError`` for outputs of other shards, of another teacher or for other losses,
     too little space, and an incomplete folder in a run of several processes.

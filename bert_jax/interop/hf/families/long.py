@@ -2,8 +2,7 @@
 and ``modeling_big_bird`` of transformers.
 
 Longformer is RoBERTa with a window around each token and further projections for global tokens. BigBird is BERT
-with attention in blocks, a dense layer of its own before the sequence head, and a feed-forward block in the span
-head.
+with attention in blocks, a further dense layer before the sequence head, and a feed-forward block in the span head.
 """
 
 import dataclasses

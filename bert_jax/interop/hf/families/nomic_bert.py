@@ -1,8 +1,8 @@
 """NomicBERT (Nussbaum et al. 2024): ``NomicBertConfig`` and ``modeling_nomic_bert`` of transformers from 5 on, and
 the folders of the authors' code, which have other keys in ``config.json``.
 
-Releases store the names of the authors' code, or, with ``save_original_format=False``, names of their own with
-query, key and value apart. Both are read; the former are written.
+Releases store the names of the authors' code, or, with ``save_original_format=False``, other names, with separate
+query, key and value. Both are read; the former are written.
 """
 
 import re
