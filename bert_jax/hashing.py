@@ -17,7 +17,8 @@ def mix64(values: np.ndarray) -> np.ndarray:
 
 
 def _key_of(parts: Sequence[int]) -> int:
-    """Return the hash that :func:`hash_key` gives for integers alone, at a tenth of the time of arrays."""
+    """Return the same hash as :func:`hash_key` for arguments that are all integers, in a tenth of the time for
+    arrays."""
     key = 0
     for part in parts:
         key = ((key ^ part) * GOLDEN + GOLDEN) & _WORD

@@ -54,7 +54,8 @@ def _run(words: list[str]) -> None:
 
 
 def _parsed(words: list[str]) -> argparse.Namespace:
-    """Parse the arguments of a subcommand, whose module alone is imported; those of all for help."""
+    """Parse the arguments of a subcommand. Only the module of this subcommand is imported; for help, all
+    modules."""
     parser = argparse.ArgumentParser(
         prog="bert-jax", description="Pretrain, fine-tune, use and convert encoders of text."
     )

@@ -176,8 +176,8 @@ OUTPUT = option("--output", type=Path, metavar="FILE", help="JSON lines (default
 def take_encoder(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Take ``--model.module FILE`` out of ``words`` and add the encoder in this Python file: a class ``Encoder``
     with the interface of ``bert_jax.model.bert.Encoder`` and, if it adds options, a subclass ``Config`` of
-    ``ModelConfig``. Return the other words, and the option that sets ``model.encoder`` to its name, that of the
-    file (nothing without ``--model.module``).
+    ``ModelConfig``. Return the other words, and the option that sets ``model.encoder`` to the name of the file (no
+    option without ``--model.module``).
 
     The file is run, so that in a run with several processes ``hosts.start`` comes first. Raises ``ValueError`` if
     the file cannot be loaded or defines no such class, or if an encoder has its name.

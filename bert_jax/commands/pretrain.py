@@ -78,7 +78,7 @@ def train(options: RunOptions, arguments: list[str], stop: StopRequest) -> None:
     if not (config.training.num_steps or start.source):
         raise ValueError(
             "training.num_steps: not set; name a recipe, such as --config configs/quickstart.yaml, or set "
-            "training.num_steps or training.num_tokens (only with --init_from they follow from the text)"
+            "training.num_steps or training.num_tokens (with --init_from, the default follows from the text)"
         )
     if options.keep_memory:
         rows = config.training.global_batch_size // config.training.accumulation_steps

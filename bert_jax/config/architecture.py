@@ -254,7 +254,7 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
 
     @property
     def directions(self) -> int:
-        """Number of encoders, each of which reads the embeddings, and whose outputs are concatenated."""
+        """Number of encoders. Each reads the embeddings; their outputs are concatenated."""
         return 1
 
     @property
@@ -342,7 +342,7 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
         return part not in self.without_bias and (part != "norm" or self.norm == "layer_norm")
 
     def with_output_layer_only(self) -> "ModelConfig":
-        """Return this model with an MLM head that is the word embeddings alone, without parameters."""
+        """Return this model with an MLM head without parameters, which uses only the word embeddings."""
         parts = tuple(part for part in get_args(Biased) if part in (*self.without_bias, "mlm_output"))
         return replace(self, mlm_layer="none", without_bias=parts, tied_output=True)
 

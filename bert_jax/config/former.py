@@ -100,8 +100,8 @@ def current_fields(
     values: Mapping[str, Any], prefix: str = "",
     typed: Callable[[Any, Any, str], Any] = lambda kind, value, name: value,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return ``values``, the fields of a stored model, with the fields of today: without those of
-    ``FORMER_FIELDS`` that its encoder does not have, and with each :class:`Merge`, tuples as lists.
+    """Return ``values``, the fields of a stored model, converted to the current fields: without fields of
+    ``FORMER_FIELDS`` that the encoder lacks, with each :class:`Merge` applied, and with tuples as lists.
 
     ``prefix`` precedes the keys. ``typed`` returns a value of the given type, and raises ``ValueError`` for one of
     another type; its last argument is the name of the field.

@@ -142,8 +142,8 @@ class Section:
 
     @classmethod
     def class_for(cls, values: Mapping[str, Any]) -> type[Self]:
-        """Return the class of a section with ``values`` by field: that of the registered part which they name, if
-        it has options of its own, else this class."""
+        """Return the class of a section with ``values`` by field: the class of the registered part that the values
+        name, if this part adds options, else this class."""
         name = values.get(cls.chosen_by.field) if cls.chosen_by else None
         if cls.chosen_by is None or not isinstance(name, str) or registry.is_of_trunk(cls.chosen_by.parts, name):
             return cls
@@ -472,5 +472,5 @@ class RunOptions(Section):
         return ()
 
     def require_no_inputs(self, objective: str) -> None:
-        """Raise ``ValueError`` for options that name inputs of an objective: ``objective``, the option that names
-        that of the run, reads none."""
+        """Raise ``ValueError`` for options that name inputs of an objective, because the objective of the run,
+        which the option ``objective`` names, has no inputs."""

@@ -2,7 +2,7 @@
 
 This is the pretraining loss (Devlin et al. 2018, section 3.1) on the texts of the task. Every example of a batch is
 added a second time, split into two parts; in half of these copies, the second part comes from another record. The
-loss of the task ignores the copies.
+task loss ignores the copies.
 """
 
 from collections.abc import Sequence

@@ -200,7 +200,7 @@ def redrawn_layers(config: FinetuneConfig) -> tuple[str, ...]:
     if count > layers:
         raise ValueError(
             f"regularization.reinit_layers: {count} is not allowed; allowed: 0 to {layers}, the number of layers "
-            "with parameters of their own"
+            "with separate parameters"
         )
     top = tuple(f"encoder/layer_{layers - 1 - i}/" for i in range(count))
     return (*top, "pooler/") if count else ()

@@ -3,8 +3,8 @@
 * Masked models: the pseudo-log-likelihood (PLL) of a text is the sum over its tokens of log P(token | the rest),
   each from a copy of the text in which the token is masked (Salazar et al. 2020, arXiv:1910.14659).
 
-  - ``PLL-original`` masks the token alone. A rare word of several pieces then looks likely, because each piece
-    follows from the others.
+  - ``PLL-original`` masks only the token itself. A rare word of several pieces then looks likely, because each
+    piece follows from the others.
   - ``PLL-word-l2r`` also masks the later tokens of the same word (Kauf and Ivanova 2023, arXiv:2305.10588, section
     2), so that a word is scored from left to right.
 

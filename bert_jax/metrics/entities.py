@@ -87,7 +87,7 @@ def joint_scores(
     gold_intents: Intents, predicted_intents: Intents, gold_slots: Tags, predicted_slots: Tags
 ) -> list[Score]:
     """Return sentence_accuracy (share of sentences with the intent and every slot correct) and intent_accuracy. For
-    scores of the slots alone, use :func:`tagging_scores`."""
+    scores of only the slots, use :func:`tagging_scores`."""
     count_records(gold_intents=gold_intents, predicted_intents=predicted_intents, gold_slots=gold_slots)
     _check_sentences(gold_slots, predicted_slots)
     intent_right = np.array([g == p for g, p in zip(gold_intents, predicted_intents, strict=True)])

@@ -62,9 +62,9 @@ matmul_f32_grad.defvjp(_forward, _backward)
 def add_bias_of_logits(logits: jax.Array, bias: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Return ``logits + bias``, float32[..., classes].
 
-    In the backward pass the gradient is rounded to ``dtype``, that of the states from which the logits come, and
-    kept: the sum for the bias and the products for states and weights read the rounded copy, instead of computing
-    it from the float32 logits three times.
+    In the backward pass the gradient is rounded to ``dtype``, the dtype of the states from which the logits are
+    computed, and kept: the sum for the bias and the products for states and weights read the rounded copy, instead
+    of computing it from the float32 logits three times.
     """
     return logits + bias
 

@@ -38,8 +38,8 @@ class Embedding(nn.Module):
 
 
 def few_rows(ids_BxS: jax.Array, table_TxE: jax.Array) -> jax.Array:
-    """Return the rows ``ids`` of a table of few rows, float32[B, S, E]. Its gradient is no scatter, in which many
-    tokens would wait for each other."""
+    """Return the rows ``ids`` of a table of few rows, float32[B, S, E]. Its gradient does not use a scatter, in
+    which many tokens would wait for each other."""
     if len(table_TxE) > _CHOSEN_ROWS:
         return jax.nn.one_hot(ids_BxS, len(table_TxE), dtype=jnp.float32) @ table_TxE
     rows_BxSxE = jnp.zeros((), table_TxE.dtype)

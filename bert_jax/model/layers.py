@@ -329,8 +329,8 @@ class SelfAttention(Block):
 
 class FeedForward(Block):
     """Feed-forward block of an encoder layer: two dense layers with the activation between them, dropout, residual
-    connection and LayerNorm. A gated layer multiplies the activated output of a third dense layer with that of the
-    first (Shazeer 2020). ``units``: width between them; 0: the config's."""
+    connection and LayerNorm. A gated layer multiplies the output of the first dense layer by the activated output
+    of a third one (Shazeer 2020). ``units``: width between the layers; 0: the width in the config."""
 
     units: int = 0
 

@@ -115,8 +115,8 @@ class ExitHead(Block):
     def __call__(
         self, x_BxSxH: jax.Array, features: Mapping[str, jax.Array], dropout_key: DropoutKey | None
     ) -> jax.Array:
-        """Return the logits of the C sequences of each row, float32[B, C, labels]; ``dropout_key`` is that of the
-        pooled vectors."""
+        """Return the logits of the C sequences of each row, float32[B, C, labels]; ``dropout_key`` is the dropout
+        key of the pooled vectors."""
         config, dtype, labels = self.config, compute_dtype(self.execution), len(self.heads.sequence_labels)
         if config.has_final_norm:
             x_BxSxH = Norm(config, dtype, name="final_layer_norm")(x_BxSxH)

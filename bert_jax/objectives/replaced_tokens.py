@@ -104,8 +104,8 @@ class TwoNetworks(nn.Module):
 
     @nn.nowrap
     def params_of(self, params: Mapping[str, Any], name: str) -> dict[str, Any]:
-        """Return the parameters of a network: its own, and those of the other that it uses. No gradient of the
-        discriminator reaches the tables of the generator with GDES."""
+        """Return the parameters that a network uses: of this network, and shared ones of the other. No gradient of
+        the discriminator reaches the tables of the generator with GDES."""
         own, embeddings = dict(params[name]), dict(params[name]["embeddings"])
         if name == GENERATOR and self.sharing == "shared":
             others = params[DISCRIMINATOR]["embeddings"]
@@ -201,8 +201,8 @@ class ReplacedTokens(PretrainObjective):
     def placed(cls, config: PretrainConfig, params: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         if params and config.objective.embedding_sharing == "disentangled":
             raise ValueError(
-                "--init_from: not allowed with objective.embedding_sharing disentangled, whose tables are those of "
-                "two networks; set shared or none, or omit --init_from"
+                "--init_from: not allowed with objective.embedding_sharing disentangled, which combines the tables "
+                "of two networks; set shared or none, or omit --init_from"
             )
         return {f"{DISCRIMINATOR}/{name}": array for name, array in params.items()}
 

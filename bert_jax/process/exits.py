@@ -42,8 +42,9 @@ def run_command(command: Callable[[], int | None]) -> int:
     """Run ``command`` and return its exit code. For a known error, print one line on stderr and return the code of
     the error.
 
-    An exception that :func:`outcome` does not recognize is a bug and keeps its traceback. The threshold for garbage
-    collection is raised, because tracing creates millions of long-lived objects and every collection visits them.
+    An exception that :func:`outcome` does not recognize is a bug, so its traceback is printed. The threshold for
+    garbage collection is raised, because tracing creates millions of long-lived objects and every collection visits
+    them.
     """
     gc.set_threshold(100_000, 20, 50)
     logging.basicConfig(format="%(message)s")

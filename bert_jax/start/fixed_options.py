@@ -97,10 +97,8 @@ def recorded_settings(workdir: Location, given: Given) -> tuple[Setting, ...]:
 
 def plan_phase(name: str, given: Given) -> tuple[tuple[Setting, ...], str]:
     """Return the settings of a new phase that continues the run in the workdir ``name``, and the text of its
-    record.
-
-    The record is that of the earlier phase with the options in ``PHASE_MAY_CHANGE`` that the command line sets. The
-    phase gets its first step if an option counts from it.
+    record: the record of the earlier phase, changed by the options in ``PHASE_MAY_CHANGE`` that the command line
+    sets. The phase gets its first step if an option counts from it.
     """
     folder = location(name)
     settings: tuple[Setting, ...] = ()

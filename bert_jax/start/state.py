@@ -238,7 +238,7 @@ def _check_vocabulary(meta: Mapping[str, Any], tokenizer: Tokenizer, workdir: Lo
             f"use --data.vocab {path} with its data.lower_case" if path else "use the vocabulary of the checkpoint"
         )
         raise ValueError(
-            f"data.vocab: the checkpoint in {workdir} was trained with another vocabulary, or another case (its "
-            f"fingerprint is {meta['tokenizer'][:12]}, that of the current vocabulary is "
-            f"{tokenizer.fingerprint[:12]}); {remedy}, and another data.shards"
+            f"data.vocab: the checkpoint in {workdir} was trained with another vocabulary or letter case "
+            f"(fingerprint {meta['tokenizer'][:12]}, not {tokenizer.fingerprint[:12]}); {remedy}, and set another "
+            "data.shards"
         )

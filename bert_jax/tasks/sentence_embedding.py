@@ -278,7 +278,7 @@ def _scored_texts(record: Record) -> tuple[str, ...]:
 def _ranks(
     queries_QxE: np.ndarray, candidates_NxE: np.ndarray, texts: Sequence[tuple[int, ...]], own_Q: np.ndarray
 ) -> np.ndarray:
-    """Return float64[Q]: for each query, the rank (from 1) of its own candidate among all N candidates by cosine
+    """Return float64[Q]: for each query, the rank (from 1) of the right candidate among all N candidates by cosine
     (``metrics.retrieval.mean_ranks``).
 
     ``own_Q``: index of the own candidate of each query. ``texts``: token ids of each candidate; candidates with

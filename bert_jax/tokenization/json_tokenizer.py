@@ -32,8 +32,8 @@ def is_general(state: Mapping[str, Json]) -> bool:
 
 
 def foreign_tokens(state: Mapping[str, Json]) -> list[str]:
-    """Return the added tokens of ``state``, a parsed ``tokenizer.json``, that are no special pieces: they are found
-    in a text before any rule applies."""
+    """Return the added tokens of ``state``, a parsed ``tokenizer.json``, other than the special pieces; they are
+    matched in a text before any rule applies."""
     return [name for name in _added_names(state) if name not in _PLAIN]
 
 

@@ -141,7 +141,7 @@ class Tokenizer(ABC):
         If ``framed`` is False (GPT), the input is a or a b, and all token types are 0.
 
         Texts that exceed ``max_length`` tokens are truncated (:meth:`cut`); the longer text of a pair is truncated
-        first (:func:`longest_first`). Raises ``ValueError`` if the special tokens alone exceed ``max_length``.
+        first (:func:`longest_first`). Raises ``ValueError`` if the special tokens already exceed ``max_length``.
         """
         extra = 0 if not self.framed else 2 if b is None else 2 + self.separators
         if max_length is not None:

@@ -147,8 +147,8 @@ class ShardSource:
     def unigram_cross_entropy(self) -> float | None:
         """Return the cross-entropy (nats per held-out target) of the unigram distribution of training targets.
 
-        The distribution is estimated with add-one smoothing from at most the first million training records, those
-        of a mixture in the proportion of its weights. Returns None if there is no held-out data.
+        The distribution is estimated with add-one smoothing from at most the first million training records,
+        those of a mixture weighted in proportion to ``data.mixture``. Returns None if there is no held-out data.
         """
         if not self._eval or not (held_out := self._baseline_counts[1][0]).any():
             return None

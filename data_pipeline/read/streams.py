@@ -1,4 +1,4 @@
-"""Streams of batches that are read, parsed and masked ahead of the training step, by tf.data or by numpy alone.
+"""Streams of batches that are read, parsed and masked ahead of the training step, by tf.data or by numpy.
 
 Both streams return the same arrays. The numpy stream needs no TensorFlow.
 """

@@ -67,7 +67,7 @@ def attended(
     of the network and both directions whether attention finds the syntactic head of the word.
 
     The attention to a word is the sum over its pieces, the attention from a word is the mean over its pieces.
-    Special tokens and the word itself are no candidates. ``limit``: number of sentences at equal distances; 0: all.
+    Special tokens and the word itself are excluded. ``limit``: number of sentences at equal distances; 0: all.
     Raises ``ValueError`` for a network without attention, and if no word has a head.
     """
     encoder = loaded.spec.model.encoder

@@ -115,7 +115,7 @@ def read_examples(task: ProbeTask, train: Path, test: Path, limit: int) -> tuple
 
     Args:
         task: pos: part of speech (UPOS) of a word. deprel: universal relation of a word to its head, from the
-            vectors of both; roots are no examples. length: number of words of a sentence, in six bins that hold
+            vectors of both; roots are skipped. length: number of words of a sentence, in six bins that hold
             about the same number of training sentences each, as in SentEval (Conneau et al. 2018), from the mean of
             the vectors of its words. sense: sense of a word in a sentence.
         train, test: CoNLL-U files (.gz: compressed). For sense, folders in the layout of CoarseWSD-20 (Loureiro et

@@ -94,8 +94,8 @@ class Probe:
         self.control = self._control()
 
     def _control(self) -> Labels | None:
-        """Return random labels, one per word type, drawn from the distribution of the labels of the training
-        examples (Hewitt and Liang 2019, section 2): a probe can only memorize them."""
+        """Return random labels, one per word type, sampled from the label distribution of the training examples
+        (Hewitt and Liang 2019, section 2): a probe can only memorize them."""
         if self.train.types is None or self.test.types is None:
             return None
         shares = np.cumsum(np.bincount(self.labels.train)) / len(self.train)

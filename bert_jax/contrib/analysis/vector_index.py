@@ -106,7 +106,7 @@ def index_texts(
 class VectorIndex:
     """An index in ``folder``, opened for search: only codes are in memory.
 
-    Raises ``ValueError`` for a folder that is no index, and for one whose files contradict each other.
+    Raises ``ValueError`` for a folder that is not an index, and for an index whose files contradict each other.
     """
 
     def __init__(self, folder: Path) -> None:

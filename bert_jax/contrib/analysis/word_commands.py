@@ -15,8 +15,8 @@ _OUTPUT = option("--output", type=Path, metavar="FILE", help="write JSON lines i
 def neighbors_command(arguments: argparse.Namespace) -> None:
     """Print the words nearest to each WORD by cosine. Without --in, words are compared by the table of input
     embeddings, in which a word has one vector. With --in, the contextual vector of the WORD in a text is compared
-    with every word of the texts in --corpus or, without it, with the words of the vocabulary, each run through the
-    model alone, which says less about a word of several meanings."""
+    with every word of the texts in --corpus or, without it, with the words of the vocabulary, each encoded without
+    context, which is less informative for a word of several meanings."""
     from bert_jax.contrib.analysis import word_neighbors
     from bert_jax.inference.text_files import write_json_lines
 

@@ -157,8 +157,8 @@ def find_occurrences(
     """Return each of ``words`` in ``text`` with its vector at ``layer``: its ``occurrence``-th place, from 1.
 
     A word that :func:`word_spans` splits, such as "don't", is searched as a sequence, whose vectors are averaged.
-    Upper case is distinguished unless the tokenizer lower-cases. Raises ``ValueError`` for a word that is not in
-    the text so often, and for one of which the vocabulary has no piece.
+    Upper case is distinguished unless the tokenizer lower-cases. Raises ``ValueError`` if the word occurs less
+    often in the text, or has no known piece.
     """
     fold = _folding(loaded)
     word_tokens(loaded.need_tokenizer(), words)

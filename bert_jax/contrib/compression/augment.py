@@ -21,8 +21,8 @@ _WINDOW, _SPARE = 256, 8
 
 @dataclass(frozen=True)
 class Replacement:
-    """Number of new texts of a text, share of its words that each replaces, and the number of most probable pieces
-    from which a word is drawn. Raises ``ValueError`` for values that are not allowed."""
+    """Number of new texts per text, share of the words that each new text replaces, and number of most probable
+    pieces from which a word is sampled. Raises ``ValueError`` for values that are not allowed."""
 
     copies: int = 20
     share: float = 0.4

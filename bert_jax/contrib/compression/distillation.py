@@ -151,7 +151,7 @@ class Distillation(MaskedLm):
         if (every or options.attention_loss == "scores") and config.num_layers % own.num_layers:
             raise ValueError(
                 f"model.num_layers: {own.num_layers} is not allowed with a teacher of {config.num_layers} layers, "
-                "whose layers are compared in proportion; allowed: a divisor"
+                f"whose layers are compared in proportion; allowed: a divisor of {config.num_layers}"
             )
         self._check_attention(config, own)
         heads = HeadsConfig(mlm=options.soft_weight > 0)

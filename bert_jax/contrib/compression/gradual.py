@@ -66,8 +66,9 @@ class Rounds:
 
 
 def share_after(share: float, number: int, count: int) -> float:
-    """Return the share that is left after round ``number``, from 1, of ``count`` rounds, the last of which leaves
-    ``share``: most are removed in the first rounds (Zhu and Gupta 2017, arXiv:1710.01878, equation 1)."""
+    """Return the share that remains after round ``number``, from 1, of ``count`` rounds. ``share`` remains after
+    the last round; most parts are removed in the first rounds (Zhu and Gupta 2017, arXiv:1710.01878, equation
+    1)."""
     return share + (1 - share) * (1 - number / count) ** 3
 
 
@@ -82,8 +83,8 @@ def prune(options: PruningOptions, arguments: list[str], stop: StopRequest) -> N
     needs_loss = options.prune_importance == "gradient"
     if needs_loss and config.task.kind in ("sentence", "joint"):
         raise ValueError(
-            f"--prune_importance: gradient is not allowed with task.kind {config.task.kind}, whose loss is not of "
-            "one head; use --prune_importance magnitude or movement"
+            f"--prune_importance: gradient is not allowed with task.kind {config.task.kind}, whose loss does "
+            "not come from a single head; use --prune_importance magnitude or movement"
         )
     records = training_records(config)
     if needs_loss and not records:
@@ -181,7 +182,7 @@ def _same_rounds(path: Path, rounds: Rounds, source: str) -> None:
 
 
 def _pruning(rounds: Rounds, after: tuple[int, int], folder: Path, source: str) -> Pruning:
-    """Return what the removal of a round keeps: ``after`` heads and units of the model that was trained in
+    """Return the pruning of a round, which keeps ``after`` heads and units of the model that was trained in
     ``folder`` from ``source``."""
     model = read_weights(folder, ReadOptions()).spec.model
     heads, units = after

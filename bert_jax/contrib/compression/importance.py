@@ -84,8 +84,8 @@ def _squares(params: Mapping[str, np.ndarray], place: str) -> np.ndarray:
 def gradient_importance(loaded: Engine, records: Sequence[Record], limit: int, seed: int) -> tuple[Parts, int]:
     """Return the mean absolute gradients of the masks of heads and units, and the number of examples.
 
-    The loss is that of the task head, for examples with labels, or, for a model without one, that of the masked-LM
-    head, for texts of which 15% of the tokens are masked. Of all ``records``, ``limit`` drawn ones count; 0: all.
+    The loss is the task loss of examples with labels or, for a model without a task head, the masked-LM loss of
+    texts with 15% of the tokens masked. ``limit`` records are sampled from ``records``; 0: all.
 
     Raises ``ValueError`` for a model without such a head, without attention, and for examples without labels.
     """

@@ -165,8 +165,8 @@ def _started(weights: ModelBundle, pruning: Pruning, options: ReadOptions) -> Ma
     ]
     if layers[0] != layers[1]:
         raise ValueError(
-            f"--start {pruning.start}: its layers have other parameters than those of the model to prune; give the "
-            "model with which its training started"
+            f"--start {pruning.start}: the layers differ from those of the model to prune; give the "
+            "model from which the training of the model to prune started"
         )
     return start.params
 
@@ -204,7 +204,7 @@ def encoder_flops(loaded: LoadedModel, length: int) -> int:
 
 
 def _compare(reference: LoadedModel, saved: LoadedModel) -> str:
-    """Compare the outputs of both models for rows of drawn ids; raise ``exits.Stop`` if they differ."""
+    """Compare the outputs of both models for rows of random ids; raise ``exits.Stop`` if they differ."""
     model, rng = saved.spec.model, np.random.default_rng(0)
     length = min(_LENGTH, model.max_length)
     ids = rng.integers(0, model.vocab_size, (_ROWS, length))

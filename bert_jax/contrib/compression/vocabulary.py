@@ -79,7 +79,7 @@ def _verify(whole: Tokenizer, part: Tokenizer, kept: np.ndarray, texts: Iterable
 
 
 class _Likely:
-    """The sequences of at most ``ngram`` characters in the words of texts, and the pieces made of them."""
+    """The sequences of at most ``ngram`` characters in the words of texts, and the pieces that consist of them."""
 
     def __init__(self, file: VocabularyFile, ngram: int) -> None:
         self._file, self._ngram = file, ngram

@@ -46,7 +46,7 @@ class VocabularyFile(ABC):
         return keep
 
     def characters(self, piece: str) -> list[str]:
-        """Return the characters of a piece, each as the piece that it would be alone."""
+        """Return the characters of a piece, each in the form of a single-character piece."""
         return list(piece)
 
     def string(self, piece: str) -> str:
@@ -54,11 +54,12 @@ class VocabularyFile(ABC):
         return piece
 
     def formed(self, texts: Sequence[str]) -> Iterable[int]:
-        """Return the ids of the pieces that arise while ``texts`` are encoded; empty if only results count."""
+        """Return the ids of the intermediate pieces while ``texts`` are encoded; empty if only final pieces are
+        needed."""
         return ()
 
     def formed_alone(self, number: int) -> Iterable[int]:
-        """Return the ids of the pieces that arise while the piece ``number`` is put together."""
+        """Return the ids of the intermediate pieces from which the piece ``number`` is merged."""
         return ()
 
     @abstractmethod

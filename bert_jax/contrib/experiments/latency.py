@@ -50,7 +50,7 @@ def benchmark(
 ) -> Iterator[dict[str, Json]]:
     """Yield a line for each form and size: ``form``, ``batch``, ``length``, ``median_ms``, ``p99_ms`` (of the time
     of a batch, from arrays of ids to arrays of outputs), ``texts_per_second`` (from the median), ``megabytes`` on
-    disk and ``peak_memory_mb``, the resident memory so far of a process that runs this form alone.
+    disk and ``peak_memory_mb``, the peak resident memory so far of a process that runs only this form.
 
     The forms run one after the other, each in a separate process. Lengths beyond the task maximum are skipped.
     A form that does not support the model is skipped. ``report`` is called with each line of the log. Raises

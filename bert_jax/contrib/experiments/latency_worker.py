@@ -1,7 +1,7 @@
 """Times one form of a model in a separate process: ``latency_worker.py FORM FOLDER --batches N ...``.
 
-Run by :mod:`bert_jax.contrib.experiments.latency`, and not imported by it, so that the memory of this process is
-that of the form: with onnxruntime, neither jax nor this library is loaded. Prints a JSON line for each size, with
+Run by :mod:`bert_jax.contrib.experiments.latency`, and not imported by it, so that this process uses only the
+memory of the form: with onnxruntime, neither jax nor this library is loaded. Prints a JSON line for each size, with
 the largest memory so far.
 """
 

@@ -41,7 +41,7 @@ def search(
     Args:
         tries: maximum number of layouts to compile.
         batches: numbers of sequences per device to try, in one microbatch; the resulting global batch sizes replace
-            that of the recipe.
+            the batch size of the recipe.
         progress: called with a line of text before and after each compilation.
     """
     ordered = _ordered(config, topology, asked, batches)

@@ -185,8 +185,7 @@ def _plan(
 
 
 def _flops_per_sequence(config: PretrainConfig) -> float:
-    """Return the training FLOPs of a sequence: those of the masked-LM objective if the objective does not know its
-    own."""
+    """Return the training FLOPs per sequence; if the objective does not define them, those of masked_lm."""
     return objective_class(config.objective)(config, None).flops_per_sequence() or training_flops_per_sequence(
         config.model, seq_length=config.data.seq_length, max_predictions=config.row_shape.max_predictions,
         has_nsp=config.has_nsp,

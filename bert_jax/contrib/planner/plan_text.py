@@ -134,8 +134,8 @@ def search_lines(plans: Sequence[Plan], best: Plan | None) -> list[str]:
 
 
 def pareto(plans: Sequence[Plan]) -> list[Plan]:
-    """Return the plans that fit and are Pareto-optimal: no other plan is better in speed or memory without being
-    worse in the other of the two."""
+    """Return the plans that fit and are Pareto-optimal: no other plan is better in speed or memory and at least as
+    good in both."""
     scored = [(plan.tokens_per_second or 0.0, -plan.peak_bytes, plan) for plan in plans if plan.fits]
     return [
         plan

@@ -38,7 +38,7 @@ def changed(options: ChangeOptions, weights: ModelBundle, given: Given) -> Model
     spec, content, name = weights.spec, weights.tokenizer_content, options.init_from
     if spec.tokenizer is None or content is None:
         raise ValueError(
-            f"--{more[0]}: {name} has no tokenizer, whose special pieces it needs; add its vocabulary file"
+            f"--{more[0]}: {name} has no tokenizer, but the option needs special pieces; add the vocabulary file"
         )
     tokenizer = build_tokenizer(spec.tokenizer, content, name)
     if "gpt_inputs" in more:
@@ -156,8 +156,8 @@ def _unconvertible(model: ModelConfig) -> str:
 
 
 def long_params(params: Mapping[str, np.ndarray], source: ModelConfig, model: ModelConfig) -> dict[str, np.ndarray]:
-    """Return the canonical parameters of ``model`` (:func:`long_config`), made of those of ``source``: position
-    rows are repeated, and the projections of global tokens are copies of the others."""
+    """Return the canonical parameters of ``model`` (:func:`long_config`), converted from the parameters of
+    ``source``: position rows are repeated, and the projections of global tokens are copies of the others."""
     found, table = dict(params), "embeddings/position_embeddings/embedding"
     positions = params[table][source.position_offset :]
     before = np.zeros((model.position_offset, positions.shape[1]), positions.dtype)

@@ -254,8 +254,8 @@ class _Files:
         return False
 
     def family_state(self, vocabulary: bytes | None, table: Json) -> dict[str, Json] | None:
-        """Return a ``tokenizer.json`` made from the files of a family other than BERT and RoBERTa, or None if the
-        folder has no such files."""
+        """Return a ``tokenizer.json`` converted from the files of a family other than BERT and RoBERTa, or None if
+        the folder has no such files."""
         family = _CLASSES.get(self.stated_class, (self.json("config.json") or {}).get("model_type"))
         if vocabulary is not None:
             pieces = read_pieces(vocabulary, self.path("vocab.txt")) if family == "mpnet" else []

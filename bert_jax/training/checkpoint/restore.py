@@ -89,8 +89,8 @@ def restore_newest(
     """Restore the newest checkpoint of ``workdir`` that passes every check, in the layout of ``config``.
 
     ``convert`` changes the canonical arrays of the state (such as ``params/embeddings/layer_norm/scale``) after
-    verification. ``carry`` is that of the abstract state of the run: stored arrays of other shapes are replaced by
-    0. Returns ``None`` for a run without checkpoints. A damaged checkpoint is quarantined (unless
+    verification. ``carry`` is the ``carry`` of the abstract state of the run: stored arrays of other shapes are
+    replaced by 0. Returns ``None`` for a run without checkpoints. A damaged checkpoint is quarantined (unless
     ``read_only``) and reported, and the previous checkpoint is tried. Must be called by every process of a run. All
     processes restore the same checkpoint: if one process rejects a checkpoint, all processes reject it.
 

@@ -134,7 +134,7 @@ def _rule_lines(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _example_line(fields: dict[str, Any]) -> str:
-    """Return an example on one line; the text comes last, and a similar text under it."""
+    """Return an example as one line that ends with the text."""
     shown = []
     for name, value in fields.items():
         if name in ("source", "document", "text"):

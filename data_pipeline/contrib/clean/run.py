@@ -3,9 +3,9 @@
     sources -> chunks, rules on documents -> exact duplicates -> repeated lines -> signatures -> candidates
     -> comparison -> files of text, report
 
-A run works in ``OUTPUT/.clean-FINGERPRINT``; the fingerprint covers the settings and the corpus, so a run that was
-killed and is started again keeps finished jobs. The results of a job depend on its input files alone, never on the
-number of workers. The report is written last and marks a finished folder.
+A run works in ``OUTPUT/.clean-FINGERPRINT``; the fingerprint covers the settings and the corpus, so a run that is
+started again after it was killed keeps finished jobs. The results of a job depend only on its input files, never on
+the number of workers. The report is written last and marks a finished folder.
 """
 
 import dataclasses
@@ -98,7 +98,8 @@ def _check_apart(corpus: Sequence[str], target: Location) -> None:
 def _finished(
     target: Location, options: CleanOptions, files: Sequence[tuple[str, Location]]
 ) -> dict[str, Any] | None:
-    """Return the report in ``target`` if it is of these ``files`` and options; None if there is no report."""
+    """Return the report in ``target`` if it was written for these ``files`` and options; None if there is no
+    report."""
     path = target / CLEANED_NAME
     if not path.is_file():
         return None

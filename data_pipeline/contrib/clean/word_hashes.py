@@ -1,4 +1,4 @@
-"""Words of texts as 64-bit hashes, and the n-grams and MinHash signatures made of them (numpy only).
+"""Words of texts as 64-bit hashes, and the n-grams and MinHash signatures of these hashes (numpy only).
 
 A word is a maximal run of letters, digits and combining marks, in lower case. In scripts that put no spaces
 between words (Chinese, Japanese, Thai, Lao, Burmese, Khmer), each letter, digit or mark is a word. All hashes are

@@ -1,7 +1,7 @@
 """``bert-data wikipedia``: text files of a corpus from MediaWiki XML dumps.
 
 One process reads the dumps and sends chunks of wikitext to workers, which write the paragraphs of each chunk to a
-file; the chunks are joined in order. The bytes depend on the dumps alone. A build writes to the folder
+file; the chunks are joined in order. The output depends only on the dumps. A build writes to the folder
 ``.NAME.partial`` next to the output folder NAME and renames it to NAME when it is complete. If a build is killed,
 the next one keeps every finished chunk and file.
 """

@@ -69,7 +69,7 @@ def _added(total: scipy.sparse.csr_array, parts: list[scipy.sparse.coo_array]) -
 
 class Glove(WordVectorObjective):
     """Weighted squared error of the logarithms of counts (eq. 8). Each token of a batch stands for one entry of the
-    matrix of the training records, drawn with equal probabilities. The vectors of the model are the sums of those
+    co-occurrence matrix of the training records, sampled uniformly. The vectors of the model are the sums of those
     of words and contexts, as in section 4.2."""
 
     has_bias = True

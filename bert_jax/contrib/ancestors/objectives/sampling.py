@@ -15,7 +15,7 @@ from bert_jax.tokenization import Tokenizer
 
 
 def special_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of the tokens that are no part of a text: padding, unknown words, marks and masks."""
+    """Return the ids of the tokens that are not words of a text: padding, unknown words, marks and masks."""
     found = (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)
     return sorted({token for token in found if token is not None and token >= 0})
 
@@ -31,7 +31,7 @@ def training_ids(source: PretrainSource) -> Iterator[tuple[np.ndarray, np.ndarra
 
 def token_counts(source: PretrainSource, tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
     """Return int64[V], how often each token occurs in the training records; 0 for special tokens. Raises
-    ``ValueError`` if there is no other token."""
+    ``ValueError`` if there are only special tokens."""
     counts_V = np.zeros(vocab_size, np.int64)
     for ids_BxS, sequence_ids_BxS in training_ids(source):
         counts_V += np.bincount(ids_BxS[sequence_ids_BxS > 0], minlength=vocab_size)

@@ -314,7 +314,8 @@ def soft_targets(task: Task) -> SoftTargets:
 
 
 def columns(option: str, taught: Sequence[str], task: Task) -> list[int]:
-    """Return the position in ``taught``, the names of the teacher's classes or tags, of each one of the student.
+    """Return, for each class or tag of the student, its index in ``taught``, the names of the teacher's classes or
+    tags.
 
     ``option`` is ``data.labels`` or ``data.tags``. The teacher may have the names in the files or
     ``data.label_names``. Raises ``ValueError``, without its subject, if it has others.

@@ -53,8 +53,8 @@ def program_scores(folder: Path, weights: ModelBundle, file: str) -> Scores:
 
 
 def model_score(weights: ModelBundle, file: str) -> tuple[str, float, int]:
-    """Return name, value and number of records of the score of :func:`program_scores` of the model ``weights``
-    alone. Raises ``ValueError`` as it does."""
+    """Return name, value and number of records of the score of the model ``weights``, as in :func:`program_scores`
+    but without an exported program. Raises ``ValueError`` as this function does."""
     engine = prepare(weights)
     task, records = _labelled(engine, file)
     score, count, value = _chosen(task, records, _predicted(engine, task, records, _program_of(engine, task)))

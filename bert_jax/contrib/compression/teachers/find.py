@@ -106,6 +106,6 @@ def check_vocabulary(teacher: Teacher, tokenizer: Tokenizer | None, vocabulary: 
         raise ValueError(f"data.vocab: missing; set it to the vocabulary of the teacher, {teacher.name}")
     if tokenizer is not None and teacher.fingerprint not in (None, tokenizer.fingerprint):
         raise ValueError(
-            f"--teacher {teacher.name}: the model has another vocabulary than {vocabulary}; set data.vocab to that "
-            "of the teacher, or give a teacher with this one"
+            f"--teacher {teacher.name}: the model has another vocabulary than {vocabulary}; set data.vocab to the "
+            "vocabulary of the teacher, or give a teacher with the vocabulary of the run"
         )

@@ -131,7 +131,7 @@ def copy_projections(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def has_own_projections(params: Mapping[str, np.ndarray]) -> bool:
-    """Return True if the projections of global tokens in ``params`` are no copies of the others."""
+    """Return True if the projections of global tokens in ``params`` differ from the other projections."""
     pairs = _projections(params)
     return any(other in params and not np.array_equal(params[name], params[other]) for name, other in pairs)
 
