@@ -52,6 +52,7 @@ def pool(place: Path, *more: str) -> dict[str, bytes]:
     return tree(place / "pool")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [[], ["--masking", "dynamic", "--next_sentence", "sop", "--data.packing", "best_fit"]],
@@ -78,6 +79,7 @@ def test_two_worker_processes(place: Path) -> None:
     assert tree(place / "beam") == tree(place / "pool")
 
 
+@pytest.mark.slow
 def test_finished_work_is_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = pool(place)
     made: list[str] = []
@@ -136,6 +138,7 @@ def test_an_object_store(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remove_tree(bucket)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [

@@ -60,12 +60,14 @@ def expected(place: Path) -> dict[str, bytes]:
     return files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes(place: Path, count: int) -> None:
     assert run(place, place / "many", "--workers", str(count)) == 0
     assert tree(place / "many") == expected(place)
 
 
+@pytest.mark.slow
 def test_beam(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Three jobs scan each of the larger texts."""
     pytest.importorskip("apache_beam", reason="needs the extra beam")
@@ -78,6 +80,7 @@ def test_beam(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert tree(place / "beam") == files and "under Apache Beam" in out and err == ""
 
 
+@pytest.mark.slow
 def test_beam_loses_a_result(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,6 +39,7 @@ def parsed(tmp_path, count, seed):
     return list(read_treebank(write_treebank(tmp_path / f"{seed}.conllu", count, seed)))
 
 
+@pytest.mark.slow
 def test_attention_between_words(loaded, tmp_path):
     """Several sentences share rows, and a fifth of the words have two pieces."""
     got = attended(loaded, parsed(tmp_path, 30, 3))

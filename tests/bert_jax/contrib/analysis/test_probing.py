@@ -90,6 +90,7 @@ def test_bins_of_lengths(files):
     assert [int(high) + 1 for _, high in bounds[:-1]] == [low for low, _ in bounds[1:]]
 
 
+@pytest.mark.slow
 def test_vectors_are_those_of_the_words(loaded, files, tmp_path):
     for task in ("deprel", "length"):
         own = read(task, files, 9)
@@ -164,6 +165,7 @@ def test_control_labels_follow_the_distribution_of_the_labels(files):
     np.testing.assert_allclose([drawn[c] / total for c in range(3)], shares, atol=0.03)
 
 
+@pytest.mark.slow
 def test_a_probe_reads_what_the_vectors_hold(loaded, files):
     """The embedding of a word identifies it: parts of speech follow. The sense is a neighbor's: layers show it."""
     probe = probe_of("pos", files)
@@ -255,6 +257,7 @@ def treebank(files):
     return "--train", files / "train.conllu", "--test", files / "test.conllu"
 
 
+@pytest.mark.slow
 def test_the_command(files, capsys, tmp_path):
     code, lines, _ = call(files, capsys, "--task", "deprel", *treebank(files))
     assert code == 0 and len(lines) == 5 and lines[2].startswith("embeddings ") and "selectivity" in lines[2]
@@ -285,6 +288,7 @@ def causal_weights():
     return drawn(dataclasses.replace(weights.spec, model=model), 0.2, PIECES)
 
 
+@pytest.mark.slow
 def test_elmo(files, capsys, tmp_path):
     weights = make_weights(types=0)
     model = tiny_model(
@@ -299,6 +303,7 @@ def test_elmo(files, capsys, tmp_path):
     assert code == 2 and not lines and "the encoder (bidirectional_lstm) has no attention" in errors[-1]
 
 
+@pytest.mark.slow
 def test_a_causal_model(files, capsys, tmp_path):
     write_saved(tmp_path / "model", causal_weights())
     code, lines, errors = call(tmp_path, capsys, "--task", "pos", *treebank(files))

@@ -25,6 +25,7 @@ def collection(texts):
     return Collection("texts", range(len(texts)), texts=texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [CLASSES, VALUE])
 def test_hits_come_in_the_order_of_the_predictions(heads, monkeypatch):
     monkeypatch.setattr(retrieval, "_QUERIES", 2)  # several blocks

@@ -82,6 +82,7 @@ def test_neighbors_in_the_table_are_those_of_brute_force(loaded):
     assert [one.word for one in found] == [names[i] for i in np.argsort(-scores) if i > 2][:3]
 
 
+@pytest.mark.slow
 def test_neighbors_in_a_corpus_are_those_of_brute_force(loaded, words):
     text = f"{words[0]} {words[1]} {words[0]}"
     corpus = [text, f"{words[2]} {words[0]}", f"{words[1]} {words[3]} , {words[0]} {words[4]}"]
@@ -123,6 +124,7 @@ def test_command_writes_text_and_json_lines(folder, words, tmp_path, capsys):
     assert [row["word"] for row in line["neighbors"]][:2] and line["neighbors"][0]["text"].startswith(words[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -129,6 +129,7 @@ def test_the_carried_state_is_that_of_the_recurrence():
         assert np.array_equal(found[2], np.ones(8))
 
 
+@pytest.mark.slow
 def test_gradients_stop_between_batches():
     """The gradient of the second batch is that of its half of the long rows, with a constant state before it."""
     objective = objective_of(tiny_config(SYSTEMS["lstm"]))
@@ -167,6 +168,7 @@ def test_both_directions_of_elmo_carry():
     assert np.abs(backward[..., :211] - before[:, :15, :211]).max() < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lstm", pytest.param("elmo", marks=pytest.mark.slow)])
 def test_a_run_resumes_bit_for_bit(name, tmp_path, long_texts):
     config = tiny_config(SYSTEMS[name], "--model.hidden_dropout 0.2")
@@ -199,6 +201,7 @@ def end_of(workdir, config):
     return {name: np.asarray(x) for name, x in to_canonical(restored.state, 211).items()}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_a_state_continues_from_zero(tmp_path):
     plain = tiny_config(LSTM)
     train_synthetic(plain, tmp_path / "run")
@@ -213,6 +216,7 @@ def test_a_checkpoint_without_a_state_continues_from_zero(tmp_path):
     assert end_of(tmp_path / "run", plain).keys() == names
 
 
+@pytest.mark.slow
 def test_a_new_phase_starts_at_zero(tmp_path, long_texts):
     undropped = SYSTEMS["lstm"] + " --model.hidden_dropout 0 --model.attention_dropout 0"
     config = tiny_config(undropped, "--training.num_steps 5")
@@ -250,6 +254,7 @@ def three_steps(options: str, devices: int):
     return np.array(losses), jax.device_get(state.carry)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lstm", pytest.param("elmo", marks=pytest.mark.slow)])
 def test_a_mesh_carries_what_one_device_carries(name):
     (losses, carry), (expected, one) = three_steps(SYSTEMS[name], 8), three_steps(SYSTEMS[name], 1)
@@ -258,6 +263,7 @@ def test_a_mesh_carries_what_one_device_carries(name):
         assert np.abs(found - wanted).max() < 1e-4
 
 
+@pytest.mark.slow
 def test_a_skipped_step_keeps_the_state():
     programs = programs_of(SYSTEMS["lstm"])
     state = initial_state(programs.model, programs.optimizer, programs.abstract, 0)

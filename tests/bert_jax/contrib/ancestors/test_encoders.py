@@ -64,6 +64,7 @@ def flat_params(tree, vocab_size):
     return to_canonical(tree, vocab_size)
 
 
+@pytest.mark.slow
 def test_predictions_of_packed_rows_are_those_of_single_texts(weights):
     loaded = prepare(weights)
     texts = ["red green", "blue", "red red green blue green", "green blue red"]
@@ -83,6 +84,7 @@ def test_hidden_states_begin_with_the_embeddings(weights):
     assert np.array_equal(states[0, 0], np.concatenate([table] * loaded.config.directions, axis=-1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("nnlm", "lstm")), "elmo"]
 )
@@ -93,6 +95,7 @@ def test_a_run_resumes_bit_for_bit(name, tmp_path):
     assert loaded.spec.heads == HeadsConfig(mlm=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nnlm", "lstm"])
 def test_tokens_with_kept_states_are_those_of_whole_rows(name, tmp_path):
     config = tiny_config(SYSTEMS[name])
@@ -219,6 +222,7 @@ def test_layers_of_different_widths_are_not_read_together():
             next(embed_tokens(engine, ["x"], layers=(-1,)))
 
 
+@pytest.mark.slow
 def test_locked_dropout_drops_the_same_columns_at_all_tokens_of_a_sequence():
     sequences = np.array([[1, 1, 1, 2, 2, 0]], np.int32)
     keys = np.array([[11, 12]], np.uint32)
@@ -229,6 +233,7 @@ def test_locked_dropout_drops_the_same_columns_at_all_tokens_of_a_sequence():
     assert (np.asarray(locked_dropout(jnp.ones((1, 6, 64)), 0.5, key))[0, 0] > 0).tolist() != kept[0].tolist()
 
 
+@pytest.mark.slow
 def test_weights_between_states_and_words_are_dropped():
     config = tiny_config(
         LSTM, "--model.lstm_weight_dropout 0.5 --model.hidden_dropout 0 --model.attention_dropout 0"

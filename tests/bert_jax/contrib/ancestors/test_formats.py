@@ -190,6 +190,7 @@ def test_to_file_and_back():
     assert again.keys() == params.keys() and all(np.array_equal(again[name], x) for name, x in params.items())
 
 
+@pytest.mark.slow
 def test_embeddings_of_characters_do_not_depend_on_the_place_in_the_vocabulary(tmp_path):
     from bert_jax.model import BertModel
 

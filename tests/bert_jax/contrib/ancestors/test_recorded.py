@@ -55,6 +55,7 @@ def params_of(name: str) -> dict[str, np.ndarray]:
     return given | ({CHARACTER_IDS: characters() - float(STORED_OFFSET)} if name == "elmo" else {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_losses_and_gradients_are_those_of_torch(name: str):
     objective = OBJECTIVES[name](config_of(name), None)

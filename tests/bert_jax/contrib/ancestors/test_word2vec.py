@@ -60,6 +60,7 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [None, 3])
 def test_gradient_of_skip_gram_is_that_of_each_pair_in_float64(key):
     objective, params, batch = prepared("skip_gram", "--objective.subsample 0.05 --objective.window 4")
@@ -115,6 +116,7 @@ def test_gradient_of_cbow_is_that_of_word2vec_in_float64():
         assert np.abs(np.asarray(ours[name]) - theirs).max() < 1e-6 * np.abs(theirs).max()
 
 
+@pytest.mark.slow
 def test_frequent_words_are_dropped_and_leave_no_gap():
     counts = np.array([0, 10, 90_000, 9_990])
     assert keep_probabilities(counts, 0).tolist() == [0, 1, 1, 1]
@@ -213,6 +215,7 @@ def test_counts_of_glove_are_those_of_a_loop(monkeypatch):
         assert np.allclose(counts.toarray(), expected) and expected.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("skip_gram", marks=pytest.mark.slow), "cbow", "glove"])
 def test_a_run_learns_and_resumes_bit_for_bit(name, tmp_path):
     options = f"--objective.name {name} --optimizer.learning_rate 2 --optimizer.warmup_steps 0"

@@ -75,6 +75,7 @@ def test_pairs_other_scripts_and_texts_without_words(model):
     assert all(len(one["text"].split()) == 61 for one in augment(model, [long], Replacement(copies=2)))
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, capsys):
     write_saved(tmp_path / "m", weights(HeadsConfig(mlm=True)))
     write_saved(tmp_path / "plain", weights(HeadsConfig(pooler=True)))

@@ -95,6 +95,7 @@ PRESETS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_losses_are_those_of_the_outputs():
     """Against the outputs of both networks, which are computed one by one; layers 0, 2, 4 of 4 for 0, 1, 2 of 2."""
     config = tiny_config(OPTIONS, PRESETS["tinybert"], "--objective.soft_weight 3 --objective.temperature 4")
@@ -128,6 +129,7 @@ def test_the_losses_are_those_of_the_outputs():
     )
 
 
+@pytest.mark.slow
 def test_attention_is_that_of_queries_keys_and_values():
     """Computed here from the kernels of a layer and the hidden states before it."""
 
@@ -163,6 +165,7 @@ def test_attention_is_that_of_queries_keys_and_values():
 slow = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [pytest.param(1, marks=slow), 2])
 def test_attention_of_networks_with_pruned_heads(count):
     """All layers of student and teacher have ``count`` of 4 heads."""
@@ -199,6 +202,7 @@ def test_the_last_hidden_states_without_a_projection():
     np.testing.assert_allclose(sums["hidden_loss"], cosine_distance_loss("x", *states, tokens)["x_loss"], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset", [pytest.param("distilbert", marks=slow), "tinybert", "minilm", pytest.param("few pieces", marks=slow)]
 )
@@ -221,6 +225,7 @@ def test_no_gradient_reaches_the_teacher_and_a_loop_over_layers_is_the_same(pres
     assert float(found) == pytest.approx(float(value), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset", ["minilm", *(pytest.param(name, marks=slow) for name in ("distilbert", "tinybert", "few pieces"))]
 )
@@ -251,6 +256,7 @@ def test_devices_and_accumulation_are_as_one(preset):
     assert relative_difference(others, gradients) <= 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset", ["few pieces", *(pytest.param(name, marks=slow) for name in ("tinybert", "minilm"))]
 )
@@ -279,6 +285,7 @@ def test_outputs_in_the_batch_are_as_those_of_the_teacher_in_the_step(preset):
     assert not stored.fixed and stored.flops_per_sequence() < objective.flops_per_sequence()
 
 
+@pytest.mark.slow
 def test_it_trains_resumes_and_the_student_is_saved_alone(tmp_path):
     steps = "--training.num_steps 4 --training.eval_interval 2 --training.eval_batches 2"
     config = tiny_config(OPTIONS, PRESETS["distilbert"], steps)
@@ -297,6 +304,7 @@ def test_it_trains_resumes_and_the_student_is_saved_alone(tmp_path):
         train_synthetic(tiny_config(OPTIONS, "--training.num_steps 3"), tmp_path / "other")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset", ["tinybert", *(pytest.param(name, marks=slow) for name in ("few pieces", "distilbert", "minilm"))]
 )

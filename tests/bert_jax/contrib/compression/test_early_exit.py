@@ -73,6 +73,7 @@ def median_entropy(layers):
     return float(np.median([entropies(one)[1] for one in layers]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -122,6 +123,7 @@ def test_the_stages_run_fewer_rows(loaded, monkeypatch):
     assert len({*layers}) > 1 and sum(done) == len(TEXTS)
 
 
+@pytest.mark.slow
 def test_both_orders_of_a_pair_are_added_at_each_layer():
     heads = HeadsConfig(pooler=True, sequence_labels=LABELS, exits=(2,), both_orders=True)
     loaded = prepare(make_weights(heads=heads))
@@ -178,6 +180,7 @@ def examples(path, label=lambda i: LABELS[i % 3]):
     return path
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_exits_cost_and_give(loaded, saved, tmp_path, capsys):
     file, output = examples(tmp_path / "dev.jsonl"), tmp_path / "curve.jsonl"
     words = ["early-exit", "--model", str(saved), "--examples", str(file), "--output", str(output)]

@@ -32,6 +32,7 @@ def with_table(weights, table):
     return dataclasses.replace(weights, params={**weights.params, TABLE: table.astype(np.float32)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{}, {"embedding_size": 10}, {"tied_output": False}])
 def test_a_table_of_that_rank_is_kept(sizes):
     """Hidden states and logits of masked words are those of the whole table."""
@@ -59,6 +60,7 @@ def test_the_share_that_is_kept_and_the_best_approximation():
         assert np.sum(difference**2) == pytest.approx(np.sum(values[rank:] ** 2), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_saves_and_costs(tmp_path, capsys):
     source, out = tmp_path / "model", tmp_path / "out"
     write_saved(source, make_weights())

@@ -79,6 +79,7 @@ def test_the_range_of_inputs_holds_0_exactly(low, high):
 
 
 # Outputs of normed states, whose values are about 1; the logits of the language model are sums of 32 of them.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["several", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sentence_dense", "rotary"))]
 )
@@ -139,6 +140,7 @@ def numbers(value):
     return [float(value)] if isinstance(value, int | float) else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*CHECKED, "sentence"])
 def test_the_float_program_predicts_what_the_model_predicts(kind, tmp_path):
     heads, fields = CHECKED.get(kind, (None, None))
@@ -173,6 +175,7 @@ def test_the_float_program_predicts_what_the_model_predicts(kind, tmp_path):
     assert np.abs(np.array(numbers(other))[: len(of_model)] - of_model[: len(numbers(other))]).max() > 0.01
 
 
+@pytest.mark.slow
 def test_the_command_compares_scores_and_refuses_a_loss(tmp_path, capsys):
     write_saved(tmp_path / "model", SENTENCE)
     dev, texts = lines(tmp_path / "dev.jsonl", *pairs()), tmp_path / "texts.txt"
@@ -194,6 +197,7 @@ def test_the_command_compares_scores_and_refuses_a_loss(tmp_path, capsys):
 # ------------------------------------------------------------------ bad input
 
 
+@pytest.mark.slow
 def test_bad_input(tmp_path, capsys):
     write_saved(tmp_path / "model", SENTENCE)
     write_saved(tmp_path / "mlm", make_weights(HeadsConfig(mlm=True)))

@@ -62,6 +62,7 @@ def some_masks(model, seed=0):
     ))  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "switches",
     [
@@ -89,6 +90,7 @@ def test_a_cut_network_computes_what_the_masked_one_does(switches):
         assert np.abs(values - other[name]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_saved_model_is_a_model_as_any_other(tmp_path, capsys):
     weights = make_weights(num_layers=3)
     source = save(tmp_path / "whole", weights)
@@ -111,6 +113,7 @@ def test_the_saved_model_is_a_model_as_any_other(tmp_path, capsys):
     assert sum(load(tmp_path / "twice").spec.model.units_by_layer) == 14
 
 
+@pytest.mark.slow
 def test_heads_of_lower_layers_stay_with_all_layers_and_go_with_a_word(tmp_path, capsys):
     source = save(tmp_path / "whole", make_weights(HeadsConfig(pooler=True, sequence_labels=LABELS, exits=(1,))))
     half = ("--units", 0.5, "--importance", "random", "--layers")
@@ -137,6 +140,7 @@ def test_a_pruned_model_is_trimmed_and_exported(tmp_path, capsys):
     assert "2, 3 (by layer)" in (tmp_path / "npz" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_importance_is_the_mean_absolute_gradient_of_the_masks(tmp_path):
     """Against differences of losses that numpy computes from predictions."""
     weights = make_weights()
@@ -187,6 +191,7 @@ ENTRIES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENTRIES)
 def test_every_head_has_a_loss(tmp_path, name):
     heads, entries = ENTRIES[name]
@@ -217,6 +222,7 @@ def test_what_is_kept():
         as_lists(0.1, even=True)
 
 
+@pytest.mark.slow
 def test_magnitude_finds_the_large_parts(tmp_path):
     """Also of gated layers; with --even the network has one size, which is a plain one for the units."""
     weights = make_weights(feed_forward="gated")
@@ -283,6 +289,7 @@ def test_attentions_of_layers_of_different_sizes_are_no_array():
         attended(loaded, [])
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line(tmp_path, capsys):
     source = save(tmp_path / "whole", make_weights())
     bare = save(tmp_path / "bare", make_weights(HeadsConfig(pooler=True)))

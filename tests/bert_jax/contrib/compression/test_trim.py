@@ -40,6 +40,7 @@ def command(source, target, corpus, *words):
     return main(["trim", "--from", str(source), "--to", str(target), "--corpus", str(corpus), *words])
 
 
+@pytest.mark.slow
 def test_outputs_are_those_of_the_whole_model(tmp_path, corpus, capsys):
     heads = HeadsConfig(pooler=True, mlm=True, nsp=True, sequence_labels=("no", "yes"))
     weights = make_weights(heads)
@@ -93,6 +94,7 @@ def test_every_array_of_pieces_is_cut(tmp_path, corpus):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_difference_is_found_before_anything_is_saved(tmp_path, corpus, capsys, monkeypatch):
     weights = make_weights(HeadsConfig(mlm=True))
     source = save(tmp_path / "whole", weights)

@@ -20,6 +20,7 @@ def model(tmp_path):
     return str(tmp_path / "model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forms", [["jax"], pytest.param([], marks=pytest.mark.slow)])
 def test_every_form_is_timed(model, tmp_path, capsys, forms):
     assert main(["benchmark-inference"]) == 2 == main(["benchmark-inference", model, "--model", model])
@@ -48,6 +49,7 @@ def test_every_form_is_timed(model, tmp_path, capsys, forms):
     assert len(printed) == len(forms) + 3 + 2 * len(lines) and "p99 ms" in printed[-len(lines) - 1]
 
 
+@pytest.mark.slow
 def test_a_folder_whose_files_contradict_each_other(tmp_path, capsys):
     folder = str(make_folder(tmp_path / "hf", config={"vocab_size": 7}))
     words = [
@@ -60,6 +62,7 @@ def test_a_folder_whose_files_contradict_each_other(tmp_path, capsys):
     assert any("vocab_size is 7" in line for line in capsys.readouterr().out.splitlines())
 
 
+@pytest.mark.slow
 def test_a_form_that_cannot_hold_the_model_is_left_out(model, capsys, monkeypatch):
     def refuse(*arguments, **options):
         raise ValueError("onnx: not this model")

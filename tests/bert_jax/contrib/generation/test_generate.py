@@ -48,6 +48,7 @@ def causal(heads=None, **options):
     return prepare(dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, model=model)), name="small")
 
 
+@pytest.mark.slow
 def test_greedy_tokens_are_those_of_transformers(gpt2, recorded):
     assert json.loads((FIXTURES / "generation.json").read_text())["margin"] > 1e-4
     assert len(np.unique(recorded["tokens"])) > 20
@@ -66,6 +67,7 @@ def test_a_row_ends_before_the_end_token_and_others_go_on(gpt2, recorded):
     assert {ended for _, ended in rows} == {True, False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "rotary", "windows"])
 def test_logits_with_a_cache_are_those_without(gpt2, kind):
     if kind == "gpt2":

@@ -107,6 +107,7 @@ def test_clocks_follow_from_the_peaks():
 # ------------------------------------------------------------------ memory and time by arithmetic
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [ModelConfig(), LARGE])
 def test_parameter_count_is_the_models(model):
     config = PretrainConfig(model=model, execution=ExecutionConfig(vocab_multiple=1))

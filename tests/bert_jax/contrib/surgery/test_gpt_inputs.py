@@ -105,6 +105,7 @@ def test_texts_and_pairs_are_framed(tmp_path: Path, name: str, spare: int) -> No
     assert 0.005 < added.std() < 0.04 and len(np.unique(added)) == added.size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "openai_gpt"])
 def test_a_run_reads_the_extract_token_and_its_folder_is_whole(tmp_path: Path, name: str) -> None:
     save(tmp_path / "source", name)

@@ -33,6 +33,7 @@ def hidden_states(bundle):
     return prepare(bundle).forward({"input_ids": ids}, hidden_states=True)["hidden_states"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config_type", [FinetuneConfig, PretrainConfig])
 def test_the_first_layers_compute_what_they_did(tmp_path, config_type):
     whole = save(tmp_path / "source")

@@ -87,6 +87,7 @@ def outputs(bundle: ModelBundle, lengths: tuple[int, ...], total: int, heads: He
 WINDOWS_ALONE = HeadsConfig(mlm=True, pooler=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "heads"),
     [
@@ -153,6 +154,7 @@ def test_samples_for_transformers_have_the_separators_that_it_counts(heads: Head
     assert [batch["input_ids"].shape for batch in sample_inputs(spec, ((2, 1),))] == [(2, 1)]
 
 
+@pytest.mark.slow
 def test_a_pretraining_run_is_read_with_copies_of_the_projections_that_it_trained(tmp_path: Path) -> None:
     """Without global tokens in its batches; a run that began with trained projections keeps them."""
     words = "--model.attention_windows 4 --model.global_tokens 8 --training.num_steps 1 --optimizer.warmup_steps 0"
@@ -186,6 +188,7 @@ def test_pretraining_starts_from_it_too(tmp_path: Path) -> None:
         plan_start(PretrainConfig, both, tmp_path / "run", words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "options", "words", "message"),
     [

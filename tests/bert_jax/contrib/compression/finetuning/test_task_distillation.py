@@ -147,6 +147,7 @@ def two_layers(tmp_path_factory):
     return saved_model(tmp_path_factory.mktemp("models") / "model", model=TWO_LAYERS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_student_that_is_its_teacher_has_no_loss_and_another_has(kind, tmp_path):
     """Also in rows of several units and of several windows: each output is compared with its own."""
@@ -178,6 +179,7 @@ def kl(student, teacher, temperature=2.0):
     return temperature**2 * np.sum(q * (np.log(q) - p), axis=-1)
 
 
+@pytest.mark.slow
 def test_the_loss_of_classes_is_that_of_single_texts(tmp_path):
     """The definition, text by text and for two teachers, one of which has the classes in another order; the loss of
     the labels has the rest of the weight."""
@@ -212,6 +214,7 @@ def flat(params, path=()):
         yield from flat(value, (*path, name)) if isinstance(value, dict) else [((*path, name), np.asarray(value))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classification", "tagging"])
 def test_a_teacher_may_have_another_vocabulary(kind, tmp_path):
     """Its words have other pieces, and so other windows; words and texts carry what it says."""
@@ -266,6 +269,7 @@ def test_texts_without_labels_have_no_loss_but_that_of_the_teacher(tmp_path):
     assert set(losses(job, batches[0][0], params)[0]) == {"teacher_loss"}
 
 
+@pytest.mark.slow
 def test_devices_and_microbatches_change_nothing(tmp_path):
     teacher = teaching_of(tmp_path, teacher_folder(tmp_path / "t", "joint"))
     values = []
@@ -298,6 +302,7 @@ def test_a_student_without_labels_learns_the_answers_of_its_teacher(source, tmp_
     assert results(tmp_path / "w")["dev"]["metrics"]["accuracy"]["value"] > 0.9
 
 
+@pytest.mark.slow
 def test_a_run_with_a_teacher_resumes_bitwise_and_with_no_other_teacher(source, tmp_path):
     teacher = teacher_folder(tmp_path / "teacher", "classification", sequence_labels=("0", "1"))
     teaching = teaching_of(tmp_path / "none", teacher, unlabelled=UNLABELLED)
