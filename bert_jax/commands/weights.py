@@ -77,7 +77,7 @@ COMMANDS = (
         _format,
         option(
             "--dtype", choices=("float32", "float16", "bfloat16", "int8"), default="float32",
-            help="of the stored weights; int8 (onnx): of encoder and embeddings, and of their products (default: "
+            help="dtype of the stored weights; int8 (onnx): for encoder, embeddings and their products (default: "
             "float32)",
         ),
         option(
@@ -88,12 +88,12 @@ COMMANDS = (
         option(
             "--calibration", nargs="+", metavar="FILE",
             help="with --dtype int8: texts, one per line (.gz: packed), or JSON objects with text and text_pair "
-            "(.jsonl), from which the range of the inputs of every product is taken (default: the range of each "
-            "batch, when the program runs)",
+            "(.jsonl), which determine the input range of each matrix product (default: ranges are computed "
+            "per batch at run time)",
         ),
         option(
             "--check", metavar="FILE",
-            help="labeled JSON lines as for fine-tuning: print the score of the model and that of the exported "
+            help="labeled JSON lines as for fine-tuning: print the scores of the model and of the exported "
             "program (onnx)",
         ),
         option(

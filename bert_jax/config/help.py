@@ -42,7 +42,7 @@ def print_help(
         print(f"\nAll {len(own) + len(options)} options: {prog} --help_all")
     elif more := _more_options(config_type):
         print(f"\nMore options: {prog} --help_all with {'; '.join(more)}")
-        print(f"An encoder of your own: {prog} {registry.MODULE} FILE, a Python file that defines a class Encoder")
+        print(f"User-defined encoder: {prog} {registry.MODULE} FILE, a Python file that defines a class Encoder")
 
 
 def _more_options(config_type: type) -> list[str]:

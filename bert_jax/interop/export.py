@@ -65,7 +65,7 @@ def export_model(
     """Read the model ``source`` in any supported format and write it to the folder ``target`` in ``format``.
 
     Args:
-        dtype: dtype of the stored weights; int8 (onnx): of encoder and embeddings, and of their products.
+        dtype: dtype of the stored weights; int8 (onnx): for encoder and embeddings, and for their products.
         force: replace a non-empty ``target`` after the new folder is complete.
         heads: heads to export; the pooler is added if one of them needs it. None: all heads.
         width: number of the first values of a text's vector that the exported model returns. None: all.

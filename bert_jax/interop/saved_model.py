@@ -143,7 +143,7 @@ def _read_saved(path: Path) -> ModelBundle:
     if spec.task is None and meta["origin"].get("format") == "fine-tuning run":
         notes.append(
             f"{path}: an older version saved the model without the settings of its task: predictions use defaults, "
-            f"such as texts of at most {spec.max_length} tokens; only a new run stores those of the training"
+            f"such as texts of at most {spec.max_length} tokens; only a new run stores the settings"
         )
     return ModelBundle(
         spec=spec, params=params, tokenizer_content=content, notes=tuple(notes), origin=meta["origin"]

@@ -50,7 +50,7 @@ def class_lines(names: Sequence[str], counts: Mapping[str, int], what: str = "cl
         groups.setdefault(without_marks(name), []).append(name)
     alike = [" and ".join(map(ascii, group)) for group in groups.values() if len(group) > 1]
     if alike:
-        lines.append(f"WARNING: {what} that look the same are different: {_some(alike)}; make their names equal")
+        lines.append(f"WARNING: {what} look the same but are different: {_some(alike)}; make their names equal")
     if "nan" in names:
         lines.append(f"WARNING: 'nan' is one of the {what}; if it stands for a missing value, leave it empty")
     return lines

@@ -185,7 +185,7 @@ class Task(ABC):
                 values, known = ({*map(_number, field_values(splits[one], name))} for one in (split, "train"))
                 if values == {-1.0} and not any(one < 0 for one in known):
                     prepared[split] = [_hidden(record, name) for record in prepared[split]]
-                    lines.append(f"{split}: {name} is -1 in every record, which is read as hidden")
+                    lines.append(f"{split}: {name} is -1 in every record, so these values are treated as hidden")
         return config, prepared, lines
 
     @classmethod

@@ -78,7 +78,7 @@ def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Seq
                 if unused := vocab_size - tokenizer.vocab_size:
                     report(
                         f"the text yields {tokenizer.vocab_size:,} pieces; the other {unused:,} word embeddings "
-                        f"are never used (a smaller --model.vocab_size, with a new data.shards, leaves them out)"
+                        f"are never used (a smaller --model.vocab_size, with a new data.shards, avoids them)"
                     )
             if missing:
                 check_splits(data, tokenizer, None if missing_splits(data) else sources_if_there(data))

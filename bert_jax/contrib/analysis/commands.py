@@ -347,7 +347,7 @@ COMMANDS = (
     )),
     Command("mine", "hard negatives for pairs of texts, on which retrieval is trained", mine_command, (
         model(required=False, with_labels=False),
-        option("--pairs", required=True, metavar="FILE", help="JSON lines with text and text_pair, its answer"),
+        option("--pairs", required=True, metavar="FILE", help="JSON lines with text and its answer, text_pair"),
         option("--corpus", metavar="FILE", help=f"{_TEXTS.split(', or')[0]} (default: the answers of all pairs)"),
         option("--count", type=int, default=5, metavar="N", help="most negatives of a pair (default: 5)"),
         option(

@@ -161,7 +161,7 @@ COMMANDS = (
         ),
         option(
             "--even", action="store_true",
-            help="keep the share in each layer, which leaves them all one size, instead of the best of all layers",
+            help="keep the same share in each layer, so that layers have one size (default: the best of all layers)",
         ),
         option(
             "--importance", choices=("gradient", "magnitude", "movement", "random"), default="gradient",
@@ -179,7 +179,7 @@ COMMANDS = (
         ),
         option(
             "--start", default="", metavar="DIR_OR_PREFIX",
-            help="for movement: the model with which the training of --model started",
+            help="for movement: the model from which the training of --model started",
         ),
         option("--seed", type=int, default=0, metavar="N", help="seed of draws (default: 0)"),
         reading(),

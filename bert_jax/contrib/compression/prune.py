@@ -43,7 +43,7 @@ class Pruning:
     # For the importance gradient: examples, and how many of them count (0: all).
     examples: Sequence[Record] = ()
     limit: int = 2000
-    # For the importance movement: the model with which training started.
+    # For the importance movement: the model from which training started.
     start: str = ""
     # Seed of random importance, and of the draw of examples.
     seed: int = 0
@@ -66,7 +66,7 @@ class Pruning:
         if bool(self.start) != (chooses and self.importance == "movement"):
             what = "requires --importance movement, and --heads or --units; omit it"
             if not self.start:
-                what = "missing; --importance movement requires the model with which training started"
+                what = "missing; --importance movement requires the model from which training started"
             raise ValueError(f"--start: {what}")
         for name in ("limit", "seed"):
             if getattr(self, name) < 0:

@@ -67,7 +67,7 @@ COMMANDS = (
         ),
         option(
             "--top_p", type=float, default=1.0, metavar="P",
-            help="draw from the fewest tokens whose probabilities sum to P (default: 1, all tokens)",
+            help="sample from the fewest tokens whose probabilities sum to P (default: 1, all tokens)",
         ),
         option("--seed", type=int, default=0, help="sampling seed (default: 0)"),
         option("--batch_size", type=int, default=8, metavar="N", help="texts that run together (default: 8)"),

@@ -389,7 +389,9 @@ class _Files:
                 )
         if self.options.lower_case is not None:
             if chosen.get("lower_case", self.options.lower_case) != self.options.lower_case:
-                self.notes.append(f"lower_case {self.options.lower_case} of the options replaces that of the files")
+                self.notes.append(
+                    f"the option lower_case {self.options.lower_case} replaces the value in the files"
+                )
             chosen["lower_case"] = self.options.lower_case
         flags = {ours: value for ours, value in chosen.items() if isinstance(value, bool)}
         for ours in chosen.keys() - flags.keys():

@@ -77,10 +77,10 @@ def state_of(
     own = {*"".join(tokenizer.pieces(range(tokenizer.vocab_size)))}
     other = otherwise_treated(**rules_of(config))
     notes.append(
-        f"tokenizer.json has the rules of transformers' BertTokenizer, which treat {len(other)} characters of "
-        f"Unicode ({_points(other)}), {len(own.intersection(other))} of them in the vocabulary, and those of "
-        "private use otherwise than google-research/bert; --exact_tokenizer writes exact rules, which only the "
-        "tokenizers library reads"
+        f"tokenizer.json has the rules of transformers' BertTokenizer, which treat private-use characters and "
+        f"{len(other)} others ({_points(other)}), {len(own.intersection(other))} of them in the vocabulary, "
+        "differently from google-research/bert; --exact_tokenizer writes exact rules, which only the tokenizers "
+        "library reads"
     )
     return state, notes
 

@@ -73,7 +73,7 @@ def test_who_decides_the_case(tmp_path: Path) -> None:
     folder = fill(tmp_path / "a", vocab_txt=LOWER, tokenizer_config_json=settings)
     assert read(folder)[0] == TokenizerConfig(lower_case=False, strip_accents=True, split_cjk=False)
     told, _, notes = read(folder, ReadOptions(lower_case=True))
-    assert told.lower_case and any("lower_case True of the options" in note for note in notes)
+    assert told.lower_case and any("the option lower_case True replaces" in note for note in notes)
     both = fill(
         tmp_path / "b",
         tokenizer_json=state(LOWER),
