@@ -161,7 +161,7 @@ COMMANDS = (
         ),
         option(
             "--even", action="store_true",
-            help="keep the same share in each layer, so that layers have one size (default: the best of all layers)",
+            help="keep the same share in each layer, so layers have one size (default: the best of all layers)",
         ),
         option(
             "--importance", choices=("gradient", "magnitude", "movement", "random"), default="gradient",
