@@ -70,10 +70,10 @@ def predict(
 
     ``truncated`` is true for a text that was truncated to the maximum length.
 
-    ``task``: a head, of a model with several; None: the task of the run, or the only head. ``exit_entropy`` (nats):
-    a prediction stops at the first layer with a head whose probabilities have a lower entropy (Xin et al. 2020);
-    ``layers`` in the prediction is the number of layers that ran. Each stage runs on new batches of the texts that
-    are left.
+    ``task``: the head to use if the model has several; None: the task of the run, or the single head.
+    ``exit_entropy`` (nats): a prediction stops at the first layer with a head whose probabilities have a lower
+    entropy (Xin et al. 2020); ``layers`` in the prediction is the number of layers that ran. Each stage runs on new
+    batches of the texts that are left.
 
     Raises ``ValueError`` for a model without a task head, several task heads without ``task``, inputs that the head
     does not accept, and ``exit_entropy`` below 0 or with a model whose lower layers have no heads.
@@ -158,9 +158,9 @@ def _ends(loaded: Engine) -> tuple[int, ...]:
 
 
 def task_head(loaded: Engine, task: str | None = None) -> str:
-    """Return the name of the task head ``task``; None: of the only one, or ``joint`` or ``sentence`` for a model
-    whose run predicted classes and tags together, or pairs of texts. Raises ``ValueError`` if the model has no such
-    head, or several."""
+    """Return the name of the task head ``task``. None: the single head; ``joint`` for a model whose run predicted
+    classes and tags together; ``sentence`` if the run predicted pairs of texts. Raises ``ValueError`` if the model
+    has no such head, or several."""
     spec = loaded.spec
     present = [head for head in spec.heads.present() if head in HEADS]
     kind = spec.task.kind if spec.task is not None else "sentence" if spec.heads.pair_labels else ""

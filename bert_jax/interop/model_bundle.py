@@ -66,8 +66,8 @@ class ModelBundle:
 
 
 def without_folders(value: Json) -> Any:
-    """Return a JSON value whose paths, in strings at any depth, are shortened to their last part: files that others
-    get must not tell the folders of this machine. Names of datasets (hf:, tfds:) are kept."""
+    """Return a JSON value whose paths, in strings at any depth, are shortened to their last part: published files
+    must not reveal folders of this machine. Names of datasets (hf:, tfds:) are kept."""
     if isinstance(value, Mapping):
         return {key: one if key in _NO_PATHS else without_folders(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

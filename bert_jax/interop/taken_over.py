@@ -19,8 +19,8 @@ class Kept(TypedDict, total=False):
 
 
 def kept_facts(spec: ModelSpec, *, longer: bool = False) -> tuple[Kept, list[str]]:
-    """Return what a run keeps of an initial model with ``spec``, and notes. The dense layers of sentence vectors
-    are not kept, nor, if ``longer``, a maximum length below the number of positions."""
+    """Return the facts that a run keeps from an initial model with ``spec``, and notes. The dense layers of
+    sentence vectors are not kept, nor, if ``longer``, a maximum length below the number of positions."""
     facts: Kept = {}
     notes: list[str] = []
     if spec.sentence is not None:
@@ -63,8 +63,8 @@ def with_prompts(own: SentenceConfig | None, kept: Kept) -> SentenceConfig | Non
 def sentence_settings(
     given: Mapping[str, tuple[Any, str]], kept: Kept, name: str
 ) -> tuple[tuple[Setting, ...], list[str]]:
-    """Return the options of fine-tuning that follow from ``kept``, unless the command line sets them, and a line
-    that names what is kept or not."""
+    """Return the options of fine-tuning that follow from ``kept``, unless the command line sets them, and lines
+    that name the kept and the other settings."""
     source = _sentence(kept)
     if source is None:
         return (), []

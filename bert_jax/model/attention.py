@@ -42,7 +42,7 @@ def cached_keys(
     """Return a bool mask [batch, 1, queries, columns] that is True where a query sees a column of the cache.
 
     Query i is the token of column ``start`` + i. It sees no later column and none whose ``cache_ids`` is 0. With
-    ``window``, it sees no column that is more than ``window`` columns before its own; 0: no limit.
+    ``window``, it sees no column more than ``window`` columns before itself; 0: no limit.
     """
     back_SxC = start + jnp.arange(sequence_ids_BxS.shape[1])[:, None] - jnp.arange(cache_ids_BxC.shape[1])
     near_SxC = (back_SxC >= 0) & (back_SxC <= window) if window else back_SxC >= 0
@@ -204,11 +204,10 @@ def kernel_attention(
     """Compute :func:`dot_product_attention` with ``kernel``: tpu (``bert_jax.model.kernels.tpu_attention``) or
     gpu (``bert_jax.model.kernels.gpu_attention``).
 
-    ``heads`` are query, key and value, each [B, S, H], or, for the kernel gpu, one array [B, S, 3, H].
-    The kernel also adds the biases to them and, with ``turns`` (``tpu_attention.rotary_turns``), rotates
-    queries and keys. Its dropout bits are those of
-    :func:`dot_product_attention` if ``dropout_key`` is a ``TokenKey``. On other devices than its own, the kernel is
-    interpreted. Returns [batch, queries, hidden size].
+    ``heads`` are query, key and value, each [B, S, H], or, for the kernel gpu, one array [B, S, 3, H]. The kernel
+    also adds the biases to them and, with ``turns`` (``tpu_attention.rotary_turns``), rotates queries and keys. Its
+    dropout bits are those of :func:`dot_product_attention` if ``dropout_key`` is a ``TokenKey``. On a device for
+    which it was not written, the kernel is interpreted. Returns [batch, queries, hidden size].
     """
     rate = 0.0 if dropout_key is None else form.dropout_rate
     form = dataclasses.replace(form, dropout_rate=rate, rotary=bool(turns), capability=capability_of(mesh))

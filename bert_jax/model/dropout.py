@@ -6,8 +6,8 @@ device, the mesh or the microbatch of the token, nor on the other sequences of i
 the same bits.
 
 With ``threefry``, a replica that computes some rows of a microbatch generates the bits that these rows have in the
-complete microbatch (:class:`ShardKey`), so that dropout is the same on every mesh. With ``rbg`` each replica has
-its own key.
+complete microbatch (:class:`ShardKey`), so that dropout is the same on every mesh. With ``rbg`` each replica has a
+different key.
 
 Linen derives the key of a module from its path in the module tree, which differs between scanned and unrolled
 layers (logits differ by 8e-3). Here the index of the layer and the index of the dropout site are folded into the

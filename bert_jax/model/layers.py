@@ -286,8 +286,8 @@ class SelfAttention(Block):
         slots_BxG: jax.Array | None,
         key: DropoutKey | None,
     ) -> jax.Array:
-        """Return ``context`` with the attention of global tokens, which has its own projections, in their places,
-        and 0 for padding. ``slots``: compute only these queries."""
+        """Return ``context`` in which global tokens have the result of their attention, with separate projections,
+        and padding has 0. ``slots``: compute only these queries."""
         config, shape = self.config, context_BxSxAxD.shape[2:]
         projections = [
             self.dense(math.prod(shape), ("embed", "heads"), config.has_bias("qkv"), name=f"{name}_global")

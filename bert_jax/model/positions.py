@@ -85,7 +85,8 @@ def disentangled_index(distance: np.ndarray, buckets: int, max_distance: int) ->
 
     Distances up to a quarter of ``buckets`` have a row each, and larger ones share rows that grow logarithmically
     (He et al. 2021; ``make_log_bucket_position`` of microsoft/DeBERTa). If ``max_distance`` is at most half of
-    ``buckets``, every distance has its own row, and larger ones have the last row.
+    ``buckets``, distances up to this half have a row each, and larger ones share the outermost row of their
+    direction.
     """
     rows = -distance  # the reference counts query minus key
     span = buckets // 2

@@ -6,7 +6,7 @@ they are NaN. Divided by the sum of the weights, the losses equal sentence-trans
 
 Two losses, :func:`cosent_loss` and :func:`in_batch_negatives_loss`, compare examples with each other. Inside
 ``jax.shard_map`` they require ``axis``, the mesh axis over which the batch is sharded: each replica contributes the
-share of its own examples, so that the sums and gradients over all replicas equal those on one device. Each
+share of its local examples, so that the sums and gradients over all replicas equal those on one device. Each
 microbatch is a separate batch: the losses of microbatches are averaged.
 """
 
@@ -57,7 +57,7 @@ def cosent_loss(
     """Return ``loss``: log(1 + sum of exp(scale (cos_i - cos_j)) over all i, j with target_i < target_j).
 
     This is ``CoSENTLoss`` of sentence-transformers. The batch has one loss value, which each replica multiplies by
-    the sum of the weights of its own examples. Inside the logarithm, every example with a weight above 0 counts
+    the sum of the weights of its local examples. Inside the logarithm, every example with a weight above 0 counts
     fully. Requires memory for N x N floats.
     """
     scores_N = _gather(scale * _cosine(_present(embeddings_BxUx2xE, weights_BxU)).reshape(-1), axis)

@@ -19,7 +19,7 @@ _README = "activate its environment (source .venv/bin/activate), or run the firs
 
 
 def start() -> None:
-    """Check the Python, and handle SIGINT and SIGTERM until the command installs its own handlers. Does nothing if
+    """Check the Python, and handle SIGINT and SIGTERM until the command installs other handlers. Does nothing if
     another program, such as a test, imports the command."""
     if not sys.argv[0].endswith(COMMANDS):
         return

@@ -305,7 +305,7 @@ def _describe(record: dict[str, Json]) -> str:
 
 
 def _watch() -> None:
-    """Wait until another process publishes a failure, then end this process. Runs in its own thread."""
+    """Wait until another process publishes a failure, then end this process. Runs in a separate thread."""
     while True:
         try:
             record = json.loads(_client().blocking_key_value_get(FAILURE, 10_000))

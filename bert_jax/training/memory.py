@@ -63,7 +63,7 @@ def gib(amount: int) -> str:
 
 
 def step_bytes(compiled: jax.stages.Compiled) -> int | None:
-    """Return the peak memory of a compiled program in bytes per device; None if the platform does not tell it."""
+    """Return the peak memory of a compiled program in bytes per device; None if the platform does not report it."""
     if (memory := compiled.memory_analysis()) is None:
         return None
     peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes

@@ -62,9 +62,9 @@ def loss_and_gradients(
 
     The denominators of the loss are sums over the global batch, so the accumulated gradient equals the gradient of
     the global batch even if the microbatches contain different numbers of masked tokens. Each replica (one index of
-    the mesh axis ``data``) accumulates the gradients of its own rows without communication. The gradients are then
-    summed over the replicas once, in ``reduction_dtype``, and sharded as ``shardings`` (a tree like ``params``)
-    specifies.
+    the mesh axis ``data``) accumulates the gradients of its local rows without communication. The gradients are
+    then summed over the replicas once, in ``reduction_dtype``, and sharded as ``shardings`` (a tree like
+    ``params``) specifies.
     """
     denominators = objective.denominators(batch)
     mesh = objective.mesh

@@ -7,8 +7,9 @@ influence how often a record is read.
 
 In every epoch of a lane, its segments are permuted by (seed, lane, epoch). W (``window_segments``) consecutive
 segments of this permutation form a window. The records of a window are read together and are permuted by (seed,
-lane, epoch, window); with ``data.contiguous`` they keep their order. After its last window, a lane starts its own
-next epoch. The first window of most lanes is shorter, so that lanes do not load their windows at the same step.
+lane, epoch, window); with ``data.contiguous`` they keep their order. After its last window, a lane starts its next
+epoch, independently of other lanes. The first window of most lanes is shorter, so that lanes do not load their
+windows at the same step.
 
 Row r of a global batch of B rows comes from lane r // (B / V), so hosts that feed contiguous rows read contiguous
 lanes. The order does not depend on hosts, files or time.
@@ -185,7 +186,7 @@ class MixtureOrder:
 
     Position p of lane v has place p + v + (a number that the seed determines) in the sequence of the parts. Places
     are therefore consecutive within a lane, and at the same position of all lanes, so that every batch has the
-    proportions of the weights. A folder without a mixture is the only part of its mixture.
+    proportions of the weights. A folder without a mixture counts as a mixture of one part.
     """
 
     weights: tuple[int, ...]

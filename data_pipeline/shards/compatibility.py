@@ -179,7 +179,7 @@ def _packed_sizes(
 ) -> tuple[int, int] | None:
     """Return C and M of packed rows, the number of sequences and of predictions; None if rows are not packed.
 
-    Raises ``ValueError`` if ``data.packing`` says otherwise.
+    Raises ``ValueError`` if this contradicts ``data.packing``.
     """
     is_packed = "sequence_ids" in stored
     if is_packed != (data.packing != "none"):

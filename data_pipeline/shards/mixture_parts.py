@@ -19,7 +19,7 @@ class Part(NamedTuple):
 
 
 def shard_parts(data: DataConfig) -> list[Part]:
-    """Return the parts of ``data.mixture`` in their order or, without a mixture, ``data.shards`` as the only part.
+    """Return the parts of ``data.mixture`` in their order or, without a mixture, ``data.shards`` as a single part.
 
     A name with a slash is a path; any other name is a folder in ``data.shards``. Raises ``ValueError`` if
     ``data.shards`` is needed and not set, or if two names are the same folder.
@@ -55,9 +55,8 @@ def train_parts(data: DataConfig) -> list[Part]:
 
 
 def held_out_parts(data: DataConfig) -> list[Part]:
-    """Return the parts with the folders of their held-out shards, without parts that hold out nothing.
-
-    ``data.eval_shards``, if set, is the only part. Raises ``ValueError`` if ``data.eval_shards`` is not a folder.
+    """Return the parts with the folders of their held-out shards, except parts without held-out shards. If
+    ``data.eval_shards`` is set, it is the only part. Raises ``ValueError`` if ``data.eval_shards`` is not a folder.
     """
     if data.eval_shards:
         if not location(data.eval_shards).is_dir():

@@ -147,7 +147,8 @@ def _delimiter(
 ) -> str:
     """Return the first delimiter with which the first row has the columns and, in a file without a header that is
     not a TSV, all rows have as many fields; ``default`` is tried first. If there is none, raise ``ValueError``
-    about the columns with the one that gives the most fields, unless it is ``default``, which the caller reads."""
+    about the columns with the delimiter that yields the most fields, unless this is ``default``, with which the
+    caller reads the file."""
     firsts = {}
     for delimiter in dict.fromkeys((default, *_DELIMITERS)):
         with contextlib.suppress(ValueError, IndexError):

@@ -121,7 +121,7 @@ class Values(NamedTuple):
     name: str
 
     def wrong(self, key: str, rule: str, default: Json = None) -> ValueError:
-        """Return the error of the value of ``key``; ``rule`` states what is allowed."""
+        """Return the error for the value of ``key``; ``rule`` states the allowed values."""
         return ValueError(f"{self.name}: {key} is {short(self.config.get(key, default))}{rule}")
 
     def integer(self, key: str, default: Json = None) -> int:

@@ -240,7 +240,7 @@ class _Files:
             )
 
     def is_other_model(self, model: bytes) -> bool:
-        """Return True if ``tokenizer.json`` has rules of its own and was not made from ``tokenizer.model``."""
+        """Return True if ``tokenizer.json`` has special rules and was not converted from ``tokenizer.model``."""
         if self.state is None or not has_own_rules(self.state):
             return False
         family_files.require_sentencepiece(model, self.path("tokenizer.model"))

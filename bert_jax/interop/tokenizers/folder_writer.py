@@ -24,7 +24,7 @@ def write_tokenizer_files(
     the tokenizers library reads), ``tokenizer_config.json``, ``special_tokens_map.json`` and an exact copy of the
     vocabulary. Returns notes on the differences between the two tokenizers. Raises ``ValueError`` for a tokenizer
     that ``tokenizer.json`` cannot express, and ``exits.Stop`` if the written file encodes sample texts differently
-    for another reason than a note gives.
+    for a reason that no note states.
     """
     config = spec.tokenizer
     if config is None or content is None:

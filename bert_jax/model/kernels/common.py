@@ -145,7 +145,7 @@ def stated_cost(
         operations: multiplications and additions of the matrix units, in lanes of zeros too.
         num_bytes: bytes read from and written to the memory of the device.
         vector_operations: operations of the vector units, one per element (TPU).
-        steps: tiles that follow each other, each of which waits once for the results of the units (TPU).
+        steps: number of consecutive tiles; each tile waits once for the results of the units (TPU).
         overlap: fraction of the shorter of both times during which matrix and vector units run together (TPU).
     """
     counts = (operations, num_bytes, vector_operations, steps, 100 * overlap)

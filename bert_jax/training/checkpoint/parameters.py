@@ -48,7 +48,7 @@ def read_parameters(
 ) -> Parameters | None:
     """Read only the parameters, or their moving average, of the newest undamaged checkpoint of a run.
 
-    Only these arrays are verified, against their own digest. A checkpoint without this digest, saved by an earlier
+    Only these arrays are verified, against a separate digest. A checkpoint without this digest, saved by an earlier
     version of bert_jax, is read and verified completely. Damaged checkpoints are not moved. Returns None for a run
     without checkpoints. This function does not support several processes.
 

@@ -1,8 +1,8 @@
 """ELECTRA (Clark et al. 2020), generator and discriminator: ``ElectraConfig`` and ``modeling_electra`` of
 transformers.
 
-The network is BERT without a pooler. Embeddings as wide as the encoder are not projected. Sequence and
-choice heads have their own dense layer with gelu.
+The network is BERT without a pooler. Embeddings as wide as the encoder are not projected. Sequence and choice heads
+contain a separate dense layer with gelu.
 """
 
 import dataclasses
