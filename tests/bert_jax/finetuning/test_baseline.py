@@ -11,6 +11,7 @@ from finetune_cases import run, saved_model
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.evaluation import baseline, result_lines, warning_lines
 from bert_jax.finetuning.resolve import ResolvedTask
+from bert_jax.finetuning.supervision import LABELS_ONLY
 from bert_jax.records import Answer, Record
 from bert_jax.tasks.registry import task_class
 from bert_jax.tokenization import WordPieceTokenizer
@@ -28,7 +29,7 @@ def resolved(kind, train, dev, **options):
     splits = {"train": train, "dev": dev}
     config = task_class(config).from_data(config, splits)
     task = task_class(config)(config, TOKENIZER, train)
-    return ResolvedTask(config, task, splits, {}, ("dev",), ())
+    return ResolvedTask(config, task, splits, {}, ("dev",), (), LABELS_ONLY)
 
 
 def record(**fields):
