@@ -57,7 +57,7 @@ class ModelBundle:
     tokenizer_content: bytes | None = None
     # Notes of the reader, one line each: converted dtypes, dropped names, absent heads.
     notes: tuple[str, ...] = ()
-    # Calibrated inputs of products in 8 bits: name of the kernel or table -> (least value, greatest value).
+    # Calibrated inputs of matrix products in 8 bits: name of the kernel or table -> (least value, greatest value).
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     # Writers of tokenizer.json write exact rules of WordPiece, which only the tokenizers library reads.
     exact_tokenizer: bool = False

@@ -8,7 +8,7 @@ of a value from the file is called. Opcodes outside the table of handlers (INST,
 refused. A subclass of ``pickle.Unpickler`` would still execute REDUCE and BUILD on the objects that it finds.
 
 Dict keys must be strings, and no container is compared, hashed or formatted: tuples that contain one another twice
-would take exponential time. Every step takes constant time, or time in proportion to the bytes or values that it
+would take exponential time. Every step takes constant time, or time proportional to the bytes or values that it
 consumes, so that the number of steps and the size of the pickle bound time and memory.
 """
 
@@ -231,7 +231,7 @@ def _sizes(value: Value, what: str) -> tuple[int, ...]:
     """Return ``value``, which must be a tuple of a few natural numbers; ``what`` begins the message."""
     sizes = tuple(size for size in value if _natural(size)) if type(value) is tuple else ()
     if type(value) is not tuple or len(sizes) != len(value) or len(sizes) > _MOST_DIMENSIONS:
-        raise Refused(f"{what} is not at most {_MOST_DIMENSIONS} sizes")
+        raise Refused(f"{what} is not a tuple of at most {_MOST_DIMENSIONS} non-negative integers")
     return sizes
 
 

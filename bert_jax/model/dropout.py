@@ -45,7 +45,7 @@ class ShardKey:
 
 @struct.dataclass
 class TokenKey:
-    """Key of the hashed bits of tokens [B, S]."""
+    """Dropout key of tokens [B, S]; the dropout bits of each token are hashes of its parts."""
 
     key: jax.Array  # threefry key of a step, or of one of its sites
     sequence_keys: jax.Array  # int32[B, S]: key of the sequence that contains the token

@@ -254,7 +254,7 @@ def _is_at(slots_BxG: jax.Array, length: int) -> jax.Array:
 
 
 def at_slots(x_BxSx_: jax.Array, slots_BxG: jax.Array) -> jax.Array:
-    """Return the tokens of ``x`` in ``slots``; an empty slot has the last token."""
+    """Return the entries of ``x`` at the positions ``slots``; an empty slot yields the last entry."""
     return jax.vmap(lambda x, slots: jnp.take(x, slots, axis=0, mode="clip"))(x_BxSx_, slots_BxG)
 
 

@@ -41,7 +41,7 @@ class MaskedLmClasses(MaskedLm):
 
     @staticmethod
     def make_model(config: PretrainConfig, mesh: Mesh | None) -> BertModel:
-        """Return the model with the heads of the losses. Raises ``ValueError`` without ``data.classes``."""
+        """Return the model with the heads that the losses need. Raises ``ValueError`` without ``data.classes``."""
         if not config.data.classes:
             raise ValueError(
                 "data.classes: none are given, but objective.name masked_lm_classes predicts them; name the field "

@@ -25,7 +25,7 @@ def is_external(shards: Location) -> bool:
 
 
 def check_external(data: DataConfig, shards: Location, vocab_size: int) -> Location:
-    """Check TFRecords that another program wrote against the config; return the path of the vocabulary."""
+    """Check that TFRecords of another program match the config; return the path of the vocabulary."""
     vocab, tokenizer = existing_vocabulary(data, vocab_size)
     if tokenizer is None:
         raise ValueError(f"data.vocab: not set; set it to the vocabulary of the shards in {shards}")
@@ -37,7 +37,7 @@ def check_external(data: DataConfig, shards: Location, vocab_size: int) -> Locat
 
 
 def check_mixture(data: DataConfig, vocab_size: int) -> Location:
-    """Check every part of ``data.mixture`` against the config; return the path of the vocabulary.
+    """Check that every part of ``data.mixture`` matches the config; return the path of the vocabulary.
 
     Raises ``ValueError`` if a part is missing or was built with other settings, if the vocabulary is missing, or if
     ``data.corpus`` is set, because nothing is built.

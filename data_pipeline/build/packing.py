@@ -18,7 +18,7 @@ import numpy as np
 
 _HEADER = 4  # words before the tokens of a sequence: key, label, number of tokens, number of predictions
 _SAMPLE = 1 << 16  # sequences that represent the histogram of lengths
-_LOSS = 1.01  # accepted number of rows in proportion to the number without a limit of sequences per row
+_LOSS = 1.01  # accepted number of rows relative to the number without a limit of sequences per row
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ class Split:
         _move(folder, self.target)
 
     def check(self) -> None:
-        """Raise ``ValueError`` if the finished parts of the training split predict nothing."""
+        """Raise ``ValueError`` if finished parts of the training split have static masks but no masked token."""
         data, counts = self.job.settings.data, part_counts([part[0] for part in self.parts])
         if self.name == "train" and data.masking == "static" and not counts["predictions"]:
             raise ValueError(

@@ -118,8 +118,9 @@ def train_reader(
 def held_out_reader(records: PartRecords, batch_size: int, rows: HostRows) -> Callable[[int], RawBatch]:
     """Return a function that reads the rows of a held-out batch, by its number, that this host feeds.
 
-    Each record occurs once, in file order within a part. The parts alternate in proportion to their numbers of
-    records, so that the first batches represent all parts; rows after the last record have status 0.
+    Each record occurs once, in file order within a part. The parts alternate, with shares of the rows proportional
+    to their numbers of records, so that the first batches represent all parts. Rows after the last record have
+    status 0.
     """
     readers = [SequentialReader(reader, batch_size, rows) for reader in records.readers]
     if len(readers) == 1:
@@ -159,7 +160,7 @@ class PartLog:
         self._is_mixture = len(names) > 1
 
     def values(self, position: int) -> Mapping[str, float]:
-        """Return the share of the rows, and the number of passes, of each part before ``position`` of the lanes."""
+        """Return, for each part, its share of the rows before ``position`` in the lanes, and its passes."""
         if not self._is_mixture:
             return {}
         rows = self._order.rows(position)

@@ -148,7 +148,7 @@ class ShardSource:
         """Return the cross-entropy (nats per held-out target) of the unigram distribution of training targets.
 
         The distribution is estimated with add-one smoothing from at most the first million training records,
-        those of a mixture weighted in proportion to ``data.mixture``. Returns None if there is no held-out data.
+        those of a mixture weighted according to ``data.mixture``. Returns None if there is no held-out data.
         """
         if not self._eval or not (held_out := self._baseline_counts[1][0]).any():
             return None
@@ -165,7 +165,7 @@ class ShardSource:
         )
 
     def _mixed(self, counts: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the sum of the counts of all parts, each in proportion to its weight in the mixture."""
+        """Return the sum of the counts of all parts, each scaled according to its weight in the mixture."""
         total, every = sum(part.weight for part in self._train), sum(one.sum() for one in counts)
         pairs = zip(self._train, counts, strict=True)
         return sum(one * (every / max(one.sum(), 1) * (part.weight / total)) for part, one in pairs)
@@ -360,7 +360,7 @@ def eval_batches(
 ) -> Iterator[dict[str, np.ndarray]]:  # fmt: skip
     """Yield each held-out record once, in file order; the last batch is padded with blank rows.
 
-    The parts of a mixture alternate in proportion to their numbers of held-out records.
+    The parts of a mixture alternate, with shares of the rows proportional to their numbers of held-out records.
 
     ``max_batches`` above 0 limits the number of batches. Masks, including dynamic masks, are the same in every
     call. The shards are checked before the first batch is requested. Raises ``DataBudgetError`` if too

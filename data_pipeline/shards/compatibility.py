@@ -1,4 +1,4 @@
-"""Checks of shards against the config before a record is read: settings of the build, and features in the index."""
+"""Checks that shards match the config, before a record is read: settings of the build, features in the index."""
 
 import logging
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The folders of a mixture: names, checks against the config, held-out shards, the unigram baseline."""
+"""The folders of a mixture: names, agreement with the config, held-out shards, the unigram baseline."""
 
 import dataclasses
 import math

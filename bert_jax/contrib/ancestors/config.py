@@ -252,5 +252,5 @@ class Word2VecConfig(ObjectiveConfig):
     negatives: Positive[int] = 5
     # Words more frequent than this share of the text are dropped in part; 0: none is.
     subsample: AtLeast0[float] = 1e-3
-    # Negatives are sampled in proportion to this power of the counts.
+    # Negatives are sampled with probabilities proportional to this power of the counts.
     noise_power: AtLeast0[float] = 0.75

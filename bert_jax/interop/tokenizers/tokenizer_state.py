@@ -96,9 +96,9 @@ def _points(chars: Sequence[str]) -> str:
 
 @lru_cache(maxsize=8)
 def otherwise_treated(*, lower_case: bool, strip_accents: bool | None, split_cjk: bool) -> tuple[str, ...]:
-    """Return the characters that :func:`bert_rules` and ``WordPieceTokenizer`` treat differently in a word, and the
-    sigma, which they treat differently at the end of one. Unassigned and private-use characters, which
-    :func:`bert_rules` drop, are not listed."""
+    """Return the characters that :func:`bert_rules` and ``WordPieceTokenizer`` treat differently inside a word and,
+    with ``lower_case``, the Greek capital sigma, which they treat differently at the end of a word. Unassigned and
+    private-use characters, which :func:`bert_rules` drops, are not listed."""
     rules = bert_rules(lower_case=lower_case, strip_accents=strip_accents, split_cjk=split_cjk)
     state = wordpiece_json(SPECIAL_PIECES, rules)
     plain = tokenizers.Tokenizer.from_str(json.dumps(state))
@@ -115,7 +115,7 @@ def otherwise_treated(*, lower_case: bool, strip_accents: bool | None, split_cjk
 
 
 def is_unlisted(char: str) -> bool:
-    """Return True for a character that is unassigned or of private use; :func:`bert_rules` drop it."""
+    """Return True for a character that is unassigned or of private use; :func:`bert_rules` drops it."""
     return unicodedata.category(char) in ("Cn", "Co", "Cs")
 
 

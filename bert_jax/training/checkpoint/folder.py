@@ -1,4 +1,4 @@
-"""The folder of the checkpoints of a run: which of them are complete, and moving damaged ones aside.
+"""The checkpoint folder of a run: finding complete checkpoints, and moving damaged ones to another folder.
 
 This module does not import jax.
 """

@@ -157,7 +157,7 @@ def _model_of(options: Any, vocab_size: int, file: Path) -> BidirectionalLstmCon
         if cnn["max_characters_per_token"] > MOST_CHARACTERS or not lstm["projection_dim"] * lstm["dim"]:
             raise TypeError(f"max_characters_per_token up to {MOST_CHARACTERS}, and sizes above 0, are read")
         if cnn.get("n_characters", CHARACTERS) not in (CHARACTERS, CHARACTERS + 1):
-            raise TypeError(f"n_characters {CHARACTERS} or {CHARACTERS + 1} is read")
+            raise TypeError(f"n_characters is {cnn['n_characters']!r}; allowed: {CHARACTERS} or {CHARACTERS + 1}")
         return BidirectionalLstmConfig(
             encoder="bidirectional_lstm", vocab_size=vocab_size, hidden_size=2 * lstm["projection_dim"],
             embedding_size=lstm["projection_dim"], num_layers=lstm["n_layers"], lstm_cells=lstm["dim"],

@@ -50,7 +50,7 @@ class AliasTable:
 
     @classmethod
     def of(cls, weights_V: np.ndarray) -> "AliasTable":
-        """Return the table of the distribution in proportion to ``weights`` (0 or more, not all 0)."""
+        """Return the alias table of the distribution proportional to ``weights`` (0 or more, not all 0)."""
         size = len(weights_V)
         scaled = np.asarray(weights_V, np.float64) * (size / np.sum(weights_V, dtype=np.float64))
         kept, other = np.ones(size), np.arange(size, dtype=np.int32)

@@ -87,7 +87,8 @@ def check_program(
 ) -> None:
     """Report the :func:`program_scores` of an export of ``dtype``.
 
-    ``allowed``: raise ``Stop`` with VERIFICATION_FAILED if the program is worse by more; None: only report.
+    Raises ``Stop`` with VERIFICATION_FAILED if the score of the program is worse than the score of the model by
+    more than ``allowed``. None allows any difference.
     """
     scores = program_scores(folder, weights, file)
     change = scores.program - scores.model

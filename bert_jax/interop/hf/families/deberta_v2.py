@@ -84,7 +84,7 @@ def write(model: ModelConfig) -> dict[str, Json]:
 
 
 def rename(name: str) -> str:
-    """Return ``name`` with the names that the MLM head has with ``legacy`` true."""
+    """Return ``name``, with the MLM head names of ``legacy`` false replaced by those of ``legacy`` true."""
     head, _, rest = name.partition("lm_predictions.lm_head.")
     if head or not rest:
         return name
