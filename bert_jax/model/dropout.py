@@ -201,7 +201,7 @@ def _hashed_values(key: TokenKey, shape: tuple[int, ...]) -> jax.Array:
 
 def _hashed_probabilities(key: TokenKey, heads: int, queries: Selection, keys: Selection) -> jax.Array:
     """Return random values from 0 to 65535, int32[B, A, S, T], for the tokens that ``queries`` and ``keys`` select
-    from [B, S]. ``keys`` may select [B, A, T], other keys for each head."""
+    from [B, S]. ``keys`` may select different keys for each head, [B, A, T]."""
     first, second = (queries(words)[:, None, :, None] for words in key.words())
     head = jnp.arange(heads, dtype=jnp.int32)[:, None, None]
     # Each head hashes the word of its pair: a stack of two halves would cut the heads into pairs on tensor meshes.
@@ -215,7 +215,7 @@ def _hashed_probabilities(key: TokenKey, heads: int, queries: Selection, keys: S
 
 
 def drop_threshold(rate: float) -> int:
-    """Return the number of the 65536 values of 16 random bits for which a value is dropped (1 to 65535)."""
+    """Return for how many of the 65,536 values of 16 random bits a value is dropped (1 to 65,535)."""
     return min(max(round(rate * 65536), 1), 65535)
 
 
@@ -234,7 +234,7 @@ def dropout(x: jax.Array, rate: float, key: DropoutKey | None) -> jax.Array:
 
 def locked_dropout(x_BxSxH: jax.Array, rate: float, key: DropoutKey | None) -> jax.Array:
     """Apply dropout, as :func:`dropout` does, to the same columns at all tokens of a sequence (variational dropout;
-    Gal and Ghahramani 2016). Without a :class:`TokenKey`, the columns are those of a row."""
+    Gal and Ghahramani 2016). Without a :class:`TokenKey`, all tokens of a row share columns."""
     if key is None or rate == 0.0:
         return x_BxSxH
     if isinstance(key, TokenKey):

@@ -31,7 +31,7 @@ def is_shorter(length: int, window: int, causal: bool, dropout_rate: float, key:
     """Return True if :func:`local_attention` computes fewer scores than attention over whole rows of ``length``
     tokens and has the same dropout bits.
 
-    A ``length`` that is unknown when the program is traced has whole rows. With threefry and rbg, the bits of
+    Returns False if ``length`` is unknown when the program is traced. With threefry and rbg, the bits of
     probabilities depend on the shape of the scores.
     """
     if not isinstance(length, int) or not has_cut_bits(dropout_rate, key):
@@ -58,9 +58,9 @@ def attention_function(
     """Return the attention function of a layer with ``window``, the values added to its scores, and, if the
     function computes only parts of the scores, the slots of global tokens.
 
-    It computes whole rows if ``plain`` and where the parts cost more or have other dropout bits. ``tokens``:
-    ``sequence_ids`` and the global tokens and random blocks, if there are any. ``scores``: terms of the scores that
-    depend on distances. ``sees`` returns the mask of whole rows.
+    It computes whole rows if ``plain`` is True, if the parts cost more, or if they have other dropout bits.
+    ``tokens``: ``sequence_ids`` and the global tokens and random blocks, if there are any. ``scores``: terms of the
+    scores that depend on distances. ``sees`` returns the mask of whole rows.
     """
     rate, slots, causal = config.attention_dropout, tokens.get("global_slots"), config.attention == "causal"
     length = tokens["sequence_ids"].shape[1]
@@ -96,7 +96,7 @@ def local_attention(
     slots_BxG: jax.Array | None = None,
 ) -> jax.Array:
     """Compute attention with ``window`` keys on each side of a query (0: no limit) or causal attention; see
-    :func:`is_shorter`. Queries also see the tokens of ``slots`` (:func:`global_features`). Returns [batch, queries,
+    :func:`is_shorter`. Queries also see the tokens at ``slots`` (:func:`global_features`). Returns [batch, queries,
     heads, head size]."""
     assert relative is None
     operands = (query_BxSxAxD, key_BxSxAxD, value_BxSxAxD, sequence_ids_BxS)
@@ -184,7 +184,7 @@ def _attend(
 ) -> jax.Array:
     """Return the attention of ``own``, queries and their sequence ids, to ``seen``, keys, values and their sequence
     ids, where ``near`` is True and the sequence is the same. ``cuts`` select the queries and the keys from
-    [B, S]. The keys of each head may be others; then their ids are [B, A, K]. ``relative`` is added to the
+    [B, S]. If the heads have different keys, the ids of the keys are [B, A, K]. ``relative`` is added to the
     scores."""
     (query, query_ids), (key, value, key_ids) = own, seen
     if key_ids.ndim == 2:
@@ -200,13 +200,13 @@ def _attend(
 def global_features(
     config: ModelConfig, heads: HeadsConfig, features: Mapping[str, jax.Array]
 ) -> dict[str, jax.Array]:
-    """Return the global tokens of a batch, which attention reads, for a ``config`` that has them; {} if the batch
-    has none.
+    """Return the features that mark the global tokens of a batch for attention, or {} if the batch has none.
+    ``config`` must have global tokens.
 
-    ``features`` may have them as ``global_tokens``, bool or int[B, S]. Otherwise the heads determine them, as the
-    classes of transformers do. ``is_global``, bool[B, S], is True for them; ``global_slots``, int32[B, G], are
-    their positions, filled with S. Of each row, the first ``config.global_tokens`` are global; those of a sequence
-    or choice head have no limit.
+    The feature ``global_tokens``, bool or int[B, S], selects them; without it, the heads determine them, as the
+    classes of transformers do. ``is_global``, bool[B, S], is True for global tokens; ``global_slots``, int32[B, G],
+    contains their positions, and S in empty slots. Of each row, at most the first ``config.global_tokens`` of them
+    are kept; a choice head has no limit, and a sequence head keeps one token of each sequence.
     """
     ids = features["sequence_ids"]
     stated, rows = features.get("global_tokens"), ids.shape[1]
@@ -269,8 +269,8 @@ def replace_global(
     dropout_rate: float,
     dropout_key: DropoutKey | None,
 ) -> jax.Array:
-    """Return ``context`` with the attention of the tokens in ``slots`` to their whole sequences in their places
-    (Beltagy et al. 2020, section 3.1)."""
+    """Return ``context`` in which the entries at the positions ``slots`` are replaced by the attention of these
+    tokens to their whole sequences (Beltagy et al. 2020, section 3.1)."""
 
     def queries(x: jax.Array) -> jax.Array:
         return at_slots(x, slots_BxG)

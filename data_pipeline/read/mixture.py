@@ -95,7 +95,7 @@ def _essential(layout: Layout) -> Layout:
 def train_reader(
     records: PartRecords, order: MixtureOrder, sizes: BatchSizes, rows: HostRows
 ) -> Callable[[int], RawBatch]:
-    """Return a function that reads the rows of a training batch, by its data step, that this host feeds."""
+    """Return a function that takes a data step and reads the rows of its batch that this host feeds."""
     readers = [
         LaneReader(reader, lanes, sizes, rows) for reader, lanes in zip(records.readers, order.orders, strict=True)
     ]
@@ -116,7 +116,7 @@ def train_reader(
 
 
 def held_out_reader(records: PartRecords, batch_size: int, rows: HostRows) -> Callable[[int], RawBatch]:
-    """Return a function that reads the rows of a held-out batch, by its number, that this host feeds.
+    """Return a function that takes the number of a held-out batch and reads its rows that this host feeds.
 
     Each record occurs once, in file order within a part. The parts alternate, with shares of the rows proportional
     to their numbers of records, so that the first batches represent all parts. Rows after the last record have

@@ -42,7 +42,7 @@ def state_of(
 ) -> tuple[dict[str, Json], list[str]]:
     """Return the content of ``tokenizer.json`` for ``tokenizer``, and notes on how a Hugging Face tokenizer with
     this content differs from ``tokenizer``. WordPiece has the rules of transformers' BertTokenizer, which every
-    reader knows; with ``exact``, those of :func:`exact_rules`."""
+    reader supports; with ``exact``, it has those of :func:`exact_rules`."""
     if tokenizer.kind in ("byte_bpe", "json"):
         return json.loads(content), [
             f'"{tokenizer.special_pieces[4]}" and the other special tokens in a text are plain text here, but '

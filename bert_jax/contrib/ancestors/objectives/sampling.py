@@ -30,8 +30,8 @@ def training_ids(source: PretrainSource) -> Iterator[tuple[np.ndarray, np.ndarra
 
 
 def token_counts(source: PretrainSource, tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
-    """Return int64[V], how often each token occurs in the training records; 0 for special tokens. Raises
-    ``ValueError`` if there are only special tokens."""
+    """Return the number of occurrences of each token in the training records, int64[V]; 0 for special tokens.
+    Raises ``ValueError`` if there are only special tokens."""
     counts_V = np.zeros(vocab_size, np.int64)
     for ids_BxS, sequence_ids_BxS in training_ids(source):
         counts_V += np.bincount(ids_BxS[sequence_ids_BxS > 0], minlength=vocab_size)

@@ -33,7 +33,7 @@ class Scores:
 
     @property
     def loss(self) -> float:
-        """By how much the program is worse."""
+        """By how much the score of the program is worse than that of the model."""
         return self.model - self.program if self.higher_is_better else self.program - self.model
 
 
@@ -41,9 +41,9 @@ def program_scores(folder: Path, weights: ModelBundle, file: str) -> Scores:
     """Return the scores of the model ``weights`` and of its ONNX export in ``folder`` on the labeled records of
     ``file``, JSON lines with the fields of ``bert-data records``.
 
-    The score is the one that fine-tuning chooses by; a model of text vectors has that of pairs with values (the
-    correlation of cosines) or without labels (retrieval). Raises ``ValueError`` for a model without a task, invalid
-    or unlabeled records, and if onnxruntime is not installed.
+    The score is the metric by which fine-tuning selects parameters; for a model of text vectors, it is that of
+    pairs with values (the correlation of cosines) or of pairs without labels (retrieval). Raises ``ValueError``
+    for a model without a task, invalid or unlabeled records, and if onnxruntime is not installed.
     """
     engine = prepare(weights)
     task, records = _labelled(engine, file)
