@@ -98,7 +98,7 @@ def test_wordpiece_is_written_with_rules_that_every_reader_knows(name: str, tmp_
     config, content, read_notes = read_tokenizer_files(tmp_path, ReadOptions())
     again = build_tokenizer(config or TokenizerConfig(), content or b"", name)
     assert again.fingerprint == tokenizer.fingerprint and read_notes == ()
-    (note,) = [note for note in notes if "otherwise than google-research/bert" in note]
+    (note,) = [note for note in notes if "differently from google-research/bert" in note]
     count = int(re.findall(r"treat (\d+) characters", note)[0])
     assert 0 < count < 1000
     other = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
