@@ -193,7 +193,8 @@ def shared_first_states() -> Iterator[None]:
     from bert_jax.training.state import initial_state
 
     def first_state(model: Any, optimizer: Any, abstract: Any, seed: int, loaded: Any = None) -> Any:
-        if sum(leaf.size for leaf in jax.tree.leaves(abstract)) > 1_000_000:
+        is_large = sum(leaf.size for leaf in jax.tree.leaves(abstract)) > 1_000_000
+        if is_large or jax.process_count() > 1:  # a process sees its part of the arrays only
             return initial_state(model, optimizer, abstract, seed, loaded)
         content = [(name, np.asarray(values).tobytes()) for name, values in sorted((loaded or {}).items())]
         key = (id(abstract), seed, hash(tuple(content)))

@@ -76,6 +76,8 @@ def _grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
         if key in options_of(config_type, fixed=True):
             raise ValueError(f"--sweep: {key}: an option of pretraining only; omit it")
         read = [parse_settings(config_type, [Setting("--sweep", key, value)]) for value in values]
+        if not all(read):
+            raise ValueError(f"--sweep: {key}: no longer an option; omit it")
         key, parsed = next(iter(read[0])), [value for one in read for value, _ in one.values()]
         if any(isinstance(value, tuple) for value in parsed):
             raise ValueError(f"--sweep: {word!r} is not allowed; options whose value is a list cannot be swept")

@@ -271,11 +271,18 @@ def unsupported(spec: ModelSpec, name: str) -> list[str]:
         return [str(error)]
     again = {field.name: field.default for field in dataclasses.fields(model)} | again
     return [
-        f"model.{field}: {getattr(model, field)} is not supported by {name} for {names.title} (supported: "
-        f"{again[field]})"
+        f"model.{field}: {_text(getattr(model, field))} is not supported by {name} for {names.title} (supported: "
+        f"{_text(again[field])})"
         for field, value in function_of(model, spec.heads).items()
         if value != again[field]
     ]
+
+
+def _text(value: object) -> str:
+    """Return ``value`` as on a command line, with the names in a list once each."""
+    if isinstance(value, tuple) and all(isinstance(item, str) for item in value):
+        return " ".join(dict.fromkeys(value)) or "none"
+    return str(value)
 
 
 def _dropout_key(spec: ModelSpec) -> dict[str, float | None]:

@@ -322,7 +322,11 @@ def test_bad_input_is_one_line(tmp_path, capsys):
         (source, ("--heads", 0.5, "--examples", data, *random), "--examples: requires --importance gradient"),
         (source, ("--heads", 0.5, "--importance", "movement"), "--start: missing; --importance movement requires"),
         (source, ("--heads", 0.5, "--start", source, *random), "--start: requires --importance movement, and"),
-        (source, ("--heads", 0.5, "--importance", "movement", "--start", half), "the layers differ from those of the model to prune"),
+        (
+            source,
+            ("--heads", 0.5, "--importance", "movement", "--start", half),
+            "the layers differ from those of the model to prune",
+        ),
         (source, ("--heads", 0.5, *random, "--seed", -1), "--seed: -1 is not allowed; allowed: 0 or more"),
         (source, random, "nothing to prune; set --heads or --units to the share to keep, or --layers"),
         (source, ("--heads", 0.1, *random), "--heads: 0.1 of 8 leaves a layer with none; allowed: 0.25 or more"),
