@@ -178,6 +178,7 @@ def test_a_folder_holds_one_sweep_and_more_of_it(tmp_path):
         ("--sweep optimizer.learning_rate=1e-5,", SETTINGS, "allowed: KEY=VALUE,VALUE"),
         ("--sweep optimizer.warmup_tokens=0,5", SETTINGS, "warmup_tokens: an option of pretraining only"),
         ("--sweep training.seed=1,2", SETTINGS, "training.seed=1,2.* --seeds N"),
+        ("--sweep training.min_delta=0.0", SETTINGS, "--sweep: training.min_delta: no longer an option; omit it"),
         ("--sweep optimizer.frozen=pooler", SETTINGS, "is a list"),
         ("--sweep task.max_length=4,8", SETTINGS, "--sweep: task.max_length: 4 is not allowed"),
         ("--sweep", SETTINGS[1:], "data.dev: empty"),
