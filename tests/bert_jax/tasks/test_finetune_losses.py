@@ -66,7 +66,7 @@ def stepped(source, folder, options):
     program = lowered.compile()
     state = initial_state(programs.model, programs.optimizer, programs.abstract, 0)
     before = jax.tree.map(np.array, state.params)  # its buffers are the step's to reuse
-    after = program(state, batch, {})[0].params
+    after = program(state, batch, fixed={})[0].params
     before, after = (to_canonical(tree, config.model.vocab_size) for tree in (before, after))
     moved = {name for name, values in before.items() if not np.array_equal(values, after[name])}
     return moved, program.cost_analysis()["flops"] / lowered.cost_analysis()["flops"]

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 from finetune_cases import configured, records, run, saved_model
-from support import random_params
 
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.finetuning.task_objective import TaskObjective
 from bert_jax.parallel import batch_sharding, make_mesh
+from bert_jax.training.state import initial_params
 from bert_jax.training.step import loss_and_gradients
 
 TEXTS = [record.text for record in records(20, 4)]
@@ -33,7 +33,7 @@ def computed(source, folder, loss, steps, *, cached=True, devices=1, options="",
     objective = TaskObjective(job.task, job.config, job.model.clone(mesh=mesh))
     batch = {name: jax.device_put(x, batch_sharding(mesh)) for name, x in job.batches(mesh).pack(0)[0].items()}
     compute = jax.jit(lambda params: loss_and_gradients(objective, params, batch, key, steps))
-    value, gradients, sums, _ = compute(random_params(job.model))
+    value, gradients, sums, _ = compute(initial_params(job.model, 0))
     return np.asarray(value), jax.tree.map(np.asarray, gradients), {name: pair[0] for name, pair in sums.items()}
 
 

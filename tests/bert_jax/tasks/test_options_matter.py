@@ -114,7 +114,7 @@ def distance(one, other):
     ],
 )  # fmt: skip
 def test_an_option_changes_the_run(end_of, options, which):
-    layers = 2 if re.search("layer|unfreeze|features", options) else 1
+    layers = 2 if re.search("layer|unfreeze|features|decay_to_start", options) else 1
     found = end_of(options, which, layers)
     assert all(np.isfinite(values).all() for values in found.values())
     # All but the last option, where they are several; what takes two words stands above.
@@ -125,12 +125,12 @@ def test_an_option_changes_the_run(end_of, options, which):
 @pytest.mark.parametrize(
     "options",
     [
-        ("--input.packing false",),
-        ("--input.max_shapes 8",),
-        ("--training.accumulation_steps 2",),
-        ("--execution.scan_layers true",),
-        ("--loss.focal_gamma 0 --loss.label_smoothing 0 --loss.mlm_weight 0 --regularization.mixout 0",),
-        ("--optimizer.layer_decay 1 --optimizer.decay_to_start false --features.layers last",),
+        "--input.packing false",
+        "--input.max_shapes 8",
+        "--training.accumulation_steps 2",
+        "--execution.scan_layers true",
+        "--loss.focal_gamma 0 --loss.label_smoothing 0 --loss.mlm_weight 0 --regularization.mixout 0",
+        "--optimizer.layer_decay 1 --optimizer.decay_to_start false --features.layers last",
     ],
 )  # fmt: skip
 def test_an_option_that_should_not_change_it(end_of, options):
