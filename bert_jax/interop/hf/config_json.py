@@ -279,10 +279,11 @@ def unsupported(spec: ModelSpec, name: str) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """Return ``value`` as on a command line, with the names in a list once each."""
-    if isinstance(value, tuple) and all(isinstance(item, str) for item in value):
-        return " ".join(dict.fromkeys(value)) or "none"
-    return str(value)
+    """Return ``value`` as on a command line, with names in a list once each."""
+    if not isinstance(value, tuple):
+        return str(value)
+    names = all(isinstance(item, str) for item in value)
+    return " ".join(map(str, dict.fromkeys(value) if names else value)) or "none"
 
 
 def _dropout_key(spec: ModelSpec) -> dict[str, float | None]:

@@ -20,7 +20,7 @@ from bert_jax.inference.loaded import load
 from bert_jax.interop import export
 from bert_jax.interop.export import export_model
 from bert_jax.interop.export_table import DTYPES, FORMATS, ROWS, TABLE, fit, rows_of
-from bert_jax.interop.hf.config_json import hf_class
+from bert_jax.interop.hf.config_json import hf_class, unsupported
 from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.interop.programs import serving
 from bert_jax.interop.readers import read_weights
@@ -103,6 +103,18 @@ def test_every_format_refuses_an_unknown_switch_by_name(format):
     fit(weights(0), format)
     with pytest.raises(ValueError, match=rf"^{format}: model\.new_switch: 1 is not supported by {format} "):
         fit(weights(1), format)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"without_bias": ("qkv",)}, "model.without_bias: qkv is not supported by hf for BERT (supported: none)"),
+        ({"pooler_layer": ("gelu",)}, "model.pooler_layer: gelu is not supported by hf for BERT (supported: tanh)"),
+    ],
+)
+def test_a_refused_value_is_shown_as_on_a_command_line(values, message):
+    spec = model(HeadsConfig(pooler=True, sequence_labels=("no", "yes")), **values)
+    assert unsupported(spec, "hf") == [message]
 
 
 def test_the_table_in_the_docs_is_the_exporters():

@@ -137,16 +137,6 @@ def drawn_student(job, seed=3):
     return jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), like)
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    return saved_model(tmp_path_factory.mktemp("models") / "model")
-
-
-@pytest.fixture(scope="module")
-def two_layers(tmp_path_factory):
-    return saved_model(tmp_path_factory.mktemp("models") / "model", model=TWO_LAYERS)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_student_that_is_its_teacher_has_no_loss_and_another_has(kind, tmp_path):
