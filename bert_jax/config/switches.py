@@ -63,7 +63,7 @@ def function_of(model: ModelConfig, heads: HeadsConfig | None = None) -> dict[st
     values = dataclasses.asdict(model) | {
         "embedding_norm": model.has_embedding_norm, "final_norm": model.has_final_norm,
         "mlm_layer": model.mlm_activation,
-        "pooler_layer": tuple(model.pooler_activation(kind) for kind in dict.fromkeys((False, has_classes))),
+        "pooler_layer": tuple(dict.fromkeys(map(model.pooler_activation, (False, has_classes)))),
         "attention_windows": model.layer_windows, "layer_heads": model.heads_by_layer,
         "layer_units": model.units_by_layer,
         "without_bias": tuple(

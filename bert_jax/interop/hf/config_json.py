@@ -271,19 +271,11 @@ def unsupported(spec: ModelSpec, name: str) -> list[str]:
         return [str(error)]
     again = {field.name: field.default for field in dataclasses.fields(model)} | again
     return [
-        f"model.{field}: {_text(getattr(model, field))} is not supported by {name} for {names.title} (supported: "
-        f"{_text(again[field])})"
+        f"model.{field}: {getattr(model, field)} is not supported by {name} for {names.title} (supported: "
+        f"{again[field]})"
         for field, value in function_of(model, spec.heads).items()
         if value != again[field]
     ]
-
-
-def _text(value: object) -> str:
-    """Return ``value`` as on a command line, with names in a list once each."""
-    if not isinstance(value, tuple):
-        return str(value)
-    names = all(isinstance(item, str) for item in value)
-    return " ".join(map(str, dict.fromkeys(value) if names else value)) or "none"
 
 
 def _dropout_key(spec: ModelSpec) -> dict[str, float | None]:

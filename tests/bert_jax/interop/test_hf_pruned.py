@@ -32,8 +32,8 @@ def test_pruned_heads_are_written_and_read(tmp_path, family):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layer_units": (5, 24)}, r"model\.layer_units: 5 24 is not supported by hf for BERT"),
-        ({"layer_heads": (1, 2), "family": "big_bird"}, r"model\.layer_heads: 1 2 is not supported by hf"),
+        ({"layer_units": (5, 24)}, r"model\.layer_units: \(5, 24\) is not supported by hf for BERT"),
+        ({"layer_heads": (1, 2), "family": "big_bird"}, r"model\.layer_heads: \(1, 2\) is not supported by hf"),
     ],
 )
 def test_a_pruned_model_that_no_class_computes_is_refused(changes, message):
