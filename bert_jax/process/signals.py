@@ -3,7 +3,7 @@ the top level, because the handlers are installed before JAX is imported."""
 
 import contextlib
 import os
-import select
+import selectors
 import signal
 import sys
 import threading
@@ -34,12 +34,15 @@ def ends_at_once(message: str, tick: Callable[[float], None], every: float = 30.
     before, began = signal.set_wakeup_fd(writing, warn_on_full_buffer=False), time.monotonic()
 
     def watch() -> None:
+        ready = selectors.DefaultSelector()  # select() refuses descriptors from 1024 on
+        ready.register(reading, selectors.EVENT_READ)
         while True:
-            if not select.select([reading], [], [], every)[0]:
+            if not ready.select(every):
                 tick(time.monotonic() - began)
                 continue
             numbers = os.read(reading, 1)
             if not numbers:
+                ready.close()
                 os.close(reading)
                 return
             if numbers[0] in _CODES:

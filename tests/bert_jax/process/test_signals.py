@@ -8,9 +8,11 @@ import time
 import pytest
 
 PROGRAM = """
-import hashlib
+import hashlib, os, resource
 from bert_jax.process.signals import StopRequest, ends_at_once
 
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+kept = [os.dup(2) for _ in range(1100)]  # the next descriptors are above 1024, the limit of select()
 with StopRequest().at_once("later"), ends_at_once("gone", lambda seconds: print(seconds, flush=True), 0.1):
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)
 """
