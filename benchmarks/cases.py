@@ -268,7 +268,7 @@ class Tasks:
         from bert_jax.config.loader import read_settings
 
         keys = ("data.labels", "data.tags")
-        settings = read_settings(["--config", str(folder / "run" / "config.yaml")])
+        settings = read_settings(["--config", str(folder / "run" / "config.yaml")]).all
         values = [str(setting.value) for setting in settings if setting.key in keys]
         found = next((value for value in values if value.strip("[]() ")), "")
         return ",".join(part.strip(" '\"") for part in found.strip("[]").split(",")), ran

@@ -11,8 +11,9 @@ import numpy as np
 from builders import content, words
 from support import shared_first_states, shared_programs, untimed
 
-from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, RunOptions, TokenizerConfig, load_config
+from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, RunOptions, TokenizerConfig
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.loader import build_config, read_settings
 from bert_jax.config.options import extended
 from bert_jax.finetuning.evaluation import Predictor
 from bert_jax.finetuning.finetune import finetune
@@ -74,8 +75,8 @@ def configured(source: Path, workdir: Path, arguments: str = ""):
     """(config, start) as run_finetune.py makes them."""
     words = f"{ARGUMENTS} {arguments}".split()
     config_type = extended(FinetuneConfig)
-    start = plan_start(config_type, RunOptions(init_from=str(source)), workdir, words)
-    return load_config(config_type, words, extra_settings=start.settings), start
+    start = plan_start(config_type, RunOptions(init_from=str(source)), workdir, read_settings(words).all)
+    return build_config(config_type, [*read_settings(words).all, *start.settings]), start
 
 
 def run(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bert_jax.config import PretrainConfig, RunOptions, load_config
-from bert_jax.config.loader import Setting, take_options
+from bert_jax.config import PretrainConfig, RunOptions
+from bert_jax.config.loader import Setting, build_config, take_options
 from bert_jax.config.options import extended
 from bert_jax.contrib.planner.topology import parse_topology
 from bert_jax.process import exits
@@ -38,7 +38,7 @@ def check_recipe(words):
     options, rest = take_options(extended(RunOptions), words)
     # The positions of a long model follow from --to_long, without the model that becomes long.
     rows = [Setting("--to_long", "model.max_position_embeddings", str(options.to_long))] if options.to_long else []
-    load_config(PretrainConfig, rest, prog="run_pretrain.py", extra=type(options), extra_settings=rows)
+    build_config(PretrainConfig, [*rest.all, *rows])
     return options
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from bert_jax import registry
 from bert_jax.commands.finetune import FinetuneRunOptions
-from bert_jax.config import FinetuneConfig, PretrainConfig, RunOptions, load_config
+from bert_jax.config import FinetuneConfig, PretrainConfig, RunOptions
+from bert_jax.config.loader import read_settings, show_help
 from bert_jax.config.options import extended
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -66,9 +67,8 @@ def script_options(config_type, extra):
         for objective in ("", *(f"--objective.name {name}" for name in registry.names("objective_options"))):
             if objective and config_type is not PretrainConfig:
                 continue
-            words = [*choice.split(), *objective.split(), "--help_all"]
-            with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
-                load_config(config_type, words, extra=extra)
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                show_help(config_type, read_settings(f"{choice} {objective}".split()), "", extra, whole=True)
             shown |= options_of_help(out.getvalue()) | shown
     return shown
 

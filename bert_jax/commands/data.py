@@ -17,8 +17,8 @@ from typing import Any, NoReturn, TypeVar
 
 from bert_jax import registry
 from bert_jax.commands.options import with_encoder
-from bert_jax.config import DataConfig, FinetuneConfig, PretrainConfig, TaskDataConfig, load_config
-from bert_jax.config.loader import HELP
+from bert_jax.config import DataConfig, FinetuneConfig, PretrainConfig, TaskDataConfig
+from bert_jax.config.loader import HELP, Settings, build_config, read_settings, show_help
 from bert_jax.config.options import extended
 from bert_jax.io.errors import unknown_command
 from bert_jax.io.storage import Location, location
@@ -107,7 +107,7 @@ def _run(name: str, words: list[str], program: str) -> None:
     print(_usage(program))
     if command.options is not None:
         with contextlib.suppress(SystemExit):
-            load_config(command.options, ["--help"], prog=f"{program} {name}")
+            show_help(command.options, Settings(), f"{program} {name}")
     sys.stdout.flush()  # run_command ignores the error of a closed pipe (`| head`) only if it is raised here
 
 
@@ -118,7 +118,7 @@ def parsed(config_type: type[C], words: Sequence[str], data_type: type, short: M
     for word in words:
         name, equals, value = word[2:].partition("=")
         full.append(f"--{fields[name]}{equals}{value}" if word.startswith("--") and name in fields else word)
-    return load_config(config_type, with_encoder(full), prog="bert-data")
+    return build_config(config_type, with_encoder(read_settings(full)).all)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from bert_jax import registry
 from bert_jax.commands.options import with_encoder
-from bert_jax.config import RunOptions, dump_yaml, load_config
+from bert_jax.config import RunOptions, dump_yaml
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import HELP, take_options
-from bert_jax.config.options import extended
+from bert_jax.config.loader import HELP, HELP_ALL, Settings, build_config, show_help, take_options
+from bert_jax.config.options import extended, field_types
 from bert_jax.io.storage import location
 from bert_jax.process import early, exits
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
@@ -40,14 +40,14 @@ class FinetuneRunOptions(RunOptions):
         """Options that turn this command into several runs; at most one of them may be set."""
         return ()
 
-    def execute(self, arguments: list[str], stop: StopRequest) -> int:
+    def execute(self, settings: Settings, stop: StopRequest) -> int:
         """Execute the command; return the exit code."""
-        train(self, arguments, stop, early.STARTED)
+        train(self, settings, stop, early.STARTED)
         return exits.OK
 
-    def shown(self, arguments: list[str]) -> FinetuneConfig:
+    def shown(self, settings: Settings) -> FinetuneConfig:
         """Return the config to print, of a run that starts from a model or from a checkpoint."""
-        return configure(self, arguments)[0]
+        return configure(self, settings)[0]
 
     def supervision(self, config: FinetuneConfig, report: Callable[[str], None]) -> "Supervision":
         """Return the training signal in addition to the labels. ``report`` is called with each line about it."""
@@ -67,11 +67,12 @@ def main(argv: Sequence[str] | None = None, program: str = "run_finetune.py") ->
 
 
 def _run(argv: Sequence[str], program: str, stop: StopRequest) -> int:
-    options, arguments = take_options(extended(FinetuneRunOptions), argv)
-    if HELP & set(arguments):  # exits here; only an encoder in a file imports JAX
-        load_config(extended(FinetuneConfig), with_encoder(arguments), prog=program, extra=type(options))
+    options, settings = take_options(extended(FinetuneRunOptions), argv)
+    if HELP & set(argv):  # only an encoder in a file imports JAX
+        show_help(extended(FinetuneConfig), with_encoder(settings), program, type(options), whole=HELP_ALL in argv)
+        return exits.OK
     if options.print_config:
-        print(dump_yaml(shown(options, with_encoder(arguments))), end="")
+        print(dump_yaml(shown(options, with_encoder(settings))), end="")
         return exits.OK
 
     keep_to_cpu_without_accelerator()
@@ -84,26 +85,26 @@ def _run(argv: Sequence[str], program: str, stop: StopRequest) -> int:
         if len(options.several) > 1:
             first, second, *_ = options.several
             raise ValueError(f"{first}: not allowed with {second}; omit these")
-        return options.execute(with_encoder(arguments), stop)
+        return options.execute(with_encoder(settings), stop)
 
 
-def shown(options: FinetuneRunOptions, arguments: list[str]) -> FinetuneConfig:
+def shown(options: FinetuneRunOptions, settings: Settings) -> FinetuneConfig:
     """Return the config to print, before any records are read. It contains the sizes of the initial or restored
     model, if one exists."""
     from bert_jax.training.checkpoint.folder import saved_steps
 
     if not (options.init_from or saved_steps(location(options.folder("finetune")))):
-        return load_config(extended(FinetuneConfig), arguments, extra=type(options))
-    return options.shown(arguments)
+        return build_config(extended(FinetuneConfig), settings.all, [*field_types(type(options))])
+    return options.shown(settings)
 
 
-def configure(options: FinetuneRunOptions, arguments: list[str]) -> "tuple[FinetuneConfig, Start]":
+def configure(options: FinetuneRunOptions, settings: Settings) -> "tuple[FinetuneConfig, Start]":
     """Return the resolved config, and the :class:`Start` that determines its model section."""
     from bert_jax.start.plan import plan_start
 
     config_type = extended(FinetuneConfig)
-    start = plan_start(config_type, options, location(options.folder("finetune")), arguments)
-    config = load_config(config_type, arguments, extra=type(options), extra_settings=start.settings)
+    start = plan_start(config_type, options, location(options.folder("finetune")), settings.all)
+    config = build_config(config_type, [*settings.all, *start.settings], [*field_types(type(options))])
     return config, start
 
 
@@ -122,9 +123,9 @@ def records_of(config: FinetuneConfig, split: str) -> list[Record]:
     return [record for name in getattr(data, split) for record in read_named(name, data, kind, split)]
 
 
-def train(options: FinetuneRunOptions, arguments: list[str], stop: StopRequest, started: float) -> None:
+def train(options: FinetuneRunOptions, settings: Settings, stop: StopRequest, started: float) -> None:
     """Read the records, then fine-tune. ``started``: start time of the run, a value of ``time.perf_counter``."""
-    config, start = configure(options, arguments)
+    config, start = configure(options, settings)
     if options.keep_memory:
         rows = config.training.global_batch_size // config.training.accumulation_steps
         keep_freed_memory(config.model, rows * config.task.max_length, config.task.max_length)

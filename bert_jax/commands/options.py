@@ -9,10 +9,14 @@ from typing import Any
 
 from bert_jax import registry
 from bert_jax.config import ModelConfig
+from bert_jax.config.loader import Settings
+from bert_jax.config.options import Setting
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.registry import MODULE
 
 READABLE = "workdir, saved model, Hugging Face or sentence-transformers folder, TF1 checkpoint prefix, npz export"
+
+_ONE_FILE = f"{MODULE}: needs one file, such as {MODULE} fnet_encoder.py"
 
 # A function that adds options to a parser.
 Options = Callable[[argparse.ArgumentParser], Any]
@@ -187,31 +191,42 @@ def take_encoder(words: Sequence[str]) -> tuple[list[str], list[str]]:
     rest = [word for word in joined if word != MODULE and not word.startswith(f"{MODULE}=")]
     if len(files) != 1:
         if MODULE in joined or files:
-            raise ValueError(f"{MODULE}: needs one file, such as {MODULE} fnet_encoder.py")
+            raise ValueError(_ONE_FILE)
         return rest, []
+    return rest, ["--model.encoder", _add_encoder(files[0])]
+
+
+def with_encoder(settings: Settings) -> Settings:
+    """Return ``settings`` with ``model.encoder`` in place of the flag ``model.module`` (:func:`take_encoder`)."""
+    key = MODULE.strip("-")
+    found = [flag for flag in settings.flags if flag.key == key]
+    if not found:
+        return settings
+    file = found[0].value
+    if len(found) > 1 or not isinstance(file, str):
+        raise ValueError(_ONE_FILE)
+    rest = Settings(settings.files, tuple(flag for flag in settings.flags if flag.key != key))
+    return rest.followed_by(Setting(found[0].source, "model.encoder", _add_encoder(file)))
+
+
+def _add_encoder(file: str) -> str:
+    """Run ``file``, add its encoder, and return the name of the encoder."""
     keep_to_cpu_without_accelerator()  # before JAX is imported
     from bert_jax.io.user_module import user_class
     from bert_jax.model.layers import Block
 
-    option, name = MODULE.strip("-"), Path(files[0]).stem
-    encoder = user_class(files[0], option, Block, "Encoder")
+    option, name = MODULE.strip("-"), Path(file).stem
+    encoder = user_class(file, option, Block, "Encoder")
     module = encoder.__module__
     if registry.names("encoders").get(name, f"{module}:Encoder") != f"{module}:Encoder":
-        raise ValueError(f"{option}: {files[0]}: {name} is the name of another encoder; rename the file")
+        raise ValueError(f"{option}: {file}: {name} is the name of another encoder; rename the file")
     section = getattr(sys.modules[module], "Config", ModelConfig)
     if not (isinstance(section, type) and issubclass(section, ModelConfig)):
-        raise ValueError(f"{option}: {files[0]}: Config does not extend bert_jax.config.ModelConfig")
+        raise ValueError(f"{option}: {file}: Config does not extend bert_jax.config.ModelConfig")
     registry.add("encoders", name, f"{module}:Encoder")
     if section is not ModelConfig:
         registry.add("encoder_options", name, f"{module}:Config")
-    return rest, ["--model.encoder", name]
-
-
-def with_encoder(words: Sequence[str]) -> list[str]:
-    """Return the options of a recipe ``words`` with ``model.encoder`` in place of ``--model.module``
-    (:func:`take_encoder`)."""
-    rest, encoder = take_encoder(words)
-    return [*rest, *encoder]
+    return name
 
 
 # ------------------------------------------------------------------ arguments to objects

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_jax.commands.options import with_encoder
-from bert_jax.config import PretrainConfig, RunOptions, dump_yaml, load_config
-from bert_jax.config.loader import HELP, read_settings, take_options
+from bert_jax.config import PretrainConfig, RunOptions, dump_yaml
+from bert_jax.config.loader import HELP, HELP_ALL, Settings, build_config, show_help, take_options
+from bert_jax.config.options import field_types
 from bert_jax.config.pretrain import with_text_length
 from bert_jax.io.storage import location
 from bert_jax.objectives.inputs import Inputs
@@ -37,11 +38,12 @@ def main(argv: Sequence[str] | None = None, program: str = "run_pretrain.py") ->
 
 
 def _run(argv: Sequence[str], program: str, stop: StopRequest) -> None:
-    options, arguments = take_options(RunOptions, argv)
-    if HELP & set(arguments):  # exits here; only an encoder in a file imports JAX
-        load_config(PretrainConfig, with_encoder(arguments), prog=program, extra=type(options))
+    options, settings = take_options(RunOptions, argv)
+    if HELP & set(argv):  # only an encoder in a file imports JAX
+        show_help(PretrainConfig, with_encoder(settings), program, type(options), whole=HELP_ALL in argv)
+        return
     if options.print_config:
-        config, *_ = configure(options, with_encoder(arguments))
+        config, *_ = configure(options, with_encoder(settings))
         print(dump_yaml(config), end="")
         return
 
@@ -52,29 +54,29 @@ def _run(argv: Sequence[str], program: str, stop: StopRequest) -> None:
     if hosts.count() > 1:
         stop.share()
     with hosts.ends_together(options.host_timeout):
-        train(options, with_encoder(arguments), stop)
+        train(options, with_encoder(settings), stop)
 
 
-def configure(options: RunOptions, arguments: list[str]) -> "tuple[PretrainConfig, Start, Inputs]":
+def configure(options: RunOptions, settings: Settings) -> "tuple[PretrainConfig, Start, Inputs]":
     """Return the resolved config, and the start and the inputs of the objective, which determine some of its
     options. To print the config, the file of ``objective.module`` is not run."""
     from bert_jax.start.plan import plan_start
 
     workdir = location(options.folder("pretrain"))
-    start = plan_start(PretrainConfig, options, workdir, arguments)
-    config = load_config(PretrainConfig, arguments, extra=type(options), extra_settings=start.settings)
+    start = plan_start(PretrainConfig, options, workdir, settings.all)
+    also = [*field_types(type(options))]
+    config = build_config(PretrainConfig, [*settings.all, *start.settings], also)
     if options.print_config and config.objective.module:
         return config, start, Inputs()
     inputs = inputs_class(config.objective).find(config, options, workdir)
     if inputs.settings:
-        settings = (*start.settings, *inputs.settings)
-        config = load_config(PretrainConfig, arguments, extra=type(options), extra_settings=settings)
+        config = build_config(PretrainConfig, [*settings.all, *start.settings, *inputs.settings], also)
     return config, start, inputs
 
 
-def train(options: RunOptions, arguments: list[str], stop: StopRequest) -> None:
+def train(options: RunOptions, settings: Settings, stop: StopRequest) -> None:
     """Prepare the data, then pretrain."""
-    config, start, inputs = configure(options, arguments)
+    config, start, inputs = configure(options, settings)
     if not (config.training.num_steps or start.source):
         raise ValueError(
             "training.num_steps: not set; name a recipe, such as --config configs/quickstart.yaml, or set "
@@ -100,11 +102,11 @@ def train(options: RunOptions, arguments: list[str], stop: StopRequest) -> None:
     inputs.give(first)  # raises for inputs that do not fit this run
     jax.devices()  # raises for a platform of JAX_PLATFORMS that cannot be used
     require_memory(config, config.data.seq_length, hosts.count())
-    vocabulary, tokenizer = _prepared(config, options, arguments, start, inputs, stop)
+    vocabulary, tokenizer = _prepared(config, options, settings, start, inputs, stop)
     start = start.with_parameters(pretraining_spec(config, first.model))
     start = dataclasses.replace(start, params=dict(objective.placed(config, start.params)))
     if not config.training.num_steps:
-        given = [setting.key for setting in read_settings(arguments)]
+        given = [setting.key for setting in settings.all]
         config, line = with_text_length(config, ShardSource(config, tokenizer).examples_per_pass, given)
         start = dataclasses.replace(start, messages=(*start.messages, line))
     launch = Launch(
@@ -122,7 +124,7 @@ def train(options: RunOptions, arguments: list[str], stop: StopRequest) -> None:
 
 
 def _prepared(
-    config: PretrainConfig, options: RunOptions, arguments: list[str], start: "Start", inputs: Inputs,
+    config: PretrainConfig, options: RunOptions, settings: Settings, start: "Start", inputs: Inputs,
     stop: StopRequest,
 ) -> "tuple[Path, Tokenizer]":  # fmt: skip
     """Build the vocabulary and the shards that do not exist yet; return the vocabulary file and the tokenizer.
@@ -151,7 +153,7 @@ def _prepared(
         if hosts.count() == 1:
             vocabulary = ensure_data(config.data, vocab_size=config.model.vocab_size, report=_report)
         else:
-            vocabulary = require_shards(config, arguments)
+            vocabulary = require_shards(config, settings)
     tokenizer = load_tokenizer(vocabulary, **config.data.rules)
     if config.objective.needs_mask:
         tokenizer.require_mask(f"objective.name {config.objective.name} (causal_lm needs none)")

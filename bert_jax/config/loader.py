@@ -9,6 +9,7 @@ flags. An option that does not exist with the other values (``schema.only``) is 
 
 import dataclasses
 import difflib
+import functools
 import math
 import operator
 import re
@@ -22,6 +23,7 @@ from bert_jax import registry
 from bert_jax.config.former import FORMER_OPTIONS, OptionsInOrder
 from bert_jax.config.help import print_help
 from bert_jax.config.options import (
+    COMMAND_LINE,
     Option,
     Setting,
     absence,
@@ -45,60 +47,78 @@ RECIPES = _WHEEL if _WHEEL.is_dir() else _CHECKOUT
 _MOST_DIGITS = 30  # int() raises an error without a place for more than 4,300
 
 
-def take_options(options_type: type[C], argv: Sequence[str]) -> tuple[C, list[str]]:
-    """Split ``argv`` into the options of ``options_type`` and the remaining arguments, which include ``--config``.
-    The result has the options of registered parts (:func:`extended`) for help, and if ``argv`` has a flag that
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The options of one command line, or of one call from Python: recipe files, then single options. Later ones
+    override earlier ones."""
+
+    # Names of recipes, as --config takes them.
+    files: tuple[str, ...] = ()
+    flags: tuple[Setting, ...] = ()
+
+    @functools.cached_property
+    def all(self) -> tuple[Setting, ...]:
+        """The settings of the files, which are read once, then the flags. Raises ``ValueError`` for an invalid
+        file."""
+        return (*(setting for file in self.files for setting in read_yaml(find_recipe(file))), *self.flags)
+
+    def followed_by(self, *flags: Setting) -> "Settings":
+        """Return these settings and then ``flags``."""
+        return Settings(self.files, (*self.flags, *flags))
+
+    def words(self) -> list[str]:
+        """Return the words of a command line with these settings."""
+        words = [word for file in self.files for word in ("--config", file)]
+        for _, key, value in self.flags:
+            words += [f"--{key}", *([value] if isinstance(value, str) else value)]
+        return words
+
+
+def take_options(options_type: type[C], argv: Sequence[str]) -> tuple[C, Settings]:
+    """Split ``argv``, without ``--help``, into the options of ``options_type`` and the settings of the config.
+    The options include those of registered parts (:func:`extended`) for help, and if ``argv`` has a flag that
     only they can have. A flag without a value means true, or its value in ``options_type.VALUE_WITHOUT_ARGUMENT``.
     Raises ``ValueError`` with a one-line message if a value is invalid."""
-    files, flags = split_arguments(argv)
+    given = read_settings(argv)
     types = field_types(options_type) | field_types(options_type, fixed=True)
-    if HELP & set(argv) or {key for _, key, _ in flags if "." not in key} - types.keys():
+    if HELP & set(argv) or {key for _, key, _ in given.flags if "." not in key} - types.keys():
         options_type = extended(options_type)
         types |= field_types(options_type)
     bare = getattr(options_type, "VALUE_WITHOUT_ARGUMENT", {})
-    settings, rest = list[Setting](), list[str]()
-    for file in files:
-        rest += ["--config", file]
-    for source, key, value in flags:
-        if key not in types:
-            rest += [f"--{key}", *([value] if isinstance(value, str) else value)]
-        else:
-            given = value if value != [] else "true" if types[key] is bool else bare.get(key, [])
-            settings.append(Setting(source, key, given))
-    if files and "config" in types:
-        settings.append(Setting("command line", "config", files))
-    return build_config(options_type, settings), rest + [word for word in argv if word in HELP]
+    own = [
+        setting._replace(value="true" if types[setting.key] is bool else bare.get(setting.key, []))
+        if setting.value == []
+        else setting
+        for setting in given.flags
+        if setting.key in types
+    ]
+    if given.files and "config" in types:
+        own.append(Setting(COMMAND_LINE, "config", [*given.files]))
+    rest = tuple(setting for setting in given.flags if setting.key not in types)
+    return build_config(options_type, own), Settings(given.files, rest)
 
 
-def load_config(
-    config_type: type[C], argv: Sequence[str], prog: str | None = None, extra: type | None = None,
-    extra_settings: Sequence[Setting] = (),
-) -> C:  # fmt: skip
-    """Build ``config_type`` from command-line arguments.
+def load_config(config_type: type[C], argv: Sequence[str], extra: type | None = None) -> C:
+    """Build ``config_type`` from command-line arguments, ``--config FILE`` (repeatable) and ``--section.key value
+    ...`` in any order. ``extra``: class of further options of the command, for hints.
+
+    Raises ``ValueError`` with a one-line message for an invalid argument.
+    """
+    return build_config(config_type, read_settings(argv).all, [*field_types(extra)] if extra else [])
+
+
+def show_help(
+    config_type: type, settings: Settings, prog: str, extra: type | None = None, *, whole: bool = False
+) -> None:
+    """Print the usual options of ``config_type``, or with ``whole`` all of them, with the values in ``settings``.
 
     Args:
-        argv: ``--config FILE`` (repeatable) and ``--section.key value ...`` in any order; ``--help`` prints the
-            usual options and exits, ``--help_all`` all of them.
-        prog: name of the command in ``--help``.
-        extra: class of further options of the command, for ``--help`` and hints.
-        extra_settings: settings that override those of ``argv``.
-
-    Raises:
-        ValueError: an argument is invalid; the message is one line.
+        prog: name of the command.
+        extra: class of further options of the command.
     """
-    settings, also = read_settings(argv), [*field_types(extra)] if extra else []
-    if not HELP.isdisjoint(argv):
-        given = {key: value for key, (value, _) in parse_settings(config_type, settings, also).items()}
-        chosen = chosen_classes(config_type, given)
-        print_help(config_type, chosen, extra, prog or "", given, whole=HELP_ALL in argv)
-        raise SystemExit(0)
-    return build_config(config_type, [*settings, *extra_settings], also)
-
-
-def read_settings(argv: Sequence[str]) -> list[Setting]:
-    """Return the settings of the ``--config`` files and then of the flags."""
-    files, flags = split_arguments(argv)
-    return [setting for file in files for setting in read_yaml(find_recipe(file))] + flags
+    given = parse_settings(config_type, settings.all, [*field_types(extra)] if extra else [])
+    values = {key: value for key, (value, _) in given.items()}
+    print_help(config_type, chosen_classes(config_type, values), extra, prog, values, whole=whole)
 
 
 def find_recipe(name: str) -> Path:
@@ -122,7 +142,7 @@ def parse_settings(
     types, in_order = {key: option.type for key, option in options.items()}, OptionsInOrder()
     types |= FORMER_OPTIONS if "model.encoder" in options else {}
     for source, key, value in settings:
-        if key in former and source != "command line" and former[key] in (None, value):
+        if key in former and source != COMMAND_LINE and former[key] in (None, value):
             continue  # in the stored config of an older version
         if key in former and former[key] is not None:
             raise ValueError(f"{source}: {key}: no longer an option, as if it were {former[key]}; omit it")
@@ -199,7 +219,7 @@ def _written(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
+def read_settings(argv: Sequence[str]) -> Settings:
     """Return the ``--config`` files and the other flags of a command line, without ``--help``; ``--key=value`` is
     also allowed."""
     files: list[str] = []
@@ -218,8 +238,8 @@ def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[Setting]]:
                 raise ValueError("command line: config: needs a file, such as --config recipe.yaml")
             files.extend(values)
         else:
-            flags.append(Setting("command line", key, values if len(values) != 1 else values[0]))
-    return files, flags
+            flags.append(Setting(COMMAND_LINE, key, values if len(values) != 1 else values[0]))
+    return Settings(tuple(files), tuple(flags))
 
 
 def read_yaml(path: Path) -> list[Setting]:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from bert_jax.config import HeadsConfig, ModelSpec, PretrainConfig, RunOptions
-from bert_jax.config.loader import Setting, parse_settings, read_settings
+from bert_jax.config.loader import Setting, parse_settings
 from bert_jax.config.options import field_types
 from bert_jax.io.files import require_folder
 from bert_jax.io.storage import Location, location
@@ -31,16 +31,16 @@ from bert_jax.training.checkpoint.folder import saved_steps
 from bert_jax.training.workdir import read_record
 
 
-def plan_start(config_type: type, options: RunOptions, workdir: Location, arguments: Sequence[str]) -> Start:
+def plan_start(config_type: type, options: RunOptions, workdir: Location, settings: Sequence[Setting]) -> Start:
     """Plan the start of a run whose config has the type ``config_type``.
 
-    ``options`` are the parsed flags of the run, and ``arguments`` are all of its command-line arguments. A run that
-    has a checkpoint resumes from it. Raises ``ValueError`` with a one-line message if ``workdir`` is a file, if a
-    model cannot be read, if options contradict the model, or if words cannot be added to its vocabulary.
+    ``settings`` are those of the config, and ``options`` the others of the run. A run that has a checkpoint resumes
+    from it. Raises ``ValueError`` with a one-line message if ``workdir`` is a file, if a model cannot be read, if
+    options contradict the model, or if words cannot be added to its vocabulary.
     """
     if isinstance(workdir, Path):
         require_folder(workdir, "--workdir: ")
-    given = parse_settings(config_type, read_settings(arguments), [*field_types(type(options))])
+    given = parse_settings(config_type, settings, [*field_types(type(options))])
     if config_type is PretrainConfig:
         start = _plan_pretraining(options, workdir, given)
         start = dataclasses.replace(start, settings=with_length(start.settings, given))

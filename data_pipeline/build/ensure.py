@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from bert_jax.config.loader import load_config, to_dict
+from bert_jax.config.loader import Settings, build_config, to_dict
 from bert_jax.config.pretrain import DataConfig, PretrainConfig
 from bert_jax.io.files import local_copy, remove_tree
 from bert_jax.io.storage import Location, location
@@ -98,12 +98,11 @@ def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Seq
     return vocab
 
 
-def require_shards(config: PretrainConfig, words: Sequence[str]) -> Path:
+def require_shards(config: PretrainConfig, settings: Settings) -> Path:
     """Check that the shards of a run on several hosts exist; return the local path of the vocabulary.
 
-    ``words`` are the arguments of the run (``--config FILE`` and ``--section.key value``). Raises ``ValueError`` if
-    shards are missing, with the command that builds them, or if they were built with other settings, with the
-    differences.
+    ``settings`` are those of the command. Raises ``ValueError`` if shards are missing, with the command that builds
+    them, or if they were built with other settings, with the differences.
     """
     if config.data.mixture:
         return local_copy(check_mixture(config.data, config.model.vocab_size))
@@ -113,17 +112,18 @@ def require_shards(config: PretrainConfig, words: Sequence[str]) -> Path:
         _, tokenizer = existing_vocabulary(config.data, config.model.vocab_size)
         is_there = tokenizer is not None and not missing_splits(config.data)
     if not is_there:
+        words = [*settings.words(), *module_option()]
         raise ValueError(
             f"{shards}: the shards are missing, and a run on several hosts does not build them; run on one host: "
-            f"{shlex.join(['bert-data', 'shards', *words, *module_option(), *_changed_since(words, config)])}"
+            f"{shlex.join(['bert-data', 'shards', *words, *_changed_since(settings, config)])}"
         )
     return local_copy(_ensure(config.data, config.model.vocab_size, lambda _: None, None))
 
 
-def _changed_since(words: Sequence[str], config: PretrainConfig) -> list[str]:
+def _changed_since(settings: Settings, config: PretrainConfig) -> list[str]:
     """Return flags for the data options and ``model.vocab_size`` whose values in ``config`` differ from those in
-    the arguments ``words``. A warm start changes such options."""
-    original = load_config(PretrainConfig, words)
+    ``settings``. A warm start changes such options."""
+    original = build_config(PretrainConfig, settings.all)
     flags = []
     for section in ("data", "model"):
         before, now = (to_dict(getattr(one, section)) for one in (original, config))

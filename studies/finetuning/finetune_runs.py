@@ -65,8 +65,8 @@ class Prepared:
 def prepare(arguments: list[str], *, compared: bool = True) -> Prepared:
     """The run of such options; ``compared``: with the other side, so it must be one that Trainer can do."""
     options, rest = take_options(RunOptions, arguments)
-    start = plan_start(FinetuneConfig, options, Path("no run"), rest)
-    config = load_config(FinetuneConfig, rest, extra=RunOptions, extra_settings=start.settings)
+    start = plan_start(FinetuneConfig, options, Path("no run"), rest.all)
+    config = build_config(FinetuneConfig, [*rest.all, *start.settings])
     if compared:
         check(config)
     splits = read_splits(config.data, config.task.kind)

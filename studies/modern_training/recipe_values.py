@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import RunOptions
-from bert_jax.config.loader import load_config, take_options, to_dict
+from bert_jax.config.loader import build_config, take_options, to_dict
 from bert_jax.config.pretrain import PretrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,9 +139,7 @@ def resolved(recipe: str, phase: int) -> dict[str, Any]:
     head = "\n".join(line[1:] for line in text.splitlines() if line.startswith("#")).replace("\\\n", " ")
     commands = re.findall(r"^ *python run_pretrain\.py (.*)$", head, re.MULTILINE)
     _, rest = take_options(RunOptions, shlex.split(commands[phase - 1]))
-    config = load_config(
-        PretrainConfig, [str(ROOT / word) if word.startswith("configs/") else word for word in rest]
-    )
+    config = build_config(PretrainConfig, rest.all)
     values = {}
     for section, options in to_dict(config).items():
         for name, value in options.items():

@@ -61,7 +61,7 @@ def main() -> None:
     words = [word for name, value in given.items() for word in (f"--data.{name}", value)]
     # A folder that is not there: the start itself is asked for, not the run.
     options = RunOptions(init_from=arguments.source, add_words=arguments.words)
-    start = plan_start(PretrainConfig, options, arguments.run / "no run", words)
+    start = plan_start(PretrainConfig, options, arguments.run / "no run", read_settings(words).all)
     vocabulary = load_tokenizer(arguments.run / Path(data.vocab).name, lower_case=data.lower_case)
     known = source_pieces(arguments.source)
     added = np.arange(config.model.vocab_size) >= known

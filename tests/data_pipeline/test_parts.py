@@ -12,6 +12,7 @@ from text_corpora import write_corpus, write_vocab
 
 from bert_jax.commands.data import main
 from bert_jax.config import DataConfig, ModelConfig, PretrainConfig, TrainingConfig
+from bert_jax.config.loader import Settings
 from bert_jax.tokenization import load_tokenizer
 from data_pipeline.build.ensure import ensure_data, require_shards
 from data_pipeline.read.pretrain_input import ShardSource
@@ -87,7 +88,7 @@ def test_unusable_names(tmp_path):
 def test_parts_may_differ_in_passes_shards_and_seed(root):
     assert check(mixture_data(root)) == root / "vocab.txt"
     config = PretrainConfig(model=ModelConfig(vocab_size=VOCABULARY), data=mixture_data(root))
-    assert require_shards(config, []) == root / "vocab.txt"
+    assert require_shards(config, Settings()) == root / "vocab.txt"
 
 
 @pytest.mark.parametrize(

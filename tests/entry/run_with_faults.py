@@ -16,8 +16,8 @@ from pathlib import Path
 
 from support import SyntheticIterator, SyntheticSource, pretrain_on
 
-from bert_jax.config import PretrainConfig, RunOptions, load_config
-from bert_jax.config.loader import take_options
+from bert_jax.config import PretrainConfig, RunOptions
+from bert_jax.config.loader import build_config, take_options
 from bert_jax.process import hosts
 from bert_jax.process.exits import run_command
 from bert_jax.training.pretrain import PretrainJob
@@ -44,8 +44,8 @@ class Source(SyntheticSource):
 
 
 def main() -> None:
-    options, arguments = take_options(RunOptions, sys.argv[1:])
-    config = load_config(PretrainConfig, arguments)
+    options, settings = take_options(RunOptions, sys.argv[1:])
+    config = build_config(PretrainConfig, settings.all)
     PretrainJob.finish = lambda *_: None  # drawing takes longer than the run
     hosts.start(options)
     if hosts.count() > 1:

@@ -19,6 +19,7 @@ import jax
 
 from bert_jax.commands.finetune import configure, train, training_records
 from bert_jax.config import ModelConfig
+from bert_jax.config.loader import Settings
 from bert_jax.contrib.compression.heads_and_units import kept, whole_masks
 from bert_jax.contrib.compression.prune import Importance, Pruning, check_prunable, prune_model
 from bert_jax.contrib.compression.run_options import UNPRUNED, PruningOptions
@@ -72,14 +73,14 @@ def share_after(share: float, number: int, count: int) -> float:
     return share + (1 - share) * (1 - number / count) ** 3
 
 
-def prune(options: PruningOptions, arguments: list[str], stop: StopRequest) -> None:
-    """Fine-tune as ``options`` and ``arguments``, those of the config, state, with removals in rounds.
+def prune(options: PruningOptions, settings: Settings, stop: StopRequest) -> None:
+    """Fine-tune as ``options`` and ``settings``, those of the config, state, with removals in rounds.
 
     Raises ``ValueError`` for options that pruning in rounds does not allow.
     """
     _check(options)
     workdir = Path(options.folder("finetune"))
-    config, _ = configure(dataclasses.replace(options, workdir=str(workdir / ROUNDS / "1")), arguments)
+    config, _ = configure(dataclasses.replace(options, workdir=str(workdir / ROUNDS / "1")), settings)
     needs_loss = options.prune_importance == "gradient"
     if needs_loss and config.task.kind in ("sentence", "joint"):
         raise ValueError(
@@ -106,7 +107,7 @@ def prune(options: PruningOptions, arguments: list[str], stop: StopRequest) -> N
         if source != options.init_from:
             without: Any = {one.name: one.default for one in dataclasses.fields(own) if one.name in own.changes}
             own = dataclasses.replace(own, **without)
-        train(own, arguments, stop, time.perf_counter())
+        train(own, settings, stop, time.perf_counter())
 
     train_in_rounds(rounds, config.model, workdir, options.init_from, one, stop=stop)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bert_jax.commands.finetune import FinetuneRunOptions, records_of
 from bert_jax.config import RunOptions
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.loader import Settings
 from bert_jax.config.schema import Positive
 from bert_jax.io.storage import location
 from bert_jax.process import exits
@@ -88,10 +89,10 @@ class PruningOptions(FinetuneRunOptions):
     def several(self) -> tuple[str, ...]:
         return ("--prune_heads, --prune_units", *super().several) if self.is_pruned else super().several
 
-    def execute(self, arguments: list[str], stop: StopRequest) -> int:
+    def execute(self, settings: Settings, stop: StopRequest) -> int:
         if not self.is_pruned:
-            return super().execute(arguments, stop)
+            return super().execute(settings, stop)
         from bert_jax.contrib.compression.gradual import prune
 
-        prune(self, arguments, stop)
+        prune(self, settings, stop)
         return exits.OK

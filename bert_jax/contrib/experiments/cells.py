@@ -22,19 +22,19 @@ class Cell:
     """One run of a sweep."""
 
     # (key, value) of the swept options.
-    settings: tuple[tuple[str, str], ...]
+    values: tuple[tuple[str, str], ...]
     seed: int
 
     @property
     def name(self) -> str:
         """Name of the folder of the run, which does not depend on the other runs of the sweep."""
-        parts = [*self.settings, (SEED, str(self.seed))]
+        parts = [*self.values, (SEED, str(self.seed))]
         return ",".join(f"{key.rpartition('.')[2]}={value.replace('/', '_')}" for key, value in parts)
 
     @property
-    def arguments(self) -> list[str]:
-        """Settings and seed as command-line arguments."""
-        return [word for key, value in (*self.settings, (SEED, str(self.seed))) for word in (f"--{key}", value)]
+    def settings(self) -> tuple[Setting, ...]:
+        """The swept options and the seed."""
+        return tuple(Setting("--sweep", key, value) for key, value in (*self.values, (SEED, str(self.seed))))
 
 
 def plan_cells(sweep: Sequence[str], seeds: int, settings: Sequence[Setting]) -> tuple[FinetuneConfig, list[Cell]]:
@@ -89,5 +89,5 @@ def _grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 def shared_settings(base: FinetuneConfig, cells: Sequence[Cell]) -> dict[str, object]:
     """Return the values that the runs of a sweep share, by option."""
-    swept = {key for cell in cells for key, _ in cell.settings} | {SEED}
+    swept = {key for cell in cells for key, _ in cell.values} | {SEED}
     return {key: value for key, value in flat_values(base).items() if key not in swept}

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from bert_jax.commands.finetune import FinetuneRunOptions, configure, train
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import read_settings
+from bert_jax.config.loader import Settings
+from bert_jax.config.options import Setting
 from bert_jax.config.schema import Positive
 from bert_jax.process.signals import StopRequest
 
@@ -36,21 +37,21 @@ class SweepOptions(FinetuneRunOptions):
     def several(self) -> tuple[str, ...]:
         return (*super().several, "--sweep and --seeds") if self.sweep or self.seeds > 1 else super().several
 
-    def shown(self, arguments: list[str]) -> FinetuneConfig:
+    def shown(self, settings: Settings) -> FinetuneConfig:
         """Return the options that all runs share."""
-        return self._plan(arguments)[0] if self.sweep or self.seeds > 1 else super().shown(arguments)
+        return self._plan(settings)[0] if self.sweep or self.seeds > 1 else super().shown(settings)
 
-    def execute(self, arguments: list[str], stop: StopRequest) -> int:
+    def execute(self, settings: Settings, stop: StopRequest) -> int:
         if not (self.sweep or self.seeds > 1):
-            return super().execute(arguments, stop)
-        base, cells = self._plan(arguments)
+            return super().execute(settings, stop)
+        base, cells = self._plan(settings)
 
         from bert_jax.contrib.experiments.sweep import run_sweep
         from bert_jax.start.fixed_options import whole_name
 
-        def one(folder: Path, more: list[str]) -> None:
+        def one(folder: Path, more: Sequence[Setting]) -> None:
             own = dataclasses.replace(self, workdir=str(folder), sweep=(), seeds=1)
-            train(own, [*arguments, *more], stop, time.perf_counter())
+            train(own, settings.followed_by(*more), stop, time.perf_counter())
 
         return run_sweep(
             base,
@@ -62,8 +63,8 @@ class SweepOptions(FinetuneRunOptions):
             host_timeout=self.host_timeout,
         )
 
-    def _plan(self, arguments: list[str]) -> "tuple[FinetuneConfig, Sequence[Cell]]":
+    def _plan(self, settings: Settings) -> "tuple[FinetuneConfig, Sequence[Cell]]":
         from bert_jax.contrib.experiments.cells import plan_cells
 
-        start = configure(self, arguments)[1]
-        return plan_cells(self.sweep, self.seeds, [*read_settings(arguments), *start.settings])
+        start = configure(self, settings)[1]
+        return plan_cells(self.sweep, self.seeds, [*settings.all, *start.settings])

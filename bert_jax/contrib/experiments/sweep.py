@@ -22,6 +22,7 @@ import jax
 
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.former import current_fields
+from bert_jax.config.options import Setting
 from bert_jax.contrib.experiments.cells import Cell, shared_settings
 from bert_jax.finetuning.artifacts import read_results
 from bert_jax.io.files import write_whole
@@ -36,7 +37,7 @@ def run_sweep(
     base: FinetuneConfig,
     cells: Sequence[Cell],
     workdir: Path,
-    train: Callable[[Path, list[str]], None],
+    train: Callable[[Path, Sequence[Setting]], None],
     *,
     init_from: str,
     stop: StopRequest,
@@ -46,7 +47,7 @@ def run_sweep(
 
     Args:
         base: the options that the runs share.
-        train: function of (folder, arguments) that trains one run with additional command-line arguments.
+        train: function of (folder, settings) that trains one run with additional settings.
 
     Raises:
         ValueError: ``workdir`` contains a sweep with other settings, or the options or data of a run are invalid.
@@ -71,7 +72,7 @@ def run_sweep(
             raise exits.Stop(stop.exit_code, line, agreed=True)
         _say(f"--- run {number + 1} of {len(cells)}: {folder}")
         try:
-            train(folder, ["--training.compilation_cache", compiled, *cell.arguments])
+            train(folder, [Setting("--sweep", "training.compilation_cache", compiled), *cell.settings])
         except FolderTaken:
             taken += 1
         except exits.Stop as ended:
@@ -157,7 +158,7 @@ def write_results(base: FinetuneConfig, cells: Sequence[Cell], workdir: Path) ->
             for entry in entries
         }
         chosen = next((entry["chosen_by"] for entry in entries if "chosen_by" in entry), None)
-        run = {"run": cell.name, "settings": dict(cell.settings), "seed": cell.seed, "chosen_by": chosen}
+        run = {"run": cell.name, "settings": dict(cell.values), "seed": cell.seed, "chosen_by": chosen}
         results.append({**run, "metrics": values})
     write_whole(workdir / DATA, f"{json.dumps(results, indent=1, ensure_ascii=False)}\n")
     done = [run for run in results if run["metrics"]]

@@ -40,7 +40,7 @@ class PlanOptions:
 
 def plan(options: PlanOptions) -> None:
     """Print the requested plan. Raises ``ValueError`` with a one-line message if the plan is impossible."""
-    config = load_config(PretrainConfig, options.recipe, prog="bert-jax plan", extra=PlanOptions)
+    config = load_config(PretrainConfig, options.recipe, extra=PlanOptions)
     _check(options)
     topology = parse_topology(options.topology) if options.topology else None
     if options.show_sharding:

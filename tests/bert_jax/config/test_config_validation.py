@@ -149,7 +149,7 @@ def test_options_of_a_run_are_taken_out():
     assert (options.workdir, options.print_config, options.config) == ("w", True, ("a.yaml",))
     assert options.folder("pretrain") == "w" and RunOptions().folder("pretrain") == "runs/pretrain"
     assert RunOptions(config=("x/a.yaml", "x/b.yaml")).folder("pretrain") == "runs/b"
-    assert rest == ["--config", "a.yaml", "--model.num_layers", "2", "--mesh.data", "-1"]
+    assert rest.words() == ["--config", "a.yaml", "--model.num_layers", "2", "--mesh.data", "-1"]
     assert take_options(RunOptions, ["--print_config", "false"])[0].print_config is False
     with pytest.raises(
         ValueError, match="command line: print_config: 'maybe' is not allowed; allowed: true, false"

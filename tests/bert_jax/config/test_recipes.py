@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from bert_jax.config import RunOptions
-from bert_jax.config.loader import dump_yaml, load_config, take_options
+from bert_jax.config.loader import build_config, dump_yaml, take_options
 from bert_jax.config.pretrain import PretrainConfig
 from bert_jax.model.flops import training_flops_per_sequence
 from bert_jax.optim import make_schedule
@@ -40,8 +40,7 @@ def commands(name):
 
 def resolve(arguments):
     _, rest = take_options(RunOptions, arguments)
-    rest = [str(REPOSITORY / word) if word.startswith("configs/") else word for word in rest]
-    return load_config(PretrainConfig, rest)
+    return build_config(PretrainConfig, rest.all)
 
 
 # Golden file -> arguments: each recipe alone, and each further command of its header.

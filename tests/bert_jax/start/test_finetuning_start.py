@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from finetune_cases import PIECES, configured, saved_model
 
-from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, RunOptions, load_config
+from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, RunOptions
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.loader import build_config, read_settings
 from bert_jax.finetuning.resolve import redrawn_layers
 from bert_jax.interop import saved_model as native
 from bert_jax.interop.readers import read_weights
@@ -54,8 +55,8 @@ def test_mixout_needs_weights_to_go_back_to(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
     words = ["--data.vocab", str(tmp_path / "vocab.txt"), "--regularization.mixout", "0.1"]
     with pytest.raises(ValueError, match=r"^regularization.mixout: 0.1 .*--init_from"):
-        plan_start(FinetuneConfig, RunOptions(), tmp_path / "w", words)
-    plan_start(FinetuneConfig, RunOptions(), tmp_path / "w", words[:2])
+        plan_start(FinetuneConfig, RunOptions(), tmp_path / "w", read_settings(words).all)
+    plan_start(FinetuneConfig, RunOptions(), tmp_path / "w", read_settings(words[:2]).all)
 
 
 def test_ids_of_the_vocabulary_in_a_model_with_random_weights(tmp_path):
@@ -63,8 +64,8 @@ def test_ids_of_the_vocabulary_in_a_model_with_random_weights(tmp_path):
     words = ["--data.vocab", str(tmp_path / "vocab.txt")]
 
     def model(*more):
-        start = plan_start(FinetuneConfig, RunOptions(), tmp_path / "w", [*words, *more])
-        return load_config(FinetuneConfig, [*words, *more], extra_settings=start.settings).model
+        start = plan_start(FinetuneConfig, RunOptions(), tmp_path / "w", read_settings([*words, *more]).all)
+        return build_config(FinetuneConfig, [*read_settings([*words, *more]).all, *start.settings]).model
 
     global_tokens = ("--model.attention_windows", "4", "--model.global_tokens", "8", "--model.separator_id", "9")
     assert model(*global_tokens).separator_id == PIECES.index("[SEP]")

@@ -14,9 +14,9 @@ from bert_jax.config import (
     SentenceConfig,
     SentenceModule,
     TokenizerConfig,
-    load_config,
 )
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.loader import build_config, read_settings
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.interop.taken_over import with_kept, with_prompts
 from bert_jax.start.plan import plan_start
@@ -40,8 +40,8 @@ def source(tmp_path, sentence=MEAN, heads=None, **tokenizer):
 def plan(tmp_path, config_type, settings, **options):
     given = [word for key, value in settings.items() for word in (f"--{key}", value)]
     options = RunOptions(init_from=str(tmp_path / "source"), **options)
-    start = plan_start(config_type, options, tmp_path / "run", given)
-    return start, load_config(config_type, given, extra_settings=start.settings)
+    start = plan_start(config_type, options, tmp_path / "run", read_settings(given).all)
+    return start, build_config(config_type, [*read_settings(given).all, *start.settings])
 
 
 def test_a_pretrained_model_has_the_vectors_of_its_source(tmp_path):

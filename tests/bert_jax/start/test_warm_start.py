@@ -19,9 +19,9 @@ from bert_jax.config import (
     PretrainConfig,
     RunOptions,
     TokenizerConfig,
-    load_config,
 )
 from bert_jax.config.finetune import FinetuneConfig, FinetuneOptimizerConfig
+from bert_jax.config.loader import build_config, read_settings
 from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.model import BertForPretraining, to_canonical
@@ -55,8 +55,8 @@ def plan(tmp_path, *flags, settings=None, workdir="run", **options):
     options = {"init_from": str(tmp_path / "source")} | options
     given = {"data.shards": str(tmp_path / "shards"), "data.seq_length": "16"} | (settings or {})
     words = [word for key, value in given.items() for word in (f"--{key}", value)]
-    start = plan_start(PretrainConfig, RunOptions(**options), tmp_path / workdir, words)
-    return start, load_config(PretrainConfig, words, extra_settings=start.settings)
+    start = plan_start(PretrainConfig, RunOptions(**options), tmp_path / workdir, read_settings(words).all)
+    return start, build_config(PretrainConfig, [*read_settings(words).all, *start.settings])
 
 
 def initial(start, config):
@@ -343,8 +343,10 @@ def test_a_phase_takes_over_the_vocabulary_and_the_case(tmp_path, file):
 
     def planned(*words):
         words = ["--data.shards", str(shards), *words]
-        start = plan_start(PretrainConfig, RunOptions(continue_from=str(run)), tmp_path / "two", words)
-        data = load_config(PretrainConfig, words, extra_settings=start.settings).data
+        start = plan_start(
+            PretrainConfig, RunOptions(continue_from=str(run)), tmp_path / "two", read_settings(words).all
+        )
+        data = build_config(PretrainConfig, [*read_settings(words).all, *start.settings]).data
         return data.vocab, data.lower_case, data.strip_accents
 
     assert planned() == (str(run / file), False, "true")

@@ -21,9 +21,9 @@ from finetune_cases import (
 
 import bert_jax
 from bert_jax.commands.finetune import FinetuneRunOptions
-from bert_jax.config import HeadsConfig, RunOptions, load_config
+from bert_jax.config import HeadsConfig, RunOptions
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import take_options
+from bert_jax.config.loader import build_config, read_settings, take_options
 from bert_jax.finetuning import finetune as module
 from bert_jax.finetuning.best import BestCheckpoint
 from bert_jax.finetuning.evaluation import blank_scores
@@ -326,8 +326,8 @@ def test_a_drawn_model_is_as_large_as_its_vocabulary(tmp_path):
 
     def size(*arguments):
         arguments = ("--data.vocab", str(tmp_path / "vocab.txt"), *arguments)
-        start = plan_start(FinetuneConfig, RunOptions(), tmp_path, arguments)
-        return load_config(FinetuneConfig, arguments, extra_settings=start.settings).model.vocab_size
+        start = plan_start(FinetuneConfig, RunOptions(), tmp_path, read_settings(arguments).all)
+        return build_config(FinetuneConfig, [*read_settings(arguments).all, *start.settings]).model.vocab_size
 
     assert size() == len(PIECES) and size("--model.vocab_size", "80") == 80
     with pytest.raises(ValueError, match=f"model.vocab_size: 9, .* {len(PIECES)} pieces"):

@@ -14,7 +14,7 @@ from finetune_cases import PIECES, SPLITS, results, run, saved_model
 from bert_jax.commands.finetune import FinetuneRunOptions
 from bert_jax.config import RunOptions
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import dump_yaml, load_config, take_options
+from bert_jax.config.loader import build_config, dump_yaml, load_config, take_options
 from bert_jax.config.options import field_types, options_of
 from bert_jax.records import Record
 from bert_jax.start.plan import plan_start
@@ -51,8 +51,7 @@ def test_it_loads_and_its_command_too(name):
     assert config.task.name == name
     options, rest = take_options(RunOptions, command(name))
     assert options.config == (f"configs/finetune/{name}.yaml",) and options.init_from
-    rest = [str(REPOSITORY / word) if word.startswith("configs/") else word for word in rest]
-    data = dataclasses.replace(load_config(FinetuneConfig, rest).data, dir="")
+    data = dataclasses.replace(build_config(FinetuneConfig, rest.all).data, dir="")
     assert dataclasses.replace(data, train=config.data.train) == config.data
 
 
@@ -189,10 +188,9 @@ def test_languages_without_a_model(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
     _, words = re.findall(r"^ +python run_finetune\.py ((?:.*\\\n)*.*)$", header("langid"), re.MULTILINE)
     words = shlex.split(words.replace("\\\n", " ").replace("vocab.txt", str(tmp_path / "vocab.txt")))
-    words = [str(REPOSITORY / word) if word.startswith("configs/") else word for word in words]
     options, rest = take_options(RunOptions, words)
-    start = plan_start(FinetuneConfig, options, tmp_path, rest)
-    config = load_config(FinetuneConfig, rest, extra_settings=start.settings)
+    start = plan_start(FinetuneConfig, options, tmp_path, rest.all)
+    config = build_config(FinetuneConfig, [*rest.all, *start.settings])
     assert (config.model.hidden_size, config.model.vocab_size) == (128, len(PIECES))
 
 
@@ -230,8 +228,7 @@ def test_commands_of_the_guide():
     """Their options are known, and all kinds of tasks have a line."""
     for found in re.findall(r"^(?:\$F|python run_finetune\.py) +(.*?)(?: +#.*)?$", GUIDE, re.MULTILINE):
         _, rest = take_options(FinetuneRunOptions, shlex.split(found))
-        rest = [str(REPOSITORY / word) if word.startswith("configs/") else word for word in rest]
-        load_config(FinetuneConfig, rest)
+        build_config(FinetuneConfig, rest.all)
     assert set(re.findall(r"^\| `(\w+)` \| `\{", GUIDE, re.MULTILINE)) == set(TASKS)
 
 

@@ -9,7 +9,8 @@ import yaml
 from builders import StopAt
 from support import TINY, objective_of, tiny_config, train_synthetic, untimed
 
-from bert_jax.config import MeshConfig, PretrainConfig, RunOptions, load_config
+from bert_jax.config import MeshConfig, PretrainConfig, RunOptions
+from bert_jax.config.loader import build_config, read_settings
 from bert_jax.model import to_canonical
 from bert_jax.parallel import make_mesh
 from bert_jax.process.exits import Stop
@@ -41,8 +42,8 @@ def planned(folder, words, *, continue_from=""):
     """The config of the command ``words`` in ``folder``, as ``run_pretrain.py`` resolves it."""
     words = f"{BASE} {words}".split()
     options = RunOptions(continue_from=str(continue_from))
-    start = plan_start(PretrainConfig, options, folder, words)
-    return load_config(PretrainConfig, words, extra_settings=start.settings)
+    start = plan_start(PretrainConfig, options, folder, read_settings(words).all)
+    return build_config(PretrainConfig, [*read_settings(words).all, *start.settings])
 
 
 def state_of(workdir, config, **options):
@@ -159,22 +160,24 @@ def test_a_phase_of_a_run_with_an_initial_model_keeps_its_record(tmp_path):
     model = {"model.num_layers": 3, "model.rotary_base": 10_000.0, "model.max_position_embeddings": 128}
     (one / RECORD).write_text(record_text("source", model, model))
     words = ["--model.rotary_base", "160000", "--training.num_tokens", "640"]
-    start = plan_start(PretrainConfig, RunOptions(continue_from=str(one)), two, words)
+    start = plan_start(PretrainConfig, RunOptions(continue_from=str(one)), two, read_settings(words).all)
     record = yaml.safe_load(start.record)
     assert record["source"] == model and record["resolved"] == model | {"model.rotary_base": 160_000.0}
     assert record["init_from"] == "source" and record["continue_from"] == str(one)
-    config = load_config(PretrainConfig, words, extra_settings=start.settings)
+    config = build_config(PretrainConfig, [*read_settings(words).all, *start.settings])
     assert (config.model.num_layers, config.model.rotary_base, config.training.first_step) == (3, 160_000.0, 5)
     with pytest.raises(ValueError, match=r"model\.num_layers: 4, but .* has 3"):
-        plan_start(PretrainConfig, RunOptions(continue_from=str(one)), two, ["--model.num_layers", "4"])
+        plan_start(
+            PretrainConfig, RunOptions(continue_from=str(one)), two, read_settings(["--model.num_layers", "4"]).all
+        )
     # Killed before its first checkpoint, and then without the flag.
     two.mkdir()
     (two / RECORD).write_text(start.record)
     with pytest.raises(ValueError, match=f"started with --continue_from {one} and has no checkpoint"):
-        plan_start(PretrainConfig, RunOptions(), two, words)
+        plan_start(PretrainConfig, RunOptions(), two, read_settings(words).all)
     (two / "checkpoints" / "7").mkdir(parents=True)
     again = plan_start(PretrainConfig, RunOptions(), two, [])
-    assert load_config(PretrainConfig, [], extra_settings=again.settings).model == config.model
+    assert build_config(PretrainConfig, [*again.settings]).model == config.model
 
 
 @pytest.mark.parametrize("flag", ["add_words", "vocab_slots"])

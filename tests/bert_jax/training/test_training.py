@@ -10,7 +10,8 @@ import pytest
 from builders import StopAt
 from support import TINY, SyntheticIterator, SyntheticSource, objective_of, tiny_config, train_synthetic, untimed
 
-from bert_jax.config import MeshConfig, PretrainConfig, RunOptions, load_config
+from bert_jax.config import MeshConfig, PretrainConfig, RunOptions
+from bert_jax.config.loader import build_config, read_settings
 from bert_jax.io.folder_lock import hold_folder
 from bert_jax.parallel import make_mesh
 from bert_jax.process.exits import Stop
@@ -201,8 +202,10 @@ def test_a_run_keeps_its_prng_unless_the_command_names_one(tmp_path):
     stored.write_text(stored.read_text().replace("prng: hash", "prng: threefry"))
 
     def prng(folder, *words):
-        start = plan_start(PretrainConfig, RunOptions(), tmp_path / folder, words)
-        return load_config(PretrainConfig, [*TINY.split(), *words], extra_settings=start.settings).execution.prng
+        start = plan_start(PretrainConfig, RunOptions(), tmp_path / folder, read_settings(words).all)
+        return build_config(
+            PretrainConfig, [*read_settings([*TINY.split(), *words]).all, *start.settings]
+        ).execution.prng
 
     assert prng("w") == "threefry"
     assert prng("w", "--execution.prng", "rbg") == "rbg"

@@ -19,6 +19,7 @@ from bert_jax.config import (
     load_config,
 )
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.loader import build_config, read_settings
 from bert_jax.contrib.surgery.run_options import TaskChangeOptions
 from bert_jax.finetuning.finetune import FinetuneJob
 from bert_jax.interop.export import export_model
@@ -76,9 +77,8 @@ def test_a_written_folder_states_the_ids_of_its_vocabulary(tmp_path: Path) -> No
 
 
 def plan(folder: Path, *words: str, config_type: type = FinetuneConfig) -> Start:
-    return plan_start(
-        config_type, TaskChangeOptions(init_from=str(folder), gpt_inputs=True), folder.parent / "run", words
-    )
+    options = TaskChangeOptions(init_from=str(folder), gpt_inputs=True)
+    return plan_start(config_type, options, folder.parent / "run", read_settings(words).all)
 
 
 @pytest.mark.parametrize(("name", "spare"), [("gpt2", 0), ("gpt2", 7), ("openai_gpt", 0), ("openai_gpt", 2)])
@@ -111,7 +111,7 @@ def test_a_run_reads_the_extract_token_and_its_folder_is_whole(tmp_path: Path, n
     save(tmp_path / "source", name)
     words = ["--task.max_length", "32", "--loss.lm_weight", "0.5", "--input.packing", "false"]
     start = plan(tmp_path / "source", *words)
-    config = load_config(FinetuneConfig, words, extra_settings=start.settings)
+    config = build_config(FinetuneConfig, [*read_settings(words).all, *start.settings])
     records = [Record(id=str(i), source="f", text="the quick", text_pair="fox", label=str(i % 2)) for i in range(8)]
     job = FinetuneJob(config, {"train": records, "dev": records}, (), start)
     inputs = job.task.featurize(records, training=True)
@@ -140,7 +140,12 @@ def test_what_has_a_frame_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^command line: gpt_inputs: unknown"):  # in pretraining
         load_config(PretrainConfig, ["--gpt_inputs", "true"])
     with pytest.raises(ValueError, match=r"^--gpt_inputs: requires --init_from"):
-        plan_start(FinetuneConfig, TaskChangeOptions(gpt_inputs=True), tmp_path / "run", ["--data.vocab", "v.txt"])
+        plan_start(
+            FinetuneConfig,
+            TaskChangeOptions(gpt_inputs=True),
+            tmp_path / "run",
+            read_settings(["--data.vocab", "v.txt"]).all,
+        )
 
 
 def test_every_word_of_a_text_without_a_frame_gets_a_tag(tmp_path: Path) -> None:

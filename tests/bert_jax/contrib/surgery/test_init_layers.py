@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from builders import content, drawn, tiny_model, words
 
-from bert_jax.config import HeadsConfig, ModelSpec, PretrainConfig, TokenizerConfig, load_config
+from bert_jax.config import HeadsConfig, ModelSpec, PretrainConfig, TokenizerConfig
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.loader import build_config, read_settings
 from bert_jax.contrib.surgery.run_options import ChangeOptions
 from bert_jax.inference.loaded import prepare
 from bert_jax.interop.saved_model import write_saved
@@ -25,7 +26,7 @@ def save(folder, **changes: Any):
 
 def start(tmp_path, layers, config_type=FinetuneConfig, *given):
     options = ChangeOptions(init_from=str(tmp_path / "source"), init_layers=layers)
-    return plan_start(config_type, options, tmp_path / "run", list(given))
+    return plan_start(config_type, options, tmp_path / "run", read_settings(list(given)).all)
 
 
 def hidden_states(bundle):
@@ -43,7 +44,7 @@ def test_the_first_layers_compute_what_they_did(tmp_path, config_type):
     found = start(tmp_path, (0, 1), config_type, *given)
     assert "layers 0 1 of 4" in found.messages
     np.testing.assert_allclose(hidden_states(found.weights), hidden_states(whole)[:3], rtol=0, atol=1e-6)
-    assert load_config(config_type, given, extra_settings=found.settings).model.num_layers == 2
+    assert build_config(config_type, [*read_settings(given).all, *found.settings]).model.num_layers == 2
 
 
 def test_layers_are_taken_in_order_and_may_repeat(tmp_path):
@@ -67,7 +68,7 @@ def test_each_layer_keeps_its_window(tmp_path):
 def test_each_layer_of_a_pruned_model_keeps_its_size(tmp_path):
     whole = save(tmp_path / "source", layer_heads=(1, 2, 1, 2), layer_units=(5, 6, 7, 8))
     found = start(tmp_path, (1, 0, 3))
-    model = load_config(FinetuneConfig, ["--task.max_length", "64"], extra_settings=found.settings).model
+    model = build_config(FinetuneConfig, [*read_settings(["--task.max_length", "64"]).all, *found.settings]).model
     assert (model.layer_heads, model.layer_units) == ((2, 1, 2), (6, 5, 8))
     name = "encoder/layer_{}/feed_forward/output/kernel"
     assert np.array_equal(found.weights.params[name.format(2)], whole.params[name.format(3)])

@@ -20,9 +20,9 @@ from bert_jax.config import (
     ModelSpec,
     PretrainConfig,
     TokenizerConfig,
-    load_config,
 )
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.loader import build_config, read_settings
 from bert_jax.config.switches import function_of
 from bert_jax.contrib.surgery.run_options import ChangeOptions
 from bert_jax.interop.export import export_model
@@ -60,7 +60,7 @@ def save(folder: Path, family: str, **changes: Any) -> ModelBundle:
 def converted(folder: Path, *words: str, config_type: type = FinetuneConfig) -> ModelBundle:
     options = ChangeOptions(init_from=str(folder), to_long=LENGTH)
     given = ["--model.attention_windows", str(WINDOW), *words]
-    start = plan_start(config_type, options, folder.parent / "run", given)
+    start = plan_start(config_type, options, folder.parent / "run", read_settings(given).all)
     assert any(f"48 -> {LENGTH}, windows of {WINDOW} tokens" in line for line in start.messages)
     assert start.weights is not None
     return start.weights
@@ -179,13 +179,13 @@ def test_pretraining_starts_from_it_too(tmp_path: Path) -> None:
     save(tmp_path / "source", "bert")
     words = ["--data.shards", str(tmp_path / "shards"), "--data.seq_length", "500"]
     options = ChangeOptions(init_from=str(tmp_path / "source"), to_long=LENGTH)
-    start = plan_start(PretrainConfig, options, tmp_path / "run", words)
-    model = load_config(PretrainConfig, words, extra_settings=start.settings).model
+    start = plan_start(PretrainConfig, options, tmp_path / "run", read_settings(words).all)
+    model = build_config(PretrainConfig, [*read_settings(words).all, *start.settings]).model
     assert (model.family, model.layer_windows, model.max_length) == ("longformer", (256,) * 3, LENGTH)
     assert model.separator_id == PIECES.index("[SEP]")
     both = dataclasses.replace(options, extend_positions="tile")
     with pytest.raises(ValueError, match=r"^--extend_positions: not allowed with --to_long"):
-        plan_start(PretrainConfig, both, tmp_path / "run", words)
+        plan_start(PretrainConfig, both, tmp_path / "run", read_settings(words).all)
 
 
 @pytest.mark.slow
@@ -209,5 +209,10 @@ def test_what_cannot_become_long_is_refused(
     save(tmp_path / "source", **{"family": "bert"} | changes)
     given = ChangeOptions(**{"init_from": str(tmp_path / "source"), "to_long": LENGTH} | options)
     with pytest.raises(ValueError, match=rf"^{message}[^\n]*$") as refusal:
-        plan_start(FinetuneConfig, given, tmp_path / "run", list(words) or ["--model.attention_windows", "20"])
+        plan_start(
+            FinetuneConfig,
+            given,
+            tmp_path / "run",
+            read_settings(list(words) or ["--model.attention_windows", "20"]).all,
+        )
     assert not re.search(r"\n", str(refusal.value))
