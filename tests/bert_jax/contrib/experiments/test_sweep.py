@@ -10,7 +10,7 @@ from finetune_cases import configured, run, saved_model
 
 from bert_jax.commands import finetune
 from bert_jax.commands.finetune import FinetuneRunOptions
-from bert_jax.config.loader import Setting, take_options
+from bert_jax.config.loader import Setting, Settings, take_options
 from bert_jax.contrib.experiments.cells import plan_cells
 from bert_jax.contrib.experiments.sweep import run_sweep
 from bert_jax.io.folder_lock import FolderTaken, hold_folder
@@ -41,14 +41,14 @@ class Trainer:
     """Makes the files of a finished run, but for the runs named in ``fails``, which raise."""
 
     def __init__(self, **fails):
-        self.fails, self.made, self.arguments = fails, [], []
+        self.fails, self.made, self.settings = fails, [], []
 
-    def __call__(self, folder, arguments):
+    def __call__(self, folder, settings):
         folder.mkdir(parents=True, exist_ok=True)
         if folder.name in self.fails:
             raise self.fails[folder.name]
         self.made.append(folder.name)
-        self.arguments.append(arguments)
+        self.settings.append(settings)
         place = NAMES.index(folder.name) if folder.name in NAMES else 0
         value = round(0.5 + place / 100, 6)
         entry = {
@@ -75,10 +75,10 @@ def test_every_run_once_and_a_table_of_means(tmp_path):
     train = Trainer()
     assert swept(tmp_path, train) == exits.OK
     assert train.made == NAMES
-    assert train.arguments[3][-6:] == [
-        "--optimizer.learning_rate", "0.001", "--training.global_batch_size", "16", "--training.seed", "5",
+    assert [(setting.key, setting.value) for setting in train.settings[3][-3:]] == [
+        ("optimizer.learning_rate", "0.001"), ("training.global_batch_size", "16"), ("training.seed", "5"),
     ]  # fmt: skip
-    assert train.arguments[0][1] == train.arguments[7][1] == str(tmp_path / "compilation_cache")
+    assert train.settings[0][0].value == train.settings[7][0].value == str(tmp_path / "compilation_cache")
     lines = (tmp_path / "sweep.md").read_text().splitlines()
     assert lines[0] == "| learning_rate | global_batch_size | seeds | dev accuracy | sd | best | test accuracy |"
     assert lines[2] == "| 0.001 | 8 | 2 | 0.5050 | 0.0071 | 0.5100 | 0.5050 |"
@@ -138,8 +138,8 @@ def test_a_run_that_diverges_does_not_end_the_others(tmp_path, capsys):
 
 def test_a_metric_that_should_be_low(tmp_path):
     class Low(Trainer):
-        def __call__(self, folder, arguments):
-            super().__call__(folder, arguments)
+        def __call__(self, folder, settings):
+            super().__call__(folder, settings)
             path = folder / "metrics.json"
             text = path.read_text().replace('"metric": "accuracy", "higher_is_better": true',
                                             '"metric": "mse", "higher_is_better": false')  # fmt: skip
@@ -203,8 +203,9 @@ def test_real_runs_give_the_same_table_to_the_byte(tmp_path):
     config, _ = configured(source, tmp_path / "none", "--data.dev dev.tsv")
     _, cells = plan_cells((), 2, [*SETTINGS, Setting("", "task.max_length", "32")])
 
-    def train(folder, arguments):
-        run(source, folder, f"--data.dev dev.tsv {' '.join(arguments)} --training.num_epochs 1")
+    def train(folder, settings):
+        words = Settings(flags=tuple(settings)).words()
+        run(source, folder, f"--data.dev dev.tsv {' '.join(words)} --training.num_epochs 1")
 
     def sweep(folder):
         run_sweep(config, cells, folder, train, init_from="", stop=StopRequest(), host_timeout=10.0)
@@ -220,14 +221,14 @@ def test_real_runs_give_the_same_table_to_the_byte(tmp_path):
     assert (tmp_path / "a" / "runs" / "seed=5" / "best").is_dir()
 
 
-def test_the_command_hands_every_run_its_arguments(tmp_path, monkeypatch, handlers):
+def test_the_command_hands_every_run_its_settings(tmp_path, monkeypatch, handlers):
     source, calls = saved_model(tmp_path / "model"), []
     fake = Trainer()
 
-    def train(options, arguments, stop, started):
+    def train(options, settings, stop, started):
         assert not options.several and options.init_from == "model"
-        calls.append(arguments)
-        fake(Path(options.workdir), arguments)
+        calls.append(settings)
+        fake(Path(options.workdir), settings)
 
     monkeypatch.setattr("bert_jax.contrib.experiments.config.train", train)
     monkeypatch.chdir(tmp_path)
@@ -235,8 +236,9 @@ def test_the_command_hands_every_run_its_arguments(tmp_path, monkeypatch, handle
     monkeypatch.setattr("sys.argv", ["run_finetune.py", *line.split(), "--training.seed", "4"])
     assert finetune.main() == exits.OK
     assert fake.made == NAMES
-    assert calls[7][:6] == ["--data.dev", "dev.tsv", "--task.max_length", "32", "--training.seed", "4"]
-    assert calls[7][-6:-2] == ["--optimizer.learning_rate", "0.002", "--training.global_batch_size", "16"]
+    words = calls[7].words()
+    assert words[:6] == ["--data.dev", "dev.tsv", "--task.max_length", "32", "--training.seed", "4"]
+    assert words[-6:-2] == ["--optimizer.learning_rate", "0.002", "--training.global_batch_size", "16"]
     shared = json.loads((tmp_path / "w" / "shared.json").read_text())
     assert shared["model.hidden_size"] == 32 and shared["init_from"] == str(source)
     assert "optimizer.learning_rate" not in shared and "training.seed" not in shared
