@@ -68,6 +68,11 @@ class Columns:
         return _INPUTS[self.kind]
 
     @property
+    def targets(self) -> tuple[str, ...]:
+        """Roles that every labeled record must have."""
+        return _TARGETS[self.kind]
+
+    @property
     def by_number(self) -> bool:
         """True if every column is specified by a number, not by a name."""
         return bool(self.roles) and all(column.isdecimal() for _, column in self.roles)
@@ -105,14 +110,14 @@ class Columns:
         """Return (role, name) of the roles that the records must have and no option sets, if a column of this name
         has no other role."""
         roles, columns = zip(*self.roles, strict=True)
-        needed = self.inputs + (_TARGETS[self.kind] if self.needs_labels else ())
+        needed = self.inputs + (self.targets if self.needs_labels else ())
         return [(role, role) for role in needed if role in names and role not in (*roles, *columns)]
 
     def _find_by_role(self, names: Sequence[str], where: str) -> list[Place]:
         places = [(_ALIASES.get(name, name), i) for i, name in enumerate(names)]
         places = [(role, i) for role, i in places if role in COLUMN_ROLES]
         counts = Counter(role for role, _ in places)
-        needed = self.inputs + (_TARGETS[self.kind] if self.needs_labels else ())
+        needed = self.inputs + (self.targets if self.needs_labels else ())
         for role in needed:
             if role not in counts:
                 raise ValueError(
@@ -173,11 +178,11 @@ def make_record(fields: Iterable[tuple[str, Any]], *, source: str, number: int, 
         elif value is not None:
             values[role] = value
 
+    if isinstance(values.get("label"), list):
+        values["label"] = _only(values["label"], source)
     texts = {role: _text(value, role, source) for role, value in values.items() if role in _TEXTS}
     if (own := _list_in(texts.get("label", ""), "label", source)) and "'" in texts["label"]:
-        if len(own) > 1:
-            raise ValueError(f"{source}: label is a list of {len(own)}; several labels need task.kind multi_label")
-        texts["label"] = own[0]
+        texts["label"] = _only(own, source)
     prefix = texts.get("choice_prefix", "")
     record = Record(
         id=texts.get("id", str(number)).strip(),
@@ -195,6 +200,12 @@ def make_record(fields: Iterable[tuple[str, Any]], *, source: str, number: int, 
     )
     check_tag_count(record)
     return record
+
+
+def _only(labels: list[Any], source: str) -> Any:
+    if len(labels) != 1:
+        raise ValueError(f"{source}: label is a list of {len(labels)}; several labels need task.kind multi_label")
+    return labels[0]
 
 
 def check_tag_count(record: Record) -> None:

@@ -24,15 +24,20 @@ def read_squad(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
     content = read_json(path, data.encoding)
     if isinstance(content, list):
         yield from read_jsonl(name, columns, data)
-        return
-    for a, article in enumerate(_get(content, "data", list, f"{path}")):
+    else:
+        yield from squad_questions(content, str(path))
+
+
+def squad_questions(content: Json, path: str) -> Iterator[Record]:
+    """Yield a record per question of ``content``, the object of a SQuAD file; ``path`` is its place in messages."""
+    for a, article in enumerate(_get(content, "data", list, path)):
         where = f"{path}: article {a}"
         group = article.get("title") if isinstance(article, dict) else None
         for p, paragraph in enumerate(_get(article, "paragraphs", list, where)):
             place = f"{where}, paragraph {p}"
             passage = characters(_get(paragraph, "context", str, place))
             for question in _get(paragraph, "qas", list, place):
-                yield _question(question, passage, str(group) if group else f"{path}:{a}", str(path), place)
+                yield _question(question, passage, str(group) if group else f"{path}:{a}", path, place)
 
 
 def _question(value: Json, passage: str, group: str, path: str, place: str) -> Record:

@@ -1,6 +1,6 @@
 """Selection of the reader for the format of a file, and checks that apply to all formats."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -36,8 +36,16 @@ def read_file(
     """
     name = str(name)
     columns = Columns.of(data, kind, split)
+    file_format = format_of(name, data, kind)
+    empty = f"{name}: no records in the format {file_format}; check data.format"
+    return with_unique_ids(_READERS[file_format](name, columns, data), empty)
+
+
+def with_unique_ids(records: Iterable[Record], empty: str) -> Iterator[Record]:
+    """Yield ``records``. Raises ``ValueError`` if an id occurs twice and, with the message ``empty``, if there are
+    none."""
     seen: dict[str, str] = {}
-    for record in _READERS[format_of(name, data, kind)](name, columns, data):
+    for record in records:
         if record.id in seen:
             raise ValueError(
                 f"{record.source}: id {record.id!r} is also the id of {seen[record.id]}; ids must be unique"
@@ -45,7 +53,7 @@ def read_file(
         seen[record.id] = record.source
         yield record
     if not seen:
-        raise ValueError(f"{name}: no records in the format {format_of(name, data, kind)}; check data.format")
+        raise ValueError(empty)
 
 
 def format_of(name: str, data: TaskDataConfig, kind: TaskKind) -> str:

@@ -108,22 +108,24 @@ def cut_dev(
         )
     wanted = max(1, round(len(records) * fraction))
     chosen: list[int] = []
-    order = sorted(groups, key=lambda key: _hash(seed, "dev", key))
+    order = sorted(groups, key=lambda key: seeded_hash(seed, "dev", key))
     for key in order:
         # At least one group remains for training.
         if len(chosen) + len(groups[key]) <= min(wanted, len(records) - 1):
             chosen += groups[key]
     dev = set(chosen or groups[min(order, key=lambda key: len(groups[key]))])
-    return _chosen(records, [i for i in range(len(records)) if i not in dev]), _chosen(records, sorted(dev))
+    return chosen_records(records, [i for i in range(len(records)) if i not in dev]), chosen_records(
+        records, sorted(dev)
+    )
 
 
 def draw(records: Sequence[Record], count: int, *, seed: int) -> list[Record]:
     """Sample ``count`` records and keep their order; the sample of a larger ``count`` contains them too."""
-    drawn = sorted(range(len(records)), key=lambda i: _hash(seed, "limit", str(i)))[:count]
-    return _chosen(records, sorted(drawn))
+    drawn = sorted(range(len(records)), key=lambda i: seeded_hash(seed, "limit", str(i)))[:count]
+    return chosen_records(records, sorted(drawn))
 
 
-def _chosen(records: Sequence[Record], numbers: Sequence[int]) -> list[Record]:
+def chosen_records(records: Sequence[Record], numbers: Sequence[int]) -> list[Record]:
     """Return the records with the indices ``numbers``.
 
     Consecutive tagged sentences of a document serve each other as context. A gap in ``numbers`` therefore starts a
@@ -137,7 +139,8 @@ def _chosen(records: Sequence[Record], numbers: Sequence[int]) -> list[Record]:
     return kept
 
 
-def _hash(seed: int, purpose: str, key: str) -> bytes:
+def seeded_hash(seed: int, purpose: str, key: str) -> bytes:
+    """Return a hash whose order over the keys of one ``purpose`` is random and the same on every machine."""
     return hashlib.sha256(f"{seed} {purpose} {key}".encode("utf-8", "replace")).digest()
 
 

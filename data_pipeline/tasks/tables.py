@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 from bert_jax.config.task import TaskDataConfig
 from bert_jax.io.storage import Location
@@ -127,7 +128,7 @@ def _records(
     width = len(header) if header else 1 + max(column for _, column in places)
     if header:
         read = {column for _, column in places}
-        _name_unread(path, [name for i, name in enumerate(header) if name and i not in read])
+        _name_unread(str(path), [name for i, name in enumerate(header) if name and i not in read])
     rows = rows if header else chain([first], rows)
     for number, (line, fields) in enumerate(rows):
         if len(fields) < width or (header and any(fields[width:])):
@@ -137,9 +138,9 @@ def _records(
         yield make_record(values, source=source, number=number, separator=data.label_separator)
 
 
-def _name_unread(path: Location, names: Collection[str]) -> None:
+def _name_unread(place: str, names: Collection[str]) -> None:
     if names:
-        _log.warning("%s: columns that are not read: %s", path, listed(names))
+        _log.warning("%s: columns that are not read: %s", place, listed(names))
 
 
 def _delimiter(
@@ -219,9 +220,19 @@ def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
     """Yield a record for the JSON object on each line, or for each object of the array that the file contains;
     numbers are kept as they are written."""
     path = find_file(name)
+    return records_of_objects(_entries(path, data.encoding), columns, data, str(path))
+
+
+def records_of_objects(
+    entries: Iterable[tuple[str, Any]], columns: Columns, data: TaskDataConfig, name: str
+) -> Iterator[Record]:
+    """Yield a record for each of ``entries``, which are pairs of a place and an object, whose keys are columns.
+
+    Messages begin with the place; a line about keys that are not read begins with ``name``, the place of all.
+    """
     places: dict[tuple[str, ...], list[Place]] = {}
     unread: dict[str, None] = {}
-    for number, (source, entry) in enumerate(_entries(path, data.encoding)):
+    for number, (source, entry) in enumerate(entries):
         if not isinstance(entry, dict):
             raise ValueError(
                 f'{source}: not a JSON object; expected: lines such as {{"text": "...", "label": "..."}}'
@@ -234,7 +245,7 @@ def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
         values = list(entry.values())
         fields = [(role, present(values[column], role, columns, source)) for role, column in places[keys]]
         yield make_record(fields, source=source, number=number, separator=data.label_separator)
-    _name_unread(path, unread)
+    _name_unread(name, unread)
 
 
 def _entries(path: Location, encoding: str) -> Iterator[tuple[str, Json]]:

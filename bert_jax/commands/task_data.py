@@ -1,0 +1,412 @@
+"""Records of a task from Python objects: lists, columns, arrays, frames, datasets and iterables.
+
+Every object becomes rows of named columns, which are read as the objects of a JSON-lines file. The libraries of
+frames, arrays and datasets are recognized by the attributes of their objects and are never imported.
+"""
+
+import dataclasses
+import enum
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bert_jax.config.task import WHOLE, WORDS, TaskDataConfig, TaskKind
+from bert_jax.records import Record
+
+if TYPE_CHECKING:
+    from data_pipeline.tasks.columns import Columns
+
+# What a tuple of columns contains; a record in a list has the same order.
+_FORMS: Mapping[TaskKind, str] = {
+    "classification": "(texts, labels), or (texts, other_texts, labels)",
+    "regression": "(texts, values), or (texts, other_texts, values)",
+    "multi_label": "(texts, lists_of_labels)",
+    "qa": "(questions, passages, answers)",
+    "tagging": "(lists_of_words, lists_of_tags)",
+    "joint": "(lists_of_words, lists_of_tags, labels)",
+    "choice": "(texts, lists_of_choices, labels)",
+    "sentence": "(texts, other_texts), (texts, other_texts, labels) or (texts, similar_texts, negatives)",
+}
+# Columns of well-known data sets that are read if "text" is missing, with the column of the second text.
+_TEXTS = (
+    ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text_a", "text_b"),
+    ("text1", "text2"), ("sentence_A", "sentence_B"), ("anchor", "positive"), ("query", "positive"),
+    ("query", "passage"), ("question", "context"), ("question", "sentence"), ("question", "answer"),
+    ("sentence",), ("review",), ("content",), ("utterance",), ("query",), ("question",),
+)  # fmt: skip
+# Columns that are read if that of the role is missing.
+_OTHERS: Mapping[str, tuple[str, ...]] = {
+    "words": ("tokens",), "tags": ("ner_tags", "pos_tags", "slots"), "labels": ("label",),
+    "label": ("labels", "score", "similarity_score", "relatedness_score", "intent", "target", "category"),
+}  # fmt: skip
+# Types of which a value has more digits as float64 than anybody wrote.
+_NARROW: Mapping[str, type[np.floating]] = {
+    "float16": np.float16, "halffloat": np.float16, "float32": np.float32, "float": np.float32,
+}  # fmt: skip
+_log = logging.getLogger(__name__)
+
+# The place of a record, and its mapping from names of columns to values.
+_Row = tuple[str, Any]
+
+
+def records(
+    data: Any, kind: TaskKind, *, split: str = "train", options: TaskDataConfig | None = None
+) -> list[Record]:
+    """Return the records of ``data``, equal to those of a JSON-lines file with the same content.
+
+    ``data`` is one of:
+
+    * a file name, a path, or a list of paths, in a format of ``data.format``;
+    * a tuple of columns, such as ``(texts, labels)``; two texts are two columns, or one column of pairs;
+    * a mapping from names to columns, a frame of pandas or polars, an Arrow table or a ``datasets.Dataset``. The
+      names are roles of ``data.columns``, those that this option states, or usual names such as ``sentence1``;
+    * a list, an array or another iterable of records: mappings, tuples in the order of the columns, texts, objects
+      such as ``InputExample`` or, for tagging, lists of (word, tag).
+
+    A column is a list, an array, a tensor, a series or another iterable. None, NaN and NA are missing values.
+    Messages name a record as ``train[17]``. ``split`` is train, dev or test; the records of test may lack labels.
+    ``options``: the options of files and columns. Raises ``ValueError``, with one line, for data of another form
+    and for content that is invalid in files.
+    """
+    from data_pipeline.tasks import read_named
+    from data_pipeline.tasks.columns import Columns
+    from data_pipeline.tasks.json_sets import squad_questions
+    from data_pipeline.tasks.reading import with_unique_ids
+    from data_pipeline.tasks.tables import records_of_objects
+
+    options = options or TaskDataConfig()
+    if isinstance(data, str | PathLike):
+        return list(read_named(str(data), options, kind, split))
+    features = getattr(data, "features", None) or {}
+    if isinstance(data, Iterable) and not (isinstance(data, Mapping | tuple) or _column_names(data)):
+        data = list(data)
+        if data and all(isinstance(one, PathLike) for one in data):
+            return [record for path in data for record in read_named(str(path), options, kind, split)]
+        if data and all(isinstance(one, Record) for one in data):
+            return data
+    columns = Columns.of(options, kind, split)
+    if kind == "qa" and isinstance(data, Mapping) and "data" in data:
+        found = squad_questions(dict(data), split)
+    else:
+        rows = _rows(data, features, columns)
+        found = records_of_objects(rows if columns.roles else _by_role(rows, columns), columns, options, split)
+    return list(with_unique_ids(found, f"{split}: no records; give {_FORMS[kind]}"))
+
+
+def split_off(
+    records: Sequence[Record], fraction: float, seed: int, kind: TaskKind
+) -> tuple[list[Record], list[Record]]:
+    """Split ``records`` into (train, dev), where dev has about the share ``fraction`` of the records.
+
+    For ``classification`` and ``joint``, it has this share of every class, and train keeps every class. Records of
+    one group or, without groups, with equal texts stay together, unless all records are one group. ``seed``
+    determines the split. Raises ``ValueError`` for a fraction outside (0, 1), and for too few records.
+    """
+    from data_pipeline.tasks.record_splits import chosen_records, seeded_hash
+
+    if not 0 < fraction < 1:
+        raise ValueError(f"dev={fraction}: not allowed; allowed: a share above 0 and below 1, or records")
+    groups: dict[object, list[int]] = {}
+    for i, one in enumerate(records):
+        groups.setdefault(one.group or (one.text, one.text_pair, one.words, one.choices), []).append(i)
+    units = list(groups.values()) if len(groups) > 1 else [[i] for i in range(len(records))]
+    units.sort(key=lambda unit: seeded_hash(seed, "dev", f"record {unit[0]}"))
+    classes: dict[str | None, list[list[int]]] = {}
+    for unit in units:
+        name = records[unit[0]].label if kind in ("classification", "joint") else None
+        classes.setdefault(name, []).append(unit)
+    dev: list[int] = []
+    for name, wanted in _quotas(classes, fraction).items():
+        *units, _ = classes[name]  # one remains for training
+        for unit in units:
+            if len(unit) <= wanted:
+                dev += unit
+                wanted -= len(unit)
+    if not dev:  # every group is too large
+        spare = [unit for units in classes.values() for unit in units[:-1]]
+        if not spare:
+            raise ValueError(
+                f"dev={fraction}: {len(records):,} training records are too few, because every class must stay in "
+                "train; give more records, or give records as dev"
+            )
+        dev = min(spare, key=len)
+    train = sorted({*range(len(records))} - {*dev})
+    return chosen_records(records, train), chosen_records(records, sorted(dev))
+
+
+def _quotas(classes: Mapping[str | None, Sequence[Sequence[int]]], fraction: float) -> dict[str | None, int]:
+    """Return the number of dev records of each class: ``fraction`` of its records, rounded so that the sum is
+    ``fraction`` of all records."""
+    shares = {name: fraction * sum(map(len, units)) for name, units in classes.items()}
+    quotas = {name: math.floor(share) for name, share in shares.items()}
+    most_cut = sorted(
+        (name for name in shares if len(classes[name]) > 1), key=lambda name: quotas[name] - shares[name]
+    )
+    for name in most_cut[: max(1, round(sum(shares.values()))) - sum(quotas.values())]:
+        quotas[name] += 1
+    return quotas
+
+
+# ------------------------------------------------------------------ rows
+
+
+def _rows(data: Any, features: Mapping[str, Any], columns: "Columns") -> Iterator[_Row]:
+    split, kind = columns.split, columns.kind
+    if isinstance(data, Mapping) or _column_names(data):
+        place = f"{split}.iloc" if type(data).__module__.partition(".")[0] == "pandas" else split
+        named = _named_columns(data, features, split)
+        for i, values in enumerate(_zipped(named, split)):
+            yield f"{place}[{i}]", dict(zip(named, values, strict=True))
+    elif isinstance(data, tuple) and not hasattr(data, "_fields"):
+        cells = _zipped(_numbered_columns(data, kind, split), split)
+        yield from (
+            (f"{split}[{i}]", _by_position([*row], columns, f"{split}[{i}]")) for i, row in enumerate(cells)
+        )
+    elif isinstance(data, Iterable):
+        for i, one in enumerate(data):
+            place = f"{split}[{i}]"
+            if (fields := _fields(one)) is None:
+                yield place, _by_position(_cells(one, kind), columns, place)
+            else:
+                yield place, {name: _reader(features.get(name))(value) for name, value in fields.items()}
+    else:
+        raise ValueError(f"{split}: {type(data).__name__} is not allowed; give {_FORMS[kind]}, a frame, or a file")
+
+
+def _by_role(rows: Iterable[_Row], columns: "Columns") -> Iterator[_Row]:
+    """Yield ``rows`` with the names of roles instead of the usual names of columns."""
+    renamed: dict[tuple[str, ...], dict[str, str]] = {}
+    for place, row in rows:
+        names = tuple(row)
+        if names not in renamed:
+            renamed[names] = found = _usual_names(names, columns)
+            if found:
+                read = ", ".join(f"{name} is read as {role}" for name, role in found.items())
+                _log.warning("%s: %s; data.columns sets the columns", columns.split, read)
+        yield place, {renamed[names].get(name, name): value for name, value in row.items()}
+
+
+def _usual_names(names: Sequence[str], columns: "Columns") -> dict[str, str]:
+    """Return the roles of the columns with usual names, where the columns of these roles are missing."""
+    found: dict[str, str] = {}
+    if columns.kind not in WORDS and "text" not in names:
+        texts = next((texts for texts in _TEXTS if {*texts} <= {*names}), ())
+        found = dict(zip(texts, ("text", "text_pair"), strict=False))
+    scored = columns.kind == "sentence" and not {"negative", "negatives"} & {*names}
+    for role in (*columns.inputs, *columns.targets, *(["label"] if scored else [])):
+        others = [name for name in _OTHERS.get(role, ()) if name in names and name not in found]
+        if others and role not in names:
+            found[others[0]] = role
+    return found
+
+
+# ------------------------------------------------------------------ records in a list
+
+
+def _fields(row: Any) -> dict[str, Any] | None:
+    """Return the named values of a record, or None for a text, a tuple, a list or an array."""
+    if isinstance(row, Mapping):
+        return {str(name): value for name, value in row.items()}
+    if isinstance(row, tuple) and hasattr(row, "_asdict"):
+        return dict(row._asdict())
+    if isinstance(row, np.void) and row.dtype.names:
+        return {name: row[name] for name in row.dtype.names}
+    if isinstance(texts := getattr(row, "texts", None), list):  # InputExample of sentence-transformers
+        if len(texts) > 2:  # its label is 0 where none was given
+            return {"text": texts[0], "text_pair": texts[1], "negative": texts[2:]}
+        return {**dict(zip(("text", "text_pair"), texts, strict=False)), "label": getattr(row, "label", None)}
+    if dataclasses.is_dataclass(row):
+        return {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+    return None
+
+
+def _cells(row: Any, kind: TaskKind) -> list[Any]:
+    """Return the values of a record without names."""
+    if kind == "tagging" and isinstance(row, list) and row and all(isinstance(one, tuple) for one in row):
+        row = tuple(zip(*row, strict=False))  # (word, tag) for each word
+    cells = _plain(row)
+    return cells if isinstance(cells, list) else [cells]
+
+
+def _by_position(cells: list[Any], columns: "Columns", place: str) -> dict[str, Any]:
+    """Return the values of a record by role; their order determines the roles."""
+    kind = columns.kind
+    is_pair = kind not in (*WORDS, "choice") and isinstance(cells[0], list) and len(cells[0]) in (1, 2)
+    if is_pair:
+        cells[:1] = cells[0]
+    if kind == "sentence" and len(cells) > 2 and not _is_number(cells[2]):
+        cells[2:] = [[text for cell in cells[2:] for text in (cell if isinstance(cell, list) else [cell])]]
+    roles = _roles(kind, cells)
+    if kind in WHOLE and len(cells) == 2 and not is_pair:
+        roles = (roles[0], roles[2])
+    if len(cells) > len(roles):
+        form = f"columns are given in a tuple, {_FORMS[kind]}, and records in a list"
+        raise ValueError(f"{place}: {len(cells)} values; allowed for {kind}: at most {len(roles)}; {form}")
+    row = dict(zip(roles, cells, strict=False))
+    missing = [role for role in (*columns.inputs, *columns.targets) if role not in row]
+    if missing and (columns.needs_labels or missing[0] in columns.inputs):
+        form = f"give {_FORMS[kind]}; a file is given by its name, several as pathlib.Path"
+        raise ValueError(f"{place}: no {missing[0]}, which {kind} needs; {form}")
+    if "answers" in row:
+        row["answers"] = _answers(row["answers"])
+    return row
+
+
+def _roles(kind: TaskKind, cells: Sequence[Any]) -> tuple[str, ...]:
+    if kind in WORDS:
+        return ("words", "tags", "label")[: 2 if kind == "tagging" else 3]
+    if kind == "choice":
+        return ("choice", "label") if isinstance(cells[0], list) else ("text", "choice", "label")
+    if kind == "sentence" and _is_number(cells[-1]):
+        return ("text", "text_pair", "label") if len(cells) > 2 else ("text", "label")
+    third = {"multi_label": "labels", "qa": "answers", "sentence": "negative"}.get(kind, "label")
+    return ("text", "text_pair", third)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float)
+
+
+def _answers(value: Any) -> Any:
+    """Return answers in the form of SQuAD; an answer may be a text, or a text and its offset."""
+    if isinstance(value, str) or (isinstance(value, list) and len(value) == 2 and isinstance(value[1], int)):
+        value = [value] if value else []
+    if not isinstance(value, list):
+        return value
+    parts = [[one] if isinstance(one, str) else one for one in value]
+    return [
+        {"text": one[0], "answer_start": one[1] if len(one) > 1 else -1} if isinstance(one, list) and one else one
+        for one in parts
+    ]
+
+
+# ------------------------------------------------------------------ columns
+
+
+def _column_names(data: Any) -> list[Any]:
+    """Return the names of the columns of a frame, a table or a dataset, [] for other objects."""
+    names = getattr(data, "column_names", None)
+    names = getattr(data, "columns", None) if names is None else names
+    if isinstance(names, Iterable) and hasattr(data, "__len__") and not isinstance(data, Mapping):
+        return list(names)
+    return []
+
+
+def _named_columns(data: Any, features: Mapping[str, Any], split: str) -> dict[str, list[Any]]:
+    names = list(data) if isinstance(data, Mapping) else _column_names(data)
+    columns = {}
+    for name in names:
+        values = data[name]
+        if isinstance(values, Mapping) or (_column_names(values) and isinstance(data, Mapping)):
+            raise ValueError(f"{split}: {name!r} is a data set; give one of them, such as data[{name!r}]")
+        if _column_names(values):
+            raise ValueError(f"{split}: {names.count(name)} columns are named {name!r}; rename them")
+        if not _is_column(values):
+            raise ValueError(f"{split}: {name!r} is one value; give a column of values, or records in a list")
+        columns[str(name)] = _column(values, features.get(name))
+    return columns
+
+
+def _numbered_columns(data: tuple[Any, ...], kind: TaskKind, split: str) -> dict[str, list[Any]]:
+    columns = {}
+    for i, values in enumerate(data):
+        if not _is_column(values):
+            raise ValueError(
+                f"{split}: a tuple contains columns, {_FORMS[kind]}; {str(values)[:40]!r} is one value; give "
+                "records in a list"
+            )
+        columns[f"column {i}"] = _column(values)
+    first = data[0] if data else ()
+    if kind not in WORDS and isinstance(first, tuple) and len(first) == 2 and all(map(_is_column, first)):
+        columns["column 0"] = [[*pair] for pair in _zipped(_numbered_columns(first, kind, split), split)]
+    return columns
+
+
+def _zipped(columns: Mapping[str, list[Any]], split: str) -> Iterable[tuple[Any, ...]]:
+    """Return the rows of ``columns``. Raises ``ValueError`` if their lengths differ."""
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len({*lengths.values()}) > 1:
+        shown = ", ".join(f"{name} {length:,}" for name, length in lengths.items())
+        raise ValueError(f"{split}: the columns differ in length: {shown}; every record needs a value in each")
+    return zip(*columns.values(), strict=True)
+
+
+def _is_column(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) > 0
+
+
+def _column(values: Any, feature: Any = None) -> list[Any]:
+    """Return the plain values of a column; a frame is a column of rows."""
+    if _column_names(values):
+        return [[*row] for row in zip(*(_column(values[name]) for name in _column_names(values)), strict=True)]
+    read = _reader(_dtype(values) if feature is None else feature)
+    return [read(one) for one in _items(values)]
+
+
+def _dtype(values: Any) -> Any:
+    return getattr(values, "dtype", getattr(values, "type", None))  # of numpy, pandas, polars, torch; of Arrow
+
+
+def _items(values: Any) -> Any:
+    """Return the items of a column or an array of any library, or the value of an array without dimensions."""
+    for method in ("to_pylist", "to_list", "tolist"):
+        if hasattr(values, method):
+            return getattr(values, method)()
+    return np.asarray(values).tolist() if hasattr(values, "__array__") else values
+
+
+# ------------------------------------------------------------------ values
+
+
+def _reader(feature: Any) -> Callable[[Any], Any]:
+    """Return the function that reads a value of a column with the dtype, or the feature of ``datasets``,
+    ``feature``: numbers of classes become names, and floats of less than 64 bits those with the same shortest text.
+    """
+    while hasattr(feature, "feature") or (isinstance(feature, list) and feature):
+        feature = feature[0] if isinstance(feature, list) else feature.feature
+    if hasattr(feature, "int2str"):
+        return lambda value: _class_names(_plain(value), feature.names)
+    narrow = _NARROW.get(str(getattr(feature, "dtype", feature)).lower().removeprefix("torch."))
+    return _plain if narrow is None else lambda value: _shortened(_plain(value), narrow)
+
+
+def _class_names(value: Any, names: Sequence[str]) -> Any:
+    if isinstance(value, list):
+        return [_class_names(one, names) for one in value]
+    if isinstance(value, int):
+        return None if value < 0 else names[value]
+    return value
+
+
+def _shortened(value: Any, narrow: type[np.floating]) -> Any:
+    if isinstance(value, list):
+        return [_shortened(one, narrow) for one in value]
+    return float(str(narrow(value))) if isinstance(value, float) else value
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` as JSON has it: a string, a number, True, False, None, a list or a dict."""
+    if isinstance(value, enum.Enum):
+        value = value.value
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, float):
+        return None if math.isnan(value) else float(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(map(_plain, value), key=str)
+    if type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    items = _items(value)
+    if items is not value:
+        return _reader(_dtype(value))(items)
+    return [_plain(one) for one in value] if isinstance(value, Iterable) else value
