@@ -23,10 +23,12 @@ from bert_jax.parallel import host_rows, make_mesh
 from bert_jax.parallel.prefetch import DevicePrefetcher
 from bert_jax.process.signals import StopRequest
 from bert_jax.process.watchdog import Watchdog
+from bert_jax.start.start import Start
 from bert_jax.tokenization import load_tokenizer
+from bert_jax.training.launch import Launch
+from bert_jax.training.logging.logger import make_loggers
 from bert_jax.training.logging.meter import IntervalMeter, Recorder
-from bert_jax.training.logging.metrics_file import MetricsWriter
-from bert_jax.training.logging.progress import Progress
+from bert_jax.training.logging.run_log import RunLog
 from bert_jax.training.loop import Loop, ProfilerWindow
 from bert_jax.training.programs import train_programs
 from bert_jax.training.spikes import LossGuard
@@ -58,12 +60,14 @@ def main() -> int:
     waits: list[float] = []
     seconds: dict[str, list[float]] = {"step": [], "loop": []}
     with tempfile.TemporaryDirectory() as folder:
-        writer, progress = MetricsWriter(Path(folder)), Progress(training.num_steps, 0, Path(folder) / "train.log")
+        launch = Launch(
+            workdir=Path(folder), stop=StopRequest(), start=Start(), loggers=make_loggers(["tensorboard"])
+        )
+        log = RunLog(launch.workdir, config, launch, 0, ())
 
         def write(step: int, values: dict) -> None:
             waits.append(values["data_wait_fraction"])
-            writer.write(step, values)
-            progress.update(step, values)
+            log.write(step, values)
 
         first = 0
         for number in range(options.rounds + 1):  # the first round warms both up
@@ -77,8 +81,8 @@ def main() -> int:
             began = time.perf_counter()
             loop = Loop(
                 window, step_for=programs.step_for, batches=batches, recorder=recorder,
-                evaluate=lambda state, step: False, save=lambda state, step: None,
-                finish_pending_save=lambda: None, poll=progress.tick,
+                evaluate=lambda state, step: False, ends_early=lambda: False, save=lambda state, step: None,
+                finish_pending_save=lambda: None, poll=log.tick,
                 profiler=ProfilerWindow(Path(folder), ()), stop=StopRequest(),
                 watchdog=Watchdog(training.watchdog_seconds),
             )  # fmt: skip
@@ -91,8 +95,7 @@ def main() -> int:
                 seconds["loop"].append(whole / options.steps)
             else:
                 waits.clear()
-        writer.close()
-        progress.close()
+        log.close()
     batches.close()
     ratio = statistics.median(a / b for a, b in zip(seconds["step"], seconds["loop"], strict=True))
     wait = statistics.mean(waits)

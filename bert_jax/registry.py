@@ -18,12 +18,13 @@ from typing import Any, Literal
 # COMMANDS: subcommands of bert-jax. ENCODERS: values of model.encoder. OBJECTIVES: values of objective.name.
 # ENCODER_OPTIONS, OBJECTIVE_OPTIONS: the class of the section model or objective for these, where it has options of
 # its own; importing its module does not import jax. FORMATS: files of models (interop/model_bundle.py, Format).
-# PRETRAIN_OPTIONS, FINETUNE_OPTIONS, FINETUNE_CONFIG: subclasses of RunOptions, FinetuneRunOptions, FinetuneConfig
-# with more options, and what these do (config/options.py, extended). EXTENSIONS: what an option of the trunk needs
-# from a room. DATA_COMMANDS, DATA_EXTENSIONS: the same for bert-jax data, from the rooms of data_pipeline.
+# LOGGERS: values of --loggers (training/logging/logger.py, Logger). PRETRAIN_OPTIONS, FINETUNE_OPTIONS,
+# FINETUNE_CONFIG: subclasses of RunOptions, FinetuneRunOptions, FinetuneConfig with more options, and what these do
+# (config/options.py, extended). EXTENSIONS: what an option of the trunk needs from a room. DATA_COMMANDS,
+# DATA_EXTENSIONS: the same for bert-jax data, from the rooms of data_pipeline.
 Kind = Literal[
-    "commands", "encoders", "encoder_options", "objectives", "objective_options", "formats", "extensions",
-    "pretrain_options", "finetune_options", "finetune_config",
+    "commands", "encoders", "encoder_options", "objectives", "objective_options", "formats", "loggers",
+    "extensions", "pretrain_options", "finetune_options", "finetune_config",
     "data_commands", "data_extensions",
 ]  # fmt: skip
 # The parts of the trunk that have names in options.
@@ -35,6 +36,7 @@ _TRUNK: dict[Kind, dict[str, str]] = {
         "causal_lm": "bert_jax.objectives.causal_lm:CausalLm",
         "replaced_tokens": "bert_jax.objectives.replaced_tokens:ReplacedTokens",
     },
+    "loggers": {"tensorboard": "bert_jax.training.logging.tensorboard:TensorBoard"},
 }
 
 

@@ -19,6 +19,7 @@ from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest
 from bert_jax.records import Record
 from bert_jax.training.launch import Launch
+from bert_jax.training.logging.logger import make_loggers
 
 if TYPE_CHECKING:
     from bert_jax.finetuning.supervision import Supervision
@@ -126,6 +127,7 @@ def records_of(config: FinetuneConfig, split: str) -> list[Record]:
 def train(options: FinetuneRunOptions, settings: Settings, stop: StopRequest, started: float) -> None:
     """Read the records, then fine-tune. ``started``: start time of the run, a value of ``time.perf_counter``."""
     config, start = configure(options, settings)
+    loggers = make_loggers(options.loggers)
     if options.keep_memory:
         rows = config.training.global_batch_size // config.training.accumulation_steps
         keep_freed_memory(config.model, rows * config.task.max_length, config.task.max_length)
@@ -151,5 +153,6 @@ def train(options: FinetuneRunOptions, settings: Settings, stop: StopRequest, st
         start=start,
         host_timeout=options.host_timeout,
         started=started,
+        loggers=loggers,
     )
     finetune(config, launch, splits=splits, tests=split_names(config.data)[1], start=start, supervision=supervision)

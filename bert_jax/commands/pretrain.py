@@ -21,6 +21,7 @@ from bert_jax.process.allocator import keep_freed_memory, require_memory
 from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest
 from bert_jax.training.launch import Launch
+from bert_jax.training.logging.logger import make_loggers
 
 if TYPE_CHECKING:
     from bert_jax.start.start import Start
@@ -82,6 +83,7 @@ def train(options: RunOptions, settings: Settings, stop: StopRequest) -> None:
             "training.num_steps: not set; name a recipe, such as --config configs/quickstart.yaml, or set "
             "training.num_steps or training.num_tokens (with --init_from, the default follows from the text)"
         )
+    loggers = make_loggers(options.loggers)
     if options.keep_memory:
         rows = config.training.global_batch_size // config.training.accumulation_steps
         keep_freed_memory(config.model, rows * config.data.seq_length, config.data.seq_length)
@@ -115,6 +117,7 @@ def train(options: RunOptions, settings: Settings, stop: StopRequest) -> None:
         start=start,
         host_timeout=options.host_timeout,
         started=early.STARTED,
+        loggers=loggers,
     )
     source = ShardSource(config, tokenizer)
     if "mlm_loss" in objective.display.keys:

@@ -444,6 +444,10 @@ class RunOptions(Section):
     # Read the model of --init_from even if its config and its tensors, or its tokenizer files, contradict each
     # other; a line names what is used.
     allow_mismatch: bool = False
+    # Loggers of the metrics, in addition to metrics.jsonl: tensorboard (events in WORKDIR/tensorboard), wandb
+    # (Weights & Biases; WANDB_PROJECT and its other environment variables apply), or one that an installed package
+    # adds.
+    loggers: tuple[str, ...] = ("tensorboard",)
     # Print the resolved config and exit.
     print_config: bool = False
     # Allow a resumed run to change execution.prng.

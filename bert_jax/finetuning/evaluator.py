@@ -73,9 +73,7 @@ class Evaluator:
             value, digest = values[first][score.name], resolved.record_digests[first]
             is_best = self.best.judge(score, value, step, digest)
         for split in self._devs:
-            # An evaluation repeated after a restart from an earlier checkpoint already has its line in the log.
-            if not context.log.has(step, split):
-                context.log.write(step, {"split": split, **values[split]})
+            context.log.write(step, {"split": split, **values[split]})
         if is_best and resolved.config.training.restore_best:
             self._save(context, params, step, values)
 

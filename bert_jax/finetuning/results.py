@@ -77,6 +77,7 @@ def write_results(
     matrices = {entry["split"]: entry["confusion_matrix"] for entry in results if "confusion_matrix" in entry}
     content = {"summary": lines, "evaluation": values, "confusion": matrices}
     write_report(folder, task_display(resolved.supervision), content)
+    context.log.report()
     for line in [*lines, f"report: {context.launch.workdir}/report.html"]:
         context.log.line(line)
 

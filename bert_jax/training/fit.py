@@ -63,6 +63,7 @@ def fit(job: Job, context: Context, start: FirstState, data: Data, upload: Calla
                     context.log.line,
                 ),
                 evaluate=lambda state, step: job.evaluate(context, state, step),
+                ends_early=lambda: context.log.ends_early,
                 save=save, finish_pending_save=finish_pending_save, poll=poll, profiler=profiler,
                 stop=context.launch.stop, watchdog=watchdog,
             )  # fmt: skip

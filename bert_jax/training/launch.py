@@ -1,10 +1,12 @@
 """Inputs of a run that are not part of its config. This module does not import jax."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bert_jax.io.storage import Location
 from bert_jax.process.signals import StopRequest
+from bert_jax.training.logging.logger import Logger
 
 if TYPE_CHECKING:
     import jax
@@ -31,3 +33,10 @@ class Launch:
     started: float | None = None
     # Devices of the mesh; None: all devices.
     devices: "list[jax.Device] | None" = None
+    # Loggers of the metrics, in addition to metrics.jsonl.
+    loggers: tuple[Logger, ...] = ()
+    # Functions that the lead process calls with each line of metrics.jsonl, as a dict: ``step``, ``split`` of an
+    # evaluation, and the metrics by name. After one returns True, the run is evaluated, saved and reported as at
+    # its last step; a later start of the same run continues it. Their exceptions end the run. Must have the same
+    # length on every process.
+    callbacks: tuple[Callable[[dict[str, Any]], Any], ...] = ()

@@ -66,6 +66,8 @@ class Loop:
     recorder: Recorder
     # Returns True if the run should end after this step.
     evaluate: Callable[[TrainState, int], bool]
+    # Returns True, on every process, after a log line that ends the run.
+    ends_early: Callable[[], bool]
     save: Callable[[TrainState, int], None]
     finish_pending_save: Callable[[], None]
     # Called after each step.
@@ -75,8 +77,8 @@ class Loop:
     watchdog: Watchdog
 
     def run(self, state: TrainState, first_step: int) -> TrainState:
-        """Train from ``first_step`` to ``config.num_steps``, or until ``evaluate`` returns True, and return the
-        final state.
+        """Train from ``first_step`` to ``config.num_steps``, or until ``evaluate`` or ``ends_early`` returns True,
+        and return the final state.
 
         The order of operations is fixed: read a batch, dispatch the step, log its line, evaluate, save, and only
         then read the next batch. Each checkpoint therefore contains the data position after its step, and when a
@@ -96,9 +98,9 @@ class Loop:
                 # Complete the previous save, so that a killed run loses fewer than two checkpoint intervals.
                 self._timed(lambda *_: self.finish_pending_save(), state, step, "completing a save")
             state, step = self._step(state, step + 1), step + 1
-            last = step == config.num_steps
+            last = step == config.num_steps or self.ends_early()
             if last or (config.eval_interval and step % config.eval_interval == 0):
-                last = self._evaluate(state, step) or last
+                last = self._evaluate(state, step) or last or self.ends_early()
             if last or step % config.checkpoint_interval == 0:
                 self._timed(self.save, state, step, "saving")
                 saved = step

@@ -90,7 +90,7 @@ class PretrainJob(Job):
 
     def evaluate(self, context: Context, state: TrainState, step: int) -> bool:
         training = self.config.training
-        last = step == training.num_steps
+        last = step == training.num_steps or context.log.ends_early
         held_out = self._held_out(0 if last else training.eval_batches)
         if held_out is None:
             return False
@@ -157,6 +157,7 @@ class PretrainJob(Job):
             return
         final = context.log.last(self.eval_split)
         write_report(context.folder, objective.display, objective.report_data(final, samples))
+        context.log.report()
         for line in objective.result_lines(final, samples):
             context.log.line(line)
         context.log.line(f"report: {context.launch.workdir}/report.html")

@@ -129,7 +129,7 @@ class Run:
     def _open_log(self, programs: TrainPrograms, start: FirstState) -> Context:
         """Open the logs; write the messages collected so far and a line about the model and the devices."""
         config, mesh, columns = self.job.config, programs.mesh, programs.objective.display.columns
-        log = RunLog(self.logs.folder, config.training.num_steps, start.step, columns, lead=hosts.is_lead())
+        log = RunLog(self.logs.folder, config, self.launch, start.step, columns)
         for message in self.messages:
             log.line(message)
         devices = f"{mesh.size} x {mesh.devices.flat[0].device_kind}"

@@ -18,7 +18,8 @@ from bert_jax.config import PretrainConfig, load_config
 from bert_jax.parallel import make_mesh
 from bert_jax.training.checkpoint.folder import saved_steps
 from bert_jax.training.checkpoint.restore import restore_newest
-from bert_jax.training.logging.metrics_file import TIMING_KEYS, read_events, read_metrics
+from bert_jax.training.logging.metrics_file import TIMING_KEYS, read_metrics
+from bert_jax.training.logging.tensorboard import read_events
 
 pytestmark = [pytest.mark.entry, pytest.mark.slow]
 KILLS = int(os.environ.get("BERT_JAX_KILLS", "2"))

@@ -1,33 +1,61 @@
-"""The logs of a run: metrics.jsonl, train.log, the terminal."""
+"""The logs of a run: metrics.jsonl, train.log, the terminal, loggers and callbacks."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from bert_jax.config import RunConfig, to_dict
+from bert_jax.io.errors import one_line
 from bert_jax.objectives.display import Column
+from bert_jax.process import hosts
+from bert_jax.training.launch import Launch
+from bert_jax.training.logging.logger import LoggedRun
 from bert_jax.training.logging.metrics_file import MetricsWriter, read_metrics
 from bert_jax.training.logging.progress import Progress
+from bert_jax.training.logging.report import HTML_FILE, IMAGE_FILE
 
 
 class RunLog:
     """The logs of a run in ``folder``, continued after ``first_step``.
 
-    Only the lead process writes and shows them.
+    Only the lead process writes and shows them, and calls the loggers and callbacks of ``launch``.
     """
 
     def __init__(
-        self, folder: Path, total_steps: int, first_step: int, columns: Sequence[Column], *, lead: bool
+        self, folder: Path, config: RunConfig, launch: Launch, first_step: int, columns: Sequence[Column]
     ) -> None:
-        self.folder = folder
+        lead, total_steps = hosts.is_lead(), config.training.num_steps
+        self.folder, self._launch = folder, launch
         self._progress = Progress(total_steps, first_step, folder / "train.log", columns=columns, lead=lead)
         self._metrics = MetricsWriter(folder, first_step, lead=lead)
         self.line, self.tick = self._progress.line, self._progress.tick
         self.has, self.require_file = self._metrics.has, self._metrics.require_file
+        # True on every process after a callback of the lead process has returned True.
+        self.ends_early = False
+        self._loggers = [*launch.loggers] if lead else []
+        rows, seen = self._metrics.rows, self._metrics.seen
+        self._tell("open", LoggedRun(folder, launch.workdir.name, to_dict(config), rows, seen))
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write and show the log line of a step or, if ``values`` contains ``split``, of an evaluation."""
-        self._metrics.write(step, values)
-        self._progress.update(step, values)
+        """Write and show the log line of a step or, if ``values`` contains ``split``, of an evaluation, unless the
+        log already contains it. Must be called by every process. Exceptions of callbacks are raised."""
+        row = self._metrics.write(step, values)
+        if row is not None:
+            self._tell("evaluation" if "split" in row else "line", row)
+            self._progress.update(step, values)
+        if not self._launch.callbacks:
+            return
+        answers = [] if row is None else [callback(dict(row)) for callback in self._launch.callbacks]
+        ends = any(isinstance(answer, bool | np.bool_) and answer for answer in answers)
+        if hosts.broadcast_from_lead("a_callback_ends_the_run", ends, self._launch.host_timeout):
+            self.ends_early = True
+            self.line(f"step {step:,}: a callback ends the run here; the same call continues it")
+
+    def report(self) -> None:
+        """Pass the report in the folder to the loggers."""
+        self._tell("report", self.folder / HTML_FILE, self.folder / IMAGE_FILE)
 
     def last(self, split: str) -> dict[str, Any]:
         """Return the last line of ``split`` in metrics.jsonl, or an empty dict if no such line exists."""
@@ -39,6 +67,18 @@ class RunLog:
         return next(lines, {})
 
     def close(self) -> None:
-        """Close the files and remove the progress bar; may be called twice."""
+        """Close the files and the loggers, and remove the progress bar; may be called twice."""
+        self._tell("close")
+        self._loggers = []
         self._metrics.close()
         self._progress.close()
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        """Call ``method`` of each logger. A logger that fails is removed, because it must not end a run."""
+        for logger in [*self._loggers]:
+            try:
+                getattr(logger, method)(*arguments)
+            except Exception as error:
+                self._loggers.remove(logger)
+                name = type(logger).__name__
+                self.line(f"WARNING: {name}: {one_line(error)}; the run continues without this logger")

@@ -127,8 +127,8 @@ Loop(
     config, recorder=recorder, watchdog=watchdog, stop=StopRequest(),
     step_for=lambda batch: lambda state, batch: (state, Late(next(steps))),
     batches=(({{"input_ids": np.zeros((1, 1))}}, BatchInfo(0, 0.0, 0, 1)) for _ in iter(int, 1)),
-    evaluate=lambda state, step: False, save=write, finish_pending_save=lambda: None, poll=lambda step: None,
-    profiler=ProfilerWindow(None, ()),
+    evaluate=lambda state, step: False, ends_early=lambda: False, save=write,
+    finish_pending_save=lambda: None, poll=lambda step: None, profiler=ProfilerWindow(None, ()),
 ).run(State(), 0)
 print("done", flush=True)
 """

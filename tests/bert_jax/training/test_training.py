@@ -70,6 +70,20 @@ def test_a_signal_saves_and_the_rest_is_bitwise_the_same(tmp_path, number, code)
     assert untimed(read_metrics(tmp_path / "whole")) == untimed(read_metrics(tmp_path / "cut"))
 
 
+def test_a_callback_ends_the_run_like_its_last_step_and_the_rest_is_bitwise_the_same(tmp_path):
+    config, cut = tiny("--training.eval_interval 6"), tmp_path / "cut"
+    train_synthetic(config, tmp_path / "whole")
+    # The line of step 4 is written while step 5 is in flight.
+    train_synthetic(config, cut, callbacks=(lambda row: row["step"] == 4 and "split" not in row,))
+    rows = read_metrics(cut)
+    assert saved_steps(cut) == [5] and (cut / "report.html").exists()
+    assert [row["step"] for row in rows if row.get("split") == "eval"] == [5]
+    train_synthetic(config, cut)
+    assert_states_equal(final_state(tmp_path / "whole", config), final_state(cut, config))
+    whole, both = (untimed(read_metrics(tmp_path / name)) for name in ("whole", "cut"))
+    assert [row for row in both if "split" not in row] == [row for row in whole if "split" not in row]
+
+
 @pytest.mark.parametrize("fault", ["deleted", "emptied", "moved", "replaced"])
 def test_a_run_whose_workdir_disappears_ends_at_the_next_save(tmp_path, fault):
     config, workdir = tiny(), tmp_path / "w"

@@ -1,4 +1,4 @@
-"""metrics.jsonl and TensorBoard events: every logged step exactly once, whatever happened before."""
+"""metrics.jsonl, loggers and callbacks: every logged step exactly once, whatever happened before."""
 
 import json
 import math
@@ -6,7 +6,22 @@ import math
 import numpy as np
 import pytest
 
-from bert_jax.training.logging.metrics_file import MetricsWriter, read_events, read_metrics
+from bert_jax.config import PretrainConfig
+from bert_jax.process.signals import StopRequest
+from bert_jax.start.start import Start
+from bert_jax.training.launch import Launch
+from bert_jax.training.logging.logger import Logger, scalars
+from bert_jax.training.logging.metrics_file import MetricsWriter, read_metrics
+from bert_jax.training.logging.run_log import RunLog
+from bert_jax.training.logging.tensorboard import TensorBoard, read_events
+
+
+def open_log(workdir, start_step=0, loggers=None, callbacks=()):
+    """The logs of a run of 100 steps that continues after ``start_step``."""
+    loggers = (TensorBoard(),) if loggers is None else loggers
+    start = Start()
+    launch = Launch(workdir=workdir, stop=StopRequest(), start=start, loggers=loggers, callbacks=callbacks)
+    return RunLog(workdir, PretrainConfig(), launch, start_step, ())
 
 
 def train_metrics(step):
@@ -15,7 +30,7 @@ def train_metrics(step):
 
 def run(workdir, start_step, stop_step, *, interval=10, eval_interval=30, close=True):
     """What a loop writes from the checkpoint of ``start_step`` on, evaluation after the train line."""
-    writer = MetricsWriter(workdir, start_step)
+    writer = open_log(workdir, start_step)
     for step in range(start_step, stop_step + 1):
         if step > start_step and step % interval == 0:
             writer.write(step, train_metrics(step))
@@ -26,7 +41,7 @@ def run(workdir, start_step, stop_step, *, interval=10, eval_interval=30, close=
     return writer
 
 
-def scalars(workdir):
+def written(workdir):
     """(step, tag, value) of every scalar in the folder, in file and record order."""
     files = sorted((workdir / "tensorboard").glob("*tfevents*"))
     return [
@@ -38,15 +53,15 @@ def scalars(workdir):
 
 
 def test_round_trip(tmp_path):
-    writer = MetricsWriter(tmp_path)
-    assert writer.write(10, {"loss": np.float32(1.5), "epoch": 0.25, "mfu": None, "skipped_steps": np.int32(2)})
-    assert writer.write(10, {"split": "eval", "loss": 1.25})
+    writer = open_log(tmp_path)
+    writer.write(10, {"loss": np.float32(1.5), "epoch": 0.25, "mfu": None, "skipped_steps": np.int32(2)})
+    writer.write(10, {"split": "eval", "loss": 1.25})
     # Flushed at once: readable before close.
     assert read_metrics(tmp_path) == [
         {"step": 10, "loss": 1.5, "epoch": 0.25, "mfu": None, "skipped_steps": 2},
         {"step": 10, "split": "eval", "loss": 1.25},
     ]
-    assert scalars(tmp_path) == [
+    assert written(tmp_path) == [
         (10, "train/loss", 1.5),
         (10, "train/epoch", 0.25),
         (10, "train/skipped_steps", 2.0),
@@ -58,10 +73,10 @@ def test_round_trip(tmp_path):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan")])
 def test_non_finite_values_become_null(tmp_path, value):
-    MetricsWriter(tmp_path).write(1, {"loss": value})
+    open_log(tmp_path).write(1, {"loss": value})
     text = (tmp_path / "metrics.jsonl").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == {"step": 1, "loss": None}
-    assert scalars(tmp_path) == []
+    assert written(tmp_path) == []
 
 
 def test_unlogged_types_are_refused(tmp_path):
@@ -79,7 +94,7 @@ def test_resume_drops_later_lines_and_repeats_none(tmp_path):
     whole = (tmp_path / "whole" / "metrics.jsonl").read_bytes()
     assert whole.count(b"\n") == 10 + 4
     assert (killed / "metrics.jsonl").read_bytes() == whole
-    assert scalars(killed) == scalars(tmp_path / "whole")
+    assert written(killed) == written(tmp_path / "whole")
     assert len(list((killed / "tensorboard").iterdir())) == 1
 
 
@@ -87,7 +102,7 @@ def test_killed_before_the_first_checkpoint_starts_over(tmp_path):
     run(tmp_path, 0, 57, close=False)
     run(tmp_path, 0, 20)
     assert [record["step"] for record in read_metrics(tmp_path)] == [0, 10, 20]
-    assert [step for step, tag, _ in scalars(tmp_path) if tag == "train/loss"] == [10, 20]
+    assert [step for step, tag, _ in written(tmp_path) if tag == "train/loss"] == [10, 20]
 
 
 def test_line_of_the_very_next_step_is_dropped(tmp_path):
@@ -119,12 +134,12 @@ def test_file_cut_at_every_byte(tmp_path):
 
 def test_torn_event_file_is_rebuilt(tmp_path):
     run(tmp_path, 0, 50)
-    before = scalars(tmp_path)
+    before = written(tmp_path)
     (path,) = (tmp_path / "tensorboard").iterdir()
     path.write_bytes(path.read_bytes()[:-5])
-    assert len(scalars(tmp_path)) < len(before)
+    assert len(written(tmp_path)) < len(before)
     run(tmp_path, 50, 50)
-    assert scalars(tmp_path) == before
+    assert written(tmp_path) == before
     # A running TensorBoard reads files in name order and restarts at a START event.
     (new_path,) = (tmp_path / "tensorboard").iterdir()
     assert new_path.name > path.name
@@ -163,3 +178,93 @@ def test_other_processes_write_nothing(tmp_path):
     assert not writer.write(1, {"loss": 1.0})
     writer.close()
     assert not (tmp_path / "run").exists()
+
+
+class Recorder(Logger):
+    """What a logger is told; ``fails`` is the method that raises."""
+
+    def __init__(self, fails=""):
+        self.calls, self._fails = [], fails
+
+    def _add(self, name, *values):
+        self.calls.append((name, *values))
+        if name == self._fails:
+            raise RuntimeError("the service\nis down")
+
+    def open(self, run):
+        self.run = run
+        self._add("open", [row["step"] for row in run.rows], dict(run.seen))
+
+    def line(self, row):
+        self._add("line", row["step"], scalars(row))
+
+    def evaluation(self, row):
+        self._add("evaluation", row["step"], scalars(row))
+
+    def report(self, page, image):
+        self._add("report", page.name, image.name)
+
+    def close(self):
+        self._add("close")
+
+
+def test_a_logger_gets_each_row_once_and_what_was_logged_before(tmp_path):
+    for start, last in ((0, 30), (20, 40)):
+        logger = Recorder()
+        log = open_log(tmp_path, start, (logger,))
+        for step in range(start + 10, last + 1, 10):
+            log.write(step, train_metrics(step))
+        log.write(last, {"split": "eval", "mlm_loss": 2.0})
+        log.write(last, {"split": "eval", "mlm_loss": 2.0})  # a repeated evaluation
+        log.report()
+        log.close()
+        log.close()
+    numbers = {"train/learning_rate": 1e-4, "train/skipped_steps": 0}
+    assert logger.run.config["training"]["num_steps"] == PretrainConfig().training.num_steps
+    assert logger.calls == [
+        ("open", [10, 20], {"train": 30, "eval": 30}),
+        ("line", 30, {"train/loss": 9.7} | numbers),
+        ("line", 40, {"train/loss": 9.6} | numbers),
+        ("evaluation", 40, {"eval/mlm_loss": 2.0}),
+        ("report", "report.html", "report.png"),
+        ("close",),
+    ]
+
+
+@pytest.mark.parametrize("fails", ["open", "line", "evaluation", "report", "close"])
+def test_a_logger_that_fails_does_not_end_the_run(tmp_path, fails, capsys):
+    broken, other = Recorder(fails), Recorder()
+    log = open_log(tmp_path, 0, (broken, other))
+    log.write(10, train_metrics(10))
+    log.write(10, {"split": "eval", "mlm_loss": 2.0})
+    log.report()
+    log.close()
+    assert [call[0] for call in other.calls] == ["open", "line", "evaluation", "report", "close"]
+    assert [call[0] for call in broken.calls][-1] == fails
+    line = "WARNING: Recorder: the service is down; the run continues without this logger"
+    assert capsys.readouterr().out.splitlines().count(line) == 1
+    assert len(read_metrics(tmp_path)) == 2
+
+
+def test_callbacks_get_each_row_and_end_the_run_with_true(tmp_path):
+    rows, answers = [], iter([None, 1, np.bool_(True), False])
+
+    def callback(row):
+        rows.append(dict(row))
+        row.clear()  # its own copy
+        return next(answers)
+
+    log = open_log(tmp_path, 0, (), (callback,))
+    ends = []
+    for step in (10, 20, 30, 40):
+        log.write(step, train_metrics(step))
+        ends.append(log.ends_early)
+    log.close()
+    assert rows == read_metrics(tmp_path)
+    assert ends == [False, False, True, True]
+    assert "step 30: a callback ends the run here" in (tmp_path / "train.log").read_text()
+
+
+def test_an_error_in_a_callback_is_raised(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        open_log(tmp_path, 0, (), (lambda row: 1 / 0,)).write(10, train_metrics(10))
