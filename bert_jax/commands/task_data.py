@@ -235,8 +235,9 @@ def _cells(row: Any, kind: TaskKind) -> list[Any]:
 def _by_position(cells: list[Any], columns: "Columns", place: str) -> dict[str, Any]:
     """Return the values of a record by role; their order determines the roles."""
     kind = columns.kind
-    is_pair = kind not in (*WORDS, "choice") and isinstance(cells[0], list) and len(cells[0]) in (1, 2)
-    if is_pair:
+    is_pair = False
+    if kind not in (*WORDS, "choice") and isinstance(cells[0], list) and len(cells[0]) in (1, 2):
+        is_pair = len(cells[0]) == 2
         cells[:1] = cells[0]
     if kind == "sentence" and len(cells) > 2 and not _is_number(cells[2]):
         cells[2:] = [[text for cell in cells[2:] for text in (cell if isinstance(cell, list) else [cell])]]

@@ -115,6 +115,10 @@ class Engine:
             name=name,
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields to pickle or copy: all but the compiled programs."""
+        return self.__dict__ | {"_programs": {}}
+
     def need_tokenizer(self) -> Tokenizer:
         """Return the tokenizer. Raises ``ValueError`` for a model without one."""
         if self.tokenizer is None:

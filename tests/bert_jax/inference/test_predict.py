@@ -1,7 +1,9 @@
 """What task heads and the masked-LM head say of texts, against each text alone."""
 
 import itertools
+import pickle
 
+import jax
 import numpy as np
 import pytest
 from inference_models import make_model, plain, random_texts, shared_model
@@ -34,6 +36,15 @@ def test_classes():
     assert results[12] == results[10] != results[11]
     (long,) = loaded.predict(["w1 " * 100])
     assert long["truncated"] is True
+
+
+def test_a_used_model_is_pickled_without_its_programs():
+    loaded = shared_model(HeadsConfig(pooler=True, sequence_labels=("no", "maybe", "yes")))
+    loaded.predict(["w1"])
+    copy = pickle.loads(pickle.dumps(loaded))
+    assert loaded._programs and not copy._programs and copy.spec == loaded.spec
+    jax.tree.map(np.testing.assert_array_equal, copy.params, loaded.params)
+    assert copy.tokenizer.encode("w1xy, w2") == loaded.tokenizer.encode("w1xy, w2")
 
 
 def test_several_labels_of_one_text():
