@@ -160,10 +160,14 @@ def _verify(
     folder: Path, weights: ModelBundle, format: str, dtype: str, peer_python: str | None,
     report: Callable[[str], None],
 ) -> None:  # fmt: skip
-    stored = _as_stored(weights, dtype)
+    other = None if format in WRITERS else registry.load("formats", format)
+    stored = other.as_stored(weights, dtype) if other and other.as_stored else _as_stored(weights, dtype)
     if is_read_back(format):
         check_read_back(folder, stored, report)
-    result = _consumer_differences(folder, stored, format, dtype, peer_python)
+    if other and other.check:
+        result = other.check(folder, stored, dtype, peer_python)
+    else:
+        result = _consumer_differences(folder, stored, format, dtype, peer_python)
     judge(result, "", "; nothing was exported", report, strict=True)
 
 

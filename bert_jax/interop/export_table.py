@@ -101,7 +101,8 @@ def _unsupported(spec: ModelSpec, format: str) -> list[str]:
     """Return a line for each field of the model that ``format`` cannot represent."""
     if format in UNSUPPORTED:
         return UNSUPPORTED[format](spec)
-    return unsupported_fields(spec.model, registry.load("formats", format).supported, format)
+    supported = registry.load("formats", format).supported
+    return supported(spec) if callable(supported) else unsupported_fields(spec.model, supported, format)
 
 
 def _cells(row: str) -> tuple[Verdict, ...]:
@@ -119,8 +120,9 @@ def verdict(row: str, format: str) -> Verdict:
     """Return what ``format`` does with the property ``row`` of a model."""
     if format in FORMATS:
         return TABLE[row][format]
-    if row in DTYPES:
-        return "yes" if row in registry.load("formats", format).dtypes else "refused"
+    other = registry.load("formats", format)
+    if row in (*DTYPES, *other.holds):
+        return "yes" if row in (*other.dtypes, *other.holds) else "refused"
     return "yes" if row == "no head" else "encoder only" if row in (*_FIELDS_OF, "sentence") else "refused"
 
 

@@ -129,6 +129,18 @@ def check_shapes(spec: ModelSpec, params: Mapping[str, np.ndarray], where: str |
 
 
 @dataclass(frozen=True)
+class Differences:
+    """Differences between a model and what another library reads or computes from an export of the model."""
+
+    # Name and version of the other library, such as "transformers 5.23.0".
+    consumer: str
+    # Output -> (largest absolute difference, largest allowed difference; infinity allows any finite difference).
+    values: Mapping[str, tuple[float, float]]
+    # Problems that the other library reports.
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Format:
     """A format of models outside the trunk (``bert_jax.registry``, kind formats), which this library also reads."""
 
@@ -139,9 +151,17 @@ class Format:
     read: Callable[[Path, ReadOptions], ModelBundle]
     # Writes into an existing empty folder and returns notes for the log: write(folder, weights, dtype=...).
     write: Callable[..., list[str]]
-    # Field of ModelConfig -> values that the format can represent.
-    supported: Supported
+    # Field of ModelConfig -> values that the format can represent; or a function that returns a line for each
+    # property of a model that it cannot represent.
+    supported: Supported | Callable[[ModelSpec], list[str]]
     # Code that loads the files in DIR with another library, for the model card.
     snippet: str
     # Dtypes in which it can store weights.
     dtypes: tuple[StoredDtype, ...] = ("float32",)
+    # Rows of the table of formats (export_table.py) that it can represent, besides an encoder of the family bert.
+    holds: frozenset[str] = frozenset()
+    # Returns a model with the values that files of a dtype hold; None: every value is rounded to the dtype.
+    as_stored: Callable[[ModelBundle, str], ModelBundle] | None = None
+    # Compares a folder with the model as stored, in another library, which a Python executable has (None: this
+    # Python): check(folder, weights, dtype, python). Returns its differences, or why nothing was compared.
+    check: Callable[[Path, ModelBundle, str, str | None], Differences | str] | None = None

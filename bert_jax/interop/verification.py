@@ -3,8 +3,7 @@ libraries."""
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from bert_jax.config import ModelSpec, SentenceConfig
 from bert_jax.config.switches import function_of, training_values
 from bert_jax.interop.hf.config_json import CONFIG_FILE, read_config
 from bert_jax.interop.hf.peer import peer_outputs
-from bert_jax.interop.model_bundle import ModelBundle
+from bert_jax.interop.model_bundle import Differences, ModelBundle
 from bert_jax.interop.programs.serving import EXCLUDED, largest_differences, output_names, sample_inputs
 from bert_jax.interop.readers import read_weights
 from bert_jax.json_values import Json
@@ -22,18 +21,6 @@ from bert_jax.process.exits import VERIFICATION_FAILED, Stop
 # Largest allowed difference of an output from transformers, and of a sentence vector from sentence-transformers.
 # Both are relative to max(1, largest absolute value of the output).
 BAR, SENTENCE_BAR = 2e-5, 1e-5
-
-
-@dataclass(frozen=True)
-class Differences:
-    """Differences between a model and what another library reads or computes from an export of the model."""
-
-    # Name and version of the other library, such as "transformers 5.23.0".
-    consumer: str
-    # Output -> (largest absolute difference, largest allowed difference; infinity allows any finite difference).
-    values: Mapping[str, tuple[float, float]]
-    # Problems that the other library reports.
-    problems: tuple[str, ...] = ()
 
 
 def judge(result: Differences | str, where: str, end: str, report: Callable[[str], None], *, strict: bool) -> None:

@@ -17,10 +17,10 @@ from bert_jax.config import HeadsConfig, ModelSpec
 from bert_jax.interop import import_model as module
 from bert_jax.interop.hf.names import hf_names
 from bert_jax.interop.import_model import import_model
-from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, parameter_shapes
+from bert_jax.interop.model_bundle import Differences, ModelBundle, ReadOptions, parameter_shapes
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
-from bert_jax.interop.verification import Differences, check_hf
+from bert_jax.interop.verification import check_hf
 from bert_jax.process import exits
 from bert_jax.training.checkpoint.digest import json_digest, write_checksums
 
