@@ -1,19 +1,19 @@
 """Records of a task from Python objects: lists, columns, arrays, frames, datasets and iterables.
 
-Every object becomes rows of named columns, which are read as the objects of a JSON-lines file. The libraries of
-frames, arrays and datasets are recognized by the attributes of their objects and are never imported.
+Every object becomes rows of named columns, which are read as the objects of a JSON-lines file.
 """
 
 import dataclasses
-import enum
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bert_jax.commands.plain_values import column, column_names, is_column, plain, reader
 from bert_jax.config.task import WHOLE, WORDS, TaskDataConfig, TaskKind
 from bert_jax.records import Record
 
@@ -31,22 +31,21 @@ _FORMS: Mapping[TaskKind, str] = {
     "choice": "(texts, lists_of_choices, labels)",
     "sentence": "(texts, other_texts), (texts, other_texts, labels) or (texts, similar_texts, negatives)",
 }
-# Columns of well-known data sets that are read if "text" is missing, with the column of the second text.
-_TEXTS = (
-    ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text_a", "text_b"),
-    ("text1", "text2"), ("sentence_A", "sentence_B"), ("anchor", "positive"), ("query", "positive"),
-    ("query", "passage"), ("question", "context"), ("question", "sentence"), ("question", "answer"),
-    ("sentence",), ("review",), ("content",), ("utterance",), ("query",), ("question",),
-)  # fmt: skip
-# Columns that are read if that of the role is missing.
+# Columns of well-known data sets that are read if that of the role is missing, the first that exists.
 _OTHERS: Mapping[str, tuple[str, ...]] = {
-    "words": ("tokens",), "tags": ("ner_tags", "pos_tags", "slots"), "labels": ("label",),
+    "text": (
+        "texts", "sentence1", "premise", "question1", "text_a", "text1", "sentence_A", "anchor", "query",
+        "question", "sent1", "sentence", "review", "content", "utterance",
+    ),
+    "text_pair": (
+        "sentence2", "hypothesis", "question2", "text_b", "text2", "sentence_B", "positive", "passage", "context",
+        "answer", "sentence",
+    ),
+    "words": ("tokens",), "tags": ("ner_tags", "pos_tags", "slots"), "labels": ("label",), "answers": ("answer",),
     "label": ("labels", "score", "similarity_score", "relatedness_score", "intent", "target", "category"),
+    "choice_prefix": ("sent2",),
 }  # fmt: skip
-# Types of which a value has more digits as float64 than anybody wrote.
-_NARROW: Mapping[str, type[np.floating]] = {
-    "float16": np.float16, "halffloat": np.float16, "float32": np.float32, "float": np.float32,
-}  # fmt: skip
+_NEGATIVE, _CHOICE = re.compile(r"negative_?\d+"), re.compile(r"(choice|ending|option)_?\w")
 _log = logging.getLogger(__name__)
 
 # The place of a record, and its mapping from names of columns to values.
@@ -82,8 +81,11 @@ def records(
     if isinstance(data, str | PathLike):
         return list(read_named(str(data), options, kind, split))
     features = getattr(data, "features", None) or {}
-    if isinstance(data, Iterable) and not (isinstance(data, Mapping | tuple) or _column_names(data)):
-        data = list(data)
+    if _is_listed(data):
+        if isinstance(data, list) and len(data) in (2, 3) and all(map(_may_be_column, data)):
+            forms = f"columns in a tuple, {_FORMS[kind]}, or records as tuples"
+            raise ValueError(f"{split}: a list of {len(data)} lists may contain columns or records; give {forms}")
+        data = list(data) if isinstance(data, Iterable) else [data[i] for i in range(len(data))]
         if data and all(isinstance(one, PathLike) for one in data):
             return [record for path in data for record in read_named(str(path), options, kind, split)]
         if data and all(isinstance(one, Record) for one in data):
@@ -93,7 +95,8 @@ def records(
         found = squad_questions(dict(data), split)
     else:
         rows = _rows(data, features, columns)
-        found = records_of_objects(rows if columns.roles else _by_role(rows, columns), columns, options, split)
+        rows = _in_usual_forms(rows if columns.roles else _by_role(rows, columns), columns)
+        found = records_of_objects(rows, columns, options, split)
     return list(with_unique_ids(found, f"{split}: no records; give {_FORMS[kind]}"))
 
 
@@ -154,9 +157,19 @@ def _quotas(classes: Mapping[str | None, Sequence[Sequence[int]]], fraction: flo
 # ------------------------------------------------------------------ rows
 
 
+def _is_listed(data: Any) -> bool:
+    """Return True if ``data`` has no columns, but items, which are records."""
+    is_map = hasattr(data, "__getitem__") and hasattr(data, "__len__")  # a data set of torch
+    return (is_map or isinstance(data, Iterable)) and not (isinstance(data, Mapping | tuple) or column_names(data))
+
+
+def _may_be_column(row: Any) -> bool:
+    return isinstance(row, list | np.ndarray) and not any(isinstance(one, tuple) for one in row)
+
+
 def _rows(data: Any, features: Mapping[str, Any], columns: "Columns") -> Iterator[_Row]:
     split, kind = columns.split, columns.kind
-    if isinstance(data, Mapping) or _column_names(data):
+    if isinstance(data, Mapping) or column_names(data):
         place = f"{split}.iloc" if type(data).__module__.partition(".")[0] == "pandas" else split
         named = _named_columns(data, features, split)
         for i, values in enumerate(_zipped(named, split)):
@@ -172,7 +185,7 @@ def _rows(data: Any, features: Mapping[str, Any], columns: "Columns") -> Iterato
             if (fields := _fields(one)) is None:
                 yield place, _by_position(_cells(one, kind), columns, place)
             else:
-                yield place, {name: _reader(features.get(name))(value) for name, value in fields.items()}
+                yield place, {name: reader(features.get(name))(value) for name, value in fields.items()}
     else:
         raise ValueError(f"{split}: {type(data).__name__} is not allowed; give {_FORMS[kind]}, a frame, or a file")
 
@@ -183,21 +196,48 @@ def _by_role(rows: Iterable[_Row], columns: "Columns") -> Iterator[_Row]:
     for place, row in rows:
         names = tuple(row)
         if names not in renamed:
-            renamed[names] = found = _usual_names(names, columns)
-            if found:
-                read = ", ".join(f"{name} is read as {role}" for name, role in found.items())
-                _log.warning("%s: %s; data.columns sets the columns", columns.split, read)
-        yield place, {renamed[names].get(name, name): value for name, value in row.items()}
+            renamed[names] = _usual_names(names, columns)
+            if read := [f"{name} is read as {role}" for name, role in renamed[names].items()]:
+                _log.warning("%s: %s; data.columns sets the columns", columns.split, ", ".join(read))
+        if "input_ids" in names and not {*columns.inputs} <= {*names, *renamed[names].values()}:
+            raise ValueError(f"{place}: token ids (input_ids) are not read; give texts, which the model tokenizes")
+        found: dict[str, Any] = {}
+        for name, value in row.items():
+            role = renamed[names].get(name, name)
+            if role == name or role not in ("negative", "choice"):
+                found[role] = value
+            elif value is not None:
+                found.setdefault(role, []).append(value)
+        yield place, found
+
+
+def _in_usual_forms(rows: Iterable[_Row], columns: "Columns") -> Iterator[_Row]:
+    """Yield ``rows`` with answers as SQuAD has them, and with lists of labels."""
+    read = dict(columns.roles)
+    answers, labels = read.get("answers", "answers"), read.get("labels", "labels")
+    for place, row in rows:
+        if answers in row:
+            row[answers] = _answers(row[answers])
+        if isinstance(marks := row.get(labels), dict):
+            row[labels] = [name for name, mark in marks.items() if mark]
+        yield place, row
 
 
 def _usual_names(names: Sequence[str], columns: "Columns") -> dict[str, str]:
     """Return the roles of the columns with usual names, where the columns of these roles are missing."""
-    found: dict[str, str] = {}
-    if columns.kind not in WORDS and "text" not in names:
-        texts = next((texts for texts in _TEXTS if {*texts} <= {*names}), ())
-        found = dict(zip(texts, ("text", "text_pair"), strict=False))
-    scored = columns.kind == "sentence" and not {"negative", "negatives"} & {*names}
-    for role in (*columns.inputs, *columns.targets, *(["label"] if scored else [])):
+    kind, has_text = columns.kind, "text" in names
+    wanted = [*columns.inputs, *columns.targets]
+    if kind == "choice":
+        wanted += ["text", *(["choice_prefix"] if "sent1" in names else [])]
+    elif kind == "qa" or (kind not in WORDS and not has_text):
+        wanted.append("text_pair")
+    numbered = [name for name in names if _NEGATIVE.fullmatch(name)] if kind == "sentence" else []
+    if kind == "choice" and "choices" not in names:
+        numbered = [name for name in names if _CHOICE.fullmatch(name)]
+    if kind == "sentence" and not numbered and not {"negative", "negatives"} & {*names}:
+        wanted.append("label")
+    found = {name: "negative" if kind == "sentence" else "choice" for name in numbered}
+    for role in dict.fromkeys(wanted):
         others = [name for name in _OTHERS.get(role, ()) if name in names and name not in found]
         if others and role not in names:
             found[others[0]] = role
@@ -228,15 +268,14 @@ def _cells(row: Any, kind: TaskKind) -> list[Any]:
     """Return the values of a record without names."""
     if kind == "tagging" and isinstance(row, list) and row and all(isinstance(one, tuple) for one in row):
         row = tuple(zip(*row, strict=False))  # (word, tag) for each word
-    cells = _plain(row)
+    cells = plain(row)
     return cells if isinstance(cells, list) else [cells]
 
 
 def _by_position(cells: list[Any], columns: "Columns", place: str) -> dict[str, Any]:
     """Return the values of a record by role; their order determines the roles."""
-    kind = columns.kind
-    is_pair = False
-    if kind not in (*WORDS, "choice") and isinstance(cells[0], list) and len(cells[0]) in (1, 2):
+    kind, is_pair = columns.kind, False
+    if cells and kind not in (*WORDS, "choice") and isinstance(cells[0], list) and len(cells[0]) in (1, 2):
         is_pair = len(cells[0]) == 2
         cells[:1] = cells[0]
     if kind == "sentence" and len(cells) > 2 and not _is_number(cells[2]):
@@ -252,8 +291,6 @@ def _by_position(cells: list[Any], columns: "Columns", place: str) -> dict[str, 
     if missing and (columns.needs_labels or missing[0] in columns.inputs):
         form = f"give {_FORMS[kind]}; a file is given by its name, several as pathlib.Path"
         raise ValueError(f"{place}: no {missing[0]}, which {kind} needs; {form}")
-    if "answers" in row:
-        row["answers"] = _answers(row["answers"])
     return row
 
 
@@ -261,8 +298,8 @@ def _roles(kind: TaskKind, cells: Sequence[Any]) -> tuple[str, ...]:
     if kind in WORDS:
         return ("words", "tags", "label")[: 2 if kind == "tagging" else 3]
     if kind == "choice":
-        return ("choice", "label") if isinstance(cells[0], list) else ("text", "choice", "label")
-    if kind == "sentence" and _is_number(cells[-1]):
+        return ("choice", "label") if cells and isinstance(cells[0], list) else ("text", "choice", "label")
+    if kind == "sentence" and cells and _is_number(cells[-1]):
         return ("text", "text_pair", "label") if len(cells) > 2 else ("text", "label")
     third = {"multi_label": "labels", "qa": "answers", "sentence": "negative"}.get(kind, "label")
     return ("text", "text_pair", third)
@@ -288,41 +325,38 @@ def _answers(value: Any) -> Any:
 # ------------------------------------------------------------------ columns
 
 
-def _column_names(data: Any) -> list[Any]:
-    """Return the names of the columns of a frame, a table or a dataset, [] for other objects."""
-    names = getattr(data, "column_names", None)
-    names = getattr(data, "columns", None) if names is None else names
-    if isinstance(names, Iterable) and hasattr(data, "__len__") and not isinstance(data, Mapping):
-        return list(names)
-    return []
+def _is_table(data: Any) -> bool:
+    return hasattr(data, "column_names") or bool(column_names(data))
 
 
 def _named_columns(data: Any, features: Mapping[str, Any], split: str) -> dict[str, list[Any]]:
-    names = list(data) if isinstance(data, Mapping) else _column_names(data)
+    names = list(data) if isinstance(data, Mapping) else column_names(data)
     columns = {}
     for name in names:
         values = data[name]
-        if isinstance(values, Mapping) or (_column_names(values) and isinstance(data, Mapping)):
+        if isinstance(values, Mapping) or (isinstance(data, Mapping) and _is_table(values)):
             raise ValueError(f"{split}: {name!r} is a data set; give one of them, such as data[{name!r}]")
-        if _column_names(values):
+        if column_names(values):
             raise ValueError(f"{split}: {names.count(name)} columns are named {name!r}; rename them")
-        if not _is_column(values):
+        if not is_column(values):
             raise ValueError(f"{split}: {name!r} is one value; give a column of values, or records in a list")
-        columns[str(name)] = _column(values, features.get(name))
+        columns[str(name)] = column(values, features.get(name))
     return columns
 
 
 def _numbered_columns(data: tuple[Any, ...], kind: TaskKind, split: str) -> dict[str, list[Any]]:
     columns = {}
     for i, values in enumerate(data):
-        if not _is_column(values):
+        if not is_column(values):
             raise ValueError(
                 f"{split}: a tuple contains columns, {_FORMS[kind]}; {str(values)[:40]!r} is one value; give "
                 "records in a list"
             )
-        columns[f"column {i}"] = _column(values)
+        names = column_names(values) if i and kind == "multi_label" else []  # values 0 and 1 for each label
+        rows = column(values)
+        columns[f"column {i}"] = [dict(zip(names, row, strict=True)) for row in rows] if names else rows
     first = data[0] if data else ()
-    if kind not in WORDS and isinstance(first, tuple) and len(first) == 2 and all(map(_is_column, first)):
+    if kind not in WORDS and isinstance(first, tuple) and len(first) == 2 and all(map(is_column, first)):
         columns["column 0"] = [[*pair] for pair in _zipped(_numbered_columns(first, kind, split), split)]
     return columns
 
@@ -334,80 +368,3 @@ def _zipped(columns: Mapping[str, list[Any]], split: str) -> Iterable[tuple[Any,
         shown = ", ".join(f"{name} {length:,}" for name, length in lengths.items())
         raise ValueError(f"{split}: the columns differ in length: {shown}; every record needs a value in each")
     return zip(*columns.values(), strict=True)
-
-
-def _is_column(value: Any) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) > 0
-
-
-def _column(values: Any, feature: Any = None) -> list[Any]:
-    """Return the plain values of a column; a frame is a column of rows."""
-    if _column_names(values):
-        return [[*row] for row in zip(*(_column(values[name]) for name in _column_names(values)), strict=True)]
-    read = _reader(_dtype(values) if feature is None else feature)
-    return [read(one) for one in _items(values)]
-
-
-def _dtype(values: Any) -> Any:
-    return getattr(values, "dtype", getattr(values, "type", None))  # of numpy, pandas, polars, torch; of Arrow
-
-
-def _items(values: Any) -> Any:
-    """Return the items of a column or an array of any library, or the value of an array without dimensions."""
-    for method in ("to_pylist", "to_list", "tolist"):
-        if hasattr(values, method):
-            return getattr(values, method)()
-    return np.asarray(values).tolist() if hasattr(values, "__array__") else values
-
-
-# ------------------------------------------------------------------ values
-
-
-def _reader(feature: Any) -> Callable[[Any], Any]:
-    """Return the function that reads a value of a column with the dtype, or the feature of ``datasets``,
-    ``feature``: numbers of classes become names, and floats of less than 64 bits those with the same shortest text.
-    """
-    while hasattr(feature, "feature") or (isinstance(feature, list) and feature):
-        feature = feature[0] if isinstance(feature, list) else feature.feature
-    if hasattr(feature, "int2str"):
-        return lambda value: _class_names(_plain(value), feature.names)
-    narrow = _NARROW.get(str(getattr(feature, "dtype", feature)).lower().removeprefix("torch."))
-    return _plain if narrow is None else lambda value: _shortened(_plain(value), narrow)
-
-
-def _class_names(value: Any, names: Sequence[str]) -> Any:
-    if isinstance(value, list):
-        return [_class_names(one, names) for one in value]
-    if isinstance(value, int):
-        return None if value < 0 else names[value]
-    return value
-
-
-def _shortened(value: Any, narrow: type[np.floating]) -> Any:
-    if isinstance(value, list):
-        return [_shortened(one, narrow) for one in value]
-    return float(str(narrow(value))) if isinstance(value, float) else value
-
-
-def _plain(value: Any) -> Any:
-    """Return ``value`` as JSON has it: a string, a number, True, False, None, a list or a dict."""
-    if isinstance(value, enum.Enum):
-        value = value.value
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    if isinstance(value, float):
-        return None if math.isnan(value) else float(value)
-    if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, set | frozenset):
-        return sorted(map(_plain, value), key=str)
-    if type(value).__name__ in ("NAType", "NaTType"):
-        return None
-    items = _items(value)
-    if items is not value:
-        return _reader(_dtype(value))(items)
-    return [_plain(one) for one in value] if isinstance(value, Iterable) else value

@@ -232,6 +232,25 @@ def test_examples_of_other_libraries():
         ),
         ("joint", {"tokens": ["a"], "slots": ["O"], "intent": "x"}, {"tags": ("O",), "label": "x"}),
         ("multi_label", {"text": "a", "label": ["x"]}, {"labels": ("x",)}),
+        ("classification", {"texts": "a", "labels": "x"}, {"text": "a", "label": "x"}),
+        ("classification", {"question": "a", "sentence": "b", "label": 1}, {"text": "a", "text_pair": "b"}),
+        ("sentence", {"query": "a", "answer": "b"}, {"text": "a", "text_pair": "b", "negatives": ()}),
+        (
+            "sentence",
+            {"query": "a", "positive": "b", "negative_1": "c", "negative_2": "d"},
+            {"negatives": ("c", "d")},
+        ),
+        (
+            "choice",
+            {"premise": "a", "choice1": "b", "choice2": "c", "label": 0},
+            {"text": "a", "choices": ("b", "c")},
+        ),
+        (
+            "choice",
+            {"sent1": "He sits.", "sent2": "He", "ending0": "falls.", "ending1": "rests.", "label": 1},
+            {"text": "He sits.", "choices": ("He falls.", "He rests."), "label": "1"},
+        ),
+        ("qa", {"text": "who?", "context": "He", "answer": "He"}, {"answers": (Answer(text="He", start=-1),)}),
         (
             "qa",
             {"question": "who?", "context": "He", "answers": {"text": ["He"], "answer_start": [0]}},
@@ -317,12 +336,19 @@ def test_lists_of_labels():
     assert read([np.array([], "U4")]) == [()]
 
 
+def test_a_column_for_each_label():
+    frame = pd.DataFrame({"text": ["a", "b"], "wet": [1, 0], "cold": [1, 0]})
+    found = records((frame["text"], frame[["wet", "cold"]]), "multi_label")
+    assert [one.labels for one in found] == [("wet", "cold"), ()]
+    assert records([{"text": "a", "labels": {"wet": 0, "cold": 1}}], "multi_label")[0].labels == ("cold",)
+
+
 def test_words_with_tags():
     expected = records([(["a", "b"], ["O", "X"]), (["c"], ["O"])], "tagging")
     assert [(one.words, one.tags) for one in expected] == [(("a", "b"), ("O", "X")), (("c",), ("O",))]
     for data in (
         [[("a", "O"), ("b", "X")], [("c", "O")]],
-        [[["a", "b"], ["O", "X"]], [["c"], ["O"]]],
+        iter([[["a", "b"], ["O", "X"]], [["c"], ["O"]]]),
         (["a b", "c"], ["O X", "O"]),
         ((["a", "b"], ["c"]), (["O", "X"], ["O"])),
     ):
@@ -357,6 +383,19 @@ Named = collections.namedtuple("Named", "text label")
 @pytest.mark.parametrize(
     ("data", "kind", "message"),
     [
+        (
+            [["a", "b"], ["x", "y"]],
+            "classification",
+            "train: a list of 2 lists may contain columns or records; give col",
+        ),
+        (
+            [[["a"], ["b"]], [["O"], ["O"]]],
+            "tagging",
+            "train: a list of 2 lists may contain columns or records; give",
+        ),
+        ([[]], "tagging", "train[0]: no words, which tagging needs; give (lists_of_words"),
+        ([()], "classification", "train[0]: no text, which classification needs; give (texts"),
+        ([{"input_ids": [1], "labels": 1}], "classification", "train[0]: token ids (input_ids) are not read; give"),
         (["a"], "classification", "train[0]: no label, which classification needs; give (texts, labels)"),
         (["a.csv"], "classification", "a file is given by its name, several as pathlib.Path"),
         (
@@ -423,6 +462,24 @@ def test_one_line_for_bad_data(data, kind, message):
     with pytest.raises(ValueError) as caught:
         records(data, kind)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+class MapStyle:
+    """A data set of torch has a length and items, but no iterator."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        return {"text": f"t{i}", "label": np.int64(i % 2)}
+
+
+def test_a_data_set_of_items():
+    assert [(one.text, one.label) for one in records(MapStyle(), "classification")] == [
+        ("t0", "0"),
+        ("t1", "1"),
+        ("t2", "0"),
+    ]
 
 
 # ------------------------------------------------------------------ split_off
