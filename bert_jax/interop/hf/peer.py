@@ -11,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_jax.json_values import Json
+if TYPE_CHECKING:  # the other Python need not have this library
+    from bert_jax.json_values import Json
 
 _MISSING = 7  # exit code: torch or the library is not installed
 _NO_CLASS = 8  # exit code: the release of transformers has no such family
@@ -100,7 +101,7 @@ def _lacking(folder: str) -> str:
     return f"transformers {transformers.__version__} has no family {family}"
 
 
-def run_transformers(folder: str, scratch: Path) -> dict[str, Json]:
+def run_transformers(folder: str, scratch: Path) -> "dict[str, Json]":
     """Run the batches in ``scratch`` with the class that the config.json in ``folder`` names, and write the outputs
     to the same folder; return the version of transformers and the problems that it reports."""
     import torch
@@ -132,7 +133,7 @@ def run_transformers(folder: str, scratch: Path) -> dict[str, Json]:
     return {"version": transformers.__version__, "problems": problems}
 
 
-def _sentences(folder: str, scratch: Path) -> dict[str, Json]:
+def _sentences(folder: str, scratch: Path) -> "dict[str, Json]":
     import sentence_transformers
     import torch
 

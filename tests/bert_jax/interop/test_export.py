@@ -20,6 +20,7 @@ from bert_jax.inference.loaded import load
 from bert_jax.interop import export
 from bert_jax.interop.export import export_model
 from bert_jax.interop.export_table import DTYPES, FORMATS, ROWS, TABLE, fit, rows_of
+from bert_jax.interop.hf import peer as peer_program
 from bert_jax.interop.hf.config_json import hf_class, unsupported
 from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.interop.programs import serving
@@ -404,3 +405,11 @@ def test_transformers_own_outputs_decide(tmp_path, answers, monkeypatch):
         exported(tmp_path, "hf", verify=True, force=True, peer_python=peer(tmp_path, answers, "broken"))
     with pytest.raises(ValueError, match=r"nowhere: .* --peer_python"):
         exported(tmp_path, "hf", verify=True, force=True, peer_python=str(tmp_path / "nowhere"))
+
+
+def test_a_python_without_this_library_runs_the_program_of_the_peer(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "bert_jax"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    program = {"__name__": "peer"}
+    exec(Path(peer_program.__file__).read_text(encoding="utf-8"), program)
+    assert program["main"]
