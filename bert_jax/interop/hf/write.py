@@ -19,6 +19,11 @@ from bert_jax.json_values import Json
 from bert_jax.tokenization import build_tokenizer
 
 WEIGHTS_FILE = "model.safetensors"
+# Key of config.json -> attribute of the tokenizer.
+_TOKENS = {
+    "bos_token_id": "cls_id", "eos_token_id": "end_id", "pad_token_id": "pad_id", "cls_token_id": "cls_id",
+    "sep_token_id": "sep_id",
+}  # fmt: skip
 _STORED = {
     "float32": ("F32", np.dtype("<f4")), "float16": ("F16", np.dtype("<f2")),
     "bfloat16": ("BF16", np.dtype(ml_dtypes.bfloat16)),
@@ -41,11 +46,12 @@ def write_hf(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "float3
             "without this argument transformers adds a pooler with random weights"
         )
     config = hf_config(spec, dtype)
-    if spec.model.attention == "causal" and spec.tokenizer is not None and weights.tokenizer_content is not None:
-        # The sequence head of transformers reads the last token that is not padding, and generation ends at eos.
+    # The sequence head of a causal class reads the last token that is not padding, and generation ends at eos.
+    is_causal = spec.model.attention == "causal"
+    unknown = [name for name in _TOKENS if (is_causal and name in config) or config.get(name, 0) is None]
+    if unknown and spec.tokenizer is not None and weights.tokenizer_content is not None:
         tokenizer = build_tokenizer(spec.tokenizer, weights.tokenizer_content, spec.tokenizer.file)
-        ids = {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.end_id, "pad_token_id": tokenizer.pad_id}
-        config |= {key: ids[key] for key in ids if key in config}
+        config |= {name: getattr(tokenizer, _TOKENS[name]) for name in unknown}
     if "pruned_heads" in config:
         notes.append("the layers have fewer heads (pruned_heads): load the folder with transformers 4")
     write_json(folder / CONFIG_FILE, config)

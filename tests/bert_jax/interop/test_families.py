@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from builders import content, words
 from drawn_families import digest, drawn_models
 from family_folders import close, features, make_folder, read, recorded, run, told_of
 from golden.family_cases import CASES, classes, gradient_inputs, inputs, values
 from hf_folders import FIXTURES
 
-from bert_jax.config import HeadsConfig
+from bert_jax.config import HeadsConfig, TokenizerConfig
 from bert_jax.config.architecture import FamilyName
 from bert_jax.interop.hf.config_json import hf_class, hf_config, model_parts
 from bert_jax.interop.hf.families import FAMILIES
@@ -310,6 +311,22 @@ def test_an_untied_output_layer_is_written_with_both_biases(tmp_path):
     again = read(tmp_path)
     assert again.spec == spec.spec
     assert all(np.array_equal(again.params[key], array) for key, array in spec.params.items())
+
+
+def test_modernbert_states_the_special_ids_of_its_own_vocabulary(tmp_path):
+    """Otherwise transformers assumes those of the published vocabulary, here beyond the last piece."""
+    bare = dict(drawn_models("modernbert"))["ModernBertForMaskedLM"]
+    spec = dataclasses.replace(bare.spec, tokenizer=TokenizerConfig())
+    vocabulary = content(words(bare.spec.model.vocab_size - len(words(0))))
+    for name, bundle, (first, last) in (
+        ("bare", bare, (None, None)),
+        ("whole", dataclasses.replace(bare, spec=spec, tokenizer_content=vocabulary), (2, 3)),
+    ):
+        (tmp_path / name).mkdir()
+        write_hf(tmp_path / name, bundle)
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert [config[f"{token}_token_id"] for token in ("bos", "cls", "eos", "sep")] == [first, first, last, last]
+        assert config["pad_token_id"] == 0 and read(tmp_path / name).spec.model == bare.spec.model
 
 
 def test_a_key_that_the_class_does_not_read_is_a_note(tmp_path):

@@ -107,6 +107,8 @@ def write(model: ModelConfig) -> dict[str, Json]:
         "embedding_dropout": model.dropout_at("embedding"),
         "initializer_cutoff_factor": 2.0,
         "position_embedding_type": "absolute",
+        # The defaults of transformers are ids of the published vocabulary; the writer knows those of the tokenizer.
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")),
     }
 
 
