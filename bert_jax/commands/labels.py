@@ -26,9 +26,9 @@ def predict_command(arguments: argparse.Namespace) -> None:
     question and passage), with text and choices, or with the words of a text to be tagged."""
     from bert_jax.inference.predict import predict
     from bert_jax.inference.text_files import with_ids, write_json_lines
+    from bert_jax.tasks.task import Prediction
 
-    inputs, options = streaming(arguments, of_tasks=True)
-    options |= {"task": arguments.task, "exit_entropy": arguments.exit_entropy}
+    inputs, batches = streaming(arguments, of_tasks=True)
     loaded, last, documents = load_model(arguments), object(), 0
     settings = loaded.spec.task
     if settings is not None and settings.module:
@@ -42,7 +42,11 @@ def predict_command(arguments: argparse.Namespace) -> None:
 
     has_context = settings is not None and settings.document_context
     inputs = Each(inputs, counted) if has_context else inputs
-    write_json_lines(with_ids(inputs, lambda noted: predict(loaded, noted, **options)), arguments.output)
+
+    def rows(noted: Iterator[Any]) -> Iterator[Prediction]:
+        return predict(loaded, noted, task=arguments.task, exit_entropy=arguments.exit_entropy, batches=batches)
+
+    write_json_lines(with_ids(inputs, rows), arguments.output)
     if documents:
         say(f"documents of the words: {documents:,} (a blank line, or another document or group, begins one)")
 
@@ -58,7 +62,7 @@ def zero_shot_command(arguments: argparse.Namespace) -> None:
     if not arguments.texts and arguments.input is None and sys.stdin is not None and sys.stdin.isatty():
         raise ValueError("no text; write texts before --labels (arguments after it are labels), or use --input")
     labels, multi_label = _label_words(arguments.labels), arguments.multi_label
-    inputs, options = streaming(arguments)
+    inputs, batches = streaming(arguments)
 
     def parsed(value: Any) -> tuple[str, Any]:
         if not isinstance(value, str) and value.get("text_pair"):
@@ -72,7 +76,7 @@ def zero_shot_command(arguments: argparse.Namespace) -> None:
         texts, answers = itertools.tee(Each(inputs, parsed))
         results = zero_shot(
             loaded, (text for text, _ in texts), labels, template=arguments.template,
-            multi_label=multi_label, entailment=arguments.entailment, **options,
+            multi_label=multi_label, entailment=arguments.entailment, batches=batches,
         )  # fmt: skip
         for row, (_, answer) in zip(results, answers, strict=True):
             if answer is not None:

@@ -256,7 +256,7 @@ def load_model(arguments: argparse.Namespace) -> Any:
     return loaded
 
 
-def streaming(arguments: argparse.Namespace, *, of_tasks: bool = False) -> tuple[Any, dict[str, Any]]:
+def streaming(arguments: argparse.Namespace, *, of_tasks: bool = False) -> tuple[Any, Any]:
     """Return the input texts of a command, and the options of :func:`run_options`. ``of_tasks``: see
     :func:`bert_jax.inference.text_files.read_texts`."""
     from bert_jax.inference.text_files import read_texts, refuse_blank
@@ -267,11 +267,20 @@ def streaming(arguments: argparse.Namespace, *, of_tasks: bool = False) -> tuple
     return inputs, options
 
 
-def run_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the keyword arguments that all functions that run texts through a model have in common."""
+def run_options(arguments: argparse.Namespace) -> Any:
+    """Return the ``BatchOptions`` of a command that runs texts through a model."""
     if arguments.batch_tokens is not None and arguments.batch_tokens < 1:
         raise ValueError(f"--batch_tokens: {arguments.batch_tokens} is not allowed; allowed: 1 or more")
-    return {"batch_tokens": arguments.batch_tokens, "progress": _progress_counter()}
+    from bert_jax.inference.batching import BatchOptions
+
+    return BatchOptions(arguments.batch_tokens, progress=_progress_counter())
+
+
+def vector_options(arguments: argparse.Namespace, prompt: str | None = None, prompt_name: str | None = None) -> Any:
+    """Return the ``VectorOptions`` for the parsed options of :func:`pooling` and a prompt."""
+    from bert_jax.inference.embed import VectorOptions
+
+    return VectorOptions(arguments.pooling, arguments.normalize, arguments.width, prompt, prompt_name)
 
 
 def text_of(value: Any) -> str:

@@ -16,6 +16,7 @@ from bert_jax.commands.options import (
     say,
     streaming,
     text_of,
+    vector_options,
     whole_numbers,
 )
 from bert_jax.io.text_lines import Each
@@ -44,7 +45,7 @@ def embed_command(arguments: argparse.Namespace) -> None:
     if arguments.precision != "float32":
         load("extensions", "embed --precision")(arguments, parts)
         return
-    inputs, options = streaming(arguments)
+    inputs, batches = streaming(arguments)
     to_array = arguments.output is not None and arguments.output.suffix in (".npy", ".npz")
     if parts:
         if to_array:
@@ -60,21 +61,21 @@ def embed_command(arguments: argparse.Namespace) -> None:
         else:
             run = partial(extract_features, layers=layers or LAST_FOUR[: loaded.config.num_layers])
     else:
-        chosen, loaded = {name: getattr(arguments, name) for name in POOLED}, load_model(arguments)
+        loaded, chosen = load_model(arguments), vector_options(arguments, arguments.prompt, arguments.prompt_name)
         if to_array:
-            vectors = embed(loaded, Each(inputs, text_of), **chosen, **options)
+            vectors = embed(loaded, Each(inputs, text_of), chosen, batches)
             count, width = write_vectors(vectors, arguments.output)
             say(f"{arguments.output}: float32[{count}, {width}]")
             return
-        run = partial(_vector_lines, **chosen)
-    rows = with_ids(inputs, lambda noted: run(loaded, Each(noted, text_of), **options))
+        run = partial(_vector_lines, options=chosen)
+    rows = with_ids(inputs, lambda noted: run(loaded, Each(noted, text_of), batches=batches))
     write_json_lines(rows, arguments.output)
 
 
-def _vector_lines(loaded: Any, texts: Iterable[str], **options: Any) -> Iterator[dict[str, Json]]:
+def _vector_lines(loaded: Any, texts: Iterable[str], options: Any, batches: Any) -> Iterator[dict[str, Json]]:
     from bert_jax.inference.embed import embed
 
-    for vector in embed(loaded, texts, **options):
+    for vector in embed(loaded, texts, options, batches):
         yield {"embedding": [round(float(x), 7) for x in vector]}
 
 
@@ -83,11 +84,11 @@ def fill_mask_command(arguments: argparse.Namespace) -> None:
     from bert_jax.inference.fill import FilledText, fill_mask
     from bert_jax.inference.text_files import with_ids, write_json_lines
 
-    inputs, options = streaming(arguments)
+    inputs, batches = streaming(arguments)
     loaded = load_model(arguments)
 
     def fill(noted: Iterator[Any]) -> Iterator[FilledText]:
-        return fill_mask(loaded, Each(noted, text_of), top=arguments.top, **options)
+        return fill_mask(loaded, Each(noted, text_of), top=arguments.top, batches=batches)
 
     def rows(noted: Iterator[Any]) -> Iterator[dict[str, Json]]:
         for text in fill(noted):
@@ -118,13 +119,13 @@ def score_command(arguments: argparse.Namespace) -> None:
     clash = [name for name in ("limit", "pair_scores") if getattr(arguments, name) is not None]
     if clash:
         raise ValueError(f"--{clash[0]}: requires --pairs; add --pairs FILE")
-    inputs, options = streaming(arguments)
+    inputs, batches = streaming(arguments)
     loaded = load_model(arguments)
     total, tokens = 0.0, 0
 
     def rows(noted: Iterator[Any]) -> Iterator[dict[str, Json]]:
         nonlocal total, tokens
-        for one in score(loaded, Each(noted, text_of), method=arguments.method, **options):
+        for one in score(loaded, Each(noted, text_of), method=arguments.method, batches=batches):
             row: dict[str, Any] = {"text": one.text, "score": one.score, "tokens": len(one.pieces)}
             total, tokens = total + one.score, tokens + len(one.pieces)
             details = {"pieces": one.pieces, "log_probabilities": one.log_probabilities}

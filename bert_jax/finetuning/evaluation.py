@@ -76,11 +76,10 @@ class Predictor:
             # The number of rows that the token limit allows, but no more rows than are needed.
             return (parts * max(1, min(tokens // length, math.ceil(rows / parts))),)
 
-        return batching.packed_batches(units, (length,), per_row, sizes, **_packing(task, units))
-
-
-def _packing(task: Task, units: Sequence[ModelInput]) -> batching.PackOptions:
-    return {"sequences": task.sequences_of(units), "targets": task.targets, "pad_id": task.tokenizer.pad_id}
+        return batching.packed_batches(
+            units, (length,), per_row, sizes,
+            pad_id=task.tokenizer.pad_id, sequences=task.sequences_of(units), targets=task.targets,
+        )  # fmt: skip
 
 
 def _run(task: Task, model: BertModel, params: Params, batch: Mapping[str, jax.Array]) -> batching.DeviceOutputs:
@@ -119,7 +118,10 @@ def blank_scores(
     The model is neither compiled nor run.
     """
     shape = batching.Shape(1, row_length(units[0].length), 1)
-    batch = batching.pack_batch(units[:1], [[0]], shape, **_packing(task, units)).features
+    batch = batching.pack_batch(
+        units[:1], [[0]], shape,
+        pad_id=task.tokenizer.pad_id, sequences=task.sequences_of(units), targets=task.targets,
+    ).features  # fmt: skip
     shapes = jax.eval_shape(functools.partial(_run, task, model), nn.unbox(abstract_params(model)), batch)
     arrays = [(level, name, like) for level, named in shapes.items() for name, like in named.items()]
     rng = np.random.default_rng(0)

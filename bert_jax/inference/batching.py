@@ -9,7 +9,6 @@ import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict, Unpack
 
 import jax
 import numpy as np
@@ -32,13 +31,22 @@ Function = Callable[..., DeviceOutputs]
 Progress = Callable[[int], None]
 
 
-class BatchOptions(TypedDict, total=False):
-    """Options of every function that runs texts through a model."""
+@dataclass(frozen=True)
+class BatchOptions:
+    """Options of every function that runs texts through a model. Raises ``ValueError`` for a number below 1."""
 
     # Tokens of one batch; None: a number that suits the device.
-    batch_tokens: int | None
+    batch_tokens: int | None = None
+    # Most inputs of one batch; None: as many as its tokens allow.
+    batch_size: int | None = None
     # Called with the number of inputs that were processed since the last call.
-    progress: Progress | None
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch_tokens", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and value >= 1):
+                raise ValueError(f"{name}: {value!r} is not allowed; allowed: 1 or more")
 
 
 @dataclass(frozen=True)
@@ -124,14 +132,6 @@ def _rung(length: int, ladder: Sequence[int]) -> int:
     return next(rung for rung in ladder if rung >= length)
 
 
-class PackOptions(TypedDict):
-    """Options of :func:`pack_batch`."""
-
-    pad_id: int
-    sequences: int
-    targets: Mapping[str, Target]
-
-
 def pack_batch(
     units: Sequence[ModelInput],
     rows: Sequence[Sequence[int]],
@@ -195,7 +195,10 @@ def packed_batches(
     ladder: Sequence[int],
     per_row: int,
     sizes: Callable[[int, int], Sequence[int]],
-    **options: Unpack[PackOptions],
+    *,
+    pad_id: int,
+    sequences: int = 1,
+    targets: Mapping[str, Target] | None = None,
 ) -> Iterator[Packed]:
     """Yield batches that together contain every input once; batches with the longest rows are first.
 
@@ -205,7 +208,7 @@ def packed_batches(
         sizes: function of a row length and of the total number of rows of this length; returns the allowed numbers
             of rows per batch, ascending. The last batch has the smallest allowed number that suffices for the
             remaining rows.
-        options: options of :func:`pack_batch`.
+        pad_id, sequences, targets: see :func:`pack_batch`.
     """
     rows = fill_rows([unit.length for unit in units], ladder, per_row)
     assert rows is not None, f"an input has more than {ladder[-1]} tokens"
@@ -216,7 +219,8 @@ def packed_batches(
         allowed = sizes(length, len(waiting))
         while waiting:
             size = next((size for size in allowed if size >= len(waiting)), allowed[-1])
-            yield pack_batch(units, waiting[:size], Shape(size, length, per_row), **options)
+            shape = Shape(size, length, per_row)
+            yield pack_batch(units, waiting[:size], shape, pad_id=pad_id, sequences=sequences, targets=targets)
             waiting = waiting[size:]
 
 

@@ -5,7 +5,8 @@ Shapes: B rows, S tokens, C sequences per row, L layers, H width, E width of an 
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Unpack
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,35 +34,37 @@ _TOKEN_WINDOW = 32
 _PAIR = re.compile(r"^(.*) \|\|\| (.*)$", re.DOTALL)
 
 
+@dataclass(frozen=True)
+class VectorOptions:
+    """Options of the vector of a text."""
+
+    # cls, mean or max over the last layer, without the dense layers of the model. None: pooling and dense layers of
+    # the model, or the mean if it has none.
+    pooling: str | None = None
+    # True: divide vectors by their Euclidean norm. False: do not. None: as the model defines.
+    normalize: bool | None = None
+    # The first values of each vector only, divided by their norm if whole vectors are. None: all.
+    width: int | None = None
+    # Text to insert before every input.
+    prompt: str | None = None
+    # Name of a prompt of the model. None: the default prompt of the model, unless ``prompt`` is set.
+    prompt_name: str | None = None
+
+
 def embed(
     loaded: Engine,
     texts: Iterable[str],
-    *,
-    pooling: str | None = None,
-    normalize: bool | None = None,
-    prompt: str | None = None,
-    prompt_name: str | None = None,
-    width: int | None = None,
-    **options: Unpack[BatchOptions],
+    vectors: VectorOptions = VectorOptions(),
+    batches: BatchOptions = BatchOptions(),
 ) -> Iterator[np.ndarray]:
     """Yield the vector of every text, float32[E], in order; ``texts`` may be endless.
-
-    Args:
-        pooling: cls, mean or max over the last layer, without the dense layers of the model. None: pooling and
-            dense layers of the model, or the mean if it has none.
-        normalize: True: divide vectors by their Euclidean norm. False: do not. None: as the model defines.
-        prompt: text to insert before every input.
-        prompt_name: name of a prompt of the model. None: the default prompt of the model, unless
-            ``prompt`` is set.
-        width: return the first values of each vector only, divided by their norm if whole vectors are. None: all.
-        options: see ``BatchOptions``.
 
     Raises ``ValueError`` for an unknown pooling or prompt, for a width that the vectors do not have, and for a
     model without a vocabulary.
     """
-    sentence = sentence_config(loaded.spec, pooling, normalize)
-    size = vector_width(loaded.spec, pooling, width)
-    text = prompt_text(loaded.spec, prompt, prompt_name)
+    sentence = sentence_config(loaded.spec, vectors.pooling, vectors.normalize)
+    size = vector_width(loaded.spec, vectors.pooling, vectors.width)
+    text = prompt_text(loaded.spec, vectors.prompt, vectors.prompt_name)
     skipped = 0 if sentence.include_prompt else prompt_length(loaded, text)
 
     of_run = loaded.spec.task is not None and loaded.spec.task.kind == "sentence"
@@ -72,10 +75,10 @@ def embed(
         given = [text + one for one in part]
         if task is not None:
             return task.featurize([Record(id="", source="", text=one) for one in given], training=False)
-        return [ModelInput(i, (sequence,)) for i, sequence in enumerate(loaded.encode(given))]
+        return [ModelInput(i, (sequence,)) for i, sequence in enumerate(loaded.model_inputs(given))]
 
     run = loaded.program(("embed", sentence, size), _pooled(loaded, sentence, size))
-    windows = loaded.windows(checked_texts(texts), featurize, run, np.int32(skipped), **options)
+    windows = loaded.windows(checked_texts(texts), featurize, run, np.int32(skipped), batches=batches)
     return (output["vectors"] for _, _, outputs in windows for output in outputs)
 
 
@@ -166,7 +169,7 @@ def embed_tokens(
     texts: Iterable[Text],
     *,
     layers: Sequence[int] = LAST_FOUR,
-    **options: Unpack[BatchOptions],
+    batches: BatchOptions = BatchOptions(),
 ) -> Iterator[tuple[list[str], np.ndarray]]:
     """Yield (pieces, float32[layers, tokens, H]) for every text, including special tokens.
 
@@ -191,11 +194,11 @@ def embed_tokens(
         return {"token": {"hidden": hidden_BxSxLxH.astype(jnp.float32)}}
 
     def featurize(part: list[Text]) -> list[ModelInput]:
-        return [ModelInput(i, (sequence,)) for i, sequence in enumerate(loaded.encode(part))]
+        return [ModelInput(i, (sequence,)) for i, sequence in enumerate(loaded.model_inputs(part))]
 
     windows = loaded.windows(
         checked_texts(texts, pairs=True), featurize, loaded.program(("tokens", chosen), run),
-        window=_TOKEN_WINDOW, **options,
+        window=_TOKEN_WINDOW, batches=batches,
     )  # fmt: skip
     return (
         (tokenizer.pieces(unit.sequences[0].ids), output["hidden"].swapaxes(0, 1))
@@ -205,13 +208,17 @@ def embed_tokens(
 
 
 def extract_features(
-    loaded: Engine, lines: Iterable[str], *, layers: Sequence[int] = LAST_FOUR, **options: Unpack[BatchOptions]
+    loaded: Engine,
+    lines: Iterable[str],
+    *,
+    layers: Sequence[int] = LAST_FOUR,
+    batches: BatchOptions = BatchOptions(),
 ) -> Iterator[dict[str, Json]]:
     """Yield one object per line with the fields of ``extract_features.py`` of google-research/bert: linex_index and
     features, each with token and layers (index, values rounded to 6 places). `` ||| `` separates the texts of a
     pair."""
     pairs = ((match[1], match[2]) if (match := _PAIR.match(line)) else line for line in lines)
-    for number, (pieces, hidden) in enumerate(embed_tokens(loaded, pairs, layers=layers, **options)):
+    for number, (pieces, hidden) in enumerate(embed_tokens(loaded, pairs, layers=layers, batches=batches)):
         rounded = np.round(hidden.astype(np.float64), 6)
         yield {
             "linex_index": number,

@@ -12,10 +12,10 @@ from flax import traverse_util
 
 from bert_jax.config import ExecutionConfig, ModelSpec
 from bert_jax.inference.batching import (
+    BatchOptions,
     DeviceOutputs,
     Outputs,
     Packed,
-    PackOptions,
     Program,
     Progress,
     Shape,
@@ -85,7 +85,7 @@ def not_finite(loaded: "Engine", text: str) -> ValueError:
     return ValueError(f"{loaded.name}: NaN or infinite outputs for {text}; {remedy}")
 
 
-@dataclass
+@dataclass(repr=False)
 class Engine:
     """Spec, network, parameters (on the device, in the layout of the network), tokenizer and compiled programs of a
     model."""
@@ -97,7 +97,10 @@ class Engine:
     # Notes of the reader of the model format.
     notes: tuple[str, ...] = ()
     name: str = "the model"
-    _programs: dict[Hashable, Callable[..., Any]] = field(default_factory=dict, repr=False)
+    # Content of the file that spec.tokenizer names, and the origin of the weights; see ``ModelBundle``.
+    tokenizer_content: bytes | None = None
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    _programs: dict[Hashable, Callable[..., Any]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, weights: ModelBundle, execution: ExecutionConfig, name: str) -> Self:
@@ -113,11 +116,46 @@ class Engine:
             tokenizer=tokenizer,
             notes=weights.notes,
             name=name,
+            tokenizer_content=weights.tokenizer_content,
+            origin=weights.origin,
         )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields to pickle or copy: all but the compiled programs."""
         return self.__dict__ | {"_programs": {}}
+
+    def bundle(self) -> ModelBundle:
+        """Return the model in the form that every writer accepts, and from which a run can start. On a CPU the
+        arrays are those of the model."""
+        params = traverse_util.flatten_dict(self.params, sep="/")
+        return ModelBundle(
+            spec=self.spec,
+            params={name: np.asarray(values) for name, values in params.items()},
+            tokenizer_content=self.tokenizer_content,
+            origin=self.origin,
+        )
+
+    def __repr__(self) -> str:
+        """Return a few lines about the model: family, sizes, vocabulary, maximum length, heads or vectors."""
+        spec, model, tokenizer = self.spec, self.spec.model, self.tokenizer
+        parameters = sum(values.size for values in jax.tree.leaves(self.params))
+        sizes = (
+            f"{spec.family}, {model.num_layers} layer{'s' * (model.num_layers != 1)} of width {model.hidden_size}"
+        )
+        lines = [f"{type(self).__name__}({self.name!r}): {sizes}, {parameters:,} parameters"]
+        pieces = "no vocabulary" if tokenizer is None else f"{tokenizer.vocab_size:,} pieces ({tokenizer.kind})"
+        lines.append(f"  {pieces}; texts of at most {spec.max_length:,} tokens")
+        heads = spec.heads
+        labels = heads.sequence_labels or heads.pair_labels or heads.token_labels
+        shown = ", ".join(label[:20] for label in labels[:5]) + (
+            f", ... ({len(labels)})" if len(labels) > 5 else ""
+        )
+        what = [f"task: {spec.task.kind}"] if spec.task is not None else []
+        what += [f"heads: {', '.join(heads.present()) or 'none'}"] + ([f"classes: {shown}"] if labels else [])
+        if spec.sentence is not None:
+            steps = [*spec.sentence.pooling, *(module.kind for module in spec.sentence.modules)]
+            what.append(f"vectors: {', '.join(steps)}, width {spec.sentence.vector_width(model.hidden_size)}")
+        return "\n".join([*lines, f"  {'; '.join(what)}"])
 
     def need_tokenizer(self) -> Tokenizer:
         """Return the tokenizer. Raises ``ValueError`` for a model without one."""
@@ -125,7 +163,7 @@ class Engine:
             raise ValueError(f"{self.name}: no vocabulary, so the model accepts only ids; use bert-jax forward")
         return self.tokenizer
 
-    def encode(self, texts: Sequence[Text]) -> list[Encoded]:
+    def model_inputs(self, texts: Sequence[Text]) -> list[Encoded]:
         """Return the model inputs of texts and pairs, truncated to the maximum length of the model."""
         tokenizer = self.need_tokenizer()
         firsts = tokenizer.encode_batch([text if isinstance(text, str) else text[0] for text in texts])
@@ -166,8 +204,7 @@ class Engine:
         sequences: Callable[[Sequence[ModelInput]], int] = lambda units: 1,
         targets: Mapping[str, Target] | None = None,
         window: int = WINDOW,
-        batch_tokens: int | None = None,
-        progress: Progress | None = None,
+        batches: BatchOptions = BatchOptions(),
     ) -> Iterator[tuple[list[Input], list[ModelInput], list[Outputs]]]:
         """Process ``inputs``, which may be endless, in windows of ``window`` inputs. For each window, yield its
         inputs, their model inputs, and the outputs of each model input.
@@ -178,12 +215,12 @@ class Engine:
                 stages of one.
             sequences: function that returns K, the number of sequences per input, for the model inputs of a window.
             targets: targets of the model inputs that the program reads.
-            batch_tokens, progress: see ``BatchOptions``.
+            batches: see ``BatchOptions``.
 
         Raises ``ValueError``, which names the first input, for an output with a NaN or infinite value.
         """
         is_cpu = jax.default_backend() == "cpu"
-        tokens = batch_tokens or (_CPU_TOKENS if is_cpu else _TOKENS)
+        tokens = batches.batch_tokens or (_CPU_TOKENS if is_cpu else _TOKENS)
         reading, is_first = iter(inputs), True
 
         def on_device(program: Callable[..., DeviceOutputs]) -> Program:
@@ -192,7 +229,8 @@ class Engine:
         while part := list(itertools.islice(reading, window)):
             units = featurize(part)
             # Later windows keep to the shapes of the first one, which are compiled.
-            pack = self._packing(sequences(units) if units else 1, tokens, targets or {}, is_cpu and is_first)
+            count = sequences(units) if units else 1
+            pack = self._packing(count, tokens, batches.batch_size, targets or {}, is_cpu and is_first)
             is_first = False
 
             def run_all(
@@ -203,7 +241,7 @@ class Engine:
                     return run_stages(programs, run.is_final, units, pack, progress)
                 return run_packed(on_device(run), units, pack(units, {}), progress)
 
-            outputs = run_all(units, progress)
+            outputs = run_all(units, batches.progress)
             bad = [i for i, output in enumerate(outputs) if not is_finite(output)]
             if bad:
                 # The others in its row are not finite either, so each is run alone.
@@ -214,25 +252,27 @@ class Engine:
             yield part, units, outputs
 
     def _packing(
-        self, sequences: int, tokens: int, targets: Mapping[str, Target], may_be_small: bool
+        self, sequences: int, tokens: int, most: int | None, targets: Mapping[str, Target], may_be_small: bool
     ) -> Callable[[Sequence[ModelInput], Mapping[str, Target]], Iterable[Packed]]:
         """Return a function of model inputs (at most ``sequences`` sequences) and further targets.
 
-        It packs them into batches of about ``tokens`` tokens or, if ``may_be_small``, into a batch of one row
-        if one row suffices."""
+        It packs them into batches of about ``tokens`` tokens and at most ``most`` inputs or, if ``may_be_small``,
+        into a batch of one row if one row suffices."""
         longest = max(self.spec.max_length, self.spec.task_length)
         ladder, pad_id = row_lengths(longest * sequences), self.need_tokenizer().pad_id
         # Blocks begin with the row, so each sequence needs its own.
-        per_row = 1 if self.spec.model.attention_block else INPUTS_PER_ROW
+        per_row = 1 if self.spec.model.attention_block else min(INPUTS_PER_ROW, most or INPUTS_PER_ROW)
 
         def sizes(length: int, _: int) -> Sequence[int]:
             size = max(1, tokens // length)
+            size = size if most is None else min(size, most // per_row)
             return (max(1, size // _SMALL), size) if length == ladder[0] else (size,)
 
         def pack(units: Sequence[ModelInput], more: Mapping[str, Target]) -> Iterable[Packed]:
-            options: PackOptions = {"pad_id": pad_id, "sequences": sequences, "targets": {**targets, **more}}
+            both = {**targets, **more}
             if may_be_small and (length := only_row([unit.length for unit in units], ladder[-1], per_row)):
-                return [pack_batch(units, [range(len(units))], Shape(1, length, per_row), **options)]
-            return packed_batches(units, ladder, per_row, sizes, **options)
+                row, shape = range(len(units)), Shape(1, length, per_row)
+                return [pack_batch(units, [row], shape, pad_id=pad_id, sequences=sequences, targets=both)]
+            return packed_batches(units, ladder, per_row, sizes, pad_id=pad_id, sequences=sequences, targets=both)
 
         return pack

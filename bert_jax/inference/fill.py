@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
-from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +36,7 @@ class FilledText:
 
 
 def fill_mask(
-    loaded: Engine, texts: Iterable[str], *, top: int = 5, **options: Unpack[BatchOptions]
+    loaded: Engine, texts: Iterable[str], *, top: int = 5, batches: BatchOptions = BatchOptions()
 ) -> Iterator[FilledText]:
     """Yield the ``top`` most probable pieces, with their probabilities, for every mask of each text, in order;
     ``texts`` may be endless.
@@ -83,7 +82,7 @@ def fill_mask(
         best = _best(loaded, tokenizer.mask_id, slots, count, pieces)
         return loaded.program(("fill", slots, count), best)(params, batch)
 
-    windows = loaded.windows(Each(checked_texts(texts), checked), featurize, run, window=_WINDOW, **options)
+    windows = loaded.windows(Each(checked_texts(texts), checked), featurize, run, window=_WINDOW, batches=batches)
     return (filled(*one) for part, units, outputs in windows for one in zip(part, units, outputs, strict=True))
 
 

@@ -3,7 +3,8 @@
 Shapes: B rows, S tokens, H width, L layers, A heads, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import jax
@@ -11,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.batch import Batch
-from bert_jax.inference.engine import Engine, not_finite
+from bert_jax.inference.batching import row_lengths
+from bert_jax.inference.engine import Engine, Text, checked_texts, not_finite
 from bert_jax.interop.programs.serving import FIELDS, INPUTS, output_array, position_ids
 from bert_jax.interop.stored_model import listed
 from bert_jax.io.files import whole_file
@@ -100,6 +102,54 @@ def forward(
         name = "logits" if "logits" in joined else "choice_logits"
         joined[name] = joined[name].reshape(-1, choices)
     return joined
+
+
+def token_arrays(loaded: Engine, texts: Iterable[Text]) -> dict[str, np.ndarray]:
+    """Return the inputs of :func:`forward` for texts and pairs of texts: int32[B, S], padded to the longest."""
+    encoded = loaded.model_inputs([*checked_texts(texts, pairs=True)])
+    arrays = {
+        name: np.zeros((len(encoded), max((len(one.ids) for one in encoded), default=0)), np.int32)
+        for name in INPUTS
+    }
+    arrays["input_ids"][:] = loaded.need_tokenizer().pad_id
+    for row, one in enumerate(encoded):
+        for name, values in zip(INPUTS, (one.ids, 1, one.types), strict=True):
+            arrays[name][row, : len(one.ids)] = values
+    return arrays
+
+
+def outputs_of_texts(loaded: Engine, texts: Iterable[Text], name: str, batch_size: int) -> Iterator[np.ndarray]:
+    """Yield the output ``name`` of :func:`forward` for every text or pair of texts, without padding, in order;
+    ``batch_size`` texts are processed together. Raises ``ValueError`` for a model without this output."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size: {batch_size} is not allowed; use 1 or more")
+    if name == "pooler_output" and not loaded.spec.heads.pooler:
+        raise ValueError(f"{loaded.name}: no pooler; use embed or sequence_output")
+    ladder, reading = row_lengths(loaded.spec.max_length), checked_texts(texts, pairs=True)
+    while part := [*itertools.islice(reading, batch_size)]:
+        given = token_arrays(loaded, part)
+        lengths = given["attention_mask"].sum(axis=1)
+        # Few shapes, so that few programs are compiled.
+        rows = 1 << (len(part) - 1).bit_length()
+        length = next(length for length in ladder if length >= lengths.max())
+        extra = (0, rows - len(part)), (0, length - lengths.max())
+        fill = {"input_ids": loaded.need_tokenizer().pad_id}
+        inputs = {one: np.pad(values, extra, constant_values=fill.get(one, 0)) for one, values in given.items()}
+        flags = {one: one == name for one in ("hidden_states", "attentions")}
+        found = np.moveaxis(forward(loaded, inputs, **flags)[name], _axis(name), 0)
+        for values, count in zip(found, lengths, strict=False):
+            yield _without_padding(values, name, count)
+
+
+def _without_padding(values: np.ndarray, name: str, length: int) -> np.ndarray:
+    match name:
+        case "last_hidden_state":
+            return values[:length]
+        case "hidden_states":
+            return values[:, :length]
+        case "attentions":
+            return values[..., :length, :length]
+    return values
 
 
 def _axis(name: str) -> int:

@@ -1,67 +1,290 @@
-"""A model that is ready for use, loaded from a path in any supported format."""
+"""A model that is ready for use, loaded from a path in any supported format or from the Hugging Face Hub."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from bert_jax.config import ExecutionConfig, ModelConfig
-from bert_jax.inference.embed import embed, vector_width
-from bert_jax.inference.engine import Engine
+from bert_jax.inference.batching import BatchOptions, Progress
+from bert_jax.inference.embed import VectorOptions, embed, vector_width
+from bert_jax.inference.engine import Engine, Text
 from bert_jax.inference.fill import fill_mask
-from bert_jax.inference.forward import forward
+from bert_jax.inference.forward import forward, outputs_of_texts, token_arrays
 from bert_jax.inference.predict import predict
-from bert_jax.inference.score import score
+from bert_jax.inference.score import Method, score
 from bert_jax.inference.zero_shot import Labels, zero_shot
-from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
+from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, StoredDtype
 from bert_jax.interop.readers import read_weights
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
+from bert_jax.tasks.text_classification import probability_table
 
 
 class LoadedModel(Engine):
     """A loaded model with a method for each use. ``model.apply({"params": params}, features)`` returns a
-    ``BertOutput``."""
+    ``BertOutput``.
+
+    A method returns one result for a text, and a list or an array of results for a list or another iterable of
+    texts. ``batch_tokens`` limits the tokens of a batch (None: a number that suits the device), ``batch_size`` its
+    texts (None: as many as its tokens allow); ``progress`` is called with the number of texts that were processed
+    since its last call. Raises ``ValueError``, one line, for other inputs, and for a model that lacks what a method
+    needs.
+    """
 
     @property
     def config(self) -> ModelConfig:
         """The ``ModelConfig`` of the network: its sizes and variants."""
         return self.spec.model
 
-    def embed(self, texts: str | Iterable[str], **options: Any) -> np.ndarray:
-        """Return float32[texts, E], one vector per text; float32[E] for a single text. See ``embed.embed``."""
-        vectors = _answers(texts, lambda texts: embed(self, texts, **options))
-        width = vector_width(self.spec, options.get("pooling"), options.get("width"))
-        return np.array(vectors, np.float32).reshape(-1, width) if isinstance(vectors, list) else vectors
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes that :meth:`predict` distinguishes, in the order of :meth:`predict_proba`; of a
+        tagging model its tags. Empty: no classes."""
+        heads = self.spec.heads
+        return (
+            ()
+            if heads.problem == "regression"
+            else heads.sequence_labels or heads.pair_labels or heads.token_labels
+        )
 
-    def predict(self, texts: str | Iterable[Any], **options: Any) -> Any:
-        """Return the predictions of the task head: a list of dicts, or one dict for a single text. See
-        ``predict.predict``."""
-        return _answers(texts, lambda texts: predict(self, texts, **options))
+    # ------------------------------------------------------------------ vectors
 
-    def fill_mask(self, texts: str | Iterable[str], **options: Any) -> Any:
-        """Return the best pieces for the masks: a list of ``FilledText``, or one ``FilledText`` for a single text.
-        See ``fill.fill_mask``."""
-        return _answers(texts, lambda texts: fill_mask(self, texts, **options))
+    def embed(
+        self,
+        texts: str | Iterable[str],
+        *,
+        pooling: Literal["cls", "mean", "max"] | None = None,
+        normalize: bool | None = None,
+        width: int | None = None,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
+        progress: Progress | None = None,
+    ) -> np.ndarray:
+        """Return the vector of each text: float32[texts, E]; float32[E] for a single text.
 
-    def score(self, texts: str | Iterable[str], **options: Any) -> Any:
-        """Return the log-probability of texts: a list of ``ScoredText``, or one ``ScoredText`` for a single text.
-        See ``score.score``."""
-        return _answers(texts, lambda texts: score(self, texts, **options))
+        Args:
+            pooling: cls, mean or max over the last layer, without the dense layers of the model. None: pooling and
+                dense layers of the model, or the mean if it has none.
+            normalize: True: divide vectors by their Euclidean norm. False: do not. None: as the model defines.
+            width: return the first values of each vector only, divided by their norm if whole vectors are.
+            prompt: text to insert before every text.
+            prompt_name: name of a prompt of the model. None: the default prompt of the model, unless ``prompt`` is
+                set.
+        """
+        options = VectorOptions(pooling, normalize, width, prompt, prompt_name)
+        batches = BatchOptions(batch_tokens, batch_size, progress)
+        vectors = _answers(texts, lambda texts: embed(self, texts, options, batches))
+        size = vector_width(self.spec, pooling, width)
+        return np.array(vectors, np.float32).reshape(-1, size) if isinstance(vectors, list) else vectors
 
-    def zero_shot(self, texts: str | Iterable[str], labels: Labels, **options: Any) -> Any:
-        """Classify texts with ``labels`` on which the model was not trained. Return a list of dicts, or one dict
-        for a single text. See ``zero_shot.zero_shot``."""
-        return _answers(texts, lambda texts: zero_shot(self, texts, labels, **options))
+    # The name of this method in sentence-transformers.
+    encode = embed
 
-    def forward(self, inputs: Mapping[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
+    def sequence_output(self, texts: Text | Iterable[Text], *, batch_size: int = 8) -> Any:
+        """Return the last layer of each text or pair of texts, special tokens included: a list of float32[tokens,
+        H]; one array for a single text. ``batch_size`` texts are processed together."""
+        return self._outputs(texts, "last_hidden_state", batch_size)
+
+    def pooled_output(self, texts: Text | Iterable[Text], *, batch_size: int = 8) -> np.ndarray:
+        """Return the output of the pooler for each text or pair of texts: float32[texts, H]; float32[H] for a
+        single text. Arguments as in :meth:`sequence_output`."""
+        rows = self._outputs(texts, "pooler_output", batch_size)
+        return np.array(rows, np.float32).reshape(-1, self.config.hidden_size) if isinstance(rows, list) else rows
+
+    def hidden_states(self, texts: Text | Iterable[Text], *, batch_size: int = 8) -> Any:
+        """Return the embeddings and the output of every layer for each text or pair of texts: a list of
+        float32[layers + 1, tokens, H]; one array for a single text. Arguments as in :meth:`sequence_output`."""
+        return self._outputs(texts, "hidden_states", batch_size)
+
+    def attentions(self, texts: Text | Iterable[Text], *, batch_size: int = 8) -> Any:
+        """Return the attention probabilities of every layer and head for each text or pair of texts: a list of
+        float32[layers, heads, tokens, tokens], whose last axis sums to 1; one array for a single text. Arguments as
+        in :meth:`sequence_output`."""
+        return self._outputs(texts, "attentions", batch_size)
+
+    def _outputs(self, texts: Text | Iterable[Text], name: str, batch_size: int) -> Any:
+        return _answers(texts, lambda texts: outputs_of_texts(self, texts, name, batch_size))
+
+    def forward(
+        self, inputs: Mapping[str, np.ndarray], *, hidden_states: bool = False, attentions: bool = False
+    ) -> dict[str, np.ndarray]:
         """Return every output for arrays of ids; see ``forward.forward``."""
-        return forward(self, inputs, **options)
+        return forward(self, inputs, hidden_states=hidden_states, attentions=attentions)
+
+    def tokenize(self, texts: Text | Iterable[Text]) -> dict[str, np.ndarray]:
+        """Return ``input_ids``, ``attention_mask`` and ``token_type_ids`` of the texts or pairs of texts for
+        :meth:`forward`: int32[texts, tokens], padded to the longest text, special tokens included.
+        ``tokenizer.pieces(ids)`` returns the pieces of a row."""
+        return token_arrays(self, [texts] if isinstance(texts, str) else _several(texts))
+
+    # ------------------------------------------------------------------ predictions
+
+    def predict(
+        self,
+        texts: Any,
+        *,
+        task: str | None = None,
+        exit_entropy: float | None = None,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
+        progress: Progress | None = None,
+    ) -> Any:
+        """Return the predictions of the task head: a list of dicts, or one dict for a single text or object. See
+        ``predict.predict`` for inputs, ``task``, ``exit_entropy`` and the fields of a prediction."""
+        batches = BatchOptions(batch_tokens, batch_size, progress)
+        return _answers(
+            texts, lambda texts: predict(self, texts, task=task, exit_entropy=exit_entropy, batches=batches)
+        )
+
+    def predict_proba(
+        self,
+        texts: Any,
+        *,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
+        progress: Progress | None = None,
+    ) -> np.ndarray:
+        """Return the probability of each of :attr:`classes`: float64[texts, classes]; float64[classes] for a single
+        text. The rows sum to 1 unless any number of classes may apply to a text. Raises ``ValueError`` for a
+        model that does not classify texts."""
+        heads = self.spec.heads
+        if not self.classes or not (heads.sequence_labels or heads.pair_labels):
+            raise ValueError(f"{self.name}: no head with classes of texts; use predict")
+        found = self.predict(texts, batch_size=batch_size, batch_tokens=batch_tokens, progress=progress)
+        table = probability_table(found if isinstance(found, list) else [found], self.classes)
+        return table.reshape(-1, len(self.classes)) if isinstance(found, list) else table[0]
+
+    def fill_mask(
+        self,
+        texts: str | Iterable[str],
+        *,
+        top: int = 5,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
+        progress: Progress | None = None,
+    ) -> Any:
+        """Return the ``top`` best pieces for the masks: a list of ``FilledText``; one ``FilledText`` for a single
+        text. See ``fill.fill_mask``."""
+        batches = BatchOptions(batch_tokens, batch_size, progress)
+        return _answers(texts, lambda texts: fill_mask(self, texts, top=top, batches=batches))
+
+    def score(
+        self,
+        texts: str | Iterable[str],
+        *,
+        method: Method | None = None,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
+        progress: Progress | None = None,
+    ) -> Any:
+        """Return the log-probability of texts: a list of ``ScoredText``, or one ``ScoredText`` for a single text.
+        See ``score.score`` for ``method``; the sizes of batches and ``progress`` count masked copies of texts."""
+        batches = BatchOptions(batch_tokens, batch_size, progress)
+        return _answers(texts, lambda texts: score(self, texts, method=method, batches=batches))
+
+    def zero_shot(
+        self,
+        texts: str | Iterable[str],
+        labels: Labels,
+        *,
+        template: str | None = None,
+        multi_label: bool = False,
+        entailment: str | None = None,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
+        progress: Progress | None = None,
+    ) -> Any:
+        """Classify texts with ``labels`` on which the model was not trained. Return a list of dicts, or one dict
+        for a single text. See ``zero_shot.zero_shot`` for ``labels``, ``template``, ``multi_label`` and
+        ``entailment``; the sizes of batches and ``progress`` count pairs of a text and a hypothesis."""
+        batches = BatchOptions(batch_tokens, batch_size, progress)
+
+        def run(texts: Iterable[str]) -> Iterator[Any]:
+            return zero_shot(
+                self, texts, labels, template=template, multi_label=multi_label, entailment=entailment,
+                batches=batches,
+            )  # fmt: skip
+
+        return _answers(texts, run)
+
+    # ------------------------------------------------------------------ files
+
+    def save(
+        self,
+        path: str | Path,
+        format: str | None = None,
+        *,
+        force: bool = False,
+        report: Callable[[str], None] = print,
+    ) -> None:
+        """Write the model to the folder ``path``, which :func:`load` reads.
+
+        Args:
+            format: None: the format of this library. Other formats: see :meth:`export`, which also compares the
+                written folder with the model.
+            force: replace a folder that is not empty.
+            report: function that is called with each line about a written export.
+
+        Raises ``ValueError`` for a folder that is not empty, and if the format cannot represent the model.
+        """
+        if format is not None:
+            self.export(path, format, verify=False, force=force, report=report)
+            return
+        from bert_jax.interop.export import replaced_folder
+        from bert_jax.interop.saved_model import write_saved
+
+        with replaced_folder(Path(path), force) as partial:
+            write_saved(partial, self.bundle())
+
+    def save_pretrained(self, path: str | Path, *, force: bool = False) -> None:
+        """Write a folder that transformers reads (``from_pretrained``) and, for a model of text vectors, also
+        sentence-transformers. Raises ``ValueError`` as :meth:`save` does."""
+        self.save(path, "hf" if self.spec.sentence is None else "sentence-transformers", force=force)
+
+    def export(
+        self,
+        path: str | Path,
+        format: str,
+        *,
+        dtype: StoredDtype = "float32",
+        heads: Sequence[str] | None = None,
+        width: int | None = None,
+        exact_tokenizer: bool = False,
+        verify: bool = True,
+        peer_python: str | None = None,
+        force: bool = False,
+        report: Callable[[str], None] = print,
+    ) -> None:
+        """Write the model to the folder ``path`` in the format of another library, load it there, and report the
+        largest difference of each output; ``bert-jax export`` as a method. Formats and parameters: see
+        ``bert_jax.interop.export.export_model``."""
+        from bert_jax.interop.export import export_model
+
+        export_model(
+            self.bundle(), Path(path), format, dtype=dtype, heads=heads, width=width,
+            exact_tokenizer=exact_tokenizer, verify=verify, peer_python=peer_python, force=force, report=report,
+        )  # fmt: skip
 
 
-def _answers(texts: str | Iterable[Any], run: Callable[[Iterable[Any]], Iterator[Any]]) -> Any:
-    """Return the result of ``run`` for a single text, or the list of results for several texts."""
-    return next(run([texts])) if isinstance(texts, str) else list(run(texts))
+def _several(texts: Any) -> Iterable[Any]:
+    """Return ``texts``. Raises ``ValueError`` unless they are an iterable of several texts."""
+    columns = getattr(texts, "columns", None)  # of a data frame, which iterates over their names
+    if columns is None and isinstance(texts, Iterable) and not isinstance(texts, bytes | Mapping):
+        return texts
+    remedy = (
+        "give a text or a list of texts"
+        if columns is None
+        else f"give one column, of {', '.join(map(str, columns))}"
+    )
+    raise ValueError(f"texts: {type(texts).__name__} is not allowed; {remedy}")
+
+
+def _answers(texts: Any, run: Callable[[Iterable[Any]], Iterator[Any]]) -> Any:
+    """Return the result of ``run`` for a single text or object, or the list of results for several."""
+    return next(run([texts])) if isinstance(texts, str | Mapping) else list(run(_several(texts)))
 
 
 def load(

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any
 
 import jax
 import numpy as np
@@ -47,7 +47,7 @@ def predict(
     *,
     task: str | None = None,
     exit_entropy: float | None = None,
-    **options: Unpack[BatchOptions],
+    batches: BatchOptions = BatchOptions(),
 ) -> Iterator[Prediction]:
     """Yield one JSON-serializable object per input, in order; ``texts`` may be endless.
 
@@ -86,7 +86,7 @@ def predict(
     chunks = _chunks(Each(texts, lambda value: _input(decoder, head, value)), size, length)
     results = loaded.windows(
         chunks, lambda part: _units(decoder, part[0]), run,
-        sequences=decoder.sequences_of, targets=decoder.targets, window=1, **options,
+        sequences=decoder.sequences_of, targets=decoder.targets, window=1, batches=batches,
     )  # fmt: skip
 
     def decoded() -> Iterator[Prediction]:

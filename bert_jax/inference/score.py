@@ -19,7 +19,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Unpack, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -90,13 +90,13 @@ _Place = tuple[_Open, int]
 
 
 def score(
-    loaded: Engine, texts: Iterable[str], *, method: Method | None = None, **options: Unpack[BatchOptions]
+    loaded: Engine, texts: Iterable[str], *, method: Method | None = None, batches: BatchOptions = BatchOptions()
 ) -> Iterator[ScoredText]:
     """Yield the log-probability of each text, in order; ``texts`` may be endless.
 
     Args:
         method: how a masked model masks; None: PLL-word-l2r. A causal model has no choice.
-        options: see ``BatchOptions``; ``progress`` counts the copies that were run.
+        batches: see ``BatchOptions``; ``progress`` counts the copies that were run.
 
     Raises ``ValueError`` for a model without a language-model head, a text without tokens, a text that exceeds the
     maximum length of the model, and another ``method``.
@@ -108,11 +108,11 @@ def score(
             raise ValueError(
                 f"method: {method!r} is not allowed for {loaded.name}, a causal model without masks; omit it"
             )
-        return _causal(loaded, texts, options)
+        return _causal(loaded, texts, batches)
     if not loaded.spec.heads.mlm:
         raise ValueError(f"{loaded.name}: no language-model head; use a masked or causal language model")
     loaded.need_tokenizer().require_mask(loaded.name)
-    return _masked(loaded, texts, method or METHODS[0], options)
+    return _masked(loaded, texts, method or METHODS[0], batches)
 
 
 def _checked(loaded: Engine, number: int, text: str, tokens: int, special: int) -> None:
@@ -127,7 +127,7 @@ def _checked(loaded: Engine, number: int, text: str, tokens: int, special: int) 
 # ------------------------------------------------------------------ masked models
 
 
-def _masked(loaded: Engine, texts: Iterable[str], method: Method, options: BatchOptions) -> Iterator[ScoredText]:
+def _masked(loaded: Engine, texts: Iterable[str], method: Method, batches: BatchOptions) -> Iterator[ScoredText]:
     tokenizer, waiting = loaded.need_tokenizer(), deque[_Open]()
 
     def places() -> Iterator[_Place]:
@@ -139,7 +139,7 @@ def _masked(loaded: Engine, texts: Iterable[str], method: Method, options: Batch
     targets = {"masked": Target("position", np.int32), "labels": Target("unit", np.int32, (_LABELS,))}
     windows = loaded.windows(
         places(), lambda part: copies(part, tokenizer.mask_id), _masked_program(loaded),
-        targets=targets, window=WINDOW, **options,
+        targets=targets, window=WINDOW, batches=batches,
     )  # fmt: skip
     for _, units, outputs in windows:
         for unit, output in zip(units, outputs, strict=True):
@@ -207,7 +207,7 @@ def _log_probabilities(logits: jax.Array, labels: jax.Array) -> jax.Array:
 # ------------------------------------------------------------------ causal models
 
 
-def _causal(loaded: Engine, texts: Iterable[str], options: BatchOptions) -> Iterator[ScoredText]:
+def _causal(loaded: Engine, texts: Iterable[str], batches: BatchOptions) -> Iterator[ScoredText]:
     tokenizer, model = loaded.need_tokenizer(), with_output_layer(loaded)
 
     def featurize(part: list[tuple[int, str]]) -> list[ModelInput]:
@@ -228,7 +228,11 @@ def _causal(loaded: Engine, texts: Iterable[str], options: BatchOptions) -> Iter
         return ScoredText(text, tuple(pieces), tuple(output["log_probabilities"][:-1].astype(np.float64).tolist()))
 
     windows = loaded.windows(
-        enumerate(checked_texts(texts)), featurize, loaded.program("score", run), window=_CAUSAL_WINDOW, **options
+        enumerate(checked_texts(texts)),
+        featurize,
+        loaded.program("score", run),
+        window=_CAUSAL_WINDOW,
+        batches=batches,
     )
     return (
         scored(text, unit, output)

@@ -9,7 +9,7 @@ Shapes: B rows, C sequences per row, N classes of the head, W words of all label
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ def zero_shot(
     template: str | None = None,
     multi_label: bool = False,
     entailment: str | None = None,
-    **options: Unpack[BatchOptions],
+    batches: BatchOptions = BatchOptions(),
 ) -> Iterator[Prediction]:
     """Yield one JSON-serializable object per text, in order, with the fields that ``predict`` yields for a sequence
     head; ``texts`` may be endless.
@@ -65,7 +65,7 @@ def zero_shot(
         labels: a mapping from each label to its words, or a sequence of labels, each of which is its own word.
         template: hypothesis or prompt; None: :data:`HYPOTHESIS`.
         entailment: name of the class of entailment; None: the class whose name begins with "entail".
-        options: see ``BatchOptions``.
+        batches: see ``BatchOptions``.
 
     Raises ``ValueError`` for a model without the head or class, a template that has another form or leaves no room
     for a text, and words for a mask that are not one piece of the vocabulary.
@@ -75,13 +75,13 @@ def zero_shot(
     template = HYPOTHESIS if template is None else template
     places = template.count(_LABEL), template.count(_TEXT)
     if places == (1, 0):
-        logits = _by_entailment(loaded, texts, flat, template, multi_label, entailment, options)
+        logits = _by_entailment(loaded, texts, flat, template, multi_label, entailment, batches)
     elif places == (0, 1):
         if multi_label or entailment is not None:
             what = "several labels per text require" if multi_label else "an entailment class requires"
             needed = f"{what} a hypothesis, with {{}} in place of the label"
             raise ValueError(f"template: {template!r} has a mask, but {needed}")
-        logits = _by_prompt(loaded, texts, flat, template, options)
+        logits = _by_prompt(loaded, texts, flat, template, batches)
     else:
         allowed = "a hypothesis with one {} for the label, or a prompt with one {text} and a mask"
         raise ValueError(f"template: {template!r} is not allowed; use {allowed}")
@@ -123,7 +123,7 @@ def _by_entailment(
     template: str,
     multi_label: bool,
     entailment: str | None,
-    options: BatchOptions,
+    batches: BatchOptions,
 ) -> Logits:
     yes, no = _entailment(loaded, entailment)
     decoder, tokenizer = task_of(loaded, "sequence"), loaded.need_tokenizer()
@@ -145,7 +145,7 @@ def _by_entailment(
 
     windows = loaded.windows(
         checked_texts(texts), featurize, task_program(loaded, decoder, "sequence"), sequences=decoder.sequences_of,
-        window=max(1, WINDOW // len(words)), **options,
+        window=max(1, WINDOW // len(words)), batches=batches,
     )  # fmt: skip
 
     def rows(units: Sequence[ModelInput], outputs: Sequence[Outputs]) -> Logits:
@@ -187,7 +187,7 @@ def _room(limit: int, taken: int, template: str) -> int:
 
 
 def _by_prompt(
-    loaded: Engine, texts: Iterable[str], words: Sequence[str], template: str, options: BatchOptions
+    loaded: Engine, texts: Iterable[str], words: Sequence[str], template: str, batches: BatchOptions
 ) -> Logits:
     if not loaded.spec.heads.mlm:
         raise ValueError(f"{loaded.name}: no masked-LM head; use a template without a mask, or another model")
@@ -235,8 +235,9 @@ def _by_prompt(
         return {"unit": {"logits": present(output.mlm_logits)[..., ids_W]}}
 
     windows = loaded.windows(
-        checked_texts(texts), featurize, loaded.program("prompt", run), ids_W, window=_PROMPT_WINDOW, **options
-    )
+        checked_texts(texts), featurize, loaded.program("prompt", run), ids_W,
+        window=_PROMPT_WINDOW, batches=batches,
+    )  # fmt: skip
     return (
         (output["logits"].astype(np.float64), unit.extra)
         for _, units, outputs in windows

@@ -3,6 +3,7 @@
 The folder is renamed to its final name only after it is complete and, by default, verified.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,7 +47,7 @@ WRITERS: dict[str, Callable[..., list[str]]] = {
 
 
 def export_model(
-    source: Path,
+    source: Path | ModelBundle,
     target: Path,
     format: str,
     *,
@@ -62,7 +63,7 @@ def export_model(
     peer_python: str | None = None,
     report: Callable[[str], None] = print,
 ) -> None:
-    """Read the model ``source`` in any supported format and write it to the folder ``target`` in ``format``.
+    """Write the model ``source``, a path in any supported format, to the folder ``target`` in ``format``.
 
     Args:
         dtype: dtype of the stored weights; int8 (onnx): for encoder and embeddings, and for their products.
@@ -85,14 +86,14 @@ def export_model(
     unchanged.
     """
     _check_options(format, dtype, calibrate is not None, check is not None)
-    target = target.resolve()
-    _check_target(source, target, force)
-    weights = read_weights(source, options)
+    kept = () if isinstance(source, ModelBundle) else ((source, "the source"),)
+    folder = replaced_folder(target, force, kept)
+    weights = source if isinstance(source, ModelBundle) else read_weights(source, options)
     for note in weights.notes:
         report(note)
     weights, notes = _fitted(weights, format, dtype, heads, width)
     weights = dataclasses.replace(calibrate(weights) if calibrate else weights, exact_tokenizer=exact_tokenizer)
-    with whole_folder(target, target.with_name(f".{target.name}.replaced")) as partial:
+    with folder as partial:
         write = WRITERS[format] if format in WRITERS else registry.load("formats", format).write
         notes += write(partial, weights, dtype=dtype)
         card = model_card(weights, format, dtype, architecture(partial), notes)
@@ -104,7 +105,7 @@ def export_model(
         if check is not None:
             check(partial, weights)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    report(f"{target}: {format}, {size / 1e6:,.1f} MB")
+    report(f"{target.resolve()}: {format}, {size / 1e6:,.1f} MB")
 
 
 def _check_options(format: str, dtype: str, has_calibration: bool, has_check: bool) -> None:
@@ -140,15 +141,27 @@ def _check_float16(weights: ModelBundle) -> None:
             raise ValueError(f"--dtype float16: {limit}; use bfloat16 or float32")
 
 
-def _check_target(source: Path, target: Path, force: bool) -> None:
+def replaced_folder(
+    target: Path, force: bool, kept: Sequence[tuple[Path, str]] = ()
+) -> contextlib.AbstractContextManager[Path]:
+    """Return :func:`whole_folder` for ``target``, which replaces a folder with files only with ``force``, and no
+    folder that contains the working or home folder or one of ``kept``, paths with their names for messages."""
+    target = target.resolve()
+    _check_target(target, force, kept)
+    return whole_folder(target, target.with_name(f".{target.name}.replaced"))
+
+
+def _check_target(target: Path, force: bool, kept: Sequence[tuple[Path, str]]) -> None:
     if target.exists() and not target.is_dir():
         raise ValueError(f"{target}: is a file; give a folder")
     if not target.exists() or not any(target.iterdir()):
         return
     if not force:
-        raise ValueError(f"{target}: not empty; give a new folder, or set --force to replace this folder")
+        raise ValueError(
+            f"{target}: not empty; give a new folder, or set --force (force=True) to replace this folder"
+        )
     # --force deletes the folder, which must contain neither the source nor the working or home folder.
-    for place, what in ((source, "the source"), (Path.cwd(), "the working folder"), (Path.home(), "your home")):
+    for place, what in (*kept, (Path.cwd(), "the working folder"), (Path.home(), "your home")):
         if place.resolve().is_relative_to(target):
             raise ValueError(f"{target}: --force would delete {what} ({place}); give another folder")
 

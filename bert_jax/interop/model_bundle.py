@@ -52,9 +52,9 @@ class ModelBundle:
 
     spec: ModelSpec
     # Canonical name -> float32 array; the names are exactly the keys of parameter_shapes(spec).
-    params: Mapping[str, np.ndarray]
+    params: Mapping[str, np.ndarray] = field(repr=False)
     # Content of the file that spec.tokenizer names; None if the source has no tokenizer.
-    tokenizer_content: bytes | None = None
+    tokenizer_content: bytes | None = field(default=None, repr=False)
     # Notes of the reader, one line each: converted dtypes, dropped names, absent heads.
     notes: tuple[str, ...] = ()
     # Calibrated inputs of matrix products in 8 bits: name of the kernel or table -> (least value, greatest value).

@@ -48,7 +48,7 @@ def onnxruntime(model: str, texts: list[str], graph: str) -> tuple[Callable[[], 
     loaded = bert_jax.load(model)
 
     def run() -> np.ndarray:
-        encoded = [one.ids for one in loaded.encode(texts)]
+        encoded = [one.ids for one in loaded.model_inputs(texts)]
         order = sorted(range(len(texts)), key=lambda i: -len(encoded[i]))
         vectors: list = [None] * len(texts)
         for start in range(0, len(order), BATCH):

@@ -91,7 +91,7 @@ def peers(
     quantization.quantize_dynamic(source, dynamic / "model.onnx", weight_type=quantization.QuantType.QUInt8)
     yield "onnxruntime, dynamic QUInt8", dynamic
     engine = prepare(weights)
-    sequences = engine.encode(sentences)
+    sequences = engine.model_inputs(sentences)
     batches = iter([padded(sequences[i : i + 16], engine.need_tokenizer().pad_id) for i in range(0, 1000, 16)])
 
     class Reader(quantization.CalibrationDataReader):

@@ -6,7 +6,7 @@ Shapes: B rows, S tokens, D directions, L layers, A heads, N words of all senten
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ class Relation:
 
 
 def attended(
-    loaded: Engine, sentences: Sequence[ParsedSentence], limit: int = 0, **options: Unpack[BatchOptions]
+    loaded: Engine, sentences: Sequence[ParsedSentence], limit: int = 0, batches: BatchOptions = BatchOptions()
 ) -> Attended:
     """Return for every word of the parsed sentences (:func:`bert_jax.io.conll.read_treebank`), every attention head
     of the network and both directions whether attention finds the syntactic head of the word.
@@ -100,7 +100,9 @@ def attended(
     columns: list[tuple[int, str, int]] = []
     hits: list[np.ndarray] = []
     first = used = 0
-    for part, units, outputs in loaded.windows(parsed, featurize, run, targets=_TARGETS, window=_WINDOW, **options):
+    for part, units, outputs in loaded.windows(
+        parsed, featurize, run, targets=_TARGETS, window=_WINDOW, batches=batches
+    ):
         for unit, output in zip(units, outputs, strict=True):
             own = part[unit.record]
             best_WxDxLxA = output["best"][unit.extra.first] - output["number"][unit.extra.first[0]]

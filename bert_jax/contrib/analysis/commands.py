@@ -18,8 +18,8 @@ from bert_jax.commands.options import (
     score_lines,
     streaming,
     text_of,
+    vector_options,
 )
-from bert_jax.commands.texts import POOLED
 from bert_jax.io.text_lines import Each
 
 _TEXTS = "one text per line (blank lines are skipped), .jsonl with id and text, or .npy vectors of bert-jax embed"
@@ -114,10 +114,10 @@ def _corpus_hits(arguments: argparse.Namespace, corpus: Any, queries: Any, leave
 def _index_hits(arguments: argparse.Namespace, index: Any, queries: Any) -> Iterator[Any]:
     from bert_jax.contrib.analysis.texts_or_vectors import embedded
 
-    loaded, options = _model(arguments, queries)
+    loaded, options = _model(arguments, queries), vector_options(arguments, arguments.query_prompt)
     if loaded is not None:
-        index.check_model(loaded, **options)
-    vectors = embedded(queries, loaded, prompt=arguments.query_prompt, **options)
+        index.check_model(loaded, options)
+    vectors = embedded(queries, loaded, options, run_options(arguments))
     return index.search(vectors, _wanted(arguments))
 
 
@@ -139,8 +139,8 @@ def _reranker(arguments: argparse.Namespace, queries: Any, corpus: Any) -> Calla
 
     require_texts(queries, corpus)
     cross_encoder = load(arguments.rerank, options=ReadOptions(allow_mismatch=arguments.allow_mismatch))
-    label, options = relevance_label(cross_encoder, arguments.rerank_label), run_options(arguments)
-    return lambda found: reranked(found, queries, corpus, cross_encoder, label, arguments.top, **options)
+    label, batches = relevance_label(cross_encoder, arguments.rerank_label), run_options(arguments)
+    return lambda found: reranked(found, queries, corpus, cross_encoder, label, arguments.top, batches)
 
 
 def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[Any, Any]:
@@ -148,10 +148,10 @@ def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[
     from bert_jax.contrib.analysis.anisotropy import anisotropy, fit_whitening
     from bert_jax.contrib.analysis.texts_or_vectors import embedded
 
-    loaded, options = _model(arguments, corpus, queries)
-    vectors = embedded(corpus, loaded, prompt=arguments.corpus_prompt, **options)
-    own = queries is corpus
-    query_vectors = vectors if own else embedded(queries, loaded, prompt=arguments.query_prompt, **options)
+    loaded, batches = _model(arguments, corpus, queries), run_options(arguments)
+    vectors = embedded(corpus, loaded, vector_options(arguments, arguments.corpus_prompt), batches)
+    own, of_queries = queries is corpus, vector_options(arguments, arguments.query_prompt)
+    query_vectors = vectors if own else embedded(queries, loaded, of_queries, batches)
     if not arguments.whiten:
         return vectors, query_vectors
     if query_vectors.shape[1] != vectors.shape[1]:
@@ -167,12 +167,10 @@ def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[
     return vectors, vectors if own else whitening.apply(query_vectors)
 
 
-def _model(arguments: argparse.Namespace, *collections: Any) -> tuple[Any, dict[str, Any]]:
-    """Return (model, options of ``embed``). The model is None unless a collection has texts and --model is set."""
+def _model(arguments: argparse.Namespace, *collections: Any) -> Any:
+    """Return the model; None unless a collection has texts and --model is set."""
     has_texts = any(collection.texts is not None for collection in collections)
-    chosen = {name: getattr(arguments, name) for name in ("pooling", "normalize", "width")}
-    options = {**chosen, **run_options(arguments)}
-    return load_model(arguments) if has_texts and arguments.model is not None else None, options
+    return load_model(arguments) if has_texts and arguments.model is not None else None
 
 
 def mine_command(arguments: argparse.Namespace) -> None:
@@ -192,13 +190,15 @@ def mine_command(arguments: argparse.Namespace) -> None:
     values = enumerate(read_texts((), arguments.pairs, True), 1)
     pairs = [_pair(value, f"{arguments.pairs}: entry {number}") for number, value in values]
     corpus = None if arguments.corpus is None else read_collection(arguments.corpus)
-    chosen = {name: getattr(arguments, name) for name in ("pooling", "normalize", "width")}
-    prompts = {name: getattr(arguments, name) for name in ("query_prompt", "corpus_prompt")}
     mining = Mining(arguments.count, arguments.margin, arguments.candidates)
     if arguments.model is None:
         raise ValueError("--model: missing; name the model whose vectors are compared")
-    options = {**prompts, **chosen, **run_options(arguments)}
-    lines = list(with_negatives(pairs, corpus, load_model(arguments), mining, **options))
+    options, batches = vector_options(arguments), run_options(arguments)
+    found = with_negatives(
+        pairs, corpus, load_model(arguments), mining, query_prompt=arguments.query_prompt,
+        corpus_prompt=arguments.corpus_prompt, options=options, batches=batches,
+    )  # fmt: skip
+    lines = list(found)
     write_json_lines(lines, arguments.output)
     total, without = sum(len(line["negative"]) for line in lines), sum(not line["negative"] for line in lines)
     say(f"{len(lines):,} pairs, {total / len(lines):.2f} negatives each; {without:,} pairs have none")
@@ -232,8 +232,8 @@ def cluster_command(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--seed: {arguments.seed} is not allowed; use 0 or more")
     collection = read_collection(arguments.input)
     labels = read_labels(arguments.label_file, collection) if arguments.label_file is not None else None
-    loaded, options = _model(arguments, collection)
-    vectors = embedded(collection, loaded, prompt=arguments.prompt, **options)
+    loaded, options = _model(arguments, collection), vector_options(arguments, arguments.prompt)
+    vectors = embedded(collection, loaded, options, run_options(arguments))
     if is_kmeans:
         found = kmeans(vectors, arguments.clusters, **of_kmeans)
     else:
@@ -255,8 +255,8 @@ def anisotropy_command(arguments: argparse.Namespace) -> None:
     from bert_jax.contrib.analysis.texts_or_vectors import embedded, read_collection
 
     collection = read_collection(arguments.input)
-    loaded, options = _model(arguments, collection)
-    vectors = embedded(collection, loaded, prompt=arguments.prompt, **options)
+    loaded, options = _model(arguments, collection), vector_options(arguments, arguments.prompt)
+    vectors = embedded(collection, loaded, options, run_options(arguments))
     print(f"{len(vectors):,} texts: mean cosine of all pairs {anisotropy(vectors):.4f}")
     if collection.texts is None:
         return
@@ -274,10 +274,10 @@ def write_index(arguments: argparse.Namespace, parts: Sequence[str]) -> None:
         raise ValueError(f"{name} cannot be combined with --{parts[0]}; an index has one vector per text")
     if target is None or target.suffix in (".npy", ".npz", ".jsonl"):
         raise ValueError(f"{name}: an index is a folder; give --output with the name of a new folder")
-    inputs, options = streaming(arguments)
-    options |= {name: getattr(arguments, name) for name in POOLED}
+    inputs, batches = streaming(arguments)
+    options = vector_options(arguments, arguments.prompt, arguments.prompt_name)
     entries = Each(inputs, lambda value: (value, text_of(value)))
-    say(index_texts(target, load_model(arguments), entries, arguments.precision, **options))
+    say(index_texts(target, load_model(arguments), entries, arguments.precision, options, batches))
 
 
 def score_pairs(arguments: argparse.Namespace) -> None:
@@ -288,8 +288,8 @@ def score_pairs(arguments: argparse.Namespace) -> None:
     if arguments.texts or arguments.input is not None or arguments.per_token:
         other = "texts" if arguments.texts else "--input" if arguments.input is not None else "--per_token"
         raise ValueError(f"{other} cannot be combined with --pairs; the pairs are the input")
-    pairs, options = minimal_pairs.read_pairs(arguments.pairs, arguments.limit), run_options(arguments)
-    scored = [*minimal_pairs.score_pairs(load_model(arguments), pairs, method=arguments.method, **options)]
+    pairs, batches = minimal_pairs.read_pairs(arguments.pairs, arguments.limit), run_options(arguments)
+    scored = [*minimal_pairs.score_pairs(load_model(arguments), pairs, method=arguments.method, batches=batches)]
     if arguments.pair_scores is not None:
         rows = (
             {**one.pair, "score_good": one.good, "score_bad": one.bad, "correct": one.correct} for one in scored

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from bert_jax.inference.batching import BatchOptions
 from bert_jax.inference.engine import Engine
@@ -88,12 +88,12 @@ def score_pairs(
     pairs: Sequence[dict[str, Any]],
     *,
     method: Method | None = None,
-    **options: Unpack[BatchOptions],
+    batches: BatchOptions = BatchOptions(),
 ) -> Iterator[ScoredPair]:
     """Yield the scores of each pair, in order; see :func:`bert_jax.inference.score.score`.
 
     Two sentences with the same pieces are a tie, whatever the rounding in the rows in which they ran."""
-    rows = score(loaded, (pair[name] for pair in pairs for name in _SENTENCES), method=method, **options)
+    rows = score(loaded, (pair[name] for pair in pairs for name in _SENTENCES), method=method, batches=batches)
     for pair in pairs:
         good, bad = next(rows), next(rows)
         other = good if good.pieces == bad.pieces else bad

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
 
 import numpy as np
 
@@ -123,7 +122,7 @@ class Probe:
         return rows
 
     def layers(
-        self, loaded: Engine, layers: Sequence[int] | None = None, **options: Unpack[BatchOptions]
+        self, loaded: Engine, layers: Sequence[int] | None = None, batches: BatchOptions = BatchOptions()
     ) -> Iterator[Row]:
         """Yield the row of each of ``layers``: 0 for the embeddings, -1 for the last layer; None: all.
 
@@ -134,7 +133,7 @@ class Probe:
         chosen = checked_layers(loaded, range(hidden_layers(loaded)) if layers is None else layers)
         with tempfile.TemporaryDirectory(prefix="probe") as folder:
             stored = [
-                layer_vectors(loaded, own, chosen, Path(folder) / name, **options)
+                layer_vectors(loaded, own, chosen, Path(folder) / name, batches=batches)
                 for name, own in (("train", self.train), ("test", self.test))
             ]
             for i, layer in enumerate(chosen):
@@ -216,7 +215,7 @@ def layer_vectors(
     examples: Examples,
     layers: Sequence[int],
     path: Path | None = None,
-    **options: Unpack[BatchOptions],
+    batches: BatchOptions = BatchOptions(),
 ) -> np.ndarray:
     """Return the stored vectors of the examples at ``layers``, float32[L, R, H], from which
     :meth:`Examples.features` computes the features of a layer. With ``path``, they are an array on disk in this
@@ -224,7 +223,7 @@ def layer_vectors(
     rows = len(examples.sentences) if examples.averaged else sum(map(len, examples.stored))
     stored: np.ndarray | None = None
     first = 0
-    vectors = sentence_word_vectors(loaded, examples.sentences, layers=layers, **options)
+    vectors = sentence_word_vectors(loaded, examples.sentences, layers=layers, batches=batches)
     for words, own_LxWxH in zip(examples.stored, vectors, strict=True):
         chosen_LxRxH = own_LxWxH[:, list(words)]
         if examples.averaged:

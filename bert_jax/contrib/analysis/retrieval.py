@@ -3,13 +3,15 @@ together (Nogueira and Cho 2019), and hard negatives, on which retrieval is trai
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from bert_jax.contrib.analysis.neighbors import Hits, nearest
 from bert_jax.contrib.analysis.texts_or_vectors import Collection, embedded, lengths_of
+from bert_jax.inference.batching import BatchOptions
+from bert_jax.inference.embed import VectorOptions
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.predict import predict
 from bert_jax.metrics.retrieval import RESOLUTION
@@ -48,20 +50,20 @@ def require_texts(*collections: Collection) -> None:
 
 def reranked(
     found: Iterator[Hits], queries: Collection, corpus: Collection, model: Engine, label: str | None, top: int,
-    **options: Any,
+    batches: BatchOptions = BatchOptions(),
 ) -> Iterator[Hits]:  # fmt: skip
     """Yield, for each query, the ``top`` best of its hits by the relevance that ``model`` predicts for the pair of
     query and text, with that relevance as score. Hits of the same relevance keep their order.
 
-    ``label``: see :func:`relevance_label`; ``options``: of :func:`bert_jax.inference.predict.predict`. Raises
-    ``ValueError`` if the queries or the corpus are vectors without texts.
+    ``label``: see :func:`relevance_label`. Raises ``ValueError`` if the queries or the corpus are vectors without
+    texts.
     """
     require_texts(queries, corpus)
     assert queries.texts is not None and corpus.texts is not None
     numbered = enumerate(found)
     while block := list(itertools.islice(numbered, _QUERIES)):
         pairs = [(queries.texts[query], corpus.texts[row]) for query, hits in block for row in hits.rows.tolist()]
-        predictions = predict(model, pairs, **options)
+        predictions = predict(model, pairs, batches=batches)
         for _, hits in block:
             own = list(itertools.islice(predictions, len(hits.rows)))
             scores = np.array([one["value"] if label is None else one["probabilities"][label] for one in own])
@@ -84,14 +86,15 @@ class Mining:
 
 def with_negatives(
     pairs: Sequence[tuple[str, str]], corpus: Collection | None, model: Engine, mining: Mining,
-    *, query_prompt: str | None = None, corpus_prompt: str | None = None, **options: Any,
+    *, query_prompt: str | None = None, corpus_prompt: str | None = None,
+    options: VectorOptions = VectorOptions(), batches: BatchOptions = BatchOptions(),
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Yield ``{"text", "text_pair", "negative": [texts]}`` for each pair of a text and its right answer.
 
     Negatives are the texts of ``corpus`` (None: the right answers of all pairs) that are most similar to the text
     by cosine, except those that are right answers of the same text in any pair, and those whose similarity is above
-    that of the right answer minus the margin, and not equal to it: they may be further right answers. ``options``:
-    of ``embed``. Raises ``ValueError`` for a corpus of vectors, and for vectors that are zero.
+    that of the right answer minus the margin, and not equal to it: they may be further right answers. Raises
+    ``ValueError`` for a corpus of vectors, and for vectors that are zero.
     """
     answers: dict[str, set[str]] = {}
     for text, answer in pairs:
@@ -101,9 +104,10 @@ def with_negatives(
     given = own if corpus is None else corpus
     if given.texts is None:
         raise ValueError(f"{given.name}: these are vectors; give a file of texts")
-    query_vectors = _unit_vectors(queries, model, query_prompt, options)
-    own_vectors = _unit_vectors(own, model, corpus_prompt, options)
-    vectors = own_vectors if corpus is None else _unit_vectors(corpus, model, corpus_prompt, options)
+    of_queries, of_corpus = replace(options, prompt=query_prompt), replace(options, prompt=corpus_prompt)
+    query_vectors = _unit_vectors(queries, model, of_queries, batches)
+    own_vectors = _unit_vectors(own, model, of_corpus, batches)
+    vectors = own_vectors if corpus is None else _unit_vectors(corpus, model, of_corpus, batches)
     hits = list(nearest(query_vectors, vectors, mining.candidates))
     query_rows, own_rows = ({text: row for row, text in enumerate(one.texts or ())} for one in (queries, own))
     for text, answer in pairs:
@@ -119,6 +123,8 @@ def _collection(texts: Sequence[str]) -> Collection:
     return Collection("the pairs", range(len(texts)), texts=texts)
 
 
-def _unit_vectors(collection: Collection, model: Engine, prompt: str | None, options: dict[str, Any]) -> np.ndarray:
-    vectors = embedded(collection, model, prompt=prompt, **options).astype(np.float64)
+def _unit_vectors(
+    collection: Collection, model: Engine, options: VectorOptions, batches: BatchOptions
+) -> np.ndarray:
+    vectors = embedded(collection, model, options, batches).astype(np.float64)
     return vectors / lengths_of(vectors, collection.name)[:, None]

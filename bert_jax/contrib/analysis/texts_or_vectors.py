@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.inference.embed import checked_width, embed, vector_width
+from bert_jax.inference.batching import BatchOptions
+from bert_jax.inference.embed import VectorOptions, checked_width, embed, vector_width
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.text_files import read_texts, refuse_blank
 from bert_jax.json_values import Json
@@ -85,27 +86,26 @@ def is_id(value: Json) -> bool:
 def embedded(
     collection: Collection,
     model: Engine | None,
-    *,
-    pooling: str | None = None,
-    width: int | None = None,
-    **options: Any,
+    options: VectorOptions = VectorOptions(),
+    batches: BatchOptions = BatchOptions(),
 ) -> np.ndarray:
     """Return the vectors [N, E] of the collection. Texts are converted to float32 vectors by :func:`embed`; of
     vectors from a file, the first ``width`` values are returned (None: all).
 
-    ``pooling``, ``width`` and ``options`` are arguments of ``embed``. Raises ``ValueError`` if a vector is not
-    finite, if the vectors have not ``width`` values, or if the collection contains texts and ``model`` is None.
+    Raises ``ValueError`` if a vector is not finite, if the vectors have not ``width`` values, or if the collection
+    contains texts and ``model`` is None.
     """
     vectors = collection.vectors
     if vectors is None:
         assert collection.texts is not None
         if model is None:
             raise ValueError(f"{collection.name}: texts need a model to compute vectors; set --model")
-        vectors = np.empty((len(collection), vector_width(model.spec, pooling, width)), np.float32)
-        for row, vector in enumerate(embed(model, collection.texts, pooling=pooling, width=width, **options)):
+        width = vector_width(model.spec, options.pooling, options.width)
+        vectors = np.empty((len(collection), width), np.float32)
+        for row, vector in enumerate(embed(model, collection.texts, options, batches)):
             vectors[row] = vector
-    elif width is not None:
-        vectors = vectors[:, : checked_width(width, vectors.shape[1])]
+    elif options.width is not None:
+        vectors = vectors[:, : checked_width(options.width, vectors.shape[1])]
     for part in blocks(len(vectors)):
         finite = np.isfinite(vectors[part]).all(axis=1)
         if not finite.all():

@@ -17,6 +17,7 @@ Shapes: N entries, E width of a vector, Q queries.
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ import numpy as np
 
 from bert_jax.contrib.analysis.neighbors import Hits, nearest
 from bert_jax.contrib.analysis.texts_or_vectors import Collection, Id, blocks, is_id, lengths_of
-from bert_jax.inference.embed import embed, prompt_text
+from bert_jax.inference.batching import BatchOptions
+from bert_jax.inference.embed import VectorOptions, embed, prompt_text
 from bert_jax.inference.engine import Engine
 from bert_jax.io.files import new_folder, whole_folder
 from bert_jax.io.untrusted_folder import json_object, needed, read_small
@@ -89,16 +91,14 @@ def index_texts(
     model: Engine,
     entries: Iterable[tuple[Any, str]],
     precision: str,
-    *,
-    prompt: str | None = None,
-    prompt_name: str | None = None,
-    **options: Any,
+    options: VectorOptions = VectorOptions(),
+    batches: BatchOptions = BatchOptions(),
 ) -> str:
     """Write the index of ``entries``, pairs of an entry of :func:`write_index` and its text, and return a line for
-    the log. ``prompt``, ``prompt_name`` and ``options``: of ``embed``."""
+    the log."""
     kept, embedded = itertools.tee(entries)
-    text = prompt_text(model.spec, prompt, prompt_name)
-    vectors = embed(model, (one for _, one in embedded), prompt=text, **options)
+    text = prompt_text(model.spec, options.prompt, options.prompt_name)
+    vectors = embed(model, (one for _, one in embedded), options, batches)
     count, width = write_index(folder, (entry for entry, _ in kept), vectors, precision, text)
     return f"{folder}: index of {count:,} texts, width {width}, {precision}"
 
@@ -147,11 +147,11 @@ class VectorIndex:
         """Number of bytes of the codes in memory."""
         return 0 if self._codes is None else self._codes.nbytes
 
-    def check_model(self, model: Engine, **options: Any) -> None:
+    def check_model(self, model: Engine, options: VectorOptions = VectorOptions()) -> None:
         """Raise ``ValueError`` unless ``model`` computes the stored vector of the first text with ``options`` of
         ``embed``: vectors of another model, pooling or width have no meaning here."""
         assert self.entries.texts is not None
-        (vector,) = embed(model, [self.entries.texts[0]], **{**options, "prompt": self.prompt})
+        (vector,) = embed(model, [self.entries.texts[0]], replace(options, prompt=self.prompt))
         self._check_width(vector.size, model.name)
         first = self._vectors[0].astype(np.float64)
         cosine = float(first @ vector / np.linalg.norm(first) / max(float(np.linalg.norm(vector)), 1e-30))

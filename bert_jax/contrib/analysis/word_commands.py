@@ -61,20 +61,20 @@ def _contextual(arguments: argparse.Namespace, loaded: Any) -> list[tuple[dict[s
 
     layer = word_neighbors.default_layer(loaded) if arguments.layer is None else arguments.layer
     (layer,) = checked_layers(loaded, (layer,))
-    options = run_options(arguments)
+    batches = run_options(arguments)
     queries = word_neighbors.find_occurrences(
         loaded, arguments.words, arguments.text, layer, 1 if arguments.occurrence is None else arguments.occurrence
     )
     if arguments.corpus is not None:
         texts = Each(read_texts((), arguments.corpus, False), text_of)
         found = word_neighbors.corpus_neighbors(
-            loaded, queries, arguments.text, texts, layer, arguments.top, **options
+            loaded, queries, arguments.text, texts, layer, arguments.top, batches=batches
         )
     else:
         candidates = 5000 if arguments.candidates is None else arguments.candidates
         found = list(
             word_neighbors.vocabulary_neighbors(
-                loaded, queries, layer, arguments.top, candidates=candidates, **options
+                loaded, queries, layer, arguments.top, candidates=candidates, batches=batches
             )
         )
     rows = []
@@ -119,7 +119,7 @@ def _probed(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Json], st
     from bert_jax.contrib.analysis.word_vectors import checked_layers
 
     layers = None if arguments.layers is None else whole_numbers("--layers", arguments.layers)
-    options = run_options(arguments)
+    batches = run_options(arguments)
     parts = read_examples(arguments.task, arguments.train, arguments.test, arguments.limit)
     probe = Probe(*parts, classifier=arguments.classifier or "linear", seed=arguments.seed)
     loaded = load_model(arguments)
@@ -130,7 +130,7 @@ def _probed(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Json], st
     say(f"{arguments.task}: {counts} examples of training and test, {len(probe.labels.names)} classes")
     for row in probe.baselines():
         yield row_line(arguments.task, row), printed(row)
-    for row in probe.layers(loaded, layers, **options):
+    for row in probe.layers(loaded, layers, batches=batches):
         yield row_line(arguments.task, row), printed(row)
 
 
@@ -138,10 +138,10 @@ def _heads(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Json], str
     from bert_jax.contrib.analysis.attention_heads import attended, best_heads, printed, relation_line
     from bert_jax.io.conll import read_treebank
 
-    options = run_options(arguments)
+    batches = run_options(arguments)
     files = [list(read_treebank(path)) for path in (arguments.train, arguments.test)]
     loaded = load_model(arguments)
-    parts = [attended(loaded, own, arguments.limit, **options) for own in files]
+    parts = [attended(loaded, own, arguments.limit, batches=batches) for own in files]
     for name, own in zip(("training", "test"), parts, strict=True):
         skipped = f", {own.skipped:,} of them too long and omitted" if own.skipped else ""
         say(f"{name}: {own.sentences:,} sentences{skipped}, {len(own.relations):,} words with a head")

@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 import numpy as np
 
@@ -152,7 +152,7 @@ def find_occurrences(
     text: str,
     layer: int,
     occurrence: int = 1,
-    **options: Unpack[BatchOptions],
+    batches: BatchOptions = BatchOptions(),
 ) -> list[Occurrence]:
     """Return each of ``words`` in ``text`` with its vector at ``layer``: its ``occurrence``-th place, from 1.
 
@@ -162,7 +162,7 @@ def find_occurrences(
     """
     fold = _folding(loaded)
     word_tokens(loaded.need_tokenizer(), words)
-    ((spans, vectors),) = word_vectors(loaded, [text], layers=(layer,), **options)
+    ((spans, vectors),) = word_vectors(loaded, [text], layers=(layer,), batches=batches)
     present = [fold(text[begin:end]) for begin, end in spans]
     occurrences = []
     for word in words:
@@ -187,7 +187,7 @@ def vocabulary_neighbors(
     top: int,
     *,
     candidates: int,
-    **options: Unpack[BatchOptions],
+    batches: BatchOptions = BatchOptions(),
 ) -> Iterator[list[Neighbor]]:
     """Yield the ``top`` vocabulary words nearest to each occurrence, by the cosine of vectors at ``layer``.
 
@@ -199,7 +199,7 @@ def vocabulary_neighbors(
     names, _ = vocabulary_words(loaded, candidates)
     lead = () if tokenizer.framed else (tokenizer.cls_id,)
     alone = sentence_word_vectors(
-        loaded, ([name] for name in names), layers=(layer,), lead=lead, window=_ALONE, **options
+        loaded, ([name] for name in names), layers=(layer,), lead=lead, window=_ALONE, batches=batches
     )
     vectors = np.stack([one[0, 0] for one in alone])
     fold = _folding(loaded)
@@ -214,7 +214,7 @@ def corpus_neighbors(
     corpus: Iterable[str],
     layer: int,
     top: int,
-    **options: Unpack[BatchOptions],
+    batches: BatchOptions = BatchOptions(),
 ) -> list[list[Neighbor]]:
     """Return the ``top`` occurrences in the texts of ``corpus`` nearest to each query, by the cosine of vectors at
     ``layer``. Every word with a letter or digit is a candidate, except for the query itself in ``text``. The texts
@@ -225,7 +225,7 @@ def corpus_neighbors(
     order = itertools.count()
     first, second = itertools.tee(corpus)
     for one, (spans, vectors) in zip(
-        first, _checked(word_vectors(loaded, second, layers=(layer,), **options)), strict=True
+        first, _checked(word_vectors(loaded, second, layers=(layer,), batches=batches)), strict=True
     ):
         kept = [i for i, (begin, end) in enumerate(spans) if any(map(str.isalnum, one[begin:end]))]
         words_WxH = vectors[0, kept].astype(np.float64)

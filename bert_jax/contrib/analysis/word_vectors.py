@@ -8,7 +8,7 @@ norm of a pre-LN network).
 import itertools
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple, Unpack, get_args
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -181,7 +181,7 @@ def word_vectors(
     *,
     layers: Sequence[int] = (-1,),
     pooling: WordPooling = "mean",
-    **options: Unpack[BatchOptions],
+    batches: BatchOptions = BatchOptions(),
 ) -> Iterator[WordVectors]:
     """Yield the words of every text (:func:`word_spans`) with their contextual vectors; ``texts`` may be endless.
 
@@ -190,7 +190,7 @@ def word_vectors(
     Args:
         layers: layers to read, 0 for the embeddings; negative indices count from the last layer.
         pooling: mean: mean over the pieces of a word. first: vector of its first piece (Devlin et al. 2018, 5.3).
-        options: see ``BatchOptions``.
+        batches: see ``BatchOptions``.
 
     Raises ``ValueError`` for a layer that does not exist, and for a model without a vocabulary.
     """
@@ -199,7 +199,7 @@ def word_vectors(
     def pieces_of(part: Sequence[str]) -> list[WordPieces]:
         return [pieces_of_text(text, tokenizer, _room(loaded)) for text in part]
 
-    found = _read_words(loaded, checked_texts(texts), pieces_of, layers, pooling, _WINDOW, options)
+    found = _read_words(loaded, checked_texts(texts), pieces_of, layers, pooling, _WINDOW, batches)
     return (WordVectors(one.spans, vectors) for one, vectors in found)
 
 
@@ -209,12 +209,12 @@ def word_lines(
     *,
     layers: Sequence[int],
     pooling: WordPooling,
-    **options: Unpack[BatchOptions],
+    batches: BatchOptions = BatchOptions(),
 ) -> Iterator[dict[str, Json]]:
     """Yield one object per text: ``{"words": [{"word", "start", "end", "layers": [{"index", "values"}]}]}``, with
     values rounded to 6 places. Arguments as in :func:`word_vectors`."""
     first, second = itertools.tee(texts)
-    found = word_vectors(loaded, second, layers=layers, pooling=pooling, **options)
+    found = word_vectors(loaded, second, layers=layers, pooling=pooling, batches=batches)
     for text, (spans, vectors) in zip(first, found, strict=True):
         rounded = np.round(vectors.astype(np.float64), 6)
         yield {
@@ -238,7 +238,7 @@ def sentence_word_vectors(
     pooling: WordPooling = "mean",
     lead: Sequence[int] = (),
     window: int = _WINDOW,
-    **options: Unpack[BatchOptions],
+    batches: BatchOptions = BatchOptions(),
 ) -> Iterator[np.ndarray]:
     """Yield float32[N, W, H] for every sentence of W words, which are encoded separately; arguments as in
     :func:`word_vectors`. The pieces ``lead`` precede every sentence. ``window`` sentences are processed
@@ -248,12 +248,12 @@ def sentence_word_vectors(
     def pieces_of(part: Sequence[Sequence[str]]) -> list[WordPieces]:
         return pieces_of_words(part, tokenizer, _room(loaded), lead)
 
-    return (vectors for _, vectors in _read_words(loaded, sentences, pieces_of, layers, pooling, window, options))
+    return (vectors for _, vectors in _read_words(loaded, sentences, pieces_of, layers, pooling, window, batches))
 
 
 def _read_words(
     loaded: Engine, inputs: Iterable[Input], pieces_of: Callable[[Sequence[Input]], list[WordPieces]],
-    layers: Sequence[int], pooling: WordPooling, window: int, options: BatchOptions,
+    layers: Sequence[int], pooling: WordPooling, window: int, batches: BatchOptions,
 ) -> Iterator[tuple[WordPieces, np.ndarray]]:  # fmt: skip
     """Yield the pieces of each input, and the vectors float32[N, W, H] of its words."""
     chosen = checked_layers(loaded, layers)
@@ -268,7 +268,7 @@ def _read_words(
             for one in word_inputs(words, loaded.need_tokenizer(), loaded.spec.max_length)
         ]
 
-    for _, units, outputs in loaded.windows(inputs, featurize, run, window=window, **options):
+    for _, units, outputs in loaded.windows(inputs, featurize, run, window=window, batches=batches):
         pooled = _pooled(units, outputs, [len(one.first) for one in kept], len(chosen), loaded, pooling)
         yield from zip(kept, pooled, strict=True)
 

@@ -6,7 +6,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def augment(
     loaded: Engine,
     inputs: Iterable[Sequence[str]],
     options: Replacement = Replacement(),
-    **running: Unpack[BatchOptions],
+    batches: BatchOptions = BatchOptions(),
 ) -> Iterator[dict[str, str]]:
     """Yield new texts of each input, a text or a pair of texts, as {"text"} or {"text", "text_pair"}.
 
@@ -63,7 +63,7 @@ def augment(
     reading = enumerate(inputs)
     while part := list(itertools.islice(reading, _WINDOW)):
         texts = [text for _, several in part for text in several]
-        words = iter(_replaceable(loaded, texts, options.candidates, **running))
+        words = iter(_replaceable(loaded, texts, options.candidates, batches=batches))
         for number, several in part:
             own = [next(words) for _ in several]
             seen = {tuple(several)}
@@ -87,7 +87,7 @@ def _replaced(text: str, words: Sequence[_Word], share: float, rng: np.random.Ge
 
 
 def _replaceable(
-    loaded: Engine, texts: Sequence[str], candidates: int, **running: Unpack[BatchOptions]
+    loaded: Engine, texts: Sequence[str], candidates: int, batches: BatchOptions = BatchOptions()
 ) -> list[list[_Word]]:
     """Return the words of each text that have others in their place."""
     tokenizer = loaded.need_tokenizer()
@@ -109,7 +109,7 @@ def _replaceable(
                 masked.append(f"{text[first:start]}{mask}{text[end:last]}")
     found: list[list[_Word]] = [[] for _ in texts]
     # Pieces inside words and signs are omitted, so more are read.
-    filled = fill_mask(loaded, masked, top=2 * candidates, **running)
+    filled = fill_mask(loaded, masked, top=2 * candidates, batches=batches)
     for (i, start, end), one in zip(places, filled, strict=True):
         others = _others(loaded, one, texts[i][start:end])[:candidates]
         if others:

@@ -82,12 +82,12 @@ def augment_command(arguments: argparse.Namespace) -> None:
     from bert_jax.contrib.compression.augment import Replacement, augment
     from bert_jax.inference.text_files import read_texts, write_json_lines
 
-    options = Replacement(arguments.copies, arguments.share, arguments.candidates, arguments.seed)
+    replacement = Replacement(arguments.copies, arguments.share, arguments.candidates, arguments.seed)
     texts = (
         (value,) if isinstance(value, str) else _texts(value, f"{arguments.input}: entry {number}")
         for number, value in enumerate(read_texts((), arguments.input, False), 1)
     )
-    write_json_lines(augment(load_model(arguments), texts, options, **run_options(arguments)), arguments.output)
+    write_json_lines(augment(load_model(arguments), texts, replacement, run_options(arguments)), arguments.output)
 
 
 def _texts(value: Any, where: str) -> tuple[str, ...]:

@@ -162,7 +162,7 @@ def _of_masked_lm(
 
     def masked_batches() -> Iterator[Mapping[str, np.ndarray]]:
         texts = [record.text for record in records]
-        units = [ModelInput(i, (encoded,)) for i, encoded in enumerate(loaded.encode(texts))]
+        units = [ModelInput(i, (encoded,)) for i, encoded in enumerate(loaded.model_inputs(texts))]
         for number, batch in enumerate(_batches(loaded, units, None)):
             mask_for_mlm_loss(batch, tokenizer, seed, number)
             yield batch

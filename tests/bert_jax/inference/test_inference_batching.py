@@ -8,6 +8,7 @@ import pytest
 from inference_models import make_model, random_texts, shared_model
 
 from bert_jax.inference.batching import (
+    BatchOptions,
     Shape,
     fill_rows,
     only_row,
@@ -85,7 +86,7 @@ def test_results_keep_the_order_of_endless_input():
     def run(params, batch):
         return {"token": {"ids": batch["input_ids"]}, "unit": {"weights": batch["weights"]}}
 
-    windows = loaded.windows(inputs(), featurize, run, window=10, batch_tokens=32, progress=done.append)
+    windows = loaded.windows(inputs(), featurize, run, window=10, batches=BatchOptions(32, progress=done.append))
     for first, (part, units, outputs) in zip(range(0, 30, 10), windows, strict=False):
         assert part == list(range(first, first + 10)) and len(read) == first + 10  # no further than needed
         assert [unit.record for unit in units] == [n for n in part for _ in range(n % 3)]
@@ -168,5 +169,27 @@ def test_eight_programs_serve_a_model_whatever_its_texts():
 
     for count, longest in ((3, 5), (40, 500), (300, 20), (5, 120)):
         lengths = [len(text.split()) + 2 for text in random_texts(count, longest)]
-        list(loaded.windows(lengths, inputs_of, run, batch_tokens=1024))
+        list(loaded.windows(lengths, inputs_of, run, batches=BatchOptions(1024)))
     assert 3 <= len(shapes) <= 8
+
+
+@pytest.mark.parametrize("most", [1, 3, 20])
+def test_a_batch_has_at_most_so_many_texts(most):
+    loaded, counts = shared_model(positions=512), []
+
+    def run(params, batch):
+        counts.append(int(batch["weights"].sum()))
+        assert batch["weights"].size <= most
+        return {"token": {"ids": batch["input_ids"]}}
+
+    lengths = [len(text.split()) + 2 for text in random_texts(50, 40)]
+    ((_, _, outputs),) = loaded.windows(lengths, inputs_of, run, batches=BatchOptions(batch_size=most))
+    assert sum(counts) == 50 and max(counts) <= most
+    assert [len(output["ids"]) for output in outputs] == lengths
+
+
+def test_the_size_of_a_batch_is_checked():
+    for options in ({"batch_tokens": 0}, {"batch_size": -1}, {"batch_size": 1.5}):
+        (name,) = options
+        with pytest.raises(ValueError, match=f"{name}: .* is not allowed; allowed: 1 or more"):
+            BatchOptions(**options)

@@ -18,7 +18,7 @@ from bert_jax.contrib.compression.finetuning.kinds import Vectors, soft_targets
 from bert_jax.contrib.compression.finetuning.soft_targets import SoftTargets, first_tokens
 from bert_jax.contrib.compression.teachers.find import TEACHER_RECORD
 from bert_jax.finetuning.supervision import Supervision
-from bert_jax.inference.batching import by_level
+from bert_jax.inference.batching import BatchOptions, by_level
 from bert_jax.inference.engine import Engine
 from bert_jax.io.files import write_whole
 from bert_jax.json_values import Json
@@ -239,6 +239,6 @@ def _outputs(
 
     windows = teacher.windows(
         read, lambda part: part, teacher.program(("distill", tuple(layers)), run), sequences=task.sequences_of,
-        targets=task.targets, progress=progress,
+        targets=task.targets, batches=BatchOptions(progress=progress),
     )  # fmt: skip
     return [output for _, _, outputs in windows for output in outputs]

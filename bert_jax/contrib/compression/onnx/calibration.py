@@ -33,7 +33,7 @@ def calibrated(weights: ModelBundle, files: Sequence[str], report: Callable[[str
     ranges: dict[str, tuple[float, float]] = {}
     with tempfile.TemporaryDirectory(prefix="bert_jax-") as scratch:
         engine = prepare(weights)
-        sequences = engine.encode(texts)
+        sequences = engine.model_inputs(texts)
         inputs = write_calibration(Path(scratch), weights)
         session = open_session(Path(scratch))
         order = sorted(range(len(sequences)), key=lambda i: len(sequences[i].ids))

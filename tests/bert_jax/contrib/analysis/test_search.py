@@ -10,6 +10,7 @@ from bert_jax.contrib.analysis import neighbors as search
 from bert_jax.contrib.analysis.anisotropy import Band, anisotropy, fit_whitening, frequency_bands
 from bert_jax.contrib.analysis.neighbors import Hits, hit_lines, nearest, read_relevant, relevance
 from bert_jax.contrib.analysis.texts_or_vectors import Collection, embedded, read_collection
+from bert_jax.inference.embed import VectorOptions
 
 
 @pytest.fixture
@@ -163,9 +164,9 @@ def test_collections(tmp_path):
     assert list(read_collection(write(tmp_path / "b.jsonl", '{"text": "w1"}')).ids) == [0]
     np.save(tmp_path / "a.npy", np.eye(3, dtype=np.float32))
     found = read_collection(str(tmp_path / "a.npy"))
-    assert np.array_equal(embedded(found, None, width=2), np.eye(3)[:, :2])
+    assert np.array_equal(embedded(found, None, VectorOptions(width=2)), np.eye(3)[:, :2])
     with pytest.raises(ValueError, match=r"^width: 4 is not allowed; use 1 to 3, the width of whole vectors$"):
-        embedded(found, None, width=4)
+        embedded(found, None, VectorOptions(width=4))
     assert list(found.ids) == [0, 1, 2] and found.shown(1) == {}
     np.testing.assert_array_equal(embedded(found, None), np.eye(3))
 
@@ -208,7 +209,7 @@ def test_texts_are_embedded():
     model = make_model()
     texts = Collection("texts", ("a", "b"), texts=("w1 w2", "w3"))
     np.testing.assert_array_equal(
-        embedded(texts, model, pooling="max"), model.embed(["w1 w2", "w3"], pooling="max")
+        embedded(texts, model, VectorOptions(pooling="max")), model.embed(["w1 w2", "w3"], pooling="max")
     )
     with pytest.raises(ValueError, match="texts: texts need a model"):
         embedded(texts, None)

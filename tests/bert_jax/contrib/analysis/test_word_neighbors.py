@@ -32,7 +32,7 @@ def words(loaded):
 
 def states(loaded, text):
     """Pieces of a text and its hidden states [L + 1, S, H], by the plain forward pass."""
-    ids = loaded.encode([text])[0].ids
+    ids = loaded.model_inputs([text])[0].ids
     found = loaded.forward({"input_ids": np.array([ids])}, hidden_states=True)["hidden_states"]
     return loaded.tokenizer.pieces(ids), found[:, 0]
 

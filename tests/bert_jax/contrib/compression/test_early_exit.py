@@ -50,7 +50,7 @@ def by_layer(loaded, texts):
     """Probabilities of each text, alone in a row of 32, at every layer with a head, by the number of the layer."""
     count, names = len(texts), ("input_ids", "token_type_ids", "sequence_ids")
     features = {name: np.zeros((count, 32), np.int32) for name in names}
-    for row, encoded in enumerate(loaded.encode(texts)):
+    for row, encoded in enumerate(loaded.model_inputs(texts)):
         for name, values in zip(names, (encoded.ids, encoded.types, [1] * len(encoded.ids)), strict=True):
             features[name][row, : len(values)] = values
     places = np.tile(np.arange(32, dtype=np.int32), (count, 1))
@@ -117,7 +117,7 @@ def test_the_stages_run_fewer_rows(loaded, monkeypatch):
     done = []
     threshold = median_entropy(by_layer(loaded, TEXTS))
     layers = [one["layers"] for one in loaded.predict(TEXTS, exit_entropy=threshold, progress=done.append)]
-    tokens = [len(one.ids) for one in loaded.encode(TEXTS)]
+    tokens = [len(one.ids) for one in loaded.model_inputs(TEXTS)]
     for (_, first, _), _, count in seen:
         assert count == sum(size for size, last in zip(tokens, layers, strict=True) if last > first)
     assert len({*layers}) > 1 and sum(done) == len(TEXTS)
