@@ -1,6 +1,7 @@
-"""Tools for several runs: sweeps, comparisons, leaderboard files."""
+"""Tools for several runs: sweeps, comparisons, leaderboard files, a logger for Weights & Biases."""
 
 COMMANDS = dict.fromkeys(
     ("compare", "benchmark-inference", "submission"), "bert_jax.contrib.experiments.commands:COMMANDS"
 )
+LOGGERS = {"wandb": "bert_jax.contrib.experiments.wandb_logger:WeightsAndBiases"}
 FINETUNE_OPTIONS = {"sweep": "bert_jax.contrib.experiments.config:SweepOptions"}

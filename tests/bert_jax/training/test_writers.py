@@ -5,32 +5,17 @@ import math
 
 import numpy as np
 import pytest
+from run_logs import open_log, train_metrics
 
 from bert_jax.config import PretrainConfig
-from bert_jax.process.signals import StopRequest
-from bert_jax.start.start import Start
-from bert_jax.training.launch import Launch
 from bert_jax.training.logging.logger import Logger, scalars
 from bert_jax.training.logging.metrics_file import MetricsWriter, read_metrics
-from bert_jax.training.logging.run_log import RunLog
 from bert_jax.training.logging.tensorboard import TensorBoard, read_events
-
-
-def open_log(workdir, start_step=0, loggers=None, callbacks=()):
-    """The logs of a run of 100 steps that continues after ``start_step``."""
-    loggers = (TensorBoard(),) if loggers is None else loggers
-    start = Start()
-    launch = Launch(workdir=workdir, stop=StopRequest(), start=start, loggers=loggers, callbacks=callbacks)
-    return RunLog(workdir, PretrainConfig(), launch, start_step, ())
-
-
-def train_metrics(step):
-    return {"loss": 10.0 - step / 100, "learning_rate": 1e-4, "mfu": None, "skipped_steps": 0}
 
 
 def run(workdir, start_step, stop_step, *, interval=10, eval_interval=30, close=True):
     """What a loop writes from the checkpoint of ``start_step`` on, evaluation after the train line."""
-    writer = open_log(workdir, start_step)
+    writer = open_log(workdir, start_step, (TensorBoard(),))
     for step in range(start_step, stop_step + 1):
         if step > start_step and step % interval == 0:
             writer.write(step, train_metrics(step))
@@ -53,7 +38,7 @@ def written(workdir):
 
 
 def test_round_trip(tmp_path):
-    writer = open_log(tmp_path)
+    writer = open_log(tmp_path, 0, (TensorBoard(),))
     writer.write(10, {"loss": np.float32(1.5), "epoch": 0.25, "mfu": None, "skipped_steps": np.int32(2)})
     writer.write(10, {"split": "eval", "loss": 1.25})
     # Flushed at once: readable before close.
@@ -73,7 +58,7 @@ def test_round_trip(tmp_path):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan")])
 def test_non_finite_values_become_null(tmp_path, value):
-    open_log(tmp_path).write(1, {"loss": value})
+    open_log(tmp_path, 0, (TensorBoard(),)).write(1, {"loss": value})
     text = (tmp_path / "metrics.jsonl").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == {"step": 1, "loss": None}
     assert written(tmp_path) == []
