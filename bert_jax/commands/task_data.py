@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +81,8 @@ def records(
     if isinstance(data, str | PathLike):
         return list(read_named(str(data), options, kind, split))
     features = getattr(data, "features", None) or {}
+    if hasattr(data, "batch_size") and hasattr(data, "dataset"):
+        raise ValueError(f"{split}: {type(data).__name__} yields batches; give its data set, .dataset")
     if _is_listed(data):
         if isinstance(data, list) and len(data) in (2, 3) and all(map(_may_be_column, data)):
             forms = f"columns in a tuple, {_FORMS[kind]}, or records as tuples"
@@ -199,8 +201,7 @@ def _by_role(rows: Iterable[_Row], columns: "Columns") -> Iterator[_Row]:
             renamed[names] = _usual_names(names, columns)
             if read := [f"{name} is read as {role}" for name, role in renamed[names].items()]:
                 _log.warning("%s: %s; data.columns sets the columns", columns.split, ", ".join(read))
-        if "input_ids" in names and not {*columns.inputs} <= {*names, *renamed[names].values()}:
-            raise ValueError(f"{place}: token ids (input_ids) are not read; give texts, which the model tokenizes")
+            _require_roles({renamed[names].get(name, name) for name in names}, names, columns, place)
         found: dict[str, Any] = {}
         for name, value in row.items():
             role = renamed[names].get(name, name)
@@ -209,6 +210,21 @@ def _by_role(rows: Iterable[_Row], columns: "Columns") -> Iterator[_Row]:
             elif value is not None:
                 found.setdefault(role, []).append(value)
         yield place, found
+
+
+def _require_roles(roles: Set[str], names: Sequence[str], columns: "Columns", place: str) -> None:
+    """Raise ``ValueError`` if ``roles``, those of the columns ``names``, lack one that the records must have."""
+    from data_pipeline.tasks.task_files import listed
+
+    needed = (*columns.inputs, *(columns.targets if columns.needs_labels else ()))
+    missing = [role for role in needed if role not in roles and not (role == "choice" and "choices" in roles)]
+    if missing:
+        ids = "token ids are not read; " if "input_ids" in names else ""
+        option = f"options={{'data.columns': ['{missing[0]}=COLUMN', ...]}}"
+        raise ValueError(
+            f"{place}: no column {missing[0]!r}, which {columns.kind} needs; existing columns: {listed(names)}; "
+            f"{ids}give {_FORMS[columns.kind]}, or {option}"
+        )
 
 
 def _in_usual_forms(rows: Iterable[_Row], columns: "Columns") -> Iterator[_Row]:

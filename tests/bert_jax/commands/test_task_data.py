@@ -5,6 +5,7 @@ import dataclasses
 import enum
 import json
 import logging
+import types
 from dataclasses import replace
 
 import numpy as np
@@ -395,7 +396,22 @@ Named = collections.namedtuple("Named", "text label")
         ),
         ([[]], "tagging", "train[0]: no words, which tagging needs; give (lists_of_words"),
         ([()], "classification", "train[0]: no text, which classification needs; give (texts"),
-        ([{"input_ids": [1], "labels": 1}], "classification", "train[0]: token ids (input_ids) are not read; give"),
+        (
+            [{"input_ids": [1], "labels": 1}],
+            "classification",
+            "existing columns: input_ids, labels; token ids are not read; give (texts",
+        ),
+        (
+            types.SimpleNamespace(batch_size=2, dataset=[]),
+            "classification",
+            "SimpleNamespace yields batches; give its data set, .dataset",
+        ),
+        (
+            pd.DataFrame({"Satz": ["a"], "Kategorie": ["x"]}),
+            "classification",
+            "train.iloc[0]: no column 'text', which classification needs; existing columns: Satz, Kategorie; "
+            "give (texts, labels), or (texts, other_texts, labels), or options={'data.columns': ['text=COLUMN',",
+        ),
         (["a"], "classification", "train[0]: no label, which classification needs; give (texts, labels)"),
         (["a.csv"], "classification", "a file is given by its name, several as pathlib.Path"),
         (
