@@ -9,7 +9,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from bert_jax import registry
+from bert_jax import __version__, registry
 from bert_jax.commands import labels, texts, weights
 from bert_jax.commands.options import Command, take_encoder
 from bert_jax.io.errors import unknown_command
@@ -59,6 +59,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="bert-jax", description="Pretrain, fine-tune, use and convert encoders of text."
     )
+    parser.add_argument("--version", action="version", version=f"bert-jax {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (_, what) in PROGRAMS.items():
         commands.add_parser(name, help=what)

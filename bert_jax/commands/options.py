@@ -14,7 +14,10 @@ from bert_jax.config.options import Setting
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.registry import MODULE
 
-READABLE = "workdir, saved model, Hugging Face or sentence-transformers folder, TF1 checkpoint prefix, npz export"
+READABLE = (
+    "workdir, saved model, Hugging Face or sentence-transformers folder, name on the Hugging Face Hub, TF1 "
+    "checkpoint prefix, npz export"
+)
 
 _ONE_FILE = f"{MODULE}: needs one file, such as {MODULE} fnet_encoder.py"
 

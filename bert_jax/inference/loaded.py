@@ -294,9 +294,11 @@ def load(
     options: ReadOptions | None = None,
 ) -> LoadedModel:
     """Read a model in any supported format: a workdir or saved model, a Hugging Face or sentence-transformers
-    folder, a TF1 checkpoint prefix, or an npz export. ``dtype`` is the dtype of the computation. Raises
-    ``ValueError`` with a one-line message for a path without a model, a damaged model, and an unsupported
-    ``dtype``.
+    folder, a TF1 checkpoint prefix, or an npz export. A name on the Hugging Face Hub, such as
+    "sentence-transformers/all-MiniLM-L6-v2", is downloaded to the cache of huggingface_hub.
+
+    ``dtype`` is the dtype of the computation. Raises ``ValueError`` with a one-line message for a path without a
+    model, a damaged model, and an unsupported ``dtype``.
     """
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype: {dtype!r} is not allowed; use float32 or bfloat16")

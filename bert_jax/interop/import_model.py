@@ -15,6 +15,7 @@ from bert_jax.interop.export_table import only_heads
 from bert_jax.interop.hf.config_json import CLASSES, CONFIG_FILE, model_parts, names_family, read_config
 from bert_jax.interop.hf.read import is_hf
 from bert_jax.interop.hf.sentence_transformers import encoder_folder, is_sentence_transformers
+from bert_jax.interop.hub import local_folder
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import read_native, write_saved
@@ -96,6 +97,7 @@ def _compare_outputs(source: Path, saved: Path, peer_python: str | None, report:
     For a sentence-transformers folder, the outputs of sentence-transformers are compared too. Raises ``exits.Stop``
     if a difference is larger than allowed.
     """
+    source = local_folder(source)
     sentences = is_sentence_transformers(source)
     encoder = encoder_folder(source) if sentences else source
     if not is_hf(encoder):

@@ -12,6 +12,7 @@ from bert_jax.interop.hf.details import read_details
 from bert_jax.interop.hf.read import is_hf, read_hf
 from bert_jax.interop.hf.sentence_transformers import is_sentence_transformers, read_sentence_transformers
 from bert_jax.interop.hf.tensors import WEIGHT_FILES
+from bert_jax.interop.hub import local_folder
 from bert_jax.interop.model_bundle import Format, ModelBundle, ReadOptions, without_folders
 from bert_jax.interop.npz import is_npz, read_npz
 from bert_jax.interop.saved_model import is_native, read_native
@@ -43,12 +44,12 @@ _READERS: tuple[tuple[Callable[[Path], bool], Reader], ...] = (
 
 
 def read_weights(path: Path, options: ReadOptions | None = None) -> ModelBundle:
-    """Read the model at ``path`` in any supported format.
+    """Read the model at ``path``, or of this name on the Hugging Face Hub, in any supported format.
 
     Raises ``ValueError`` with a one-line message for an unknown format, for an option that does not apply to the
     format of the model, and for NaN and infinite weights.
     """
-    options = options or ReadOptions()
+    options, name, path = options or ReadOptions(), path, local_folder(path)
     read = _reader(path)
     _check_options(path, options, read)
     weights = read(path, options)
@@ -56,6 +57,8 @@ def read_weights(path: Path, options: ReadOptions | None = None) -> ModelBundle:
         weights = read_details(path, weights)
     require_finite(weights.params, path)
     weights = dataclasses.replace(weights, origin=without_folders(weights.origin))
+    if path != name:
+        weights = dataclasses.replace(weights, origin={**weights.origin, "name": name.as_posix()})
     tokenizer = weights.spec.tokenizer
     if options.lower_case is not None and tokenizer is not None and options.lower_case != tokenizer.lower_case:
         case = "lower-cased" if tokenizer.lower_case else "cased"
@@ -81,13 +84,13 @@ def _labelled(path: Path, weights: ModelBundle, labels: tuple[str, ...]) -> Mode
 
 def leaves_activation_open(path: Path) -> bool:
     """Return True if the format of the files at ``path`` can leave the activation ambiguous (TF1 checkpoints)."""
-    return _reader(path) is read_tf1
+    return _reader(local_folder(path)) is read_tf1
 
 
 def leaves_case_open(path: Path) -> bool:
     """Return True if the format of the files at ``path`` can leave the case of the vocabulary unspecified (formats
     of other libraries)."""
-    return _reader(path) not in (read_native, read_npz)
+    return _reader(local_folder(path)) not in (read_native, read_npz)
 
 
 def _reader(path: Path) -> Reader:
@@ -103,11 +106,7 @@ def _reader(path: Path) -> Reader:
         remedy = "copy the model first: gcloud storage cp -r URL ."
         raise ValueError(f"{path}: models are read from local folders; {remedy}")
     if not path.exists():
-        is_name = re.fullmatch(r"([\w-][\w.-]*/)?[\w.-]+", str(path)) and (
-            path.parent == Path() or not path.parent.exists()
-        )
-        hub = f"; a name on the Hugging Face Hub? Download it first: hf download {path} --local-dir {path.name}"
-        raise ValueError(f"{path}: does not exist{near_path(path) or (hub if is_name else '')}")
+        raise ValueError(f"{path}: does not exist{near_path(path)}")
     if inner := _model_inside(path):
         raise ValueError(f"{path}: {inner}")
     supported = ", ".join([SUPPORTED, *(one.what for one in _other_formats())])

@@ -5,6 +5,7 @@ neither these options nor the initial model.
 """
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -12,6 +13,7 @@ import yaml
 from bert_jax.config import ModelConfig
 from bert_jax.config.lengths import LENGTH, LENGTHS, OF_LENGTH
 from bert_jax.config.loader import Setting, flat_values
+from bert_jax.interop.hub import is_hub_name
 from bert_jax.io.storage import Location, location
 from bert_jax.training.checkpoint.folder import saved_steps
 from bert_jax.training.launch import RECORD
@@ -51,9 +53,9 @@ Given = Mapping[str, tuple[Any, str]]
 
 
 def whole_name(source: str) -> str:
-    """Return ``source``, the value of ``--init_from``, as an absolute path with links resolved; a URL is
-    unchanged."""
-    return str(location(source).resolve()) if source else ""
+    """Return ``source``, the value of ``--init_from``, as an absolute path with links resolved; a URL and a name on
+    the Hugging Face Hub are unchanged."""
+    return source if not source or is_hub_name(Path(source)) else str(location(source).resolve())
 
 
 def vocabulary_file(workdir: Location) -> Location | None:

@@ -1,7 +1,6 @@
 """Paths that are no model: the line that says where one lies."""
 
 import json
-from pathlib import Path
 
 import pytest
 from hf_folders import make_folder
@@ -36,15 +35,6 @@ def test_folders_that_hold_a_format_of_a_room_name_one(tmp_path):
     (tmp_path / "vectors").mkdir()
     (tmp_path / "vectors" / "vectors.bin").write_bytes(b"1 1\na \0\0\0\0\n")
     assert f"name one, such as {tmp_path / 'vectors'}" in message(tmp_path)
-
-
-def test_a_name_of_the_hub_gets_the_command_that_downloads_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("bert-base-uncased", "sentence-transformers/all-MiniLM-L6-v2"):
-        assert f"hf download {name} --local-dir" in message(Path(name))
-    (tmp_path / "runs").mkdir()
-    for name in ("runs/quickstat", "/nowhere/at/all", "runs/a/b"):
-        assert "hf download" not in message(Path(name))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "vocab.txt", "tokenizer.json"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bert_jax.contrib.compression.teachers.outputs import Teacher, stored_teacher
 from bert_jax.inference.loaded import LoadedModel, prepare
+from bert_jax.interop.hub import is_hub_name
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.io.storage import Location
@@ -96,7 +97,8 @@ def _read(name: str, options: ReadOptions) -> tuple[ModelBundle, dict[str, str]]
     """Return weights and record of a model."""
     weights = read_weights(Path(name), options)
     digest = arrays_digest(weights.params, weights.spec.model.vocab_size)
-    return weights, {"teacher": str(Path(name).absolute()), "digest": digest}
+    place = name if is_hub_name(Path(name)) else str(Path(name).absolute())
+    return weights, {"teacher": place, "digest": digest}
 
 
 def check_vocabulary(teacher: Teacher, tokenizer: Tokenizer | None, vocabulary: Location) -> None:

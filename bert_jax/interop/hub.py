@@ -1,0 +1,57 @@
+"""Models on the Hugging Face Hub, which ``huggingface_hub`` downloads to its cache.
+
+Its environment variables apply: ``HF_HOME``, ``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HUB_OFFLINE``.
+"""
+
+import functools
+import re
+from pathlib import Path
+
+from bert_jax.io.errors import first_line, near_path
+
+_NAME = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
+# Configuration, vocabularies and weights, without those of other libraries.
+_FILES, _OLDER_WEIGHTS = ["*.json", "*.txt", "*.model", "*.safetensors"], ["*pytorch_model*.bin"]
+_OTHERS = ["onnx/*", "openvino/*"]
+
+
+def is_hub_name(path: Path) -> bool:
+    """Return True if ``path`` does not exist and has the form of a name on the Hub: ``name``, or ``owner/name``
+    where no folder ``owner`` exists."""
+    has_form = _NAME.fullmatch(path.as_posix()) and (path.parent == Path() or not path.parent.exists())
+    return bool(has_form) and not path.exists()
+
+
+def local_folder(path: Path) -> Path:
+    """Return ``path``, or for a name on the Hub the folder of the downloaded model.
+
+    Raises ``ValueError`` if the Hub has no such model, or cannot be reached and the model is not in the cache.
+    """
+    return _downloaded(path.as_posix()) if is_hub_name(path) else path
+
+
+@functools.cache  # the Hub is asked once for each name
+def _downloaded(name: str) -> Path:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise ValueError(
+            f"{name}: does not exist; for a model on the Hugging Face Hub: pip install huggingface_hub"
+        ) from None
+    from huggingface_hub import errors
+
+    def download(files: list[str]) -> Path:
+        return Path(str(huggingface_hub.snapshot_download(name, allow_patterns=files, ignore_patterns=_OTHERS)))
+
+    try:
+        folder = download(_FILES)
+        return folder if any(folder.rglob("*.safetensors")) else download(_OLDER_WEIGHTS)
+    except errors.GatedRepoError:
+        what = "asks you to accept the terms of this model; accept them there, then: hf auth login"
+    except errors.RepositoryNotFoundError:
+        what = "has no such model; for a private one: hf auth login"
+    except (OSError, errors.HFValidationError) as error:
+        reason = "HF_HUB_OFFLINE" if huggingface_hub.constants.HF_HUB_OFFLINE else first_line(error, 80)
+        what = f"is not available ({reason}); connect, or copy the model to this machine"
+    near = near_path(Path(name))
+    raise ValueError(f"{name}: does not exist{near or f', and the Hugging Face Hub {what}'}")

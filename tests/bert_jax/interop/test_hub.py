@@ -1,0 +1,149 @@
+"""Models named as on the Hugging Face Hub: with a fake download, and with a server that answers as the Hub does."""
+
+import hashlib
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+from inference_models import make_weights
+
+import bert_jax
+from bert_jax.inference.loaded import prepare
+from bert_jax.interop import hub
+from bert_jax.interop.readers import read_weights
+from bert_jax.start.fixed_options import whole_name
+
+COMMIT = "0123456789" * 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "model"
+    prepare(make_weights(layers=1)).save(path, "hf", report=lambda line: None)
+    return path
+
+
+@pytest.fixture
+def asked(folder, tmp_path, monkeypatch):
+    """The names and files that the fake Hub is asked for; it has one model, owner/name."""
+    monkeypatch.chdir(tmp_path)
+    hub._downloaded.cache_clear()
+    names = []
+
+    def snapshot_download(name, *, allow_patterns, ignore_patterns):
+        names.append((name, allow_patterns))
+        if name == "owner/name":
+            return str(folder)
+        raise errors.LocalEntryNotFoundError("Cannot find an appropriate snapshot.\nConnect.")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    yield names
+    hub._downloaded.cache_clear()
+
+
+def test_a_model_of_the_hub_is_downloaded_once(asked, folder):
+    weights = read_weights(Path("owner/name"))
+    model = bert_jax.load("owner/name")
+    assert weights.spec == model.spec == read_weights(folder).spec
+    assert model.name == model.origin["name"] == "owner/name"
+    assert [name for name, _ in asked] == ["owner/name"]
+
+
+def test_older_weights_are_downloaded_if_there_are_no_others(asked, folder, monkeypatch):
+    monkeypatch.setattr(hub, "_FILES", ["*.json"])
+    monkeypatch.setattr(Path, "rglob", lambda path, pattern: iter(()))
+    assert hub.local_folder(Path("owner/name")) == folder
+    assert [files for _, files in asked] == [["*.json"], ["*pytorch_model*.bin"]]
+
+
+@pytest.mark.parametrize("name", ["owner/missing", "bert-base-uncased"])
+def test_a_missing_model_is_one_line(asked, name):
+    with pytest.raises(
+        ValueError, match=rf"^{name}: does not exist, and the Hugging Face Hub is not available"
+    ) as no:
+        bert_jax.load(name)
+    assert "\n" not in str(no.value) and "copy the model to this machine" in str(no.value)
+
+
+def test_a_local_folder_is_not_searched_on_the_hub(asked, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "quickstart").mkdir()
+    for name in ("runs/quickstat", "/nowhere/at/all", "runs/a/b", "quickstart", "a b"):
+        with pytest.raises(ValueError, match=r"does not exist|contains no model"):
+            bert_jax.load(name)
+    assert not asked
+    with pytest.raises(ValueError, match="does not exist; did you mean 'quickstart'"):
+        bert_jax.load("quickstat")
+
+
+def test_the_record_of_a_run_names_the_model_of_the_hub(asked, tmp_path):
+    assert whole_name("owner/name") == "owner/name"
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    assert whole_name("owner/name") == str(tmp_path / "owner" / "name")
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Answers the requests of huggingface_hub for one model, owner/name."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+
+    def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        name, _, rest = path.partition("?")[0].removeprefix("/").removeprefix("api/models/").partition("owner/name")
+        if name or not rest:
+            return 404, {"X-Error-Code": "RepoNotFound"}, b""
+        if rest.startswith("/resolve/"):
+            content = self.files[rest.removeprefix(f"/resolve/{COMMIT}/")].read_bytes()
+            return 200, {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha1(content).hexdigest()}"'}, content
+        files = [{"type": "file", "path": one, "size": 1, "oid": COMMIT} for one in self.files]
+        about = {"id": "owner/name", "sha": COMMIT, "siblings": [{"rfilename": one} for one in self.files]}
+        return 200, {"Content-Type": "application/json"}, json.dumps(files if "/tree/" in rest else about).encode()
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        code, headers, content = self.server.answer(self.path)
+        self.send_response(code)
+        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_) -> None:
+        pass
+
+
+def test_endpoint_and_cache_are_those_of_huggingface_hub(folder, tmp_path):
+    server = Server(folder)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environment = {
+        **os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "cache"),
+        "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }  # fmt: skip
+    script = (
+        "import pathlib, sys\nfrom bert_jax.interop import hub\nprint(hub.local_folder(pathlib.Path(sys.argv[1])))"
+    )
+
+    def found(name: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", script, name]
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+
+    first, missing = found("owner/name"), found("owner/other")
+    server.shutdown()
+    server.server_close()
+    assert Path(first.stdout.strip()).is_relative_to(tmp_path / "cache"), first.stderr
+    assert "the Hugging Face Hub has no such model" in missing.stderr
+    weights, expected = read_weights(Path(first.stdout.strip())), read_weights(folder)
+    assert weights.spec == expected.spec
+    assert found("owner/name").stdout == first.stdout  # from the cache
