@@ -429,8 +429,9 @@ class RunOptions(Section):
     # of that phase. Of the model, only dropout, rotary base and number of positions may change; the data may too.
     continue_from: str = ""
     # Start from the parameters of this model, at step 0 with a new optimizer state: a saved model, a workdir, or a
-    # folder or checkpoint of any format that bert-jax reads, or a name on the Hugging Face Hub. The run has the sizes
-    # and the vocabulary of this model. A run that already has a checkpoint continues from the checkpoint instead.
+    # folder or checkpoint of any format that bert-jax reads, or a name on the Hugging Face Hub. The run has the
+    # sizes and the vocabulary of this model. A run that already has a checkpoint continues from the checkpoint
+    # instead.
     init_from: str = ""
     # File of words, one per line, to add to the WordPiece vocabulary of --init_from. The embedding of an added word
     # starts as the mean of the embeddings of its pieces. Because the longest match is used, longer words that begin
