@@ -1,6 +1,8 @@
 """bert_jax: BERT-class encoders in JAX. docs/api.md describes the names of ``__all__``.
 
-    model = bert_jax.load(path)
+    run = bert_jax.pretrain("quickstart", corpus="my_texts/", workdir="runs/mine")
+    tuned = bert_jax.finetune(run, train=(texts, labels), dev=0.1)
+    model = bert_jax.load("runs/mine")
     vectors = model.embed(["a sentence", "another one"])
 
 Importing this package does not import jax; the first access to a name does.
@@ -10,15 +12,21 @@ TYPE_CHECKING = False  # typing takes longer to import than the rest of this fil
 if TYPE_CHECKING:
     from typing import Any
 
+    from bert_jax.commands.from_python import finetune, pretrain
+    from bert_jax.commands.trained import FinetuneRun, PretrainRun
     from bert_jax.inference.loaded import LoadedModel, load
 
 __version__ = "0.1.0"
 # Name -> module.
 _MODULES = {
+    "FinetuneRun": "bert_jax.commands.trained",
     "LoadedModel": "bert_jax.inference.loaded",
+    "PretrainRun": "bert_jax.commands.trained",
+    "finetune": "bert_jax.commands.from_python",
     "load": "bert_jax.inference.loaded",
+    "pretrain": "bert_jax.commands.from_python",
 }
-__all__ = ["LoadedModel", "load"]
+__all__ = ["FinetuneRun", "LoadedModel", "PretrainRun", "finetune", "load", "pretrain"]
 
 
 def __getattr__(name: str) -> "Any":

@@ -1,12 +1,12 @@
 """``bert-jax finetune`` and ``run_finetune.py``: read task files, fine-tune, export."""
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bert_jax import registry
-from bert_jax.commands.options import with_encoder
+from bert_jax.commands.options import Caller, with_encoder
 from bert_jax.config import RunOptions, dump_yaml
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import HELP, HELP_ALL, Settings, build_config, show_help, take_options
@@ -23,7 +23,22 @@ from bert_jax.training.logging.logger import make_loggers
 
 if TYPE_CHECKING:
     from bert_jax.finetuning.supervision import Supervision
+    from bert_jax.interop.model_bundle import ModelBundle
     from bert_jax.start.start import Start
+
+
+# Records by split, and the names of the splits that do not select the best parameters.
+Records = tuple[Mapping[str, Sequence[Record]], Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskCaller(Caller):
+    """The inputs of a fine-tuning run that a program passes in addition to its options."""
+
+    # Function of the config that returns the records. None: they are read from files.
+    read: Callable[[FinetuneConfig], Records] | None = None
+    # Further metrics by name (``Task.own_metrics``).
+    metrics: Mapping[str, Callable[[list[Any], list[Any]], float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +114,15 @@ def shown(options: FinetuneRunOptions, settings: Settings) -> FinetuneConfig:
     return options.shown(settings)
 
 
-def configure(options: FinetuneRunOptions, settings: Settings) -> "tuple[FinetuneConfig, Start]":
-    """Return the resolved config, and the :class:`Start` that determines its model section."""
+def configure(
+    options: FinetuneRunOptions, settings: Settings, model: "ModelBundle | None" = None
+) -> "tuple[FinetuneConfig, Start]":
+    """Return the resolved config, and the :class:`Start` that determines its model section. ``model``: the initial
+    model, if it is in memory."""
     from bert_jax.start.plan import plan_start
 
     config_type = extended(FinetuneConfig)
-    start = plan_start(config_type, options, location(options.folder("finetune")), settings.all)
+    start = plan_start(config_type, options, location(options.folder("finetune")), settings.all, model)
     config = build_config(config_type, [*settings.all, *start.settings], [*field_types(type(options))])
     return config, start
 
@@ -124,9 +142,22 @@ def records_of(config: FinetuneConfig, split: str) -> list[Record]:
     return [record for name in getattr(data, split) for record in read_named(name, data, kind, split)]
 
 
-def train(options: FinetuneRunOptions, settings: Settings, stop: StopRequest, started: float) -> None:
+def read_files(config: FinetuneConfig) -> Records:
+    """Return the records of the files that the section data names."""
+    from data_pipeline.tasks import read_splits, split_names
+
+    return read_splits(config.data, config.task.kind), split_names(config.data)[1]
+
+
+def train(
+    options: FinetuneRunOptions,
+    settings: Settings,
+    stop: StopRequest,
+    started: float,
+    caller: TaskCaller = TaskCaller(),
+) -> None:
     """Read the records, then fine-tune. ``started``: start time of the run, a value of ``time.perf_counter``."""
-    config, start = configure(options, settings)
+    config, start = configure(options, settings, caller.model)
     loggers = make_loggers(options.loggers)
     if options.keep_memory:
         rows = config.training.global_batch_size // config.training.accumulation_steps
@@ -136,15 +167,14 @@ def train(options: FinetuneRunOptions, settings: Settings, stop: StopRequest, st
 
     from bert_jax.finetuning.finetune import finetune
     from bert_jax.process import hosts
-    from data_pipeline.tasks import read_splits, split_names
 
     jax.devices()  # raises for a platform of JAX_PLATFORMS that cannot be used
     require_memory(config, config.task.max_length, hosts.count())
-    splits = read_splits(config.data, config.task.kind)
+    splits, tests = (caller.read or read_files)(config)
 
     def report(line: str) -> None:
         if hosts.is_lead():
-            print(line, flush=True)
+            caller.say(line)
 
     supervision = options.supervision(config, report)
     launch = Launch(
@@ -153,6 +183,10 @@ def train(options: FinetuneRunOptions, settings: Settings, stop: StopRequest, st
         start=start,
         host_timeout=options.host_timeout,
         started=started,
+        report=caller.report,
         loggers=loggers,
+        callbacks=caller.callbacks,
     )
-    finetune(config, launch, splits=splits, tests=split_names(config.data)[1], start=start, supervision=supervision)
+    finetune(
+        config, launch, splits=splits, tests=tests, start=start, supervision=supervision, metrics=caller.metrics
+    )

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bert_jax import registry
 from bert_jax.config import ModelConfig
@@ -13,6 +13,9 @@ from bert_jax.config.loader import Settings
 from bert_jax.config.options import Setting
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.registry import MODULE
+
+if TYPE_CHECKING:
+    from bert_jax.interop.model_bundle import ModelBundle
 
 READABLE = (
     "workdir, saved model, Hugging Face or sentence-transformers folder, name on the Hugging Face Hub, TF1 "
@@ -230,6 +233,27 @@ def _add_encoder(file: str) -> str:
     if section is not ModelConfig:
         registry.add("encoder_options", name, f"{module}:Config")
     return name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """The inputs of a run that a program passes in addition to its options. The defaults are those of a command."""
+
+    # See ``Launch``.
+    report: Callable[[str], None] | None = None
+    callbacks: tuple[Callable[[dict[str, Any]], Any], ...] = ()
+    # The model of init_from, if it is in memory.
+    model: "ModelBundle | None" = None
+
+    def say(self, line: str) -> None:
+        """Report a line about the work before the run opens its log."""
+        if self.report is None:
+            print(line, flush=True)
+        else:
+            self.report(line)
+
+
+COMMAND = Caller()
 
 
 # ------------------------------------------------------------------ arguments to objects

@@ -3,11 +3,11 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert_jax.commands.options import with_encoder
+from bert_jax.commands.options import COMMAND, Caller, with_encoder
 from bert_jax.config import PretrainConfig, RunOptions, dump_yaml
 from bert_jax.config.loader import HELP, HELP_ALL, Settings, build_config, show_help, take_options
 from bert_jax.config.options import field_types
@@ -24,6 +24,7 @@ from bert_jax.training.launch import Launch
 from bert_jax.training.logging.logger import make_loggers
 
 if TYPE_CHECKING:
+    from bert_jax.interop.model_bundle import ModelBundle
     from bert_jax.start.start import Start
     from bert_jax.tokenization import Tokenizer
 
@@ -55,16 +56,19 @@ def _run(argv: Sequence[str], program: str, stop: StopRequest) -> None:
     if hosts.count() > 1:
         stop.share()
     with hosts.ends_together(options.host_timeout):
-        train(options, with_encoder(settings), stop)
+        train(options, with_encoder(settings), stop, early.STARTED)
 
 
-def configure(options: RunOptions, settings: Settings) -> "tuple[PretrainConfig, Start, Inputs]":
+def configure(
+    options: RunOptions, settings: Settings, model: "ModelBundle | None" = None
+) -> "tuple[PretrainConfig, Start, Inputs]":
     """Return the resolved config, and the start and the inputs of the objective, which determine some of its
-    options. To print the config, the file of ``objective.module`` is not run."""
+    options. ``model``: the initial model, if it is in memory. To print the config, the file of ``objective.module``
+    is not run."""
     from bert_jax.start.plan import plan_start
 
     workdir = location(options.folder("pretrain"))
-    start = plan_start(PretrainConfig, options, workdir, settings.all)
+    start = plan_start(PretrainConfig, options, workdir, settings.all, model)
     also = [*field_types(type(options))]
     config = build_config(PretrainConfig, [*settings.all, *start.settings], also)
     if options.print_config and config.objective.module:
@@ -75,9 +79,11 @@ def configure(options: RunOptions, settings: Settings) -> "tuple[PretrainConfig,
     return config, start, inputs
 
 
-def train(options: RunOptions, settings: Settings, stop: StopRequest) -> None:
-    """Prepare the data, then pretrain."""
-    config, start, inputs = configure(options, settings)
+def train(
+    options: RunOptions, settings: Settings, stop: StopRequest, started: float, caller: Caller = COMMAND
+) -> None:
+    """Prepare the data, then pretrain. ``started``: start time of the run, a value of ``time.perf_counter``."""
+    config, start, inputs = configure(options, settings, caller.model)
     if not (config.training.num_steps or start.source):
         raise ValueError(
             "training.num_steps: not set; name a recipe, such as --config configs/quickstart.yaml, or set "
@@ -100,11 +106,11 @@ def train(options: RunOptions, settings: Settings, stop: StopRequest) -> None:
     from data_pipeline.read.pretrain_input import ShardSource
 
     for note in inputs.notes if hosts.is_lead() else ():
-        _report(note)
+        caller.say(note)
     inputs.give(first)  # raises for inputs that do not fit this run
     jax.devices()  # raises for a platform of JAX_PLATFORMS that cannot be used
     require_memory(config, config.data.seq_length, hosts.count())
-    vocabulary, tokenizer = _prepared(config, options, settings, start, inputs, stop)
+    vocabulary, tokenizer = _prepared(config, options, settings, start, inputs, stop, caller.say)
     start = start.with_parameters(pretraining_spec(config, first.model))
     start = dataclasses.replace(start, params=dict(objective.placed(config, start.params)))
     if not config.training.num_steps:
@@ -116,19 +122,21 @@ def train(options: RunOptions, settings: Settings, stop: StopRequest) -> None:
         stop=stop,
         start=start,
         host_timeout=options.host_timeout,
-        started=early.STARTED,
+        started=started,
+        report=caller.report,
+        callbacks=caller.callbacks,
         loggers=loggers,
     )
     source = ShardSource(config, tokenizer)
     if "mlm_loss" in objective.display.keys:
         source.require_predictions()
-    source.more = inputs.features(config, objective, source, stop, _report)
+    source.more = inputs.features(config, objective, source, stop, caller.say)
     run(PretrainJob(config, objective, tokenizer, vocabulary, source, inputs), launch)
 
 
 def _prepared(
     config: PretrainConfig, options: RunOptions, settings: Settings, start: "Start", inputs: Inputs,
-    stop: StopRequest,
+    stop: StopRequest, report: Callable[[str], None],
 ) -> "tuple[Path, Tokenizer]":  # fmt: skip
     """Build the vocabulary and the shards that do not exist yet; return the vocabulary file and the tokenizer.
 
@@ -154,7 +162,7 @@ def _prepared(
         if not config.data.mixture:
             inputs.check_vocabulary(known, vocabulary_path(config.data))
         if hosts.count() == 1:
-            vocabulary = ensure_data(config.data, vocab_size=config.model.vocab_size, report=_report)
+            vocabulary = ensure_data(config.data, vocab_size=config.model.vocab_size, report=report)
         else:
             vocabulary = require_shards(config, settings)
     tokenizer = load_tokenizer(vocabulary, **config.data.rules)
@@ -164,7 +172,3 @@ def _prepared(
         check_padding(config.model.position_offset, tokenizer, vocabulary)
     inputs.check_vocabulary(tokenizer, vocabulary)
     return vocabulary, tokenizer
-
-
-def _report(line: str) -> None:
-    print(line, flush=True)

@@ -13,7 +13,8 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -24,6 +25,7 @@ from bert_jax.config.former import FORMER_OPTIONS, OptionsInOrder
 from bert_jax.config.help import print_help
 from bert_jax.config.options import (
     COMMAND_LINE,
+    PYTHON,
     Option,
     Setting,
     absence,
@@ -45,6 +47,27 @@ NULL = "tag:yaml.org,2002:null"
 _CHECKOUT, _WHEEL = Path(__file__).parents[2] / "configs", Path(__file__).parents[1] / "configs"
 RECIPES = _WHEEL if _WHEEL.is_dir() else _CHECKOUT
 _MOST_DIGITS = 30  # int() raises an error without a place for more than 4,300
+
+
+def python_settings(values: Mapping[str, Any]) -> tuple[Setting, ...]:
+    """Return the settings of options by name whose values are Python objects: numbers, booleans, texts, paths,
+    lists of these and, for weighted items, mappings from names to weights. Raises ``ValueError`` for other
+    objects."""
+    return tuple(Setting(PYTHON, key, _text_of(key, value)) for key, value in values.items())
+
+
+def _text_of(key: str, value: Any) -> str | list[str]:
+    if isinstance(value, Mapping):
+        return [f"{name}={_text_of(key, one)}" for name, one in value.items()]
+    value = value.tolist() if hasattr(value, "tolist") else value  # of numpy
+    if isinstance(value, list | tuple):
+        return [str(_text_of(key, one)) for one in value]
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float | str | PathLike):
+        return str(value)
+    kind = type(value).__name__
+    raise ValueError(f"{PYTHON}: {key}: {kind} is not allowed; allowed: a number, a text, True, False, or a list")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +98,20 @@ class Settings:
 
 
 def take_options(options_type: type[C], argv: Sequence[str]) -> tuple[C, Settings]:
-    """Split ``argv``, without ``--help``, into the options of ``options_type`` and the settings of the config.
-    The options include those of registered parts (:func:`extended`) for help, and if ``argv`` has a flag that
-    only they can have. A flag without a value means true, or its value in ``options_type.VALUE_WITHOUT_ARGUMENT``.
-    Raises ``ValueError`` with a one-line message if a value is invalid."""
-    given = read_settings(argv)
+    """Return :func:`split_settings` of a command line, without ``--help``, for which the options include those of
+    registered parts."""
+    return split_settings(extended(options_type) if HELP & set(argv) else options_type, read_settings(argv))
+
+
+def split_settings(options_type: type[C], given: Settings) -> tuple[C, Settings]:
+    """Split ``given`` into the options of ``options_type`` and the settings of the config.
+
+    The options include those of registered parts (:func:`extended`) if there is a flag that only they can have. A
+    flag without a value means true, or its value in ``options_type.VALUE_WITHOUT_ARGUMENT``. Raises ``ValueError``
+    with a one-line message if a value is invalid.
+    """
     types = field_types(options_type) | field_types(options_type, fixed=True)
-    if HELP & set(argv) or {key for _, key, _ in given.flags if "." not in key} - types.keys():
+    if {key for _, key, _ in given.flags if "." not in key} - types.keys():
         options_type = extended(options_type)
         types |= field_types(options_type)
     bare = getattr(options_type, "VALUE_WITHOUT_ARGUMENT", {})
@@ -142,7 +172,7 @@ def parse_settings(
     types, in_order = {key: option.type for key, option in options.items()}, OptionsInOrder()
     types |= FORMER_OPTIONS if "model.encoder" in options else {}
     for source, key, value in settings:
-        if key in former and source != COMMAND_LINE and former[key] in (None, value):
+        if key in former and source not in (COMMAND_LINE, PYTHON) and former[key] in (None, value):
             continue  # in the stored config of an older version
         if key in former and former[key] is not None:
             raise ValueError(f"{source}: {key}: no longer an option, as if it were {former[key]}; omit it")

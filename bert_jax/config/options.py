@@ -10,8 +10,8 @@ from bert_jax import registry
 from bert_jax.config.schema import Section, Value, Weighted
 
 T = TypeVar("T")
-# Source of a setting that is an argument of a command.
-COMMAND_LINE = "command line"
+# Sources of the settings that are arguments of a command, or of a function.
+COMMAND_LINE, PYTHON = "command line", "options"
 
 
 class Setting(NamedTuple):
@@ -131,7 +131,7 @@ def join_mappings(types: Mapping[str, Any], settings: Iterable[Setting]) -> Iter
     owners = [f"{key}." for key, hint in types.items() if Weighted in get_args(hint)]
 
     def owner(setting: Setting) -> tuple[str, str]:
-        is_file = setting.source != COMMAND_LINE
+        is_file = setting.source not in (COMMAND_LINE, PYTHON)
         found = next((one for one in owners if is_file and setting.key.startswith(one)), "")
         return found, setting.source.rpartition(":")[0] if found else ""
 

@@ -5,7 +5,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,8 @@ _CPU_TOKENS, _TOKENS = 2048, 16384
 _MOST_UNITS = 32
 # Maximum number of scores with an interval: each interval requires a thousand resamples.
 _MOST_INTERVALS = 40
+# Fields of predictions that contain the answer.
+_ANSWERS = ("value", "label", "labels", "choice", "answer", "cosine")
 
 
 class Predictor:
@@ -88,9 +90,42 @@ def _run(task: Task, model: BertModel, params: Params, batch: Mapping[str, jax.A
 
 
 def scores_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> tuple[list[Score], int]:
-    """Return the scores over the records that ``Task.scored`` selects, and the number of these records."""
+    """Return the scores over the records that ``Task.scored`` selects, those of ``Task.own_metrics`` included, and
+    the number of these records."""
     records, predictions = _labelled(task, records, predictions)
-    return (task.scores(records, predictions), len(records)) if records else ([], 0)
+    if not records:
+        return [], 0
+    return [*task.scores(records, predictions), *_own_scores(task, records, predictions)], len(records)
+
+
+def answers_of(task: Task, record: Record, prediction: Prediction) -> tuple[Any, Any]:
+    """Return the correct and the predicted answer: classes as str, several classes or tags as list[str], values and
+    cosines as float, the index of a choice as int, the correct answers to a question as list[str] and the predicted
+    one as str, and (tags, class) for joint. The correct answer is None where the record has none."""
+    fields: Mapping[str, Any] = prediction
+    words = [[token["label"] for token in fields["tokens"]]] if "tokens" in fields else []
+    first = next(([fields[name]] for name in _ANSWERS if name in fields), [])
+    predicted = [*words, *first]
+    correct = [getattr(record, name) for name in task.gold]
+    correct = [[getattr(x, "text", x) for x in one] if isinstance(one, tuple) else one for one in correct]
+    if correct[0] is not None and isinstance(predicted[0], int | float):
+        correct[0] = type(predicted[0])(correct[0])
+    return (correct[0], predicted[0]) if len(correct) == 1 else (tuple(correct), tuple(predicted))
+
+
+def _own_scores(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:
+    if not task.own_metrics:
+        return []
+    pairs = [answers_of(task, *both) for both in zip(records, predictions, strict=True)]
+
+    def score(name: str, function: Callable[[list[Any], list[Any]], float]) -> Score:
+        def of(indices: np.ndarray) -> float:
+            chosen = [pairs[i] for i in indices]
+            return float(function([correct for correct, _ in chosen], [predicted for _, predicted in chosen]))
+
+        return Score(name, of)
+
+    return [score(name, function) for name, function in task.own_metrics.items()]
 
 
 def choosing_score(metric: str, scores: Sequence[Score]) -> Score:
@@ -191,16 +226,20 @@ def point_values(scores: Sequence[Score], count: int) -> dict[str, float | None]
     return {name: None if math.isnan(number) else number for name, number in values.items()}
 
 
-def with_intervals(scores: Sequence[Score], count: int, seed: int, metric: str = "") -> dict[str, dict[str, Any]]:
+def with_intervals(
+    scores: Sequence[Score], count: int, seed: int, metric: str = "", *, without: Collection[str] = ()
+) -> dict[str, dict[str, Any]]:
     """Return ``{"value", "ci95"}`` of each score by name; ci95 is a 95% bootstrap interval from 1,000 resamples.
 
-    At most 40 scores get an interval; for the others, ci95 is None. The score named ``metric`` has priority,
-    followed by the scores over all records, and then by the scores of single classes.
+    At most 40 scores get an interval, and those named in ``without`` get none; for the others, ci95 is None. The
+    score named ``metric`` has priority, followed by the scores over all records, and then by the scores of single
+    classes.
     """
     values: dict[str, dict[str, Any]] = {
         name: {"value": number, "ci95": None} for name, number in point_values(scores, count).items()
     }
-    first = sorted(scores, key=lambda score: _rank(score.name, metric))[:_MOST_INTERVALS]
+    resampled = [score for score in scores if score.name not in without]
+    first = sorted(resampled, key=lambda score: _rank(score.name, metric))[:_MOST_INTERVALS]
     for score, (number, low, high) in zip(first, confidence_intervals(first, count, seed), strict=True):
         if not math.isnan(number):
             values[score.name]["ci95"] = [low, high]
@@ -221,13 +260,11 @@ def metrics_text(results: Sequence[Mapping[str, Any]]) -> str:
 def result_lines(result: Mapping[str, Any], metric: str = "") -> list[str]:
     """Return the log line of ``result``, an entry of metrics.json, as a list of one string. The line shows
     ``metric`` and up to three other scores."""
-    shown = [
-        f"{name} undefined"
-        if entry["value"] is None
-        else f"{name} {entry['value']:.4f} [{entry['ci95'][0]:.4f}, {entry['ci95'][1]:.4f}]"
-        for name, entry in sorted(result["metrics"].items(), key=lambda item: _rank(item[0], metric))[:4]
-        if entry["value"] is None or entry["ci95"] is not None
-    ]
+    shown = []
+    for name, entry in sorted(result["metrics"].items(), key=lambda item: _rank(item[0], metric))[:4]:
+        number = "undefined" if entry["value"] is None else f"{entry['value']:.4f}"
+        interval = "" if entry["ci95"] is None else " [{:.4f}, {:.4f}]".format(*entry["ci95"])
+        shown.append(f"{name} {number}{interval}")
     if known := result.get("baseline"):
         shown.append(f"({known['answer']}: {known['metric']} {known['value']:.4f})")
     return [f"{result['split']}: {result['n']:,} records  {'  '.join(shown)}"]

@@ -19,6 +19,7 @@ from bert_jax.finetuning.training_model import start_parameters, training_model,
 from bert_jax.json_values import Json
 from bert_jax.start.start import Start
 from bert_jax.start.tokenizer import store_tokenizer
+from bert_jax.tasks.task import NO_METRICS, OwnMetrics
 from bert_jax.training.job import Context, Data, Job
 from bert_jax.training.launch import Launch
 from bert_jax.training.programs import TrainPrograms, with_shardings
@@ -34,20 +35,22 @@ def finetune(
     tests: Sequence[str],
     start: Start,
     supervision: Supervision = LABELS_ONLY,
+    metrics: OwnMetrics = NO_METRICS,
 ) -> None:
     """Train a model for the task of ``config`` on ``splits["train"]``, then evaluate and predict the other splits.
 
-    ``tests``: names of the splits that do not select the best parameters. Raises ``ValueError`` for errors that the
-    user can correct, and ``exits.Stop`` if the run ends early.
+    ``tests``: names of the splits that do not select the best parameters. ``metrics``: see
+    ``Task.own_metrics``. Raises ``ValueError`` for errors that the user can correct, and ``exits.Stop`` if the run
+    ends early.
     """
     if not isinstance(launch.workdir, Path):
         raise ValueError(
             f"--workdir {launch.workdir}: fine-tuning writes to a folder that all hosts share, not to a URL; "
             "give a path"
         )
-    job = FinetuneJob(config, splits, tests, start, supervision)
+    job = FinetuneJob(config, splits, tests, start, supervision, metrics)
     if start.resumes and (stored := _stored_order(config, job.config, launch.workdir)):
-        job = FinetuneJob(stored, splits, tests, start, supervision)
+        job = FinetuneJob(stored, splits, tests, start, supervision, metrics)
     train(job, dataclasses.replace(launch, start=job.start()))
 
 
@@ -81,8 +84,10 @@ class FinetuneJob(Job):
         tests: Sequence[str],
         start: Start,
         supervision: Supervision = LABELS_ONLY,
+        metrics: OwnMetrics = NO_METRICS,
     ) -> None:
         self.resolved = resolve_task(config, splits, tests, start.tokenizer, supervision)
+        self.resolved.task.own_metrics = metrics
         super().__init__(self.resolved.config, start.tokenizer)
         self.task, self.heads, devs = self.resolved.task, self.resolved.heads, self.resolved.dev_splits
         self.eval_split = devs[0] if devs else "dev"

@@ -100,7 +100,7 @@ def _result_entry(
         "split": split,
         "n": len(records),
         "digest": resolved.prediction_digests[split],
-        "metrics": evaluation.with_intervals(scores, count, config.training.seed, metric),
+        "metrics": evaluation.with_intervals(scores, count, config.training.seed, metric, without=task.own_metrics),
         "seed": config.training.seed,
         **chosen_by,
         **({} if known is None else {"baseline": known}),

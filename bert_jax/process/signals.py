@@ -56,13 +56,31 @@ def ends_at_once(message: str, tick: Callable[[float], None], every: float = 30.
         os.close(writing)
 
 
+@contextlib.contextmanager
+def _handled_by(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Context manager: ``handle`` handles both signals. Does nothing outside the main thread, which alone may set
+    handlers and gets all signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
 class StopRequest:
     """Request to stop a run. It is true after the first SIGINT or SIGTERM; a later Ctrl-C exits immediately.
 
-    A signal to any host stops all hosts at the same step (:meth:`share`, :meth:`reached`).
+    A signal to any host stops all hosts at the same step (:meth:`share`, :meth:`reached`). If the run is a part of
+    another program, ``say`` is called with a line after the first signal, and nothing ends the process: a later
+    Ctrl-C raises ``KeyboardInterrupt``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None] | None = None) -> None:
+        self._say, self.ends_process = say, say is None
         self.signal: signal.Signals | None = None
         self._came = 0.0  # time of the signal by the monotonic clock
         self._interrupts = False
@@ -79,26 +97,35 @@ class StopRequest:
         return request
 
     @contextlib.contextmanager
+    def handling(self) -> Iterator[None]:
+        """Context manager for a run in another program: in the main thread, both signals set this request until the
+        block ends. A SIGTERM is then passed on to the handler of the program."""
+        try:
+            with _handled_by(self._handle):
+                yield
+        finally:
+            if self.signal == signal.SIGTERM:
+                signal.raise_signal(signal.SIGTERM)
+
+    @contextlib.contextmanager
     def at_once(self, message: str) -> Iterator[None]:
         """Context manager for work that may be interrupted anywhere: a signal, even one received before the block,
         ends the block immediately with ``exits.Stop(message)``.
 
-        Both signals are handled inside the block, even without :meth:`install`. Must be used in the main thread.
+        In the main thread, both signals are handled inside the block, even without :meth:`install`.
         """
-        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
-        self._interrupts = True
-        try:
-            if not self:
-                yield
-        except BaseException:
-            if not self:  # after a signal, the error is the interrupt or was caused by it
-                raise
-        finally:
-            self._interrupts = False
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with _handled_by(self._handle):
+            self._interrupts = True
+            try:
+                if not self:
+                    yield
+            except BaseException:
+                if not self:  # after a signal, the error is the interrupt or was caused by it
+                    raise
+            finally:
+                self._interrupts = False
         if self:
-            if sys.stderr.isatty():
+            if self.ends_process and sys.stderr.isatty():
                 print(file=sys.stderr)  # a new line after the ^C that the terminal has echoed
             raise exits.Stop(self.exit_code, message)
 
@@ -156,16 +183,22 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
-            if number == signal.SIGINT:
+            if number == signal.SIGINT and self.ends_process:
                 exits.end_now(exits.INTERRUPTED)
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
             return
         self.signal, self._came = signal.Signals(number), time.monotonic()
         if self._notify is not None:
             self._notify(signal.SIGTERM)
         if self._interrupts:
             raise KeyboardInterrupt
-        advice = "the run saves its state and stops before the next step (press Ctrl-C now to exit immediately)"
-        print(f"\n{self.signal.name}: {advice}", file=sys.stderr, flush=True)
+        line = f"{self.signal.name}: the run saves its state and stops before the next step"
+        if self._say is None:
+            print(f"\n{line} (press Ctrl-C now to exit immediately)", file=sys.stderr, flush=True)
+        else:
+            with contextlib.suppress(RuntimeError):  # of a print that the signal has interrupted
+                self._say(line)
 
     def __bool__(self) -> bool:
         return self.signal is not None

@@ -2,6 +2,7 @@
 
 from bert_jax.config import RunOptions
 from bert_jax.config.loader import Setting
+from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.interop.taken_over import Kept, kept_facts, sentence_settings
 from bert_jax.io.storage import Location
 from bert_jax.start.fixed_options import (
@@ -21,7 +22,9 @@ from bert_jax.training.launch import RECORD
 from bert_jax.training.workdir import read_record, record_text
 
 
-def plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> Start:
+def plan_finetuning(
+    options: RunOptions, workdir: Location, given: Given, model: ModelBundle | None = None
+) -> Start:
     """Plan the start of a fine-tuning run; see :func:`bert_jax.start.plan.plan_start`."""
     if saved_steps(workdir):
         record = read_record(workdir)
@@ -41,7 +44,7 @@ def plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> Sta
             kept=kept, tokenizer_config=config, tokenizer_content=content,
         )  # fmt: skip
     if options.init_from:
-        return _from_model(options, given)
+        return _from_model(options, given, model)
     if options.changes:
         raise ValueError(f"--{options.changes[0]}: requires --init_from, which names the model to change")
     vocab = given.get("data.vocab", ("", ""))[0]
@@ -60,8 +63,8 @@ def plan_finetuning(options: RunOptions, workdir: Location, given: Given) -> Sta
     return Start(settings=settings, tokenizer_config=config, tokenizer_content=content)
 
 
-def _from_model(options: RunOptions, given: Given) -> Start:
-    name, (_, weights) = options.init_from, initial_weights(options, given)
+def _from_model(options: RunOptions, given: Given, model: ModelBundle | None) -> Start:
+    name, (_, weights) = options.init_from, initial_weights(options, given, model)
     notes = [f"starts from {name}", *weights.notes]
     config, content = weights.spec.tokenizer, weights.tokenizer_content
     if config is None or content is None:
@@ -70,11 +73,11 @@ def _from_model(options: RunOptions, given: Given) -> Start:
             raise ValueError(f"data.vocab: {name} has no tokenizer; set data.vocab to its vocabulary file")
         config, content = named_vocabulary(vocab, given)
         notes.append(f"{name} has no tokenizer: {vocab} is used as its vocabulary")
-    pieces, model = build_tokenizer(config, content, name).vocab_size, weights.spec.model
-    if pieces > model.vocab_size:
-        rows = f"{model.vocab_size} word embeddings; use the vocabulary of this model"
+    pieces, network = build_tokenizer(config, content, name).vocab_size, weights.spec.model
+    if pieces > network.vocab_size:
+        rows = f"{network.vocab_size} word embeddings; use the vocabulary of this model"
         raise ValueError(f"{name}: the vocabulary has {pieces} pieces, but the model has only {rows}")
-    section = model_section(model)
+    section = model_section(network)
     kept, kept_notes = kept_facts(weights.spec)
     settings, setting_notes = sentence_settings(given, kept, name)
     notes += [*kept_notes, *setting_notes]

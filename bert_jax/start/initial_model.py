@@ -18,10 +18,11 @@ from bert_jax.training.state import POSITIONS
 from bert_jax.training.workdir import record_text
 
 
-def pretraining_from(options: RunOptions, given: Given) -> Start:
-    """Plan the start of a pretraining run from ``--init_from``, with the words and positions that the run adds."""
+def pretraining_from(options: RunOptions, given: Given, start: ModelBundle | None = None) -> Start:
+    """Plan the start of a pretraining run from ``--init_from``, with the words and positions that the run adds.
+    ``start``: see :func:`initial_weights`."""
     values, name = {key: value for key, (value, _) in given.items()}, options.init_from
-    read, weights = initial_weights(options, given)
+    read, weights = initial_weights(options, given, start)
     source = weights.spec.model
     vocabulary = plan_vocabulary(options, weights, values)
     positions, position_notes = _positions(options, source, given)
@@ -70,13 +71,16 @@ def _positions(options: RunOptions, source: ModelConfig, given: Given) -> tuple[
     return wanted, [f"positions: {source.max_length} -> {grown} ({options.extend_positions})"]
 
 
-def initial_weights(options: RunOptions, given: Given) -> tuple[ModelBundle, ModelBundle]:
+def initial_weights(
+    options: RunOptions, given: Given, start: ModelBundle | None
+) -> tuple[ModelBundle, ModelBundle]:
     """Return the model of ``--init_from`` twice: as read, and as changed by the options (``RunOptions.changes``).
+    ``start`` is this model, if it is not read from files.
 
     Raises ``ValueError`` (one line) if it cannot be read, or not be changed.
     """
     name = Path(options.init_from)
-    weights = read_weights(name, _reading(name, given, allow_mismatch=options.allow_mismatch))
+    weights = start or read_weights(name, _reading(name, given, allow_mismatch=options.allow_mismatch))
     if not options.changes:
         return weights, weights
     change = registry.load("extensions", f"--{options.changes[0]}")

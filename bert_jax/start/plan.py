@@ -7,7 +7,7 @@ options and the tokenizer. Options on the command line must agree with it.
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -30,24 +30,31 @@ from bert_jax.tokenization import FILE_NAMES
 from bert_jax.training.checkpoint.folder import saved_steps
 from bert_jax.training.workdir import read_record
 
+if TYPE_CHECKING:
+    from bert_jax.interop.model_bundle import ModelBundle
 
-def plan_start(config_type: type, options: RunOptions, workdir: Location, settings: Sequence[Setting]) -> Start:
+
+def plan_start(
+    config_type: type, options: RunOptions, workdir: Location, settings: Sequence[Setting],
+    model: "ModelBundle | None" = None,
+) -> Start:  # fmt: skip
     """Plan the start of a run whose config has the type ``config_type``.
 
-    ``settings`` are those of the config, and ``options`` the others of the run. A run that has a checkpoint resumes
-    from it. Raises ``ValueError`` with a one-line message if ``workdir`` is a file, if a model cannot be read, if
-    options contradict the model, or if words cannot be added to its vocabulary.
+    ``settings`` are those of the config, and ``options`` the others of the run. ``model`` is the model that
+    ``options.init_from`` names, if it is not read from files. A run that has a checkpoint resumes from it. Raises
+    ``ValueError`` with a one-line message if ``workdir`` is a file, if a model cannot be read, if options
+    contradict the model, or if words cannot be added to its vocabulary.
     """
     if isinstance(workdir, Path):
         require_folder(workdir, "--workdir: ")
     given = parse_settings(config_type, settings, [*field_types(type(options))])
     if config_type is PretrainConfig:
-        start = _plan_pretraining(options, workdir, given)
+        start = _plan_pretraining(options, workdir, given, model)
         start = dataclasses.replace(start, settings=with_length(start.settings, given))
     else:
         from bert_jax.start.finetuning import plan_finetuning
 
-        start = plan_finetuning(options, workdir, given)
+        start = plan_finetuning(options, workdir, given, model)
     return dataclasses.replace(
         start,
         continue_from=location(options.continue_from) if options.continue_from else None,
@@ -56,7 +63,7 @@ def plan_start(config_type: type, options: RunOptions, workdir: Location, settin
     )
 
 
-def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> Start:
+def _plan_pretraining(options: RunOptions, workdir: Location, given: Given, model: "ModelBundle | None") -> Start:
     given_flags = [flag for flag in ("init_from", *EXTENSIONS) if getattr(options, flag)]
     flags = [f"--{flag}" for flag in (*given_flags, *options.changes)]
     if options.init_from and options.continue_from:
@@ -77,7 +84,7 @@ def _plan_pretraining(options: RunOptions, workdir: Location, given: Given) -> S
     if options.init_from:
         from bert_jax.start.initial_model import pretraining_from  # reads all formats of models
 
-        return pretraining_from(options, given)
+        return pretraining_from(options, given, model)
     if begun := read_record(workdir):
         flag = "continue_from" if begun["continue_from"] else "init_from"
         start = f"was started with --{flag} {begun[flag]} and has no checkpoint"

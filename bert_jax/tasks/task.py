@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, TypeVar
 
 import jax
@@ -26,6 +27,10 @@ from bert_jax.tokenization import Tokenizer
 
 Level = Literal["unit", "token", "position"]
 Value = TypeVar("Value", bound=Hashable)
+
+
+OwnMetrics = Mapping[str, Callable[[list[Any], list[Any]], float]]
+NO_METRICS: OwnMetrics = MappingProxyType({})
 
 
 class Token(TypedDict, total=False):
@@ -148,6 +153,9 @@ class Task(ABC):
 
     # Options of the run, if the task belongs to one.
     config: FinetuneConfig
+    # Metrics of the run in addition to :meth:`scores`: name -> function of the lists of correct and of predicted
+    # answers (``evaluation.answers_of``); a higher value is better.
+    own_metrics: OwnMetrics = NO_METRICS
 
     def __init__(
         self, config: FinetuneConfig | TaskSettings, tokenizer: Tokenizer, records: Sequence[Record] = ()

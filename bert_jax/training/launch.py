@@ -33,6 +33,8 @@ class Launch:
     started: float | None = None
     # Devices of the mesh; None: all devices.
     devices: "list[jax.Device] | None" = None
+    # Called with each line of the log; None: the lines, and a progress bar on a terminal, go to standard output.
+    report: Callable[[str], None] | None = None
     # Loggers of the metrics, in addition to metrics.jsonl.
     loggers: tuple[Logger, ...] = ()
     # Functions that the lead process calls with each line of metrics.jsonl, as a dict: ``step``, ``split`` of an

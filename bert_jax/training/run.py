@@ -37,7 +37,7 @@ def train(job: Job, launch: Launch) -> None:
     taken = "another run is using this workdir; wait until that run ends, or use another --workdir"
     with (
         hold_workdir(workdir, taken, lead=hosts.is_lead(), check_stop=check_stop) as logs,
-        Watchdog(job.config.training.watchdog_seconds) as watchdog,
+        Watchdog(job.config.training.watchdog_seconds if stop.ends_process else 0) as watchdog,
     ):
         watchdog.others = hosts.exchange_activity(lambda: watchdog.doing, watchdog.dump_if_stuck)
         rollback = None

@@ -5,7 +5,7 @@ import datetime
 import re
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -103,6 +103,7 @@ class Progress:
         columns: columns of log lines that the objective defines; the bar also shows the first of them.
         lead: if False, nothing is shown or written; must be True on exactly one process of a run.
         console: console that shows the bar and the messages (default: standard output).
+        report: called with each line, instead of the console.
     """
 
     def __init__(
@@ -114,7 +115,9 @@ class Progress:
         columns: Sequence[Column] = (),
         lead: bool = True,
         console: Console | None = None,
+        report: Callable[[str], None] | None = None,
     ):
+        self._report = report
         self._total, self._columns = total_steps, columns
         self._lead = lead
         self._log: TextIO | None = None
@@ -127,7 +130,7 @@ class Progress:
         if log_path is not None:
             log_path.parent.mkdir(parents=True, exist_ok=True)
             self._log = log_path.open("a", encoding="utf-8")
-        if self._console.is_terminal:
+        if self._console.is_terminal and report is None:
             self._bar = Bar(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=None),
@@ -201,7 +204,9 @@ class Progress:
             self._log.flush()
 
     def _print(self, text: str) -> None:
-        if self._console.is_terminal:
+        if self._report is not None:
+            self._report(text)
+        elif self._console.is_terminal:
             self._console.print(escape(text), highlight=False)
         else:
             # Plain text, because rich would break long lines at 80 columns.

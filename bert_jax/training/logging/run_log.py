@@ -28,7 +28,9 @@ class RunLog:
     ) -> None:
         lead, total_steps = hosts.is_lead(), config.training.num_steps
         self.folder, self._launch = folder, launch
-        self._progress = Progress(total_steps, first_step, folder / "train.log", columns=columns, lead=lead)
+        self._progress = Progress(
+            total_steps, first_step, folder / "train.log", columns=columns, lead=lead, report=launch.report
+        )
         self._metrics = MetricsWriter(folder, first_step, lead=lead)
         self.line, self.tick = self._progress.line, self._progress.tick
         self.has, self.require_file = self._metrics.has, self._metrics.require_file
