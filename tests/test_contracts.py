@@ -64,6 +64,13 @@ def test_the_library_brings_neither_tensorflow_nor_the_data_pipeline():
     assert not loaded & {"tensorflow", "tensorflow_datasets", "data_pipeline", "torch"}
 
 
+def test_a_model_is_loaded_without_what_only_training_or_statistics_need():
+    code = "import json, sys, bert_jax; bert_jax.load; print(json.dumps(sorted(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"optax", "orbax.checkpoint", "scipy.special", "scipy.stats", "jax.experimental.pallas.triton"}
+    assert not heavy & {*json.loads(run.stdout)}
+
+
 def test_config_batches_and_tokenizers_need_no_jax():
     assert not loaded_after(WITHOUT_JAX) & {"jax", "jaxlib", "flax", "optax", "tensorflow", "data_pipeline"}
 

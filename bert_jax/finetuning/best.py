@@ -13,7 +13,8 @@ from bert_jax.config import ModelSpec, spec_from_json, to_dict
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.interop.readers import read_weights
-from bert_jax.interop.saved_model import BEST, SPEC_FILE, replace_saved
+from bert_jax.interop.saved_files import BEST, SPEC_FILE
+from bert_jax.interop.saved_model import replace_saved
 from bert_jax.interop.taken_over import with_prompts
 from bert_jax.metrics import Score
 from bert_jax.model import from_canonical, to_canonical

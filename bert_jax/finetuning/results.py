@@ -12,7 +12,7 @@ from bert_jax.finetuning.evaluator import Evaluator
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.finetuning.task_objective import task_display
 from bert_jax.interop.export import export_model
-from bert_jax.interop.saved_model import BEST
+from bert_jax.interop.saved_files import BEST
 from bert_jax.io.files import json_line, write_whole
 from bert_jax.model.canonical import Params
 from bert_jax.process import hosts

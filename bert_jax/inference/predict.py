@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy.special import entr, softmax
+import scipy
 
 from bert_jax.batch import Batch
 from bert_jax.config.spec import TaskKind
@@ -131,7 +131,9 @@ def task_program(loaded: Engine, task: Task, head: str, exit_entropy: float | No
         return loaded.program(("stage", first, last), run)
 
     programs = [stage(first, last) for first, last in zip((0, *ends), ends, strict=False)]
-    return Stages(programs, lambda outputs: entr(softmax(outputs["logits"])).sum() < exit_entropy)
+    return Stages(
+        programs, lambda outputs: scipy.special.entr(scipy.special.softmax(outputs["logits"])).sum() < exit_entropy
+    )
 
 
 def _activated(

@@ -15,7 +15,7 @@ from bert_jax.interop.hf.tensors import WEIGHT_FILES
 from bert_jax.interop.hub import local_folder
 from bert_jax.interop.model_bundle import Format, ModelBundle, ReadOptions, without_folders
 from bert_jax.interop.npz import is_npz, read_npz
-from bert_jax.interop.saved_model import is_native, read_native
+from bert_jax.interop.saved_files import is_native
 from bert_jax.interop.stored_model import require_finite
 from bert_jax.interop.tf1.checkpoint import is_tf1, read_tf1
 from bert_jax.io.errors import near_path
@@ -31,12 +31,20 @@ _PROGRAMS = {
     "program.bin": "a StableHLO export for jax.export (program.bin with weights.safetensors)",
 }
 Reader = Callable[[Path, ReadOptions], ModelBundle]
+
+
+def _read_native(path: Path, options: ReadOptions) -> ModelBundle:
+    from bert_jax.interop.saved_model import read_native  # with Optax and Orbax, which other formats do not need
+
+    return read_native(path, options)
+
+
 # The first reader whose test accepts the path is used, so the order matters: an npz export has a model.json like a
 # saved model, a sentence-transformers folder is also a Hugging Face folder, and a Hugging Face folder may also
 # contain the TF1 checkpoint of its weights.
 _READERS: tuple[tuple[Callable[[Path], bool], Reader], ...] = (
     (is_npz, read_npz),
-    (is_native, read_native),
+    (is_native, _read_native),
     (is_sentence_transformers, read_sentence_transformers),
     (is_hf, read_hf),
     (is_tf1, read_tf1),
@@ -90,7 +98,7 @@ def leaves_activation_open(path: Path) -> bool:
 def leaves_case_open(path: Path) -> bool:
     """Return True if the format of the files at ``path`` can leave the case of the vocabulary unspecified (formats
     of other libraries)."""
-    return _reader(local_folder(path)) not in (read_native, read_npz)
+    return _reader(local_folder(path)) not in (_read_native, read_npz)
 
 
 def _reader(path: Path) -> Reader:
@@ -139,10 +147,10 @@ def _model_inside(path: Path) -> str:
 
 
 def _check_options(path: Path, options: ReadOptions, read: Reader) -> None:
-    if options.ema and read not in (read_native, read_tf1):
+    if options.ema and read not in (_read_native, read_tf1):
         sources = "only pretraining runs and TF1 checkpoints may have one"
         raise ValueError(f"{path}: no moving average; {sources}; omit --ema")
-    if options.network and read is not read_native:
+    if options.network and read is not _read_native:
         raise ValueError(f"{path}: one network; only pretraining runs may have several; omit --network")
     if options.activation is not None and read is not read_tf1:
         remedy = "omit --activation, which applies to TF1 checkpoints only"

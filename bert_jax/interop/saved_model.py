@@ -22,6 +22,7 @@ from bert_jax.config import (
 )
 from bert_jax.interop.hf.families.long import copy_projections
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, check_shapes, parameter_shapes, without_folders
+from bert_jax.interop.saved_files import BEST, SPEC_FILE, older, whole
 from bert_jax.interop.taken_over import with_kept
 from bert_jax.io.files import new_folder, whole_folder
 from bert_jax.io.untrusted_folder import json_object
@@ -34,16 +35,6 @@ from bert_jax.training.checkpoint.restore import NoCheckpoint
 from bert_jax.training.logging.metrics_file import read_metrics
 from bert_jax.training.workdir import read_record
 
-SPEC_FILE = "model.json"
-# Folder in the workdir of a fine-tuning run: a saved model with the best parameters.
-BEST = "best"
-
-
-def is_native(path: Path) -> bool:
-    """Return True if ``path`` is a saved model or the workdir of a run."""
-    is_run = (path / "config.yaml").is_file() and not (path / "config.json").is_file()
-    return is_run or (_whole(path) / SPEC_FILE).is_file()
-
 
 def read_native(path: Path, options: ReadOptions) -> ModelBundle:
     """Read a saved model, the best parameters of a fine-tuning run, or the newest intact checkpoint of a
@@ -52,9 +43,9 @@ def read_native(path: Path, options: ReadOptions) -> ModelBundle:
     Raises ``ValueError`` if the model is missing or damaged, if the vocabulary is not the one with which the model
     was saved, or if ``options.ema`` is True and the model has no moving average.
     """
-    path = _whole(path)
+    path = whole(path)
     if not (path / SPEC_FILE).is_file():
-        best = _whole(path / BEST)
+        best = whole(path / BEST)
         if (best / SPEC_FILE).is_file():
             path = best
         elif "task:" in (path / "config.yaml").read_text(encoding="utf-8").splitlines():
@@ -66,17 +57,6 @@ def read_native(path: Path, options: ReadOptions) -> ModelBundle:
     if options.ema:
         raise ValueError(f"{path}: a saved model has no moving average; omit --ema")
     return _read_saved(path)
-
-
-def _whole(path: Path) -> Path:
-    """Return ``path``, or the folder of the previous best parameters if :func:`replace_saved` was killed before it
-    gave the new folder its final name."""
-    was_killed = path.name == BEST and not path.exists() and (_older(path) / SPEC_FILE).is_file()
-    return _older(path) if was_killed else path
-
-
-def _older(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.old")
 
 
 def write_saved(folder: Path, weights: ModelBundle, step: int = 0) -> None:
@@ -221,7 +201,7 @@ def replace_saved(folder: Path, weights: ModelBundle, step: int) -> None:
     At any moment a complete model exists, either in ``folder`` or in the folder with the same name and the suffix
     ``.old``.
     """
-    old = _older(folder)
+    old = older(folder)
     if old.exists() and not folder.exists():  # an earlier call was killed
         old.rename(folder)
     with whole_folder(folder, old) as new:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from bert_jax.metrics.score import Score, count_records, value
 
@@ -52,7 +52,7 @@ def wilson_interval(right: int, n: int, level: float = 0.95) -> Interval:
     a width for shares of 0 and 1 too. Raises ``ValueError`` if ``n`` is 0."""
     if n < 1:
         raise ValueError("accuracy: no records to score; give one or more")
-    bounds = stats.binomtest(right, n).proportion_ci(level, method="wilson")
+    bounds = scipy.stats.binomtest(right, n).proportion_ci(level, method="wilson")
     return Interval(right / n, float(bounds.low), float(bounds.high))
 
 
@@ -80,7 +80,7 @@ def mcnemar(correct_a: np.ndarray, correct_b: np.ndarray) -> McNemar:
     count_records(correct_a=correct_a, correct_b=correct_b)
     a, b = np.asarray(correct_a, bool), np.asarray(correct_b, bool)
     only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
-    p_value = float(stats.binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
+    p_value = float(scipy.stats.binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
     return McNemar(only_a, only_b, p_value)
 
 

@@ -6,7 +6,6 @@ neither values nor gradients, even if they are NaN.
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from bert_jax.objectives.objective import Sums, denominator
 
@@ -73,6 +72,8 @@ def multilabel_loss(
     ``multi_label_classification``. Otherwise, the loss of each label is multiplied by (1 - p)^gamma, where p is the
     probability of its target (Lin et al. 2017).
     """
+    import optax  # only training needs it
+
     is_there = weights_BxU[..., None] > 0
     logits_BxUxL = jnp.where(is_there, logits_BxUxL, 0.0)
     targets_BxUxL = jnp.where(is_there, targets_BxUxL, 0.0)

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import jax
 import numpy as np
-from scipy.special import softmax
+import scipy
 
 from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
@@ -89,7 +89,7 @@ class ChoiceTask(SequenceTask):
     def predictions(self, logits: Iterable[np.ndarray]) -> list[Prediction]:
         """Return for each record the index of its most probable choice as ``choice``, and the ``probabilities`` of
         all its choices. ``logits`` contains one array per record, with one logit per choice."""
-        probabilities = [softmax(logits_K) for logits_K in logits]
+        probabilities = [scipy.special.softmax(logits_K) for logits_K in logits]
         return [{"choice": int(one.argmax()), "probabilities": one.tolist()} for one in probabilities]
 
     def scores(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> list[Score]:

@@ -14,7 +14,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import expit, softmax
+import scipy
 
 from bert_jax.config import HeadsConfig, TaskSettings
 from bert_jax.config.finetune import FinetuneConfig
@@ -167,7 +167,7 @@ def mean_over_windows(name: str, count: int, units: Sequence[ModelInput], output
 def class_predictions(labels: Sequence[str], logits_NxL: np.ndarray) -> list[Prediction]:
     """Return for each of N texts the most probable class as ``label``, its probability as ``score``, and the
     ``probabilities`` of all classes."""
-    probabilities_NxL = softmax(logits_NxL, axis=-1)
+    probabilities_NxL = scipy.special.softmax(logits_NxL, axis=-1)
     return [
         {"label": labels[best], "score": row[best], "probabilities": dict(zip(labels, row, strict=True))}
         for best, row in zip(probabilities_NxL.argmax(-1).tolist(), probabilities_NxL.tolist(), strict=True)
@@ -177,7 +177,7 @@ def class_predictions(labels: Sequence[str], logits_NxL: np.ndarray) -> list[Pre
 def multi_label_predictions(labels: Sequence[str], logits_NxL: np.ndarray) -> list[Prediction]:
     """Return for each of N texts ``labels``, those with a probability of at least 0.5, and the ``probabilities`` of
     all labels."""
-    named = [dict(zip(labels, row, strict=True)) for row in expit(logits_NxL).tolist()]
+    named = [dict(zip(labels, row, strict=True)) for row in scipy.special.expit(logits_NxL).tolist()]
     return [{"labels": [label for label, p in one.items() if p >= 0.5], "probabilities": one} for one in named]
 
 

@@ -7,7 +7,7 @@ They do not depend on device, mesh or block size, and the backward pass recomput
 import importlib
 from collections.abc import Callable
 from types import ModuleType
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,6 @@ from bert_jax.config.switches import ANY, SIZES, Supported
 from bert_jax.model.dropout import DropoutKey, ShardKey, TokenKey, drop_threshold, whole_key
 from bert_jax.parallel.axes import RULES, Axes
 from bert_jax.parallel.hardware import TPUS, find_chip
-
-try:
-    # The GPU kernels are lowered through Triton, which a later jax may do without (docs/design/gpu-performance.md).
-    from jax.experimental.pallas import triton
-except ImportError:
-    triton = None  # type: ignore[assignment]
 
 # The gradients of operands; those of integers are arrays of the dtype float0.
 Gradients = tuple[jax.Array | np.ndarray | tuple[jax.Array | np.ndarray, ...], ...]
@@ -46,6 +40,16 @@ SUPPORTED: Supported = SIZES | dict.fromkeys(
     ),
     ANY,
 )  # fmt: skip
+
+
+def triton() -> Any:
+    """Return Pallas's module of Triton, through which the GPU kernels are lowered. None: this version of jax has
+    none (docs/design/gpu-performance.md)."""
+    try:
+        from jax.experimental.pallas import triton as found
+    except ImportError:
+        return None
+    return found
 
 
 def platform_of(mesh: Mesh | None) -> str:

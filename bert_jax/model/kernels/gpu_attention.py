@@ -33,7 +33,7 @@ _LEAST_BLOCK = 16
 def unsupported(model: ModelConfig, length: int, parts: int = 1) -> str:
     """Return the reason why the kernels cannot run rows of ``length`` tokens if the heads of ``model`` are divided
     into ``parts`` equal groups, one per device. Return "" if they can run."""
-    if triton is None:
+    if triton() is None:
         return "this version of jax has no Triton kernels"
     for line in unsupported_fields(model, SUPPORTED, "the attention kernel"):
         return line
@@ -192,7 +192,7 @@ class _Call:
             out_specs=[spec for _, spec in outputs],
             metadata=self._cost(kernel, blocks, tokens, moved or [*operands, *outputs]),
             input_output_aliases={len(common) + i: j for i, j in aliases.items()},
-            compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
+            compiler_params=triton().CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
             interpret=self.interpret,
             name="attention_" + kernel.__name__.removesuffix("_kernel"),
         )(*(x for x, _ in [*common, *operands]))

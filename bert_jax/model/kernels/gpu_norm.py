@@ -33,7 +33,7 @@ _Sums = Arrays
 def unsupported(model: ModelConfig, length: int) -> str:
     """Return the reason why the kernels cannot be used with ``model`` and rows of ``length`` tokens; empty if they
     can."""
-    if triton is None:
+    if triton() is None:
         return "this version of jax has no Triton kernels"
     if model.norm_position != "post":
         return f"model.norm_position: {model.norm_position} is not supported by the residual_norm kernel for GPUs"
@@ -86,7 +86,7 @@ def _call(
         ],
         out_specs=out_specs,
         metadata=stated_cost(0, sum(x.size * jnp.dtype(x.dtype).itemsize for x in all_arrays)),
-        compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=1),
+        compiler_params=triton().CompilerParams(num_warps=_WARPS, num_stages=1),
         interpret=interpret,
         name="add_norm" + kernel.func.__name__.removesuffix("_kernel"),
     )(jnp.stack(vectors).astype(jnp.float32), *arrays, *words)

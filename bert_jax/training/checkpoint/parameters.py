@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
-from etils import epath
 from flax import linen as nn
 
 from bert_jax.config import MeshConfig, RunConfig
@@ -130,6 +128,9 @@ def save_arrays(folder: Location, arrays: Mapping[str, np.ndarray]) -> None:
     By default, Orbax copies host arrays and keeps all compressed chunks in memory until the save ends. The copy
     would need as much memory as the model, and compression would reduce the size on disk by only 8%.
     """
+    import orbax.checkpoint as ocp  # takes 0.2 s, which models in other formats need not spend
+    from etils import epath
+
     registry = ocp.type_handlers.create_type_handler_registry(
         (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
         (jax.Array, ocp.type_handlers.ArrayHandler()),
@@ -151,6 +152,9 @@ def read_arrays(
     ``check`` may raise. The arrays are read in groups, because Orbax needs memory for two copies of most arrays
     that one call restores.
     """
+    import orbax.checkpoint as ocp  # see save_arrays
+    from etils import epath
+
     arrays: dict[str, np.ndarray] = {}
     path = epath.Path(str(folder))
     handler = ocp.PyTreeCheckpointHandler()

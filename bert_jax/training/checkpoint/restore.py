@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
-from etils import epath
 from flax import linen as nn
 from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
@@ -267,6 +265,9 @@ def _read_state(
 
     ``carried``: :func:`carried_shapes` of the state; None: not recorded, by an earlier version.
     """
+    import orbax.checkpoint as ocp  # takes 0.2 s, which models in other formats need not spend
+    from etils import epath
+
     path = epath.Path(str(folder / "state"))
     handler = ocp.PyTreeCheckpointHandler()  # not a Checkpointer, which would wait for the other processes
     if carried is None:

@@ -189,8 +189,8 @@ def test_an_old_gpu_has_no_kernels(monkeypatch):
 
 
 def test_kernels_of_a_jax_without_triton(monkeypatch):
-    monkeypatch.setattr(gpu_attention, "triton", None)
-    monkeypatch.setattr(gpu_norm, "triton", None)
+    monkeypatch.setattr(gpu_attention, "triton", lambda: None)
+    monkeypatch.setattr(gpu_norm, "triton", lambda: None)
     assert "no Triton" in gpu_attention.unsupported(ModelConfig(), 128)
     assert "no Triton" in gpu_norm.unsupported(ModelConfig(), 128)
 
