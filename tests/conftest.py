@@ -56,6 +56,17 @@ class Memory:
 MEMORY = Memory()
 
 
+@pytest.hookimpl(tryfirst=True)  # before the tests that -m leaves out are taken away
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of a test after the first N, where the test has the mark ``cases(N)``, as slow."""
+    seen: dict[str, int] = {}
+    for item in items:
+        name, mark = item.nodeid.partition("[")[0], item.get_closest_marker("cases")
+        seen[name] = seen.get(name, 0) + 1
+        if mark and seen[name] > mark.args[0]:
+            item.add_marker("slow")
+
+
 @pytest.fixture(autouse=True)
 def memory_goes_back() -> Iterator[None]:
     yield

@@ -57,6 +57,7 @@ def forget(words):
         registry.names.cache_clear()
 
 
+@pytest.mark.slow
 def test_it_trains_resumes_embeds_and_is_exported(words, tmp_path, capsys):
     config = tiny_config(OPTIONS)
     lines = whole_and_resumed(config, tmp_path, 5)
@@ -107,6 +108,7 @@ def test_its_step_is_compiled_for_a_tpu(capsys):
     assert 0 < found["predicted_mfu"] < 1
 
 
+@pytest.mark.slow
 def test_the_tokens_are_mixed_by_two_fourier_transforms():
     take_encoder(MODULE)
     from model_module_fnet_encoder import FourierMixing
@@ -167,6 +169,7 @@ def test_a_config_of_another_kind_is_refused(tmp_path):
             take_encoder(["--model.module", str(tmp_path / f"other_{index}.py")])
 
 
+@pytest.mark.slow
 def test_shards_of_its_recipe_are_built_by_the_command_that_a_run_on_several_hosts_names(tmp_path, capsys):
     file = recipe(tmp_path, model={"encoder": "fnet_encoder", "attention_layers": 1})
     given = with_encoder(read_settings(["--config", str(file), *MODULE]))
@@ -189,6 +192,7 @@ def test_its_file_is_run_after_the_processes_are_connected(command, tmp_path, mo
     assert len(calls) == 2 and calls[1] == "the file"
 
 
+@pytest.mark.slow
 def test_its_time_and_its_model_card(tmp_path, capsys):
     take_encoder(MODULE)
     pieces = some_words(40)

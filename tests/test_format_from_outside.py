@@ -76,6 +76,7 @@ def test_it_is_written_and_read_back(dtype, tmp_path, capsys):
     assert f"plain.load('{target.name}')" in (target / "README.md").read_text().replace("DIR", target.name)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("fields", "dtype", "message"),
     [

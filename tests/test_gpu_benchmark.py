@@ -76,6 +76,7 @@ def check_section(gpu, environment, output, sections):
     return words
 
 
+@pytest.mark.slow
 def test_a_section_is_measured_once_and_a_file_that_was_cut_off_is_continued(gpu, environment, tmp_path):
     output = tmp_path / "gpu.jsonl"
     words = check_section(gpu, environment, output, ["blocks"])
@@ -114,6 +115,7 @@ def test_a_killed_call_is_continued_and_leaves_no_process(gpu, environment, tmp_
     check_lines(gpu, lines, ["kernels"])
 
 
+@pytest.mark.slow
 def test_without_a_gpu_one_line_and_code_2(environment, tmp_path):
     done = run(environment, "--output", tmp_path / "gpu.jsonl")
     assert done.returncode == 2 and done.stdout == "" and not (tmp_path / "gpu.jsonl").exists()

@@ -53,6 +53,7 @@ def end_of(workdir, config):
     return {name: np.asarray(x) for name, x in flat(restored.state).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["entry point", pytest.param("file", marks=pytest.mark.slow)])
 def test_it_trains_resumes_and_embeds(how, tmp_path, capsys, request, monkeypatch):
     config = tiny_config(BY_FILE if how == "file" else request.getfixturevalue("installed"))
@@ -78,6 +79,7 @@ def test_it_trains_resumes_and_embeds(how, tmp_path, capsys, request, monkeypatc
         )
 
 
+@pytest.mark.slow
 def test_the_loss_and_the_queue(installed):
     changed = "--objective.queue_batches 4 --objective.temperature 2"
     objective = objective_of(tiny_config(installed, changed))
@@ -131,6 +133,7 @@ def test_a_mesh_computes_what_one_device_computes():
     np.testing.assert_allclose(queue, one, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_its_operations_are_counted_and_planned(capsys):
     config = tiny_config(BY_FILE)
     sizes = {"seq_length": 16, "max_predictions": 4, "has_nsp": False}

@@ -93,6 +93,7 @@ def test_updates_are_those_of_float64(scan_layers, clip_norm):
     compare(network(f"--execution.scan_layers {str(scan_layers).lower()}"), clip_norm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "scan_layers"),
     [
@@ -177,6 +178,7 @@ def steps_on(sizes, scan_layers, shard_optimizer=True):
     return to_canonical(jax.device_get(state.params), 211), to_canonical(jax.device_get(state.opt_state), 211)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "scan_layers", "shard_optimizer"),
     [
@@ -216,6 +218,7 @@ def test_a_resumed_run_is_bitwise_the_undisturbed_one(tmp_path):
         np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_layers_that_join_late_stand_still_until_then():
     config = FinetuneOptimizerConfig(name="muon", weight_decay=0.0, unfreeze_every=1.0)
     params = random_params(network())

@@ -81,6 +81,7 @@ def gradients(flat, step, rng):
     return {n: g * np.float32(100.0 ** ("layer_1" in n)) for n, g in grads.items()}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "scan_layers", [pytest.param(False, marks=pytest.mark.slow), True], ids=["unrolled", "scanned"]
 )
@@ -110,6 +111,7 @@ def test_updates_are_those_of_float64(scan_layers, kind, clip_norm):
     assert max(off.values()) <= 1e-6, max(off, key=off.get)
 
 
+@pytest.mark.slow
 def test_stacked_layers_are_updated_as_unstacked_ones():
     config, results = OptimizerConfig(name="stable_adamw", clip_norm=0.0), []
     for scan_layers in (False, True):
@@ -180,6 +182,7 @@ def test_a_resumed_run_is_bitwise_the_undisturbed_one(tmp_path):
         np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_layers_that_join_late_start_as_if_the_run_began_with_them():
     config = FinetuneOptimizerConfig(name="stable_adamw", clip_norm=0.0, weight_decay=0.0, unfreeze_every=1.0)
     rng = np.random.default_rng(0)

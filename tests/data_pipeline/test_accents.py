@@ -32,6 +32,7 @@ def build(folder: Path, **changes: object) -> Tokenizer:
     return load_tokenizer(vocabulary, **data.rules)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("text", "word", "plain"), [(GERMAN, "schöne", "schone"), (VIETNAMESE, "mạ", "ma")])
 @pytest.mark.parametrize("kind", ["wordpiece", "words"])
 def test_accents_are_kept_in_lower_case(tmp_path: Path, text: str, word: str, plain: str, kind: str) -> None:
@@ -57,6 +58,7 @@ def test_accents_are_kept_in_lower_case(tmp_path: Path, text: str, word: str, pl
         build(tmp_path, vocab=str(tmp_path / "shards" / "vocab.txt"))
 
 
+@pytest.mark.slow
 def test_vocabularies_of_before_strip_accents_as_their_case_says(tmp_path: Path) -> None:
     write(tmp_path, GERMAN)
     build(tmp_path, lower_case=True)

@@ -62,6 +62,7 @@ def documents_of(row: dict[str, np.ndarray], segment: int) -> set[int]:
     return {int(i) - 6 for i in ids[inside] if 6 <= i < 406}
 
 
+@pytest.mark.slow
 def test_negatives_and_held_out_text(place: Path) -> None:
     build(place, dupe_factor=3)
     seen: dict[str, set[int]] = {"train": set(), "eval": set()}
@@ -98,6 +99,7 @@ def test_manifest_and_index_agree_with_the_shards(place: Path) -> None:
     assert not list(place.glob(".build-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -119,6 +121,7 @@ def test_workers_do_not_change_a_byte(
     assert all(one == trees[0] for one in trees)
 
 
+@pytest.mark.slow
 def test_part_size_does_not_change_the_shards(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(place)
     monkeypatch.setattr("data_pipeline.build.shard_jobs.PART_TOKENS", 200)
@@ -127,6 +130,7 @@ def test_part_size_does_not_change_the_shards(place: Path, monkeypatch: pytest.M
     assert tree(place) == tree(place.parent / "small_parts")
 
 
+@pytest.mark.slow
 def test_passes_and_seeds_differ(place: Path) -> None:
     build(place, dupe_factor=2, eval_fraction=0.0)
     build(place.parent / "other", seed=1, eval_fraction=0.0)
@@ -160,6 +164,7 @@ def test_store_is_shared_between_lengths(place: Path, monkeypatch: pytest.Monkey
         build(place.parent / "third", token_store=store, json_field="body")
 
 
+@pytest.mark.slow
 def test_a_second_call_builds_nothing(place: Path) -> None:
     build(place, vocab="")
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
@@ -172,6 +177,7 @@ def test_a_second_call_builds_nothing(place: Path) -> None:
     ensure_data(config(place, vocab=""), vocab_size=1000, report=lines.append)
 
 
+@pytest.mark.slow
 def test_a_text_with_few_pieces(place: Path) -> None:
     lines: list[str] = []
     path = ensure_data(config(place, vocab=""), vocab_size=5000, report=lines.append)
@@ -251,12 +257,14 @@ def test_another_corpus_is_refused(place: Path) -> None:
         build(place)
 
 
+@pytest.mark.slow
 def test_trained_vocabulary_with_other_settings_is_refused(place: Path) -> None:
     build(place, vocab="", vocab_size=300)
     with pytest.raises(ValueError, match=r"model\.vocab_size: vocabulary 300, config 301"):
         build(place, vocab="", vocab_size=301)
 
 
+@pytest.mark.slow
 def test_a_vocabulary_trained_on_another_text_is_refused(place: Path) -> None:
     """Also when nothing else is there that was made from the text."""
     build(place, vocab="", vocab_size=300)

@@ -61,6 +61,7 @@ def test_a_file_of_chinese_vectors(tmp_path: Path, words: list[str]) -> None:
         np.testing.assert_array_equal(table[number], row)
 
 
+@pytest.mark.slow
 def test_jieba_makes_words_of_a_vocabulary_and_shards_find_them(tmp_path: Path) -> None:
     pytest.importorskip("jieba")
     documents = TEXT.split("\n\n")[:2] * 6

@@ -74,6 +74,7 @@ def test_paragraphs_are_split_and_sentences_are_not(tmp_path: Path) -> None:
     assert read(mostly)[0][-1] == "Two. Here."
 
 
+@pytest.mark.slow
 def test_the_decision_rests_on_lines_of_the_whole_file(tmp_path: Path) -> None:
     titles = [f"chapter {number} of the book" for number in range(210)]
     paragraph = "They walk to the river. " + "It is cold today. " * 20 + "We stay."
@@ -394,6 +395,7 @@ def test_a_long_line_leaves_the_borders_of_documents(tmp_path: Path) -> None:
     assert len(found) > 22
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["utf-8", "utf-16", "utf-32"])
 def test_far_lines_are_not_read_in_another_encoding(tmp_path: Path, codec: str) -> None:
     block = "".join(f"One {i}. Two. Three.\n" if i % 3 else f"Alone {i}.\n" for i in range(40_000))

@@ -114,6 +114,7 @@ def intact(tmp_path_factory) -> list[dict[str, np.ndarray]]:
     return take(stream(make_shards(tmp_path_factory.mktemp("intact"), 64, 64, 64, 64)), 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", ["tensorflow", "numpy"])
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damaged_records_become_blank_rows_and_nothing_else_moves(tmp_path, intact, caplog, name, reader):

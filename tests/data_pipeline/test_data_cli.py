@@ -114,6 +114,7 @@ def facts(text: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_inspect(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     corpus = place / "corpus.txt"
     blocks = corpus.read_text().split("\n\n")

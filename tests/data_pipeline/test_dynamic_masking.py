@@ -56,6 +56,7 @@ def unmask(batch: dict[str, np.ndarray]) -> np.ndarray:
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["token", "whole_word"])
 def test_dynamic_masks_follow_epoch_and_example_alone(unmasked, unit):
     data = config(masking="dynamic", mask_unit=unit, mask_fraction=0.2)
@@ -89,6 +90,7 @@ def test_dynamic_masks_follow_epoch_and_example_alone(unmasked, unit):
         stream(unmasked, dataclasses.replace(data, mask_fraction=0.3), tokenizer=MASKER).restore(batches.state())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("reader", ["tensorflow", "numpy"])
 @pytest.mark.parametrize("unit", ["token", "whole_word", "span"])
 def test_records_of_electra_have_neither_masks_nor_word_starts(unmasked, tmp_path, unit, reader):
@@ -225,6 +227,7 @@ def test_static_masks_predict_special_tokens_if_asked(tmp_path, specials):
             ensure_data(other, vocab_size=1000, report=lambda _: None)
 
 
+@pytest.mark.slow
 def test_a_run_whose_share_changes_resumes_bitwise(tmp_path):
     write_corpus(tmp_path / "corpus.txt")
     vocabulary = write_vocab(tmp_path / "vocab.txt")

@@ -43,6 +43,7 @@ def edit(path: Path, *, keep_time: bool = False) -> None:
         os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("keep_time", [False, True])
 @pytest.mark.parametrize("vocab", ["given", "trained"])
 def test_an_edited_file_of_the_same_size(place: Path, vocab: str, keep_time: bool) -> None:
@@ -54,6 +55,7 @@ def test_an_edited_file_of_the_same_size(place: Path, vocab: str, keep_time: boo
         build(place, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", ["given", "trained"])
 def test_an_encoding_that_is_no_longer_named(place: Path, vocab: str) -> None:
     changes = {"vocab": ""} if vocab == "trained" else {}
@@ -90,6 +92,7 @@ def test_a_touched_file_is_no_change_and_unchanged_files_are_not_read(
     assert sorted(read) == ["0.txt", "1.txt", "1.txt"]
 
 
+@pytest.mark.slow
 def test_folders_of_before_keep_their_identity(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They record names and sizes only, and no file is read."""
     build(place, vocab="")
@@ -129,6 +132,7 @@ def test_objects(tmp_path: Path) -> None:
     bucket.remove_tree()
 
 
+@pytest.mark.slow
 def test_cleaned_text_and_dumps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.txt").write_text("one two three\n")
     clean = ["clean", "--corpus", str(tmp_path / "a.txt"), "--output", str(tmp_path / "out"), "--encoding", "off"]

@@ -38,6 +38,7 @@ def folder(tmp_path_factory) -> Path:
 # ------------------------------------------------------------------ batches
 
 
+@pytest.mark.slow
 def test_batches_keep_the_contract_and_hold_the_records(folder):
     batches = stream(folder)
     shapes = feature_shapes(16, S, M)
@@ -62,6 +63,7 @@ def test_batches_keep_the_contract_and_hold_the_records(folder):
         np.testing.assert_array_equal(record_numbers(batch), order_of(512, 8, 16, step + 1)[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_hosts_together_see_what_one_host_sees(folder, hosts):
     whole = take(stream(folder, batch_ramp=(3, 8)), 12)
@@ -84,6 +86,7 @@ def test_rows_may_be_any_and_are_checked(folder):
         stream(folder, rows=[0], batch_ramp=(3, 8))
 
 
+@pytest.mark.slow
 def test_resume_is_exact_at_every_step_and_ignores_what_was_read_ahead(folder):
     data = config(prefetch=5)
     batches = stream(folder, data, batch_ramp=(3, 8))
@@ -98,6 +101,7 @@ def test_resume_is_exact_at_every_step_and_ignores_what_was_read_ahead(folder):
         assert_equal(take(again, 3), expected[step : step + 3])
 
 
+@pytest.mark.slow
 def test_state_stays_small_and_far_steps_start_at_once(folder):
     batches = stream(folder)
     batches.restore(batches.state() | {"data_step": 10**9})
@@ -171,6 +175,7 @@ def test_few_records_make_few_lanes(tmp_path, caplog):
 # ------------------------------------------------------------------ evaluation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [(40, 0, 9), (48,)])
 def test_evaluation_reads_each_record_once_and_fills_with_blanks(tmp_path, counts):
     held_out = make_shards(tmp_path, *counts)
@@ -193,6 +198,7 @@ def test_evaluation_reads_each_record_once_and_fills_with_blanks(tmp_path, count
 # ------------------------------------------------------------------ readers
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("options", [{}, {"rows": [2, 3, 8]}, {"batch_ramp": (3, 8)}])
 def test_both_readers_return_the_same_batches(folder, options):
     """Over two epochs, whichever of them began: the position of one is that of the other."""
@@ -223,6 +229,7 @@ def test_both_readers_return_the_same_held_out_batches(folder):
 # ------------------------------------------------------------------ foreign records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["protobuf", "unpacked", "second names"])
 def test_records_of_other_writers_stream_in(folder, tmp_path, form):
     """As google-research/bert's and the Model Garden's builders write them."""
@@ -326,6 +333,7 @@ next(held_out)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_without_tensorflow(folder, tmp_path):
     read_ahead(folder, tmp_path, 'sys.modules["tensorflow"] = None', "batches.close(); next(batches)")
 

@@ -110,6 +110,7 @@ def test_half_of_the_pairs_are_random_unless_a_has_no_follower() -> None:
     assert abs(flat.mean() - 0.5) < 3 * np.sqrt(0.25 / len(flat))
 
 
+@pytest.mark.slow
 def test_a_tenth_of_the_documents_is_short() -> None:
     config = settings("none")
     lengths = [plan([5] * 400, config, document, k).a_length[0] for document in range(2000) for k in range(5)]

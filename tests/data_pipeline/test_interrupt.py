@@ -71,6 +71,7 @@ sys.exit(run_command(main))
 START, WORK = 0.02, 1.5  # the processes start, the processes work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "number", "code", "wait"),
     [
@@ -151,6 +152,7 @@ def _held_signals() -> set[int]:
     return set(signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
 
+@pytest.mark.slow
 def test_ctrl_c_never_reaches_the_processes() -> None:
     """Else each would print a traceback of its own while it starts."""
     with Workers(2) as workers:

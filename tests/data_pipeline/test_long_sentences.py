@@ -14,6 +14,7 @@ from data_pipeline.build.long_sentences import cluster_flags, cut_long_sentences
 QUICK = {"hindi", "no_marks"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SCRIPTS]
 )

@@ -49,6 +49,7 @@ def test_count_rounds_as_python_3(tokens: int, expected: int) -> None:
     assert prediction_counts(np.array([tokens]), 0.15, 20)[0] == expected == min(20, max(1, round(tokens * 0.15)))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("unit", ["token", "whole_word", "span"])
 @pytest.mark.parametrize("limit", [1, 20, 200])
 def test_positions_labels_and_weights(unit: str, limit: int) -> None:
@@ -74,6 +75,7 @@ def test_positions_labels_and_weights(unit: str, limit: int) -> None:
     assert positions.shape == labels.shape == weights.shape == (500, limit)
 
 
+@pytest.mark.slow
 def test_shares_over_a_million_tokens() -> None:
     _, _, _, lengths, (masked, positions, labels, weights) = run(rows=76_000)
     used = weights > 0

@@ -64,6 +64,7 @@ def test_every_place_belongs_to_one_part_and_the_shares_hold(weights):
     assert part_counts(weights, np.array(far)).sum() == far
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("lanes", "batch"), [(64, 64), (64, 256), (8, 16), (1, 8)])
 def test_shares_of_100_000_rows_and_of_every_batch(lanes, batch):
     order = mixed(counts=(5000, 500, 100), lanes=lanes)
@@ -83,6 +84,7 @@ def test_shares_of_100_000_rows_and_of_every_batch(lanes, batch):
         np.testing.assert_array_equal(order.rows(step * share), found[:step].sum(0))
 
 
+@pytest.mark.slow
 def test_a_lane_reads_each_part_in_the_order_of_this_part(parts):
     numbers = np.array([record_numbers(batch) for batch in take(stream(parts), 200)])
     assert numbers.shape == (200, 16)
@@ -95,6 +97,7 @@ def test_a_lane_reads_each_part_in_the_order_of_this_part(parts):
             np.testing.assert_array_equal(read, expected[: len(read), lane])
 
 
+@pytest.mark.slow
 def test_a_part_is_read_evenly(parts):
     """Of the part that is read 35 times, no record is seen more often than another."""
     numbers = np.concatenate([record_numbers(batch) for batch in take(stream(parts, lanes=1), 200)])
@@ -133,6 +136,7 @@ GOLDEN_FINGERPRINT = "bd05c5da55515851"  # recorded before mixtures existed
 # ------------------------------------------------------------------ streams
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"batch_ramp": (3, 8)}])
 def test_resume_and_skip_at_any_step(parts, options):
     batches = stream(parts, **options)
@@ -157,6 +161,7 @@ def test_far_steps_start_at_once(parts):
     assert abs(info.values["share_wiki"] - 0.7) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_hosts_together_read_what_one_host_reads(parts, hosts):
     options = {"batch_ramp": (3, 8)}
@@ -212,6 +217,7 @@ def test_a_position_of_another_mixture_is_refused(parts):
     stream([part._replace(name=f"other/{part.name}") for part in parts]).restore(state)
 
 
+@pytest.mark.slow
 def test_damage_is_named_by_the_file_of_its_part(tmp_path, caplog):
     folders = [make_shards(tmp_path / name, 64, start=1000 * i) for i, name in enumerate(("a", "b"))]
     mixture = [Part(folder.name, 1, folder) for folder in folders]
@@ -294,6 +300,7 @@ def test_the_smallest_part_limits_the_lanes(parts, caplog):
     assert batches.state()["order"]["lanes"] == 8
 
 
+@pytest.mark.slow
 def test_shares_passes_and_ended_passes_are_logged(parts):
     batches, numbers, notes = stream(parts, batch_ramp=(5, 8)), [], []
     for step in range(200):

@@ -21,6 +21,7 @@ def folder(tmp_path_factory) -> Path:
     return make_shards(tmp_path_factory.mktemp("shards"), 100, 0, 7, 250, 155)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("lanes", [1, 4, 16])
 @pytest.mark.parametrize(("segment", "window"), [(1, 1), (7, 3), (8, 2), (1024, 4)])
 def test_one_epoch_is_every_record_once(lanes, segment, window):
@@ -108,6 +109,7 @@ def test_memory_is_bounded_by_windows(folder):
         assert sum(held) <= 2 * 2 * 8 * largest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch_size", "rows"), [(64, None), (128, range(32, 100)), (128, range(99, 31, -1))])
 def test_many_lanes_read_the_order_from_any_step(folder, batch_size, rows):
     """More lanes than are loaded whole at once: the first batches of the others come record by record."""

@@ -44,6 +44,7 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarra
     return take(stream(packed_shards(tmp_path_factory.mktemp("intact")), PAIRS), 40)
 
 
+@pytest.mark.slow
 def test_batches_keep_the_contract(tmp_path: Path, intact: list[dict[str, np.ndarray]]) -> None:
     shapes = RowShape(2 * S, 2 * M, 2, 2.0).features(16)
     assert {n: (a.shape, a.dtype) for n, a in intact[0].items()} == {
@@ -78,6 +79,7 @@ def test_parts_of_a_mixture_count_their_own_sequences(tmp_path: Path) -> None:
         assert info.examples_seen == round(16 * mean * (step + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_hosts_and_resumes_see_the_same_rows(tmp_path: Path, intact: Any, hosts: int) -> None:
     folder, share = packed_shards(tmp_path), 16 // hosts
@@ -92,6 +94,7 @@ def test_hosts_and_resumes_see_the_same_rows(tmp_path: Path, intact: Any, hosts:
     assert_equal([{n: np.concatenate([p[i][n] for p in parts]) for n in intact[i]} for i in range(40)], intact)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("reader", ["numpy", pytest.param("tensorflow", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(set(DAMAGES) - {"ids out of range"}))
 def test_damaged_rows_become_blank_and_nothing_else_moves(

@@ -95,6 +95,7 @@ def both(place: Path) -> tuple[DataConfig, DataConfig]:
     return build(place, "unpacked"), build(place, "packed", packing="best_fit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_packed_shards_hold_the_sequences_of_unpacked_ones(both: tuple[DataConfig, DataConfig], split: str) -> None:
     unpacked, packed = (batch_of(data, split) for data in both)
@@ -135,6 +136,7 @@ def test_the_report_counts_instances(
     assert abs(share - manifest["packing"]["tokens"] / manifest["counts"]["rows"] / 128) < 1e-4
 
 
+@pytest.mark.slow
 def test_bytes_depend_on_nothing_but_text_and_settings(place: Path, both: Any, monkeypatch: Any) -> None:
     expected = tree(Path(both[1].shards))
     monkeypatch.setattr(shard_jobs, "_PACKED_ROWS", 7)
@@ -299,6 +301,7 @@ def loss_and_grads(batch: dict[str, np.ndarray], accumulation: int = 1, **execut
     return float(loss), to_canonical(jax.device_get(grads), MODEL.model.vocab_size)
 
 
+@pytest.mark.slow
 def test_loss_and_gradients_are_those_of_unpacked_rows(batches: Any) -> None:
     unpacked, packed = batches
     expected = loss_and_grads(unpacked)
@@ -307,6 +310,7 @@ def test_loss_and_gradients_are_those_of_unpacked_rows(batches: Any) -> None:
     assert relative_difference(grads, expected[1]) <= 2e-6
 
 
+@pytest.mark.slow
 def test_vectors_and_pair_logits_are_those_of_unpacked_rows(batches: Any) -> None:
     model = make_model()
     params = random_params(model, 3)
@@ -321,6 +325,7 @@ def test_vectors_and_pair_logits_are_those_of_unpacked_rows(batches: Any) -> Non
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_no_gradient_crosses_from_one_sequence_to_another(batches: Any) -> None:
     model, packed = make_model(), {name: jnp.asarray(values) for name, values in batches[1].items()}
     params = random_params(model, 3)
@@ -346,6 +351,7 @@ def test_no_gradient_crosses_from_one_sequence_to_another(batches: Any) -> None:
 # ------------------------------------------------------------------ runs
 
 
+@pytest.mark.slow
 def test_a_packed_run_evaluates_reports_and_resumes_bitwise(both: Any, tmp_path: Path) -> None:
     run = tiny_config(
         "--model.vocab_size 500 --model.max_position_embeddings 128 --training.global_batch_size 16",

@@ -182,6 +182,7 @@ def targets(batches) -> list[int]:
     return [label for batch in batches for label in batch["mlm_labels"][batch["mlm_weights"] > 0].tolist()]
 
 
+@pytest.mark.slow
 def test_held_out_records_of_all_parts(root, caplog):
     rows = list(range(4))
     alone = [source(mixture_data(root, shards=str(root / name), mixture=(), vocab=str(root / "vocab.txt"),
@@ -207,6 +208,7 @@ def test_parts_without_held_out_shards_are_reported(root, tmp_path, caplog):
     assert none.held_out(4, [0], 0) is None and none.unigram_cross_entropy() is None
 
 
+@pytest.mark.slow
 def test_the_unigram_baseline_has_the_weights_of_the_mixture(root):
     """Targets of each part count by its weight, not by its size; add-one over the whole vocabulary."""
     data = mixture_data(root)

@@ -74,6 +74,7 @@ def documents(split: str, data_dir: Path, field: str = "text") -> list[str]:
     return ["\n".join(d) for source in sources for d in read_documents(source, line="sentence", json_field=field)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("split", "which"),
     [("train", slice(25)), ("test", slice(25, None)), ("train+test", slice(None)), ("train[5:20]", slice(5, 20))],
@@ -86,6 +87,7 @@ def test_another_field(data_dir: Path) -> None:
     assert documents("test", data_dir, "title") == [f"w{i} ." for i in range(5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runner", ["processes", "beam"])
 def test_shards_of_a_dataset(tmp_path: Path, data_dir: Path, texts: list[str], runner: str) -> None:
     if runner == "beam":

@@ -68,6 +68,7 @@ def test_what_the_run_has_changed_is_in_the_command(words: list[str], tmp_path: 
     assert require_shards(config, read_settings(words)) == vocab
 
 
+@pytest.mark.slow
 def test_missing_vocabulary_or_held_out_shards(words: list[str], tmp_path: Path) -> None:
     words = [*words, "--data.vocab", ""]
     config = load_config(PretrainConfig, words)

@@ -78,6 +78,7 @@ def break_reads(
 # ------------------------------------------------------------------ the reader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [None, range(4, 12)])
 def test_the_same_batches_as_from_local_files(local: Path, bucket: ObjectPath, rows) -> None:
     remote = upload(local, bucket)
@@ -90,6 +91,7 @@ def test_the_same_batches_as_from_local_files(local: Path, bucket: ObjectPath, r
     assert_equal(*both)
 
 
+@pytest.mark.slow
 def test_a_503_is_tried_again(local: Path, bucket: ObjectPath, monkeypatch, caplog) -> None:
     remote = upload(local, bucket)
     expected = take(stream(local), 20)

@@ -56,6 +56,7 @@ def shards_of(config, split):
     return Path(config.data.shards) / split
 
 
+@pytest.mark.slow
 def test_unigram_cross_entropy(built):
     """Add-one over the whole vocabulary, on the training targets; mean over all held-out targets."""
     train, held_out = targets(shards_of(built, "train")), targets(shards_of(built, "eval"))
@@ -129,6 +130,7 @@ def test_held_out_batches_hold_the_same_targets(built):
     assert len(list(source(built).held_out(4, list(range(4)), 2))) == 2
 
 
+@pytest.mark.slow
 def test_rows_of_one_host(built):
     whole, part = source(built).train(list(range(8))), source(built).train([1, 5])
     for _ in range(3):
@@ -157,6 +159,7 @@ def test_without_held_out_shards(built, tmp_path):
         source(dataclasses.replace(built, data=missing)).held_out(4, list(range(4)), 0)
 
 
+@pytest.mark.slow
 def test_evaluations_leave_no_file_open(built):
     """A run evaluates thousands of times: what an evaluation opened is closed with it, not at some collection."""
 

@@ -47,6 +47,7 @@ def warned(lines: list[str]) -> list[str]:
     return [line for line in lines if line.startswith("WARNING:")]
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_the_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text").mkdir()
     write_corpus(tmp_path / "text" / "a.txt", 30)
@@ -76,6 +77,7 @@ def test_numbers_are_those_of_the_records(tmp_path: Path, capsys: pytest.Capture
     assert "1 file read; skipped: 1" in out and f"{share:.1%} of the tokens in rows" in out
 
 
+@pytest.mark.slow
 def test_shards_of_before_are_reported_without_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, FRENCH)
     build(tmp_path)
@@ -96,6 +98,7 @@ def test_shards_of_before_are_reported_without_them(tmp_path: Path, capsys: pyte
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "shown"), [(GERMAN, "ö to o"), (JAPANESE, "が to か"), (KOREAN, "는 in 3 parts"), (FRENCH, "")]
 )

@@ -29,6 +29,7 @@ def output_for(folder: Path, kind: str) -> Path:
     return folder / ("vocab.txt" if kind == "wordpiece" else "tokenizer.model")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_process_writes_the_same_bytes(tmp_path: Path, kind: str) -> None:
     corpus = tmp_path / "corpus.txt"

@@ -76,6 +76,7 @@ def refused(trained, program, capsys, monkeypatch):
 # ------------------------------------------------------------------ run_pretrain.py
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -185,6 +186,7 @@ def test_sizes_beyond_32_bits_and_beyond_the_memory(refused, tmp_path):
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", [pytest.param("cuda", marks=pytest.mark.slow), "no_such"])
 def test_a_platform_that_is_not_there(trained, tmp_path, monkeypatch, platform):
     words = ["--config", trained / "recipe.yaml", "--workdir", tmp_path / "w", "--data.shards", tmp_path / "s"]
@@ -209,6 +211,7 @@ def test_print_config_reads_back(program, trained, monkeypatch, capsys, tmp_path
     assert not (tmp_path / "w").exists()
 
 
+@pytest.mark.slow
 def test_the_process_itself():
     """Exit code and streams of the real program."""
     code, out, err = command.run("--optimizer.learning_rate", "-1")

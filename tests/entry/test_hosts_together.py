@@ -27,6 +27,7 @@ def run(case, folder, count=2, devices=1, *arguments):
     return command.run_hosts(count, devices, case, folder, *arguments, program=PROGRAM, timeout=400)
 
 
+@pytest.mark.slow
 def test_processes_agree_and_end_well(tmp_path):
     results = run("agree", tmp_path, 3)
     for code, out, err in results:
@@ -41,6 +42,7 @@ def test_processes_agree_and_end_well(tmp_path):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case, code, own, told",
     [
@@ -174,6 +176,7 @@ def test_a_tpu_pod_is_found_and_nothing_else_is_one(bare):
     assert discovery.is_tpu_pod()
 
 
+@pytest.mark.slow
 def test_processes_that_do_not_all_come_end_with_one_line():
     words = ["--coordinator", "127.0.0.1:9", "--num_processes", "2", "--process_id", "1", "--host_timeout", "2"]
     began = time.monotonic()
@@ -188,6 +191,7 @@ def test_processes_that_do_not_all_come_end_with_one_line():
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 def test_a_coordinators_port_that_is_taken_is_one_line():
     with socket.socket() as other:
         other.bind(("", 0))
@@ -212,6 +216,7 @@ def test_one_process_needs_nobody(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_machine_without_accelerator_starts_quietly(bare):
     """libtpu may be there for planning; JAX must not try to start it."""
     program = (

@@ -77,6 +77,7 @@ def test_loading_is_silent_where_libtpu_finds_no_tpu(folder, first):
     assert (done.returncode, done.stdout, done.stderr) == (0, "(16,)\n", "")
 
 
+@pytest.mark.slow
 def test_generate(folder, call, refused, tmp_path):
     weights = make_weights(HeadsConfig())
     model = dataclasses.replace(weights.spec.model, attention="causal")
@@ -128,6 +129,7 @@ def test_embed_writes_what_the_library_gives(folder, call, tmp_path):
     assert (code, err) == (0, "") and np.allclose(lines, vectors, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_embed_by_pooling_prompt_and_token(folder, call):
     model = bert_jax.load(folder / "sentence")
     for words, options in (
@@ -146,6 +148,7 @@ def test_embed_by_pooling_prompt_and_token(folder, call):
     assert code == 0 and [layer["index"] for layer in json.loads(out)["features"][0]["layers"]] == [-1, -2]
 
 
+@pytest.mark.slow
 def test_predict_pairs_from_json_lines(folder, call, tmp_path):
     pairs = [{"text": "w1 w2", "text_pair": "w3"}, {"text": "w4"}]
     source = tmp_path / "pairs.jsonl"
@@ -158,6 +161,7 @@ def test_predict_pairs_from_json_lines(folder, call, tmp_path):
     assert code == 0 and [json.loads(line) for line in out.splitlines()] == given
 
 
+@pytest.mark.slow
 def test_rows_begin_with_the_ids_of_the_inputs(folder, call, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"id": "a", "text": "w1"}\n\n{"text": "w2"}\n{"text": "w3", "id": 7}\n')
     for words in (["predict", "--model", folder / "classifier"], ["embed", "--model", folder / "sentence"]):

@@ -45,6 +45,7 @@ def ids_of(lines):
     return [[hit["id"] for hit in json.loads(line)["hits"]] for line in lines]
 
 
+@pytest.mark.slow
 def test_search_gives_what_brute_force_gives(files, call, tmp_path):
     words = ("search", "--model", files / "model", "--corpus", files / "texts.txt", "--top", 4)
     scores = cosines(files)
@@ -68,6 +69,7 @@ def test_search_gives_what_brute_force_gives(files, call, tmp_path):
     assert ids_of([line]) == [np.argsort(-pooled.round(12), kind="stable")[:4].tolist()]
 
 
+@pytest.mark.slow
 def test_search_against_what_is_relevant(files, call, tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"id": f"t{i}", "text": text}) + "\n" for i, text in enumerate(TEXTS)))
@@ -112,6 +114,7 @@ def test_anisotropy(files, call, tmp_path):
     assert len(call("anisotropy", "--input", tmp_path / "v.npy")[0]) == 1
 
 
+@pytest.mark.slow
 def test_cluster(files, call, tmp_path):
     words = ("cluster", "--model", files / "model", "--input", files / "texts.txt")
     lines, err = call(*words, "--clusters", 3)
@@ -127,6 +130,7 @@ def test_cluster(files, call, tmp_path):
     assert len({json.loads(line)["cluster"] for line in lines}) == len(set(TEXTS))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -96,6 +96,7 @@ def cut(address, content):
         connection.sendall(content)
 
 
+@pytest.mark.slow
 def test_clients_get_their_own_answers_whatever_the_others_do(server):
     address, expected = server
     rng = np.random.default_rng(0)
@@ -160,6 +161,7 @@ def raw(address, content):
     return int(words[1]) if words else 0
 
 
+@pytest.mark.slow
 def test_odd_lengths_health_and_a_limit_of_clients(tmp_path):
     write_onnx(tmp_path, dataclasses.replace(random_weights(SPECS["classes"]), tokenizer_content=VOCABULARY))
     words = [sys.executable, str(SCRIPT), str(tmp_path), "--port", "0", "--connections", "40"]
@@ -206,6 +208,7 @@ def until(holds):
     raise AssertionError("not within 10 s")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", ["tags", *(pytest.param(case, marks=pytest.mark.slow) for case in ("nothing", "port", "damaged"))]
 )
@@ -237,6 +240,7 @@ def test_a_sentence_model_has_the_files_that_text_embeddings_inference_reads(tmp
     assert pooling["pooling_mode_mean_tokens"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["", "sigmoid", pytest.param("tanh", marks=pytest.mark.slow)])
 def test_scores_of_pairs_are_those_of_the_model(tmp_path, activation):
     """The function of a cross-encoder's score, and pairs both of whose texts have the type 0."""

@@ -70,6 +70,7 @@ def arrays(folder):
     return {str(path.relative_to(folder)): np.load(path) for path in sorted(folder.rglob("*.npy"))}
 
 
+@pytest.mark.slow
 def test_stored_outputs_teach_as_the_teacher_does(run, place):
     teacher, stored = ["--teacher", place / "teacher"], ["--teacher_outputs", place / "stored"]
     run("live", *teacher)

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.entry
 WORDS = "embeddings/word_embeddings/embedding"
 
 
+@pytest.mark.slow
 def test_words_are_added_trained_and_there_after_a_resume(pretrain, tmp_path):
     settings = {"num_steps": 2, "log_interval": 1, "eval_interval": 0}
     # Too few pieces for words to be whole.
@@ -95,6 +96,7 @@ def test_help_explains_the_options(pretrain, capsys):
         assert option in shown
 
 
+@pytest.mark.slow
 def test_without_a_length_it_follows_from_the_text_or_is_asked_for(pretrain, tmp_path):
     training = {"num_steps": 1, "eval_interval": 0}
     recipe = command.recipe(tmp_path, training=training, mesh={"data": 1})

@@ -22,6 +22,7 @@ COUNTS = json.loads((FIXTURES / "families" / "model_counts.json").read_text())
 QUICK = ("albert_base", "bert_tiny", "deberta_v3_xsmall", "distilbert_base", "electra_small_generator", "ettin_17m")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [pytest.param(path, id=path.stem, marks=() if path.stem in QUICK else pytest.mark.slow) for path in MODELS],

@@ -76,6 +76,7 @@ def test_header_names_command_hardware_time_and_result(name):
         assert re.search(rf"^{word}", text, re.MULTILINE), f"the header lacks {word}"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", RECIPES)
 def test_values_stand_in_the_order_of_the_schema(name):
     given = yaml.safe_load((CONFIGS / name).read_text())
@@ -139,6 +140,7 @@ def test_lambs_two_phases():
     assert (first.training.global_batch_size, second.training.global_batch_size) == (65_536, 32_768)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("cases", "flop"),
     [

@@ -19,6 +19,7 @@ def sequence_output(loaded, text):
     return np.asarray(plain(loaded, text).sequence_output[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
 @pytest.mark.parametrize("normalize", [None, pytest.param(True, marks=pytest.mark.slow)])
 def test_packed_vectors_are_those_of_each_text_alone(pooling, normalize):
@@ -46,6 +47,7 @@ def test_the_models_own_modules_come_by_themselves():
     assert mean.shape == (12, 16) and np.allclose(np.linalg.norm(mean, axis=1), 1, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_first_values_of_vectors():
     texts = random_texts(5, 20)
     for sentence in (None, SentenceConfig(pooling=("cls", "max"), modules=(DENSE, NORMALIZE))):
@@ -63,6 +65,7 @@ def test_the_first_values_of_vectors():
         loaded.embed(texts, width=0)
 
 
+@pytest.mark.slow
 def test_shapes_of_one_text_none_and_many():
     loaded = shared_model()
     assert loaded.embed("w1").shape == (16,)
@@ -86,6 +89,7 @@ def test_what_is_no_text_is_refused_in_one_line():
     assert len(list(embed_tokens(loaded, ["w1", ("w1", "w2")], layers=[-1]))) == 2
 
 
+@pytest.mark.slow
 def test_prompts():
     prompts = (("query", "w1 w2 "), ("passage", ""))
     loaded = shared_model(sentence=SentenceConfig(prompts=prompts, default_prompt="query"))
@@ -128,6 +132,7 @@ def test_what_embed_refuses(options, message):
         shared_model().embed(["w1"], **options)
 
 
+@pytest.mark.slow
 def test_endless_texts():
     texts = (f"w{n % 40}" for n in itertools.count())
     loaded = shared_model()
@@ -135,6 +140,7 @@ def test_endless_texts():
     np.testing.assert_allclose(np.stack(first), loaded.embed(["w0", "w1", "w2"]), atol=BAR)
 
 
+@pytest.mark.slow
 def test_every_token_of_chosen_layers():
     loaded = shared_model(layers=3)
     texts = ["w1 w2x , w3", "", ("w4 w5", "w6"), "w9 " * 90]

@@ -23,6 +23,7 @@ def model():
     return shared_model()
 
 
+@pytest.mark.slow
 def test_outputs_of_every_head():
     heads = HeadsConfig(pooler=True, mlm=True, nsp=True, sequence_labels=("a", "b", "c"), span=True)
     loaded = shared_model(heads, SentenceConfig(), layers=2)
@@ -37,6 +38,7 @@ def test_outputs_of_every_head():
     np.testing.assert_allclose(outputs["attentions"].sum(-1), 1, atol=BAR)
 
 
+@pytest.mark.slow
 def test_each_use_of_shared_layers_has_its_own_hidden_states_and_attentions():
     """The layers of ALBERT: the outputs are those of a model whose layers hold copies of the same parameters."""
     apart = make_weights(layers=3)
@@ -69,6 +71,7 @@ def test_each_use_of_shared_layers_has_its_own_hidden_states_and_attentions():
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_absent_heads_give_nothing(model):
     assert list(model.forward({"input_ids": IDS})) == ["last_hidden_state", "pooler_output"]
     assert list(shared_model(HeadsConfig()).forward({"input_ids": IDS})) == ["last_hidden_state"]
@@ -131,6 +134,7 @@ def test_padding_on_the_left_counts_positions_from_the_first_column(model):
     np.testing.assert_allclose(padded["last_hidden_state"][0, 1:], expected[0], atol=BAR)
 
 
+@pytest.mark.slow
 def test_padding_on_the_left_of_roberta_takes_no_position():
     loaded = shared_model(HeadsConfig(), family="roberta", types=1)
     ids = np.array([[5, 7, 8, 9, 3]])
@@ -141,6 +145,7 @@ def test_padding_on_the_left_of_roberta_takes_no_position():
     np.testing.assert_allclose(padded[0, 2:], alone[0], atol=BAR)
 
 
+@pytest.mark.slow
 def test_many_rows_run_in_parts(model, monkeypatch):
     ids = np.random.default_rng(0).integers(5, 45, (23, 5))
     whole = model.forward({"input_ids": ids}, hidden_states=True)

@@ -139,6 +139,7 @@ def test_a_small_call_runs_one_row_and_later_windows_keep_their_shapes():
     assert ids([9]) == ([[1] * 9], [(1, 16)])
 
 
+@pytest.mark.slow
 def test_a_text_has_the_same_vector_alone_and_among_others():
     loaded, texts = shared_model(), random_texts(12, 40)
     together = loaded.embed(texts)

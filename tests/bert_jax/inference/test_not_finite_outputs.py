@@ -31,6 +31,7 @@ def refused(run, text: str = BAD) -> None:
     assert text in str(error.value) and GOOD not in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_vectors_and_words():
     loaded = model()
     assert np.isfinite(loaded.embed([GOOD])).all()
@@ -38,6 +39,7 @@ def test_vectors_and_words():
     refused(lambda: loaded.embed(BAD, pooling="cls"))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("heads", "text"),
     [
@@ -51,6 +53,7 @@ def test_predictions(heads, text):
     refused(lambda: model(heads).predict([good, text]))
 
 
+@pytest.mark.slow
 def test_masks_and_scores():
     loaded = model(HeadsConfig(mlm=True))
     refused(lambda: loaded.fill_mask(["w1 [MASK]", f"{BAD} [MASK]"]))

@@ -22,6 +22,7 @@ def close(given, expected):
     np.testing.assert_allclose(list(given.values()), expected, atol=BAR)
 
 
+@pytest.mark.slow
 def test_classes():
     loaded = shared_model(HeadsConfig(pooler=True, sequence_labels=("no", "maybe", "yes")))
     texts = [*random_texts(10, 60), ("w1 w2", "w3"), {"text": "w4"}, {"text": "w1 w2", "text_pair": "w3"}]
@@ -47,6 +48,7 @@ def test_a_used_model_is_pickled_without_its_programs():
     assert copy.tokenizer.encode("w1xy, w2") == loaded.tokenizer.encode("w1xy, w2")
 
 
+@pytest.mark.slow
 def test_several_labels_of_one_text():
     heads = HeadsConfig(pooler=True, sequence_labels=("a", "b", "c", "d"), problem="multi_label")
     loaded = shared_model(heads)
@@ -57,6 +59,7 @@ def test_several_labels_of_one_text():
     assert 0 < len(result["labels"]) < 4  # both kinds are seen
 
 
+@pytest.mark.slow
 def test_regression_gives_the_value():
     loaded = shared_model(HeadsConfig(pooler=True, sequence_labels=("score",), problem="regression"))
     (result,) = loaded.predict(["w1 w2 w3"])
@@ -64,6 +67,7 @@ def test_regression_gives_the_value():
     assert abs(result["value"] - plain(loaded, "w1 w2 w3").sequence_logits[0, 0, 0]) <= BAR
 
 
+@pytest.mark.slow
 def test_tags_of_words():
     loaded = shared_model(HeadsConfig(token_labels=("O", "B", "I")))
     text = "w1xy, W2  w99? w3"
@@ -121,6 +125,7 @@ def test_tags_by_a_crf_are_those_of_the_best_path(given):
     assert best != tuple(emissions.argmax(-1)) and "score" not in result["tokens"][0]
 
 
+@pytest.mark.slow
 def test_answers():
     loaded = shared_model(HeadsConfig(span=True))
     question, passage = "w1 w2?", "w5 w6x, w7 w8"
@@ -226,6 +231,7 @@ def padded(ids):
     return np.array([[*ids, *[0] * (70 - len(ids))]])
 
 
+@pytest.mark.slow
 def test_a_row_of_many_masks():
     loaded = shared_model(HeadsConfig(mlm=True))
     (filled,) = loaded.fill_mask(["[MASK] " * 30], top=1)

@@ -61,6 +61,7 @@ def predicted_by_run(benchmark, name, source, folder):
     return lines, json.loads(json.dumps(job.task.decode(splits["dev"], units, found)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", names())
 def test_predictions_are_those_of_the_run(benchmark, source, tmp_path, name):
     lines, expected = predicted_by_run(benchmark, name, source, tmp_path)

@@ -48,6 +48,7 @@ def causal(heads=None, **changes):
     return prepare(dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, model=model)), name="small")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_values_are_those_of_a_loop_over_single_texts(method):
     loaded = shared_model(HeadsConfig(mlm=True))
@@ -68,6 +69,7 @@ def test_methods_differ_only_before_the_end_of_a_word():
     assert left_to_right.pieces == ("w1", "##x", "##y", "w2") and differs.tolist() == [True, True, False, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_tokens", [70, 300])
 def test_packing_and_windows_do_not_change_the_values(monkeypatch, batch_tokens):
     loaded = shared_model(HeadsConfig(mlm=True))
@@ -80,6 +82,7 @@ def test_packing_and_windows_do_not_change_the_values(monkeypatch, batch_tokens)
         np.testing.assert_allclose(one.log_probabilities, other.log_probabilities, atol=BAR)
 
 
+@pytest.mark.slow
 def test_equal_copies_run_once_and_texts_are_streamed():
     loaded, passes = shared_model(HeadsConfig(mlm=True)), []
     both = loaded.score([GOOD, BAD], progress=passes.append)
@@ -94,6 +97,7 @@ def test_equal_copies_run_once_and_texts_are_streamed():
 
 
 class TestCausal:
+    @pytest.mark.slow
     @pytest.mark.parametrize("changes", [{}, {"relative_positions": "alibi"}])
     def test_values_are_those_of_all_logits(self, changes):
         loaded = causal(HeadsConfig(mlm=True), **changes)
@@ -208,6 +212,7 @@ class TestPairs:
             stream.write("\n\n".join(map(json.dumps, self.lines())) + "\n")
         return path
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("make", [lambda: shared_model(HeadsConfig(mlm=True)), causal])
     def test_groups(self, file, make):
         loaded = make()

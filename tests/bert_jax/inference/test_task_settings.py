@@ -252,6 +252,7 @@ SERVED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SERVED)
 def test_the_serving_example_answers_as_the_run(tmp_path, name):
     heads = HeadsConfig(pooler=True, sequence_labels=("a", "b"))

@@ -74,6 +74,7 @@ def mask_logits(loaded, ids, words):
 HYPOTHESES = [f"w9 w{i}, w8?" for i in range(1, 7)]
 
 
+@pytest.mark.slow
 def test_entailment_of_one_label(nli):
     texts = ["", *random_texts(7, 20), "w7 " * 200, "w7 w7"]
     rows = nli.zero_shot(iter(texts), WORDS, template="w9 {}, w8?")
@@ -108,6 +109,7 @@ def test_entailment_of_several_labels():
         assert row["labels"] == [label for label, p in zip(WORDS, chances, strict=True) if p >= 0.5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("classes", "at", "options"),
     [(("not_entailment", "entailment"), 1, {}), (("zero", "one", "two"), 2, {"entailment": "TWO"})],
@@ -195,6 +197,7 @@ def test_words_at_a_mask(mlm):
             assert row.get("truncated", False) == (len(pieces) > room) == (text == texts[-1])
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_knows_words_with_their_blank():
     letters = [*map(chr, range(97, 123)), "\u0120", "\u0120a", "\u0120b"]
     pieces = ["<s>", "<pad>", "</s>", "<unk>", *letters, "<mask>"]

@@ -125,6 +125,7 @@ def test_the_table_in_the_docs_is_the_exporters():
     assert "\n".join(lines) + "\n" in DOCS.read_text(encoding="utf-8")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("row", TABLE)
 def test_every_cell_is_what_happens(row, format):
@@ -148,6 +149,7 @@ def test_every_cell_is_what_happens(row, format):
         assert set(spec.heads.present()) - {"pooler"} == set(fitted.spec.heads.present()) - {"pooler"}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("row", [row for row in TABLE if row not in DTYPES])
 def test_what_hugging_face_folders_hold_comes_back_bit_by_bit(row, dtype, tmp_path):

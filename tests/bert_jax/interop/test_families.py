@@ -60,6 +60,7 @@ def sides(case, name):
     return [side for side in ("right", "left") if any(key.startswith(f"{side}/") for key in arrays)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "name"), NETWORKS)
 def test_outputs_are_those_of_transformers(tmp_path, case, name):
     weights, padded = read(make_folder(tmp_path, case, name)), sides(case, name)
@@ -86,6 +87,7 @@ def apart(spec):
     return of_pooler, bool(model.global_tokens) and (heads.sequence_labels, heads.span, heads.choice)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, marks=[] if case.startswith("modernbert") else [pytest.mark.slow]) for case in CASES],
@@ -192,6 +194,7 @@ def traced_once(monkeypatch):
     monkeypatch.setattr("bert_jax.model.canonical.canonical_shapes", shapes)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize(("case", "name"), ALL)
 def test_what_is_read_is_written_bit_by_bit(tmp_path, case, name):
@@ -228,6 +231,7 @@ WRONG = (
 FIRST = {told_of(case)[classes(case)[0]]["config"]["model_type"]: case for case in reversed(CASES)}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("case", FIRST.values())
 def test_a_value_of_the_wrong_type_is_one_line(case):
     """Each key of a family with each wrong value is read, or refused in one line; nothing else is raised."""
@@ -261,6 +265,7 @@ def test_keys_of_the_config_class_are_known(name):
 QUICK = "bert", "roberta"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in FAMILIES]
 )
@@ -276,6 +281,7 @@ def test_written_folders_are_those_that_each_release_loaded(tmp_path, family):
         assert set(loaded[name]) == releases, name
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("case", "name", "key", "rate"),
     [

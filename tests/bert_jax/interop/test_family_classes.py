@@ -295,6 +295,7 @@ class TestNomicBert:
         biases = ("mlm_head/transform/bias", "mlm_head/output_bias")
         return {key: array * 0 if key in biases else array for key, array in weights.params.items()}
 
+    @pytest.mark.slow
     def test_a_folder_of_the_authors_code_is_the_same_model(self, tmp_path):
         weights = read(make_folder(tmp_path / "new", "nomic_bert", "NomicBertForMaskedLM"))
         again = read(self.authors(tmp_path / "old"))

@@ -101,6 +101,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "format"), CELLS)
 def test_every_head_of_a_cell_is_written(tmp_path, family, format):
     """Formats of parameters are read back; a program has all heads and is run."""
@@ -126,6 +127,7 @@ def test_every_head_of_a_cell_is_written(tmp_path, family, format):
         assert all(np.array_equal(again.params[name], array) for name, array in bundle.params.items()), head
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_export_of_each_family_has_a_card(family):
     *_, (name, spec) = drawn_specs(family)

@@ -43,6 +43,7 @@ QUICK = (
 )  # fmt: skip
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CLASSES]
 )
@@ -58,6 +59,7 @@ def test_outputs_are_those_of_transformers(tmp_path, name):
         np.testing.assert_allclose(np.asarray(outputs[key]), values, atol=1e-5, rtol=0, err_msg=key)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", CLASSES)
 def test_names_and_config_are_those_that_transformers_writes(tmp_path, name):
     weights = read(make_folder(tmp_path, name, vocabulary=None))
@@ -147,6 +149,7 @@ def test_absent_pooler_is_left_out(tmp_path):
     assert not weights.spec.heads.pooler and said(weights, "pooler", "omitted")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "prefix", "head"),
     [

@@ -29,6 +29,7 @@ UNREAD = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "only", [QUICK, pytest.param((), marks=pytest.mark.slow)], ids=["each_reader", "every_family_and_format"]
 )

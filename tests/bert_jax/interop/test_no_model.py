@@ -44,6 +44,7 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path, name):
     assert "git lfs pull" in message(folder) and name in message(folder)
 
 
+@pytest.mark.slow
 def test_a_tokenizer_json_above_16_megabytes_is_read(tmp_path):
     folder = make_folder(tmp_path)
     pieces = (folder / "vocab.txt").read_text().split()

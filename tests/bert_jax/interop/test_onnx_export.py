@@ -198,6 +198,7 @@ def test_scores_of_excluded_tokens_do_not_hide_the_others():
     assert serving._difference(np.float32([[0.5, -np.inf, 1.0]]), expected) == np.inf
 
 
+@pytest.mark.slow
 def test_not_a_number_is_an_infinite_difference(tmp_path):
     weights = random_weights(PLAIN)
     params = dict(weights.params)

@@ -81,6 +81,7 @@ def told(folder: Path, *paths: Path) -> list[str]:
     return [file.name for file in files if any(str(path).encode() in file.read_bytes() for path in paths)]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("format", all_formats())
 def test_exports(format, tmp_path):
     for package in {"tf1": "tensorflow", "onnx": "onnx", "allennlp": "h5py"}.get(format, "json").split():

@@ -183,6 +183,7 @@ def test_length_and_padding_never_come_from_tokenizer_json(folder):
     assert read_weights(folder).spec.max_length == 31
 
 
+@pytest.mark.slow
 def test_lower_case_of_the_older_length_file(tmp_path):
     weights = make_weights(tmp_path, lower_case=False)
     target = tmp_path / "cased"

@@ -45,6 +45,7 @@ def span(tmp_path_factory) -> tuple[Path, ModelBundle]:
     return folder, weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(TRIED, {"roberta", "sentence_dense"}))
 def test_outputs_equal_those_of_the_model(tmp_path, name):
     weights = random_weights(SPECS[name])
@@ -86,6 +87,7 @@ def test_signature_names_everything_in_order(tmp_path):
     assert [argument[argument.index("<") + 1 : argument.index(">")] for argument in arguments] == expected
 
 
+@pytest.mark.slow
 def test_program_is_small_and_names_no_file_of_this_machine(tmp_path):
     spec = dataclasses.replace(PLAIN, model=dataclasses.replace(MODEL, num_layers=6, vocab_size=5000))
     write_stablehlo(tmp_path, random_weights(spec))
@@ -95,6 +97,7 @@ def test_program_is_small_and_names_no_file_of_this_machine(tmp_path):
     assert ".py" not in text
 
 
+@pytest.mark.slow
 def test_a_consumer_needs_only_jax_and_safetensors(tmp_path, span):
     folder, weights = span
     (sample,) = serving.sample_inputs(weights.spec, SHAPES[1:2])
@@ -108,6 +111,7 @@ def test_a_consumer_needs_only_jax_and_safetensors(tmp_path, span):
             np.testing.assert_allclose(given[name], expected[name], atol=BAR, rtol=0)
 
 
+@pytest.mark.slow
 def test_longer_than_the_model_is_refused(span):
     folder, _ = span
     program = jax.export.deserialize(bytearray((folder / "program.bin").read_bytes()))
@@ -130,6 +134,7 @@ def products_are_precise(text):
     return precise.pop()
 
 
+@pytest.mark.slow
 def test_bfloat16_weights_and_float32_arithmetic(tmp_path):
     """The pooler, which no output uses, stays an argument of the program."""
     weights = random_weights(dataclasses.replace(SPECS["mlm"], heads=HeadsConfig(mlm=True, pooler=True)))
@@ -161,6 +166,7 @@ def test_parameters_that_do_not_fit_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "groups",
     [("disentangled", "gpt"), ("alibi", "windows"), pytest.param(("buckets",), marks=pytest.mark.slow)],

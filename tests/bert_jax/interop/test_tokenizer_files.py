@@ -106,6 +106,7 @@ def test_wordpiece_is_written_with_rules_that_every_reader_knows(name: str, tmp_
         assert other.encode(text, add_special_tokens=False).ids == tokenizer.encode(text)
 
 
+@pytest.mark.slow
 def test_the_characters_that_the_common_rules_treat_otherwise_are_all_of_them() -> None:
     settings = {"lower_case": True, "strip_accents": None, "split_cjk": True}
     found = {*tokenizer_state.otherwise_treated(**settings)}
@@ -170,6 +171,7 @@ def test_a_file_that_cuts_otherwise_is_not_written(tmp_path: Path, monkeypatch: 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lower_case", "strip_accents", "split_cjk"),
     [
@@ -230,6 +232,7 @@ def test_settings_of_wordpiece() -> None:
     assert WordPieceTokenizer([*SPECIAL_PIECES, "a"], lower_case=True).fingerprint.startswith(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["uncased", "roberta"])
 def test_inputs_are_cut_as_the_library_cuts_them(name: str, tmp_path: Path) -> None:
     tokenizer, _ = write_case(name, tmp_path / "out")

@@ -19,6 +19,7 @@ from bert_jax.interop.readers import read_weights
 NAME = "encoder/layer_1/attention/query/kernel"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", SPECS)
 def test_what_is_written_comes_back_bit_by_bit(name, dtype, tmp_path):

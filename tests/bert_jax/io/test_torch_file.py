@@ -84,6 +84,7 @@ def test_parts_of_storages_in_old_files(tmp_path):
     assert read_torch(file)["a"].read().tolist() == [3, 4]
 
 
+@pytest.mark.slow
 def test_a_file_is_not_in_memory_twice(tmp_path):
     """64 MB in two tensors, one transposed: only the tensor that is read is in memory."""
     values = np.ones((2048, 4096), np.float32)

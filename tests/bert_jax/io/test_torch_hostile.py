@@ -217,6 +217,7 @@ BOMBS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name in ("doubling", "memo") else pytest.param(name, marks=pytest.mark.slow) for name in BOMBS]
 )

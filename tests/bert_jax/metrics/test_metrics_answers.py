@@ -80,6 +80,7 @@ def test_squad_20_with_null_odds():
     assert values(squad_scores(["cat", "", "", ""], references), 4)["exact"] == 0.75
 
 
+@pytest.mark.slow
 def test_best_threshold_by_brute_force():
     for seed in range(200):
         rng = np.random.default_rng(seed)

@@ -90,6 +90,7 @@ def test_the_same_seed_gives_the_same_interval():
     assert confidence_interval(score, N, seed=5) != confidence_interval(score, N, seed=6)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_intervals_together_are_those_of_each_score(family):
     make, *columns = FAMILIES[family]

@@ -69,6 +69,7 @@ def run(model, params):
 SLOW = ("electra", "gated", "rms", "alibi", "buckets", "blocks", "gpt", "low rank", "pruned", "head")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in SWITCHES]
 )
@@ -88,6 +89,7 @@ def test_stacked_and_recomputed_layers_are_the_same_function(family):
             np.testing.assert_allclose(others[name], values, atol=2e-5 * max(1, np.abs(values).max()), err_msg=name)
 
 
+@pytest.mark.slow
 def test_layers_that_differ_are_not_stacked():
     model = network(
         scan=True, norm_position="pre_skip_first", attention_windows=(0, 3), position_embeddings="rotary"
@@ -101,6 +103,7 @@ def test_layers_that_differ_are_not_stacked():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_pruned_layers_of_one_size_are_stacked():
     sizes = {"layer_heads": (2, 2, 2), "layer_units": (9, 9, 9)}
     stacked, plain = network(scan=True, **sizes), network(**sizes)
@@ -135,6 +138,7 @@ def test_one_loop_does_not_compute_layers_of_different_sizes(config_type):
         load_config(config_type, [*words.split(), "9", "8"])
 
 
+@pytest.mark.slow
 def test_a_window_hides_far_keys_and_has_its_own_rotary_base():
     """A change of the first token reaches a token after it by ``window`` positions per layer and no further."""
     model = network(attention_windows=(2,), position_embeddings="rotary", rotary_base=1e4, rotary_window_base=50.0)
@@ -147,6 +151,7 @@ def test_a_window_hides_far_keys_and_has_its_own_rotary_base():
     assert [model.config.rotary_base_of(window) for window in (0, 2)] == [1e4, 50.0]
 
 
+@pytest.mark.slow
 def test_a_larger_initial_scale_for_output_projections_only_without_megatron():
     for rule, share in (("bert", 1.0), ("megatron", 1 / np.sqrt(6))):
         model = network(initialization=rule, hidden_size=96)
@@ -159,6 +164,7 @@ def test_a_larger_initial_scale_for_output_projections_only_without_megatron():
             assert abs(spread / share - 1) < 0.1, (rule, name, spread)
 
 
+@pytest.mark.slow
 def test_dropout_has_a_rate_per_place():
     config = ModelConfig(hidden_dropout=0.1, embedding_dropout=0.0, feed_forward_dropout=0.3)
     assert config.attention_output_dropout == -1
@@ -177,6 +183,7 @@ def test_dropout_has_a_rate_per_place():
         assert not np.array_equal(forward(model, params, key)[0], expected), place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prng", [pytest.param("threefry", marks=pytest.mark.slow), "hash"])
 def test_embeddings_of_distances_have_the_dropout_of_the_encoder(prng):
     elsewhere = dict.fromkeys(("attention", "embedding", "attention_output", "feed_forward"), 0.0)

@@ -66,6 +66,7 @@ def close(found, expected, bar=1e-6):
         np.testing.assert_allclose(ours, theirs, atol=bar * max(1, float(np.abs(theirs).max())), rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "block", "number", "random", "rate"),
     [(46, 4, 3, False, 0), (45, 4, 2, True, 0), (45, 4, 2, True, 0.3), (1024, 64, 3, True, 0.3)],
@@ -102,6 +103,7 @@ def compare_with_whole_rows(length, block, number, random, rate, dtype, bar):
     close([context, *gradients], [whole_context, *whole_gradients], bar)
 
 
+@pytest.mark.slow
 def test_each_query_sees_the_blocks_of_the_paper():
     scores = np.asarray(block_scores(32, 4, 1, None).bias_AxSxT)
     times = np.where(scores > -1e8, np.rint(np.exp(scores)), 0)[0, ::4, ::4]
@@ -157,6 +159,7 @@ class TestModel:
         parts = to_canonical(gradients, MODEL.vocab_size)
         return output, np.concatenate([parts[name].ravel() for name in sorted(parts)])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("rate", [0.3, pytest.param(0.0, marks=pytest.mark.slow)])
     def test_scanned_and_recomputed_layers_have_the_random_blocks_of_their_layer(self, monkeypatch, rate):
         """Whole rows with one layer after the other, the same in a loop, and in blocks."""
@@ -173,6 +176,7 @@ class TestModel:
             evaluated = self.run(network, params, features, None)[0]
             assert float(np.abs(evaluated - blocks[0]).max()) > 0.01
 
+    @pytest.mark.slow
     def test_hidden_states_and_probabilities_can_be_seen(self):
         network, params, features = self.made()
         output = jax.jit(network.apply)({"params": params}, features).sequence_output
@@ -182,6 +186,7 @@ class TestModel:
         (probabilities,) = kept[INTERMEDIATES]["encoder"]["layer_0"]["attention"]["attentions"]
         assert probabilities.shape == (2, HEADS, 45, 45) and float(probabilities[1, 0, 20, 36]) == 0
 
+    @pytest.mark.slow
     def test_short_rows_are_whole(self):
         network, params, _ = self.made()
         whole = BertModel(dataclasses.replace(MODEL, attention_block=0), network.execution, HeadsConfig())

@@ -113,6 +113,7 @@ def cases(whole, *others):
     ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("name", "which"), cases(["window", "causal window"], "plain", "dropout", "causal"))
 def test_a_kernel_equals_the_plain_attention(name, which, in_one=True):
     form, ids = FORMS[name], jnp.asarray(IDS[which], jnp.int32)
@@ -154,6 +155,7 @@ def test_three_arrays_of_heads_are_as_good_as_one(name):
     test_a_kernel_equals_the_plain_attention(name, "packed", in_one=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "in_one"),
     [
@@ -170,6 +172,7 @@ def test_the_kernel_of_short_rows_equals_the_plain_attention(name, in_one, monke
     assert max(map(difference, ours, compiled(plain, form)(x, gradient, ids))) <= 2e-6
 
 
+@pytest.mark.slow
 def test_bfloat16_is_as_close_to_float32_as_in_the_kernel_for_tpus():
     form, ids = FORMS["dropout"], jnp.asarray(IDS["packed"], jnp.int32)[:, :128]
     x, gradient = operands(form, heads=2, length=128)
@@ -188,6 +191,7 @@ def test_bfloat16_is_as_close_to_float32_as_in_the_kernel_for_tpus():
         assert error(one, true) <= 1.1 * error(other, true)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [(32, 16), pytest.param((16, 64), marks=pytest.mark.slow)])
 def test_block_sizes_change_no_dropout_bit(blocks, monkeypatch):
     form, ids = FORMS["dropout"], jnp.asarray(IDS["packed"], jnp.int32)
@@ -212,6 +216,7 @@ def test_blocks_that_no_query_sees_are_not_visited(name, monkeypatch):
     assert spoiled.tolist() == [False] * (3 if form.window else 4) + [True] * (3 if form.window else 2)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("which", IDS)
 @pytest.mark.parametrize(("window", "causal"), [(0, False), (10, False), (0, True), (40, True)])
 def test_ranges_hold_every_visible_key_and_begin_and_end_with_one(which, window, causal):
@@ -250,6 +255,7 @@ def shape(*sizes, dtype=jnp.bfloat16):
     return jax.ShapeDtypeStruct(sizes, dtype)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("length", [128, 512])
 @pytest.mark.parametrize("name", FORMS)
 def test_the_kernels_are_lowered_for_a_gpu(name, length):

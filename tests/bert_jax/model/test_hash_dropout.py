@@ -44,6 +44,7 @@ def test_microbatches_drop_the_values_of_the_whole_batch(whole, count):
     assert_equal(loss_and_grads(random_batch(CONFIG), accumulation=count), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "count"), [((8, 1, 1), 2), pytest.param((2, 2, 2), 1, marks=pytest.mark.slow)], ids=str
 )
@@ -52,12 +53,14 @@ def test_meshes_drop_the_values_of_one_device(whole, sizes, count):
     assert_equal(loss_and_grads(random_batch(CONFIG), mesh=mesh, accumulation=count), whole)
 
 
+@pytest.mark.slow
 def test_rows_in_another_order_drop_the_same_values(whole):
     order = np.random.default_rng(0).permutation(16)
     batch = {name: values[order] for name, values in random_batch(CONFIG).items()}
     assert_equal(loss_and_grads(batch), whole)
 
 
+@pytest.mark.slow
 def test_steps_and_sequences_drop_different_values(whole):
     assert abs(loss_and_grads(random_batch(CONFIG), step=2)[0] - whole[0]) > 1e-4
     batch = random_batch(CONFIG)
@@ -76,6 +79,7 @@ def packed_in_pairs(single):
     return packed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [pytest.param({}, marks=pytest.mark.slow), {"scan_layers": True, "remat": "full", "fused_qkv": True}],
@@ -124,6 +128,7 @@ def test_bits_equal_a_restatement_in_integers():
                 assert probabilities[0, head, token, place] == 2 * (bits >= 2**15)
 
 
+@pytest.mark.slow
 def test_rate_and_scale_are_exact_and_values_uniform():
     rows, length, width = 8, 64, 512
     keys, places = (
@@ -148,6 +153,7 @@ def test_rate_and_scale_are_exact_and_values_uniform():
             )
 
 
+@pytest.mark.slow
 def test_sites_layers_and_tokens_drop_different_values():
     base = TokenKey(jax.random.key(0), np.zeros((1, 2), np.int32), np.arange(2, dtype=np.int32)[None])
     sites = [(layer, site) for layer in range(2) for site in Site]

@@ -93,6 +93,7 @@ def test_a_loop_over_layers_stacks_each_value_once_in_the_shape_of_its_product()
     assert sorted(x for x in shapes if x[-1] in (width, wide) and x[0] > 3) == sorted(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", [pytest.param("tpu", marks=pytest.mark.slow), "gpu"])
 def test_a_model_of_kernels_drops_the_values_of_the_plain_model(kernels, monkeypatch):
     monkeypatch.setattr("bert_jax.model.kernels.common.INTERPRETED", kernels)

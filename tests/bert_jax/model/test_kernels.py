@@ -49,6 +49,7 @@ def plain(query, key, value, biases):
     return dot_product_attention(*heads, sequence_ids(), dropout_rate=0.0, dropout_key=None)
 
 
+@pytest.mark.slow
 def test_attention_and_its_gradients_equal_the_plain_ones():
     *x, gradient = operands()
     biases = jax.random.normal(jax.random.key(1), (3, HEADS * SIZE))
@@ -63,6 +64,7 @@ def test_attention_and_its_gradients_equal_the_plain_ones():
     assert jnp.abs(sums[0] - sums[1]).max() < 1e-6 * jnp.abs(sums[1]).max() * ROWS * LENGTH
 
 
+@pytest.mark.slow
 def test_dropout_of_probabilities_has_its_rate_and_scale():
     """Values that single out one key each show the dropped probabilities themselves."""
     rows, length = 2, 128
@@ -132,6 +134,7 @@ def test_attention_dropout_is_the_same_on_every_mesh(which, sizes):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_of_a_replica_draw_the_bits_of_the_whole_batch():
     x = operands(length=128)[:3]
     ids = sequence_ids()[:, :128]
@@ -229,6 +232,7 @@ def add_norm(product, residual, bias, scale, shift, *, rate=0.0, seed=3, tokens=
 NORMS = pytest.mark.parametrize("module", [tpu_norm, gpu_norm], ids=["tpu", "gpu"])
 
 
+@pytest.mark.slow
 @NORMS
 @pytest.mark.parametrize("width", [512, 768])
 def test_add_norm_and_its_gradients_equal_the_plain_ones(module, width):
@@ -249,6 +253,7 @@ def test_add_norm_and_its_gradients_equal_the_plain_ones(module, width):
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
+@pytest.mark.slow
 @NORMS
 def test_add_norm_drops_at_its_rate_and_sends_gradients_through_what_stayed(module):
     run = functools.partial(add_norm, module=module)
@@ -270,6 +275,7 @@ def test_add_norm_drops_at_its_rate_and_sends_gradients_through_what_stayed(modu
     np.testing.assert_allclose(run(product, residual, bias, scale, shift, rate=rate), expected, atol=5e-6)
 
 
+@pytest.mark.slow
 @NORMS
 def test_add_norm_bits_depend_on_the_place_of_a_token_alone(module):
     run = functools.partial(add_norm, module=module)
@@ -296,6 +302,7 @@ def test_norm_before_a_block_adds_the_gradient_of_the_residual():
     np.testing.assert_array_equal(ours[1], x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention_tokens", "queries", "norm_tokens"),
     [(256, 64, 16), pytest.param(512, 128, 24, marks=pytest.mark.slow)],

@@ -32,6 +32,7 @@ def tensors(length, rows=2):
     return [np.float32(rng.normal(0, 1, shape)) for _ in range(3)], np.int32(ids), key
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("dropped", "dtype", "bar"), [(False, "float32", 1e-6), (True, "float32", 1e-6), (False, "float64", 1e-13)]
 )

@@ -31,6 +31,7 @@ def network(size: str, execution: ExecutionConfig, *, has_nsp: bool = True) -> B
     return BertForPretraining(config, execution, has_nsp=has_nsp)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("scan_layers", [False, True])
 @pytest.mark.parametrize("size", SIZES)
 def test_counts(size: str, scan_layers: bool) -> None:
@@ -45,6 +46,7 @@ def test_counts(size: str, scan_layers: bool) -> None:
     assert in_memory == exact + 70 * (model.config.hidden_size + 1)
 
 
+@pytest.mark.slow
 def test_without_next_sentence_head() -> None:
     """Without next-sentence prediction there is neither pooler nor head."""
     model = network("base", ExecutionConfig(), has_nsp=False)

@@ -33,6 +33,7 @@ def test_rounding_is_that_of_an_export_and_gradients_ignore_it():
     assert not np.any(rounded_inputs(jnp.zeros((2, 3))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["plain", pytest.param("rotary", marks=pytest.mark.slow), pytest.param("pre", marks=pytest.mark.slow)]
 )

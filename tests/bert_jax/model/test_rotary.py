@@ -84,6 +84,7 @@ def test_hidden_states_equal_a_restatement_in_numpy(execution):
     assert np.abs(np.asarray(output[0]) - expected).max() <= 2e-6 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 def test_packed_sequences_are_as_they_are_apart():
     model = network()
     params, row = random_params(model, 3), features(17, 23)
@@ -94,6 +95,7 @@ def test_packed_sequences_are_as_they_are_apart():
         np.testing.assert_allclose(together[:, begin:end], apart, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_positions_count_relative_to_each_other():
     model = network()
     params, row = random_params(model, 3, 0.3), features(20)
@@ -112,6 +114,7 @@ def test_the_plan_counts_no_position_table():
     assert count["learned"] - count["rotary"] == 512 * 768
 
 
+@pytest.mark.slow
 def test_gradients_in_bfloat16_are_finite_and_kernels_know_what_they_can_do():
     model = network(dtype="bfloat16")
     params, row = random_params(model, 3), features(16)

@@ -53,6 +53,7 @@ def test_the_last_token_of_a_sequence_predicts_nothing():
     assert weights.tolist() == [[1, 0, 1, 0, 0]]
 
 
+@pytest.mark.slow
 def test_its_loss_is_the_mean_over_next_tokens():
     config = tiny_config(OPTIONS, "--model.hidden_dropout 0 --model.attention_dropout 0")
     objective, batch = objective_of(config), random_batch(config)
@@ -82,6 +83,7 @@ def curve_weights() -> dict[str, np.ndarray]:
     return {k: v for k, v in weights(CURVE_MODEL).items() if k.startswith(("embeddings/", "encoder/"))}
 
 
+@pytest.mark.slow
 def test_logits_equal_torch():
     """Of the encoder with torch's own modules (tests/golden/record_causal.py), at every token."""
     objective, batch = of_the_curve(), causal_batch(0)
@@ -95,6 +97,7 @@ def test_logits_equal_torch():
     np.testing.assert_allclose(logits[is_token, : CURVE_MODEL["vocab_size"]], expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_loss_curve_equals_torch():
     """50 whole training steps: targets, forward, backward, clipping, optimizer and schedule."""
     with np.load(RECORDED) as arrays:
@@ -102,6 +105,7 @@ def test_loss_curve_equals_torch():
     assert_curve(of_the_curve(), curve_weights(), causal_batch, recorded, total="loss", names={}, falls_to=0.75)
 
 
+@pytest.mark.slow
 def test_devices_and_microbatches_are_as_one():
     assert_as_one(of_the_curve, curve_weights(), causal_batch(1))
 

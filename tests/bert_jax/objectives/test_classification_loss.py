@@ -40,6 +40,7 @@ def test_softmax_equals_torch(case, options):
     assert float(weight) == float(total)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "function", "targets", "bar"),
     [("multilabel", multilabel_loss, "label_sets", 1e-6), ("regression", regression_loss, "numbers", 1e-5)],
@@ -104,6 +105,7 @@ def test_examples_count_as_their_weights():
     )
 
 
+@pytest.mark.slow
 def test_an_empty_batch_is_nothing():
     nan, nothing = jnp.full((2, 3, 4), jnp.nan), jnp.zeros((2, 3))
     labels = jnp.full((2, 3), -1)

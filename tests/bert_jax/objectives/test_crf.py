@@ -87,6 +87,7 @@ def value_and_gradients(features, tables):
     return float(value), float(weight), [np.asarray(x) for x in (emissions, *tables)]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("labels", [1, 2, 4])
 def test_loss_and_gradients_equal_enumeration(labels):
     features, tables = batch(labels), parameters(labels)
@@ -99,6 +100,7 @@ def test_loss_and_gradients_equal_enumeration(labels):
     assert weight == 6 == float(crf_denominator(*features[2:]))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("labels", [1, 2, 4])
 @pytest.mark.parametrize("seed", range(5))
 def test_decoded_tags_are_the_best(labels, seed):
@@ -108,6 +110,7 @@ def test_decoded_tags_are_the_best(labels, seed):
     assert decoded.dtype == jnp.int32
 
 
+@pytest.mark.slow
 def test_packed_equals_unpacked():
     features, tables = batch(4), parameters(4)
     found = list(chains_of(features))
@@ -125,6 +128,7 @@ def test_packed_equals_unpacked():
         np.testing.assert_array_equal(decoded[row, places], decoded_apart[i, 3 : 3 + len(places)])
 
 
+@pytest.mark.slow
 def test_a_batch_without_scored_tokens_is_nothing():
     features, tables = batch(3, chains=((), (0,), (0, 0))), parameters(3)
     value, weight, gradients = value_and_gradients(features, tables)
@@ -133,6 +137,7 @@ def test_a_batch_without_scored_tokens_is_nothing():
     assert not np.any(jax.jit(crf_decode)(features[0], *features[2:], *tables))
 
 
+@pytest.mark.slow
 def test_a_small_loss_of_a_long_row_is_exact():
     """Labels above the others: partition and score grow to 4,000 and differ by little."""
     features, tables = batch(5, chains=((500,),), width=512), parameters(5)

@@ -25,6 +25,7 @@ def filled_by(tokenizer, batch, config=CONFIG):
     return objective.samples(params, tokenizer, batch)
 
 
+@pytest.mark.slow
 def test_texts_hold_few_masks_and_no_signs_of_pieces():
     batch = random_batch(CONFIG)
     before = {name: values.copy() for name, values in batch.items()}
@@ -40,6 +41,7 @@ def test_texts_hold_few_masks_and_no_signs_of_pieces():
         assert len(best) == SAMPLE_PIECES * len(answers) and not any("##" in piece for piece in best)
 
 
+@pytest.mark.slow
 def test_whole_words_are_asked_for_in_whole_sentences():
     rest = [f"w{i}" for i in range(CONFIG.model.vocab_size - 13)]
     words = ["not", "shown", ".", "laws", "un", "##just", "fail", "badly", *rest]

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from bert_jax.model.dense import add_bias_of_logits
 from bert_jax.model.embeddings import few_rows
@@ -15,11 +16,13 @@ def logits():
     return values.at[0, 0].add(1e4).at[..., 128:].set(-jnp.inf)
 
 
+@pytest.mark.slow
 def test_one_pass_equals_two():
     for found, expected in zip(_one_pass(logits()), _two_passes(logits()), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_its_gradient_is_that_of_logsumexp():
     weights = jax.random.normal(jax.random.key(1), (3, 5))
     found = jax.grad(lambda x: jnp.sum(log_normalizer(x)[0] * weights))(logits())
@@ -38,6 +41,7 @@ def test_the_gradient_of_logits_is_rounded_once_to_the_dtype_of_the_states():
         np.testing.assert_allclose(back(gradient)[1], rounded.sum((0, 1)), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_of_a_small_table_are_those_of_a_lookup():
     for rows in (2, 9):
         table = jax.random.normal(jax.random.key(rows), (rows, 6))

@@ -102,6 +102,7 @@ def test_masks_are_those_of_the_recorded_curves():
 
 
 # The other maskings give the same program other batches, which the test above compares.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [name if name in ("nsp", "sop", "span") else pytest.param(name, marks=pytest.mark.slow) for name in MASKINGS],
@@ -126,5 +127,6 @@ def test_devices_and_microbatches_of_masked_tokens_are_as_one(name):
     assert_as_one(functools.partial(masked_lm, name), masked_weights(name), masked_batch(name, 1))
 
 
+@pytest.mark.slow
 def test_devices_and_microbatches_of_fine_tuning_are_as_one():
     assert_as_one(fine_tuning, gpt_weights(), gpt_batch(1))

@@ -39,6 +39,7 @@ OPTIONS = "--objective.name masked_lm_classes --data.label_field topic --data.cl
 RECORDED = Path(__file__).parents[2] / "golden" / "fixtures" / "masked_lm_classes.npz"
 
 
+@pytest.mark.slow
 def test_loss_curve_equals_torch():
     """50 whole training steps from given weights (tests/golden/record_classes.py)."""
     config = PretrainConfig(
@@ -92,6 +93,7 @@ def test_a_batch_without_classes_has_the_loss_of_masked_lm():
     assert all(with_classes[name] == without[name] for name in ("mlm_loss", "nsp_loss"))
 
 
+@pytest.mark.slow
 def test_it_trains_evaluates_reports_resumes_and_its_head_is_read(tmp_path, curves):
     config = tiny_config(OPTIONS, "--training.num_steps 8 --training.eval_interval 4 --training.eval_batches 2")
     lines = whole_and_resumed(config, tmp_path, 9)

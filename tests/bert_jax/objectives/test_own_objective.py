@@ -38,6 +38,7 @@ MODULE = Path(__file__).parents[3] / "docs" / "examples" / "smoothed_objective.p
 OPTIONS = f"--objective.module {MODULE} --data.next_sentence none --training.num_steps 8"
 
 
+@pytest.mark.slow
 def test_it_trains_evaluates_reports_and_resumes(tmp_path, curves):
     config = tiny_config(OPTIONS, "--training.eval_interval 4 --training.eval_batches 2")
     lines = whole_and_resumed(config, tmp_path, 9)
@@ -55,6 +56,7 @@ def test_it_trains_evaluates_reports_and_resumes(tmp_path, curves):
     assert "token " in (tmp_path / "cut" / "train.log").read_text()
 
 
+@pytest.mark.slow
 def test_another_objective_does_not_continue_its_checkpoint(tmp_path):
     train_synthetic(tiny_config(OPTIONS, "--training.num_steps 2"), tmp_path / "w")
     with pytest.raises(ValueError, match=r"objective: smoothed_objective\.py -> masked_lm"):
@@ -62,6 +64,7 @@ def test_another_objective_does_not_continue_its_checkpoint(tmp_path):
     assert not (tmp_path / "w" / "damaged_checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_its_loss_is_that_of_the_smoothed_targets():
     config = tiny_config(OPTIONS, "--model.hidden_dropout 0 --model.attention_dropout 0")
     objective, batch = objective_of(config), random_batch(config)
@@ -152,6 +155,7 @@ class ReplacedTokens(PretrainObjective):
         return sums | padding_sums(batch["sequence_ids"]), aux.carried
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [pytest.param("", marks=pytest.mark.slow), "--execution.scan_layers true --mesh.data 2 --mesh.tensor 2"],
@@ -171,6 +175,7 @@ def test_two_networks_are_one_parameter_tree(options):
     assert jax.tree.structure(out[0]) == jax.tree.structure(programs.abstract)
 
 
+@pytest.mark.slow
 def test_reading_a_workdir_does_not_run_its_file(tmp_path):
     train_synthetic(tiny_config(OPTIONS, "--training.num_steps 2"), tmp_path / "w")
     ran = tmp_path / "ran"

@@ -52,6 +52,7 @@ class GivenNoise(ReplacedTokens):
         return jnp.pad(batch["noise"], ((0, 0), (0, 0), (0, missing)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sharing", [pytest.param(name, marks=[pytest.mark.slow] if name == "none" else []) for name in SHARINGS]
 )
@@ -84,6 +85,7 @@ def run(config: PretrainConfig, *, accumulation: int = 1, devices: int = 1) -> t
     return float(loss), to_canonical(jax.device_get(gradients), config.model.vocab_size)
 
 
+@pytest.mark.slow
 def test_devices_and_accumulation_are_as_one():
     config = tiny_config(OPTIONS)
     loss, gradients = run(config)
@@ -92,6 +94,7 @@ def test_devices_and_accumulation_are_as_one():
     assert relative_difference(others, gradients) <= 1e-6
 
 
+@pytest.mark.slow
 def test_draws_depend_on_the_step_the_sequence_and_the_position_alone():
     keys, positions = np.array([[3, 9, 3], [9, 3, 3]]), np.array([[5, 5, 7], [5, 5, 5]])
     noise = np.asarray(gumbel_noise(TokenKey(jax.random.key(0), jnp.int32(keys), jnp.int32(positions)), 40))
@@ -101,6 +104,7 @@ def test_draws_depend_on_the_step_the_sequence_and_the_position_alone():
     assert not np.any(noise == other)
 
 
+@pytest.mark.slow
 def test_draws_have_the_probabilities_of_the_logits():
     """100,000 draws: each share is within 4.5 standard deviations."""
     logits = jnp.log(jnp.array([0.5, 0.25, 0.15, 0.08, 0.02]))
@@ -139,6 +143,7 @@ def test_the_discriminator_sees_samples_at_all_masked_positions(monkeypatch):
     assert is_replaced[is_masked].mean() > 0.9  # drawn from 211 pieces
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sharing",
     [name if name == "disentangled" else pytest.param(name, marks=pytest.mark.slow) for name in SHARINGS],
@@ -166,6 +171,7 @@ def test_gradients_of_the_embeddings(sharing):
         assert found == {"mlm_loss": {theirs}, "rtd_loss": {ours}}
 
 
+@pytest.mark.slow
 def test_it_trains_resumes_and_both_networks_are_read(tmp_path, curves):
     config = tiny_config(OPTIONS, "--training.num_steps 8 --training.eval_interval 4 --training.eval_batches 2")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, family="electra"))

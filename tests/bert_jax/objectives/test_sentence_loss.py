@@ -53,6 +53,7 @@ def value_and_gradient(function, embeddings, targets, weights):
     return sums, np.asarray(gradient)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("case", CASES)
 def test_equals_sentence_transformers(case):
     texts, function = CASES[case]
@@ -75,6 +76,7 @@ def test_an_empty_batch_is_nothing(case):
     assert not np.any(gradient)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("case", CASES)
 def test_vectors_of_zeros_and_equal_ones_have_gradients(case):
     texts, function = CASES[case]
@@ -105,6 +107,7 @@ OVER_REPLICAS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(8, 1), (2, 4)])
 @pytest.mark.parametrize("case", OVER_REPLICAS)
 def test_replicas_equal_one_device(case, sizes):
@@ -218,6 +221,7 @@ def test_texts_of_the_own_class_are_no_wrong_answers():
     np.testing.assert_allclose(found["accuracy"], (is_found.sum(), 6))
 
 
+@pytest.mark.slow
 def test_pairs_of_one_target_have_no_cosent_loss():
     x = given("embeddings")[None, :, :2]
     assert float(cosent_loss(x, np.full((1, 6), 0.5), np.ones((1, 6), np.float32))["loss"][0]) == 0

@@ -49,6 +49,7 @@ def test_equals_transformers_however_packed(assignment):
     assert float(weight) == 3
 
 
+@pytest.mark.slow
 def test_weights_and_accuracy():
     logits, (sequence_ids, starts, ends, weights), _ = rows_of([[0, 1], [2]], 19)
     given_starts, given_ends = given("span_logits")

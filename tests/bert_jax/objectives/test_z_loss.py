@@ -40,6 +40,7 @@ def test_value_and_gradient_are_those_of_float64():
     assert not np.any(gradient[..., 11:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), [("mlm", ""), ("lm", CAUSAL)])
 def test_the_objective_adds_it_to_its_loss(name, options):
     words, batch = f"--training.accumulation_steps 2 {options}", random_batch(tiny_config())

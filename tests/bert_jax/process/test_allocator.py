@@ -81,6 +81,7 @@ def test_variables_of_the_environment_indicate_an_accelerator(monkeypatch, envir
     assert accelerators.may_have_accelerator() is may
 
 
+@pytest.mark.slow
 def test_a_process_that_keeps_its_memory_has_fewer_page_faults():
     program = """
 import resource, sys
@@ -113,6 +114,7 @@ print(int(kept), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     assert found["return"] > 4 * pages
 
 
+@pytest.mark.slow
 def test_a_model_is_read_before_devices_start():
     """Threads of devices that start before the call keep their own memory."""
     program = """

@@ -35,6 +35,7 @@ def run(*words, **options):
     )  # fmt: skip
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "program", ["run_pretrain.py", "run_finetune.py", "bert_jax/commands/main.py", "bert_jax/commands/data.py"]
 )

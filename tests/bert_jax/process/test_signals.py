@@ -18,6 +18,7 @@ with StopRequest().at_once("later"), ends_at_once("gone", lambda seconds: print(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
 def test_a_signal_in_c_code(number, code):
     process = subprocess.Popen(

@@ -35,6 +35,7 @@ def run(stuck: str, before: str = "watchdog.beat('step 12')") -> tuple[int, floa
     return process.returncode, time.monotonic() - float(out.split()[1]), out, err
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "stuck",
     ["time.sleep(60)", "threading.Lock().acquire() and threading.Event().wait()", "[0 for _ in iter(int, 1)]"],

@@ -44,6 +44,7 @@ def plan(tmp_path, config_type, settings, **options):
     return start, build_config(config_type, [*read_settings(given).all, *start.settings])
 
 
+@pytest.mark.slow
 def test_a_pretrained_model_has_the_vectors_of_its_source(tmp_path):
     spec = source(tmp_path)
     start, _ = plan(tmp_path, PretrainConfig, {"data.shards": str(tmp_path / "shards"), "data.seq_length": "16"})

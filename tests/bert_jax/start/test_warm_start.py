@@ -64,6 +64,7 @@ def initial(start, config):
     return start.with_parameters(pretraining_spec(config, objective_of(config).model))
 
 
+@pytest.mark.slow
 def test_the_source_gives_model_vocabulary_and_parameters(tmp_path):
     params = save(tmp_path / "source")
     start, config = plan(tmp_path, settings={"model.hidden_dropout": "0", "optimizer.learning_rate": "1e-5"})
@@ -117,6 +118,7 @@ def test_what_changes_no_parameter_may_differ(tmp_path):
     assert (config.model.pooling, config.model.hidden_dropout) == ("mean", 0.3)
 
 
+@pytest.mark.slow
 def test_heads_that_are_not_there_start_fresh_and_others_are_left_out(tmp_path):
     save(tmp_path / "source", heads=HeadsConfig(pooler=True, sequence_labels=("no", "yes")))
     found = initial(*plan(tmp_path))
@@ -157,6 +159,7 @@ def test_added_words_grow_the_model_and_its_vocabulary(tmp_path):
         plan(tmp_path, add_words=path, settings={"data.vocab": grown})
 
 
+@pytest.mark.slow
 def test_rows_that_no_piece_has_are_used_first(tmp_path):
     save(tmp_path / "source", model=dataclasses.replace(MODEL, vocab_size=18))
     _, config = plan(tmp_path, add_words=str(write_words(tmp_path, "covid")))
@@ -195,6 +198,7 @@ def test_a_tokenizer_that_shards_cannot_be_made_with(tmp_path):
         plan(tmp_path)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("lower_case", "strip"), [(True, False), (False, True), (True, True), (False, None)])
 def test_accents_are_those_of_the_source(tmp_path, lower_case, strip):
     save(tmp_path / "source", config=TokenizerConfig(lower_case=lower_case, strip_accents=strip))
@@ -309,6 +313,7 @@ def test_a_checkpoint_goes_before_every_flag_and_needs_none(tmp_path):
 # ------------------------------------------------------------------ state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scan_layers", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_state_holds_what_was_loaded_and_draws_the_rest(scan_layers):
     mesh = make_mesh(MeshConfig(), jax.devices()[:2])

@@ -47,6 +47,7 @@ def test_the_row_with_least_space_is_filled():
         assert fill_rows(lengths, (32,), units) == by_definition(lengths, 32, units)
 
 
+@pytest.mark.slow
 def test_a_test_set_of_hundreds_of_thousands_takes_seconds():
     lengths = short_lengths(400_000).tolist()
     began = time.process_time()
@@ -77,6 +78,7 @@ def test_shapes_take_every_batch_and_waste_little(parts):
     choose_shape([3], shapes)  # what is left over at the end of an epoch
 
 
+@pytest.mark.slow
 def test_a_short_run_compiles_few_shapes():
     lengths = short_lengths()
     many = plan_shapes(lengths, 32, **OPTIONS | {"steps": 100_000})

@@ -52,6 +52,7 @@ def learned(source, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_it_learns_and_leaves_what_is_promised(learned):
     found = results(learned)
     assert found["dev"]["metrics"]["accuracy"]["value"] == 1.0 and found["dev"]["n"] == 21
@@ -94,6 +95,7 @@ def test_the_confusion_matrices(learned):
     assert "dev: confusion matrix" in page and "test: confusion matrix" in page
 
 
+@pytest.mark.slow
 def test_the_export_and_the_best_parameters_say_the_same(learned):
     predictions = [json.loads(line) for line in (learned / "predictions_dev.jsonl").read_text().splitlines()]
     texts = [record.text for record in SPLITS["dev"]]
@@ -105,6 +107,7 @@ def test_the_export_and_the_best_parameters_say_the_same(learned):
             assert abs(one["probabilities"]["1"] - other["probabilities"]["1"]) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -128,6 +131,7 @@ def test_a_stopped_run_resumes_bitwise(source, tmp_path, options):
     assert (whole / "predictions_dev.jsonl").read_bytes() == (parts / "predictions_dev.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_signal_between_two_dev_splits_leaves_the_whole_evaluation_to_be_made(source, tmp_path, monkeypatch):
     splits = {"train": SPLITS["train"], "one": SPLITS["dev"], "two": records(5, 8)}
     run(source, tmp_path / "whole", splits=splits)
@@ -184,6 +188,7 @@ def test_records_without_a_label_are_counted(source, tmp_path):
     assert module.FinetuneJob(config, SPLITS, (), start).resolved.notes == ("2 classes: 0 34, 1 36",)
 
 
+@pytest.mark.slow
 def test_packing_changes_no_prediction_and_no_step(source, tmp_path):
     """The same examples in rows of their own: the same dropout, losses and predictions but for rounding."""
     run(source, tmp_path / "packed")

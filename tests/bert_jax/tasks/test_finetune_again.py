@@ -48,6 +48,7 @@ def contents(workdir):
     return {path.name: path.read_bytes() for path in workdir.glob("*.json*")}
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_so_and_changes_nothing(source, workdir, capsys):
     before = contents(workdir)
     run(source, workdir)
@@ -89,6 +90,7 @@ def test_another_model_is_refused(source, workdir, tmp_path):
     run(tmp_path / "link", workdir)
 
 
+@pytest.mark.slow
 def test_a_finished_run_predicts_what_is_asked_of_it_later(source, workdir):
     before, test = contents(workdir), records(9, 5)
     run(source, workdir, splits={**SPLITS, "test": test}, tests=["test"])
@@ -136,6 +138,7 @@ def test_a_checkpoint_of_an_older_version_goes_on():
     assert restored == BestCheckpoint(step=3, metric="f1", split="a")
 
 
+@pytest.mark.slow
 def test_the_step_is_that_of_the_parameters(source, tmp_path, capsys):
     run(source, tmp_path / "w", f"{TIE} --training.restore_best false")
     capsys.readouterr()
@@ -167,6 +170,7 @@ def test_another_threshold_of_a_finished_run_predicts_again(source, tmp_path):
             assert [one["answer"] for one in found] == texts
 
 
+@pytest.mark.slow
 def test_a_split_that_is_not_asked_for_keeps_its_results(source, workdir):
     run(source, workdir, splits={**SPLITS, "test": records(9, 5)}, tests=["test"])
     before = contents(workdir)

@@ -28,6 +28,7 @@ from bert_jax.training.state import initial_state
 from bert_jax.training.step import loss_and_gradients
 
 
+@pytest.mark.slow
 def test_the_heads_of_pretraining_go_on_learning(tmp_path):
     """The task's classes are not the source's, but masked words are masked words."""
     source = saved_model(tmp_path / "model", HeadsConfig(pooler=True, mlm=True, nsp=True))
@@ -83,6 +84,7 @@ def test_frozen_parts_stay_as_they_are_and_cost_no_backward_pass(two_layers, tmp
     assert {name for name in moved if not name.startswith("mlm_head/")} == head and share < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -136,6 +138,7 @@ def test_the_loss_of_a_lower_layer_is_that_of_a_model_which_ends_there(two_layer
     assert losses[0] != pytest.approx(losses[1], rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_head", [True, False], ids=["head of GPT", "run of causal_lm"])
 def test_the_next_token_loss_is_its_formula(tmp_path, has_head):
     """Task + 0.5 * mean over the tokens that another of their sequence follows (Radford et al. 2018, 3.2)."""

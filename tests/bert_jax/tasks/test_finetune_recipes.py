@@ -73,6 +73,7 @@ def test_values_stand_in_the_order_of_the_schema(name):
         assert list(values) == [key for key in full[section] if key in values]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", RECIPES)
 def test_no_value_is_the_default(name):
     options = options_of(FinetuneConfig)

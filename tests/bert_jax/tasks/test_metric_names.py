@@ -68,6 +68,7 @@ def test_the_metrics_of_a_task(name):
     assert (first, set(others)) == EXPECTED[name] and len(others) == len(EXPECTED[name][1])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["classification", "regression", "qa"])
 def test_another_metric_is_refused_before_training(name):
     first, others = EXPECTED[name]
@@ -99,6 +100,7 @@ def test_a_record_is_scored_when_it_says_what_the_task_asks_for(kind):
         assert not TASKS[kind].is_labelled(Record(id="0", source="", **without))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "metric", "label", "is_defined"),
     [

@@ -42,6 +42,7 @@ def rates(step, scan=False, model=TWO_LAYERS, **options):
     return {name: np.unique(values).tolist() for name, values in to_canonical(full, TWO_LAYERS.vocab_size).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scan", [False, True])
 def test_layer_decay_of_each_parameter(scan):
     expected = {
@@ -148,6 +149,7 @@ def test_mixout_keeps_the_mean_and_0_is_off():
         assert abs(dropped.mean() - rate) < 0.05, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scan", [False, True])
 def test_mixout_leaves_drawn_matrices_alone(scan):
     """The top layer and the pooler are drawn: the start parameters are 0 there."""

@@ -16,6 +16,7 @@ CASES = [
 ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("family", "head"), CASES)
 def test_packed_rows_have_the_loss_and_gradients_of_single_rows(family, head):
     found = packed_families.difference(family, head)
@@ -31,6 +32,7 @@ def test_blocks_of_a_row_refuse_packed_rows():
         packed_families.make_job(model, "sequence")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sequence_ids", "position_ids"])
 def test_the_comparison_sees_a_leak(monkeypatch, name):
     """Tokens of a row that see each other, or positions that do not begin again, are no rounding."""

@@ -36,6 +36,7 @@ def pairs(count, seed):
 SPLITS = {"train": pairs(40, 1), "dev": pairs(9, 2)}
 
 
+@pytest.mark.slow
 def test_both_orders_are_read_and_added(tmp_path):
     config, start = configured(saved_model(tmp_path / "source"), tmp_path / "w", OPTIONS)
     job = FinetuneJob(config, SPLITS, (), start)
@@ -65,6 +66,7 @@ def test_predictions_do_not_depend_on_the_order(tmp_path):
     assert any("cannot state that the logits of both orders" in line for line in said)
 
 
+@pytest.mark.slow
 def test_models_without_settings_of_a_task_keep_their_order_in_an_export(tmp_path):
     heads = HeadsConfig(pooler=True, sequence_labels=("a", "b"), both_orders=True)
     spec = ModelSpec(model=tiny_model(40), heads=heads, tokenizer=TokenizerConfig())

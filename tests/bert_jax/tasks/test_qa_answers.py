@@ -183,6 +183,7 @@ def test_chinese_scoring_refuses_no_answer():
 # ------------------------------------------------------------------ speed, agreement
 
 
+@pytest.mark.slow
 def test_ten_thousand_questions_take_seconds():
     rng = np.random.default_rng(0)
     (window,), (length,) = windows(" ".join(rng.choice(list(LETTERS), 300)), max_length=384)
@@ -205,6 +206,7 @@ def loaded():
     return prepare(drawn(spec, 0.3, pieces))
 
 
+@pytest.mark.slow
 def test_predictions_of_a_saved_model_are_the_same(loaded):
     rng = np.random.default_rng(3)
     texts = [" ".join(f"w{i}x" for i in rng.integers(0, 40, n)) for n in (5, 97, 120, 600)]

@@ -134,6 +134,7 @@ def made_up(seed, count, chinese):
     return records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chinese", [False, True])
 def test_perfect_outputs_give_perfect_scores(chinese):
     task = make_task(

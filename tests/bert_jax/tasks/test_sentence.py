@@ -50,6 +50,7 @@ def texts(count, seed, negatives=0, label=None):
 LABELS = {"softmax": lambda i: "ab"[i % 2], "cosine": lambda i: str(i % 3 / 2)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss",
     [
@@ -83,6 +84,7 @@ def test_texts_that_training_has_no_use_for_are_not_seen():
     assert SentenceTask(config, TOKENIZER, classes).sequences_per_unit == 2
 
 
+@pytest.mark.slow
 def test_examples_may_differ_in_their_number_of_negatives(tmp_path):
     """As those that bert-jax mine writes; a triplet has exactly one."""
     records = [*texts(6, 0, 2), *texts(6, 1), *texts(6, 2, 1)]
@@ -185,6 +187,7 @@ def test_labelled_texts_of_other_splits_are_scored_as_triplets(loss, count):
     assert scores_of(task, found["dev"], predictions)[1] == count
 
 
+@pytest.mark.slow
 def test_pairs_of_many_classes_take_little_memory():
     records = labelled(6000, 3000)
     tracemalloc.start()
@@ -287,6 +290,7 @@ def test_a_pair_without_a_label_is_predicted_but_not_scored_among_others_that_ha
     ]
 
 
+@pytest.mark.slow
 def test_thousands_of_records_are_decoded_in_seconds():
     records = texts(4000, 0)
     task, vectors = task_of("negatives"), np.random.default_rng(0).normal(size=(4000, 2, 16)).astype(np.float32)
@@ -299,6 +303,7 @@ def test_thousands_of_records_are_decoded_in_seconds():
 # ------------------------------------------------------------------ vectors whose first values are trained too
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("loss", ["cosine", "cosent", "triplet", "negatives"])
 def test_the_loss_of_matryoshka_is_the_sum_of_those_of_all_widths(loss):
     texts_of_unit = 3 if loss == "triplet" else 2
@@ -320,6 +325,7 @@ def test_the_loss_of_matryoshka_is_the_sum_of_those_of_all_widths(loss):
     assert abs(expected - whole) > 0.1 * abs(whole)
 
 
+@pytest.mark.slow
 def test_matryoshka_is_scored_at_each_width(tmp_path):
     options = "--task.kind sentence --sentence.loss cosent --training.num_epochs 1 --sentence.matryoshka 8 2"
     splits = {"train": texts(16, 0, 0, LABELS["cosine"]), "dev": texts(12, 1, 0, LABELS["cosine"])}

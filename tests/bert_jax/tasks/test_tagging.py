@@ -175,6 +175,7 @@ def divided(task, output, batch):
     return {name: float(sums[name][0] / d) for name, d in denominators.items()}, sums
 
 
+@pytest.mark.slow
 def test_loss_is_the_mean_over_words_with_a_known_tag():
     task = task_of(max_length=24)
     _, records, batch, _, logits = random_batch(task)
@@ -214,6 +215,7 @@ def transitions(seed=5):
     return tuple(jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((5, 5), (5,), (5,)))
 
 
+@pytest.mark.slow
 def test_crf_of_packed_rows_is_that_of_each_chain_alone():
     task = task_of(max_length=24, tagging={"crf": True})
     units, _, batch, places, logits = random_batch(task)

@@ -29,6 +29,7 @@ LEARNERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "crf"), LEARNERS)
 def test_a_small_model_learns_by_heart(kind, crf):
     task = kind(

@@ -125,6 +125,7 @@ def worst_gradient(given: dict[str, np.ndarray], expected: dict[str, np.ndarray]
     )
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("name", "execution"), RUNS)
 def test_loss_and_gradients_equal_transformers(name: str, execution: str) -> None:
     """Of question answering: the softmax runs over the tokens of an input. In transformers it does so over padding
@@ -184,6 +185,7 @@ def assert_same(given, expected) -> None:
     assert worst <= SAME_BAR, where
 
 
+@pytest.mark.slow
 def test_accumulation_of_negatives_is_the_mean_over_microbatches() -> None:
     """Each microbatch is a batch of its own to this loss, and weighs as much as it has examples."""
     job, batch = job_and_batch("negatives")
@@ -196,12 +198,14 @@ def test_accumulation_of_negatives_is_the_mean_over_microbatches() -> None:
     assert_same(one_device("negatives", 2), (shares[0] * a + shares[1] * b, mean))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "accumulation"), MESHES)
 def test_mesh_and_microbatches_of_classes_equal_one_pass(sizes: tuple[int, int, int], accumulation: int) -> None:
     """Two microbatches need two rows of each part of the mesh."""
     assert_same(step(*job_and_batch("classification"), accumulation, sizes), one_device("classification", 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "accumulation"), MESHES)
 def test_mesh_of_negatives_equals_one_device(sizes: tuple[int, int, int], accumulation: int) -> None:
     """Every replica sees the texts of all as negatives."""

@@ -108,6 +108,7 @@ def wide_pieces() -> list[str]:
 EVERY = [pytest.param(lower_case, 1, marks=pytest.mark.slow) for lower_case in (True, False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lower_case", "step"), [(True, 7), *EVERY])
 def test_every_code_point_alone_after_and_before_a_letter(
     wide_pieces: list[str], lower_case: bool, step: int
@@ -207,6 +208,7 @@ def test_batches_equal_single_texts_when_the_cache_overflows(monkeypatch: pytest
     assert max(len(tokenizer._chunk_ids), len(tokenizer._word_ids)) <= 3
 
 
+@pytest.mark.slow
 def test_caches_hold_no_long_words() -> None:
     tokenizer = WordPieceTokenizer([*SPECIAL_PIECES, "a", "##a"], lower_case=True)
     tokenizer.encode_batch(["a" * 201, "ä" * 5000, "a" * 33, "a" * 32])

@@ -76,6 +76,7 @@ def files_of(workdir, step):
 DAMAGES = {"flip": flip, "truncate": truncate, "remove": lambda path: path.unlink()}
 
 
+@pytest.mark.slow
 def test_every_file_damaged_in_every_way_is_noticed(run, tmp_path):
     workdir = copy(run, tmp_path)
     folder = checkpoint_folder(workdir) / "6"
@@ -119,6 +120,7 @@ def test_a_damaged_file_makes_the_run_continue_from_the_checkpoint_before(run, t
     assert len(outcomes) == 3 * len(names) - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_payload_damage_is_noticed_without_the_checksum_file(run, tmp_path, every):
     """A killed run may lack the file list: the digest of the values must still find what it changes."""
@@ -139,6 +141,7 @@ def test_payload_damage_is_noticed_without_the_checksum_file(run, tmp_path, ever
     assert noticed >= 1
 
 
+@pytest.mark.slow
 def test_damage_in_padded_rows_is_cleared(run, tmp_path):
     """The digest is of canonical values, so it cannot see it."""
     sound = restore(run, read_only=True)[0]
@@ -196,6 +199,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "saved", [name if name == "fused, unpadded" else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
 )
@@ -221,6 +225,7 @@ def test_each_layout_restores_into_each(saved, tmp_path, run):
         assert tree_digest(restored.state, CONFIG.model.vocab_size) == reference.meta["digest"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [pytest.param((8, 1, 1), marks=pytest.mark.slow), (1, 2, 2)])
 def test_each_mesh_gives_the_same_digest(run, sizes):
     sizes, count = dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)), int(np.prod(sizes))
@@ -305,6 +310,7 @@ def test_what_is_saved_is_what_was_given(run, tmp_path):
     assert read_meta(checkpoint_folder(tmp_path / "w") / "6")["meter"] == {"sums": {}}
 
 
+@pytest.mark.slow
 def test_only_writes_of_a_save_are_kept_out_of_the_log_of_asyncio(tmp_path, caplog):
     """On a full disk many writes of one save fail, and nobody asks for the error of each."""
     (tmp_path / "w").mkdir()
@@ -323,6 +329,7 @@ def bytes_read():
     return int(Path("/proc/self/io").read_text().split("rchar: ")[1].split()[0])
 
 
+@pytest.mark.slow
 def test_parameters_are_read_alone(tmp_path):
     """At most 1.1 times their bytes, though the state holds four times as much."""
     from bert_jax.training.checkpoint.parameters import read_parameters

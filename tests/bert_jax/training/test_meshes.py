@@ -97,6 +97,7 @@ def test_mesh_equals_one_device(sizes, shard_optimizer, accumulation, vocab_size
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"] if FULL else ["lamb"])
 @pytest.mark.parametrize("sizes", MESHES if FULL else [(2, 2, 2), pytest.param((1, 1, 4), marks=pytest.mark.slow)])
@@ -108,6 +109,7 @@ def test_accumulation_on_a_mesh_equals_one_pass_on_one_device(sizes, optimizer, 
     )
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("mesh", "shares"),
     [

@@ -32,6 +32,7 @@ def start(*words: str):
     return state, tree_digest(state, config.model.vocab_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_padding_rows_begin_at_0(name):
     state, digest = start("--optimizer.name", name)
@@ -45,6 +46,7 @@ def test_padding_rows_begin_at_0(name):
         assert sums and all((values == 1).all() for values in sums)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_a_resumed_run_has_the_state_of_an_undisturbed_one(name, tmp_path):
     words = (

@@ -52,6 +52,7 @@ def state_of(workdir, config, **options):
     return restore_newest(workdir, config, mesh, objective_of(config, mesh).model, **options)
 
 
+@pytest.mark.slow
 def test_phases_in_tokens_change_base_length_and_rate_and_resume_bitwise(tmp_path):
     one, two, straight = (tmp_path / name for name in ("one", "two", "straight"))
     first = planned(one, FIRST)
@@ -81,6 +82,7 @@ def test_phases_in_tokens_change_base_length_and_rate_and_resume_bitwise(tmp_pat
     np.testing.assert_allclose(rates, exact, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_phase_with_another_first_step_is_refused(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     train_synthetic(tiny_config(AVERAGE, "--training.num_steps 4"), one)
@@ -106,6 +108,7 @@ def rolled(workdir, to):
     return workdir
 
 
+@pytest.mark.slow
 def test_moments_cross_the_border_of_phases(tmp_path):
     first = planned(tmp_path / "one", FIRST)
     train_synthetic(first, tmp_path / "one")
@@ -118,6 +121,7 @@ def test_moments_cross_the_border_of_phases(tmp_path):
     assert any(np.any(leaf) for leaf in jax.tree.leaves(carried.state.opt_state))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["tile", pytest.param("interpolate", marks=pytest.mark.slow)])
 def test_a_phase_extends_the_position_table_with_its_moments_and_average(tmp_path, how):
     first = tiny_config(AVERAGE, "--training.num_steps 4")
@@ -187,6 +191,7 @@ def test_a_phase_has_the_vocabulary_of_the_one_before(tmp_path, flag):
         plan_start(PretrainConfig, options, tmp_path / "two", [])
 
 
+@pytest.mark.slow
 def test_a_start_that_is_not_finite_is_refused(tmp_path, monkeypatch):
     config, name = tiny_config(AVERAGE), "embeddings/layer_norm/scale"
     scale = np.ones(config.model.embedding_width, np.float32)

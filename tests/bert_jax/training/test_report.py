@@ -113,6 +113,7 @@ def test_everything_there(tmp_path):
     assert "model FLOP utilization" not in text  # null throughout: no panel, no tile
 
 
+@pytest.mark.slow
 def test_again_without_data_gives_the_same(tmp_path):
     write_metrics(tmp_path, 30)
     write_report(tmp_path, DISPLAY, DATA)
@@ -124,6 +125,7 @@ def test_again_without_data_gives_the_same(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_short_runs(tmp_path, count):
     if count:
@@ -133,6 +135,7 @@ def test_short_runs(tmp_path, count):
     assert ("no metrics yet" in text) == (count == 0)
 
 
+@pytest.mark.slow
 def test_without_evaluation_and_sentence_pairs(tmp_path):
     write_metrics(tmp_path, 50, evaluations=False, nsp=False)
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -196,6 +199,7 @@ def test_format_value(name, value, text):
     assert format_value(name, value) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("classes", "names"), [(20, 20), (150, 38)])
 def test_confusion_matrices(tmp_path, classes, names):
     """Counts stand in the cells up to 20 classes, and not more than 40 names at a side."""

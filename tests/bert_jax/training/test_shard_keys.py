@@ -9,6 +9,7 @@ from jax.extend.random import threefry2x32_p
 from bert_jax.model.dropout import ShardKey, Site, dropout, random_words, replica_key, site_key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(12, 7), (12, 3, 5), (12, 2, 3, 4)])
 @pytest.mark.parametrize("replicas", [1, 2, 3, 12])
 def test_replicas_draw_their_rows_of_the_whole(shape, replicas):

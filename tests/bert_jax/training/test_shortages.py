@@ -66,6 +66,7 @@ def test_bytes_of_the_state_on_one_device():
     assert 0.45 * whole < device_bytes(abstract) < 0.7 * whole
 
 
+@pytest.mark.slow
 def test_a_state_beyond_any_memory(tmp_path):
     """The device's own words."""
     config = tiny_config("--model.intermediate_size 2147483647")

@@ -116,6 +116,7 @@ def test_what_is_gone_back_to():
     assert stop.value.code == 44 and stop.value.agreed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trouble", "left_out"),
     [

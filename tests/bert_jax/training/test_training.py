@@ -37,6 +37,7 @@ def assert_states_equal(first, second):
     jax.tree.map(np.testing.assert_array_equal, first.state, second.state)
 
 
+@pytest.mark.slow
 def test_same_run_twice_is_bitwise_equal(tmp_path):
     config = tiny()
     for name in ("a", "b"):
@@ -53,6 +54,7 @@ def test_another_seed_is_another_run(tmp_path):
     assert untimed(read_metrics(tmp_path / "a")) != untimed(read_metrics(tmp_path / "c"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 42), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 )
@@ -84,6 +86,7 @@ def test_a_callback_ends_the_run_like_its_last_step_and_the_rest_is_bitwise_the_
     assert [row for row in both if "split" not in row] == [row for row in whole if "split" not in row]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("fault", ["deleted", "emptied", "moved", "replaced"])
 def test_a_run_whose_workdir_disappears_ends_at_the_next_save(tmp_path, fault):
     config, workdir = tiny(), tmp_path / "w"
@@ -119,6 +122,7 @@ def test_a_complete_run_says_so_and_changes_nothing(tmp_path, capsys):
     assert (tmp_path / "w" / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_bad_step_changes_nothing_but_the_step(tmp_path):
     config = tiny("--training.num_steps 4", "--training.checkpoint_interval 1")
     source = SyntheticSource(config, poison=frozenset({2}))
@@ -146,6 +150,7 @@ def test_bad_steps_in_a_row_stop_with_code_44(tmp_path):
     json.loads((tmp_path / "w" / "metrics.jsonl").read_text().splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_new_phase_carries_step_moments_and_average_and_leaves_the_first_alone(tmp_path):
     first = tiny("--training.num_steps 10 --optimizer.decay_steps 20")
     train_synthetic(first, tmp_path / "one")
@@ -174,6 +179,7 @@ def test_a_new_phase_carries_step_moments_and_average_and_leaves_the_first_alone
     assert listing == {p: p.read_bytes() for p in (tmp_path / "one").rglob("*") if p.is_file()}
 
 
+@pytest.mark.slow
 def test_the_state_at_the_border_of_phases_is_bitwise_the_old_one(tmp_path):
     first = tiny("--training.num_steps 6 --optimizer.decay_steps 20")
     train_synthetic(first, tmp_path / "one")
@@ -192,6 +198,7 @@ def test_the_state_at_the_border_of_phases_is_bitwise_the_old_one(tmp_path):
     assert int(carried.state.step) == 6 and carried.state.opt_state is not None
 
 
+@pytest.mark.slow
 def test_resume_refuses_a_changed_model_and_shows_the_difference(tmp_path):
     train_synthetic(tiny("--training.num_steps 2"), tmp_path / "w")
     with pytest.raises(ValueError, match=r"model\.num_layers: 1 -> 2"):
@@ -201,6 +208,7 @@ def test_resume_refuses_a_changed_model_and_shows_the_difference(tmp_path):
     assert saved_steps(tmp_path / "w") == [2]
 
 
+@pytest.mark.slow
 def test_resume_refuses_another_prng_unless_allowed(tmp_path, capsys):
     train_synthetic(tiny("--training.num_steps 2"), tmp_path / "w")
     other = tiny("--training.num_steps 4 --execution.prng rbg --execution.scan_layers true")
@@ -228,6 +236,7 @@ def test_a_run_keeps_its_prng_unless_the_command_names_one(tmp_path):
     assert prng("w") == "hash"
 
 
+@pytest.mark.slow
 def test_resume_refuses_another_vocabulary(tmp_path):
     train_synthetic(tiny("--training.num_steps 2"), tmp_path / "w")
     metadata = tmp_path / "vocab.txt"
@@ -296,6 +305,7 @@ def test_a_phase_must_go_beyond_the_one_before(tmp_path):
     assert not (tmp_path / "two" / "config.yaml").exists()
 
 
+@pytest.mark.slow
 def test_refused_data_change_nothing_in_the_workdir(tmp_path):
     config = tiny("--training.num_steps 4")
     train_synthetic(config, tmp_path / "w")
@@ -311,6 +321,7 @@ def test_refused_data_change_nothing_in_the_workdir(tmp_path):
     assert before == {p: p.read_bytes() for p in (tmp_path / "w").rglob("*") if p.is_file()}
 
 
+@pytest.mark.slow
 def test_every_line_has_every_key(tmp_path):
     config = tiny("--training.num_steps 4 --data.next_sentence none")
     train_synthetic(config, tmp_path / "w", source=SyntheticSource(config, poison=frozenset({2, 3})))

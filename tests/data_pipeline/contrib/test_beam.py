@@ -205,6 +205,7 @@ def test_a_signal_ends_it_and_the_next_build_goes_on(place: Path, number: signal
     assert not (place / "beam" / "train").exists()
 
 
+@pytest.mark.slow
 def test_a_lost_result_is_noticed(place: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(beam_module._Jobs, "tokenize", lambda jobs, number: (0, 1))
     assert main(shards(place, place / "beam", "--runner", "beam")) == 2

@@ -215,6 +215,7 @@ def test_encoding(tmp_path: Path) -> None:
     assert found == documents
 
 
+@pytest.mark.slow
 def test_languages(tmp_path: Path) -> None:
     pytest.importorskip("py3langid", reason="needs the extra clean")
     documents = [

@@ -98,6 +98,7 @@ def test_beam_loses_a_result(
     assert tree(place / "beam") == expected(place)
 
 
+@pytest.mark.slow
 def test_sizes_of_jobs_do_not_matter(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With sets made again from the text, lines counted in many ranges, and a job per group."""
     files = expected(place)
@@ -176,6 +177,7 @@ def expected_of_changed(place: Path) -> dict[str, bytes]:
     return tree(place / "fresh")
 
 
+@pytest.mark.slow
 def test_an_object_store(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Text, unfinished files and output in fsspec's ``memory://``, which stands for ``gs://``."""
     monkeypatch.setattr("tempfile.tempdir", str(place))

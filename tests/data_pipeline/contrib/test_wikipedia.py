@@ -170,6 +170,7 @@ def test_every_revision_starts_anew(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ workers and kills
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_parts")
 def test_bytes_do_not_depend_on_workers(tmp_path: Path) -> None:
     dump = tmp_path / "dump.xml"

@@ -220,6 +220,7 @@ def test_random_markup_leaves_nothing_over() -> None:
     assert kept > 900
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "token", ["{{", "[[", "]]", "<ref>", "<math>", "<table>", "<!--", "(", "({{x}}", "[http:a", "{|\n"]
 )

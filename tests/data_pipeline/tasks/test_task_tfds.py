@@ -53,6 +53,7 @@ def data_dir(tmp_path_factory):
     return str(folder)
 
 
+@pytest.mark.slow
 def test_pairs_with_classes(data_dir):
     columns = ("text=sentence1", "text_pair=sentence2", "label=label", "id=idx")
     data = TaskDataConfig(

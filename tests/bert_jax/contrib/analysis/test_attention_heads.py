@@ -111,6 +111,7 @@ def call(files, capsys, *words, model="model", train="0.conllu", test="1.conllu"
     return code, captured.out.splitlines(), [line for line in captured.err.splitlines() if line.startswith("error")]
 
 
+@pytest.mark.slow
 def test_the_command(files, capsys, tmp_path):
     code, lines, _ = call(files, capsys)
     assert code == 0 and len(lines) == 3 and lines[0].startswith(ALL)
@@ -121,6 +122,7 @@ def test_the_command(files, capsys, tmp_path):
     assert {row["direction"] for row in rows} <= {"to head", "from head"}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("settings", "words", "message"),
     [

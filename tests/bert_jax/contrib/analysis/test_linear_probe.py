@@ -38,6 +38,7 @@ def test_logistic_regression_against_float64(decay):
     np.testing.assert_array_equal(fit_logistic(features, labels, 3, decay), weights)
 
 
+@pytest.mark.slow
 def test_the_weight_decay_is_chosen_on_held_out_sentences():
     rng = np.random.default_rng(1)
     features, labels = data(rng, 60, width=30)

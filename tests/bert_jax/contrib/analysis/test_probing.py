@@ -206,6 +206,7 @@ def test_labels_that_training_lacks_are_errors():
     assert probe._scores(np.array([0, 1]), None)["accuracy"].value == 0.5
 
 
+@pytest.mark.slow
 def test_a_control_task_has_the_weight_decay_of_the_task(loaded, files, monkeypatch):
     seen = []
 
@@ -274,6 +275,7 @@ def test_the_command(files, capsys, tmp_path):
     assert code == 0 and len(lines) == 4
 
 
+@pytest.mark.slow
 def test_word_vectors_have_one_layer(files, capsys):
     code, lines, _ = call(files, capsys, "--task", "pos", *treebank(files), model="vectors.txt")
     assert code == 0 and len(lines) == 3 and lines[2].startswith("embeddings ")
@@ -345,6 +347,7 @@ def test_mistakes_are_one_line_with_exit_code_2(files, capsys, tmp_path):
         assert code == 2 and not lines and len(errors) == 1 and message in errors[0], (words, errors)
 
 
+@pytest.mark.slow
 def test_models_that_probe_cannot_read(files, capsys, tmp_path):
     words = ("--task", "pos", *treebank(files))
     code, _, errors = call(tmp_path, capsys, *words, model="none")

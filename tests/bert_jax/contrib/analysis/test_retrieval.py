@@ -52,6 +52,7 @@ def files(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_command(files, capsys):
     words = ["search", "--model", str(files / "bi"), "--corpus", str(files / "texts.txt"), "w1 w2", "--top", "3"]
     assert main([*words, "--rerank", str(files / "cross"), "--candidates", "5"]) == 0
@@ -91,6 +92,7 @@ def test_what_is_refused(files, capsys, tmp_path):
 PAIRS = [("w1 w2", "w1 w3"), ("w1 w2", "w2 w4"), ("w5", "w5 w6"), ("w7 w8 w9", "w1 w3")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("corpus", [None, ["w1 w2", "w5", "w1 w3", *random_texts(20, 5, seed=3), "w2 w4", "w1 w2"]])
 @pytest.mark.parametrize("margin", [0.0, 0.05])
 def test_negatives_are_near_but_no_answers(corpus, margin):
@@ -116,6 +118,7 @@ def test_negatives_are_near_but_no_answers(corpus, margin):
     assert max(counts) > 3 or corpus is None
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_fine_tuning_reads(files, capsys):
     pairs, out = files / "pairs.jsonl", files / "mined.jsonl"
     pairs.write_text("".join(json.dumps({"text": a, "text_pair": b}) + "\n" for a, b in PAIRS))

@@ -136,6 +136,7 @@ def test_anisotropy(rng, monkeypatch):
         anisotropy(vectors[:1])
 
 
+@pytest.mark.slow
 def test_anisotropy_by_frequency(rng):
     table, counts = rng.normal(1, 1, (5100, 4)), rng.permutation(5100) * 3
     by_rank = table[np.argsort(-counts)][:-1]  # one piece does not occur

@@ -148,6 +148,7 @@ def command(capsys, *words):
     return code, [json.loads(line) for line in printed.out.splitlines()], (printed.err.splitlines() or [""])[-1]
 
 
+@pytest.mark.slow
 def test_the_commands_find_what_exact_search_finds(files, capsys):
     options = ["--model", files / "model", "--width", 10]
     embed = ["embed", *options, "--input", files / "corpus.jsonl", "--prompt", "w5 "]

@@ -44,6 +44,7 @@ def test_words_of_a_text():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "first"])
 def test_vectors_of_words_are_those_of_their_pieces(loaded, words, pooling):
     texts = [" ".join(words[:7]), f"{words[0]}x {words[1]}xy, {words[2]}"]
@@ -101,6 +102,7 @@ def test_neighbors_in_a_corpus_are_those_of_brute_force(loaded, words):
     assert np.allclose([one.score for one in found], [row[0] for row in expected], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_neighbors_in_the_vocabulary_are_words_alone(loaded, words):
     text = f"{words[1]} {words[0]}"
     (query,) = word_neighbors.find_occurrences(loaded, [words[0]], text, -1)
@@ -111,6 +113,7 @@ def test_neighbors_in_the_vocabulary_are_words_alone(loaded, words):
     assert [one.word for one in found] == [names[i] for i in order]
 
 
+@pytest.mark.slow
 def test_command_writes_text_and_json_lines(folder, words, tmp_path, capsys):
     text = f"{words[1]} {words[0]}"
     assert main(["neighbors", words[0], "--model", folder, "--top", "2"]) == 0

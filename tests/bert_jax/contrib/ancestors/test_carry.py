@@ -86,6 +86,7 @@ def carried(objective, params, batches):
     return outputs
 
 
+@pytest.mark.slow
 def test_two_batches_are_one_of_twice_the_length():
     """Except in row 0, whose padding ends its text."""
     objective = objective_of(tiny_config(SYSTEMS["lstm"]))
@@ -155,6 +156,7 @@ def test_gradients_stop_between_batches():
     assert distances[0] < 1e-6 < 1e-4 < distances[1]
 
 
+@pytest.mark.slow
 def test_both_directions_of_elmo_carry():
     """The backward direction has read the previous batch as if it followed, as in bilm-tf."""
     objective = objective_of(tiny_config(SYSTEMS["elmo"]))

@@ -74,6 +74,7 @@ def test_predictions_of_packed_rows_are_those_of_single_texts(weights):
     assert np.abs(one - many[2]).max() < 1e-6
 
 
+@pytest.mark.cases(1)
 def test_hidden_states_begin_with_the_embeddings(weights):
     loaded = prepare(weights)
     states = loaded.forward({"input_ids": np.array([[5, 6, 7]])}, hidden_states=True)["hidden_states"]
@@ -126,6 +127,7 @@ def test_tokens_with_kept_states_are_those_of_whole_rows(name, tmp_path):
     assert len({tuple(ids) for ids, _ in rows}) == 2
 
 
+@pytest.mark.slow
 def test_layers_of_elmo_are_mixed_with_its_embeddings():
     config = tiny_config(ELMO)
     heads = HeadsConfig(token_labels=("a", "b"), features="weighted_with_embeddings")
@@ -176,6 +178,7 @@ def test_elmo_does_not_read_the_neighbor_sequence_of_a_row():
     assert np.array_equal(packed[:2], second[:2]) and not np.array_equal(packed[2:], second[2:])
 
 
+@pytest.mark.slow
 def test_the_directions_drop_other_weights():
     config = tiny_config(
         ELMO, "--model.lstm_weight_dropout 0.5 --model.hidden_dropout 0 --model.attention_dropout 0"

@@ -110,6 +110,7 @@ def test_damaged_files_of_vectors(name, content, message, tmp_path):
         read_weights(tmp_path / name)
 
 
+@pytest.mark.slow
 def test_word2vec_refuses_a_transformer_and_a_model_without_words(tmp_path):
     write_saved(tmp_path / "bert", make_weights())
     with pytest.raises(ValueError, match=r"^word2vec: model.encoder: transformer is not supported"):
@@ -245,6 +246,7 @@ def hostile_group(h5py, file, other):
     file.create_group("CNN_proj/b_proj")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("change", "message"), [
     (hostile_link, "char_embed is not an array of this file"),
     (hostile_group, "CNN_proj/b_proj is not an array of this file"),
@@ -263,6 +265,7 @@ def test_arrays_that_are_not_what_they_should_be(change, message, tmp_path):
         read_weights(tmp_path / "out")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("part", "key", "value", "message"), [
     ("lstm", "n_layers", 1 << 30, "sizes up to 65,536"),
     ("lstm", "dim", 60_000, "describes arrays of [0-9,]+ bytes, but the file has"),
@@ -292,6 +295,7 @@ def test_weights_outside_the_folder_are_refused(tmp_path):
         read_weights(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_missing_and_damaged_files_of_allennlp(tmp_path):
     pytest.importorskip("h5py")
     write_saved(tmp_path / "saved", elmo())

@@ -78,6 +78,7 @@ def test_losses_and_gradients_are_those_of_torch(name: str):
         assert np.abs(theirs).max() > 1e-4, key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_states_are_those_of_torch(name: str):
     # The layers of lstm and nnlm have other widths than their inputs, so only the last states are an output.

@@ -89,6 +89,7 @@ def test_gradient_of_skip_gram_is_that_of_each_pair_in_float64(key):
         assert np.abs(np.asarray(ours[name]) - theirs).max() < 1e-6 * np.abs(theirs).max()
 
 
+@pytest.mark.slow
 def test_gradient_of_cbow_is_that_of_word2vec_in_float64():
     objective, params, batch = prepared("cbow", "--objective.window 3")
     windows, pairs = pairs_of(objective, batch, None)
@@ -130,6 +131,7 @@ def test_frequent_words_are_dropped_and_leave_no_gap():
     assert all((row[:length] > 0).all() for row, length in zip(windows.sequence_ids_BxS, lengths, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [0.75, 0.0])
 def test_negatives_are_drawn_in_proportion_to_a_power_of_the_counts(power):
     objective, _, batch = prepared("skip_gram", f"--objective.noise_power {power} --objective.negatives 2")
@@ -141,6 +143,7 @@ def test_negatives_are_drawn_in_proportion_to_a_power_of_the_counts(power):
     assert np.abs(found - shares).max() < 5 * np.sqrt(shares.max() / len(drawn))
 
 
+@pytest.mark.slow
 def test_words_that_do_not_occur_are_no_negatives():
     objective, _, batch = prepared("cbow", "--objective.noise_power 0")
     counts = np.zeros(211, np.int64)
@@ -158,6 +161,7 @@ def test_a_batch_holds_negatives_that_are_contexts():
     assert any(windows.ids_BxS[row, i] in windows.negatives_BxN[row] for row, i, _ in pairs)
 
 
+@pytest.mark.slow
 def test_padding_and_blank_rows_draw_no_entries_of_glove():
     config = tiny_config(OPTIONS, "--objective.name glove")
     objective, batch = objective_of(config), random_batch(config, rows=4)

@@ -35,6 +35,7 @@ def expected(model, masked, word, count):
     return [piece for piece, _ in best if piece in {*WORDS, "un"} and piece != word][:count]
 
 
+@pytest.mark.slow
 def test_words_are_those_that_the_model_expects_and_nothing_else_changes(model):
     options = Replacement(copies=200, share=0.5, candidates=4)
     found = [one["text"] for one in augment(model, [(TEXT,)], options)]
@@ -52,6 +53,7 @@ def test_words_are_those_that_the_model_expects_and_nothing_else_changes(model):
     assert all(one.endswith(", unknown 7 plums.") for one in found)
 
 
+@pytest.mark.slow
 def test_the_share_of_the_words_is_replaced_and_draws_depend_on_the_seed_alone(model):
     texts = [("the apple eats a red fig",)] * 40
     found = [one["text"].split() for one in augment(model, texts, Replacement(copies=10, share=0.3))]
@@ -66,6 +68,7 @@ def test_the_share_of_the_words_is_replaced_and_draws_depend_on_the_seed_alone(m
     assert all(one in found for one in few)
 
 
+@pytest.mark.slow
 def test_pairs_other_scripts_and_texts_without_words(model):
     (pair, *_) = augment(model, [("the apple", "a हिन्दी")], Replacement(copies=3, share=1.0))
     first, second = pair["text"], pair["text_pair"]

@@ -188,6 +188,7 @@ def test_attention_of_networks_with_pruned_heads(count):
     np.testing.assert_allclose(sums["attention_loss"][0], expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_last_hidden_states_without_a_projection():
     config = tiny_config(OPTIONS, PRESETS["distilbert"], f"--model.hidden_size {WIDTH}")
     objective, params_t = taught(config)
@@ -326,6 +327,7 @@ def save(folder, vocab_size=40, seed=0, pieces=None):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_teacher(tmp_path):
     workdir = tmp_path / "run"
     workdir.mkdir()
@@ -346,6 +348,7 @@ def test_a_run_keeps_its_teacher(tmp_path):
         check_vocabulary(found, other, tmp_path / "vocab.txt")
 
 
+@pytest.mark.slow
 def test_a_teacher_whose_files_contradict_each_other(tmp_path):
     folder, workdir = make_folder(tmp_path / "hf", config={"vocab_size": 7}), tmp_path / "run"
     with pytest.raises(ValueError, match=r"set --allow_mismatch"):

@@ -89,6 +89,7 @@ def value(function, student, teacher):
     return total / weight
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("case", CASES)
 def test_equals_torch(case):
     student, teacher, function = CASES[case]
@@ -101,6 +102,7 @@ def test_equals_torch(case):
     assert not np.any(of_teacher)  # exactly 0
 
 
+@pytest.mark.slow
 def test_a_student_that_is_its_teacher_has_no_loss():
     for case in ("soft", "cosine", "squared", "relations"):
         _, teacher, function = CASES[case]
@@ -109,6 +111,7 @@ def test_a_student_that_is_its_teacher_has_no_loss():
     assert float(score_loss("x", both, both, IDS)["x_loss"][0]) == 0
 
 
+@pytest.mark.slow
 def test_pieces_that_pad_the_vocabulary_count_nothing():
     student, teacher = GIVEN["student_logits"], GIVEN["teacher_logits"]
     padded = [np.pad(x, [(0, 0), (0, 0), (0, 5)], constant_values=-np.inf) for x in (student, teacher)]
@@ -119,6 +122,7 @@ def test_pieces_that_pad_the_vocabulary_count_nothing():
     np.testing.assert_allclose(gradient[..., :-5], RECORDED["soft/gradient"], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing():
     for case, (student, teacher, function) in CASES.items():
         if student == "student_logits":

@@ -198,6 +198,7 @@ def test_the_command_prints_what_exits_cost_and_give(loaded, saved, tmp_path, ca
     assert rows[0].split()[:3] == ["all", "4.00", "1.00"] and rows[2].split()[1:3] == ["1.00", "0.25"]
 
 
+@pytest.mark.slow
 def test_default_thresholds_are_shares_of_the_greatest_entropy(loaded, tmp_path):
     points = exit_curve(loaded, [str(examples(tmp_path / "dev.jsonl"))])
     expected = np.log(3) * np.array([0.05, 0.1, 0.2, 0.4, 0.8])

@@ -100,6 +100,7 @@ def test_the_program_in_8_bits_has_a_whole_factor(is_static, tmp_path):
     assert all(value < 0.6 for value in check_onnx(tmp_path, smaller, ((1, 1), (3, 17))).values())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "sizes, rank, message",
     [

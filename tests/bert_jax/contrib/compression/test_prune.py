@@ -242,6 +242,7 @@ def test_magnitude_finds_the_large_parts(tmp_path):
     assert model.has_equal_layers
 
 
+@pytest.mark.slow
 def test_movement_is_the_growth_of_the_squared_norm(tmp_path):
     weights = make_weights()
     rng = np.random.default_rng(5)
@@ -269,6 +270,7 @@ def test_movement_is_the_growth_of_the_squared_norm(tmp_path):
     np.testing.assert_array_equal(kernel, np.delete(weights.params[name], 5, 0))
 
 
+@pytest.mark.slow
 def test_a_difference_is_found_before_anything_is_saved(tmp_path, capsys, monkeypatch):
     source = save(tmp_path / "whole", make_weights())
 

@@ -64,6 +64,7 @@ def test_outputs_are_those_of_the_whole_model(tmp_path, corpus, capsys):
     assert f"{len(kept)} of {len(kept)} pieces are kept" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_all_texts_of_an_object_count(tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     entries = [
@@ -79,6 +80,7 @@ def test_all_texts_of_an_object_count(tmp_path):
     assert {word for word in words(40) if word[0] == "w"} & kept == {f"w{i}" for i in range(1, 10)}
 
 
+@pytest.mark.slow
 def test_every_array_of_pieces_is_cut(tmp_path, corpus):
     """Factorized embeddings, an output layer of its own, and an id in the description."""
     sizes = {"embedding_size": 8, "tied_output": False, "separator_id": PIECES.index("[SEP]")}

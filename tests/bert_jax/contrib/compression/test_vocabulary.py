@@ -127,6 +127,7 @@ KINDS = {
 }  # fmt: skip
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_keep_their_pieces(kind):
     make, settings = KINDS[kind]

@@ -142,6 +142,7 @@ def test_sentence_pairs_and_triplets(tmp_path, field, metric):
         assert compare(a, b).metric == "mrr" and compare(a, b).value_a == pytest.approx((21 + 19 / 3) / 40)
 
 
+@pytest.mark.slow
 def test_sentence_values_and_choices_and_several_labels(tmp_path):
     lines = [{"id": str(i), "gold": f"{i}.0", "cosine": i / 10} for i in range(6)]
     a = workdir(tmp_path / "a", "--task.kind sentence --sentence.loss cosine", lines)

@@ -68,6 +68,7 @@ def rows(path):
     return found
 
 
+@pytest.mark.slow
 def test_all_eleven_files(runs, tmp_path, capsys):
     assert cli.main(["submission", *map(str, runs.values()), "--output", str(tmp_path / "glue")]) == 0
     said = capsys.readouterr().out.splitlines()

@@ -150,6 +150,7 @@ def test_a_metric_that_should_be_low(tmp_path):
     assert "| **0.4350** | 0.0071 | 0.4300 |" in lines[5] and "(0.4300)" in lines[-1]
 
 
+@pytest.mark.slow
 def test_a_folder_holds_one_sweep_and_more_of_it(tmp_path):
     swept(tmp_path, Trainer())
     more = Trainer()

@@ -57,6 +57,7 @@ def test_greedy_tokens_are_those_of_transformers(gpt2, recorded):
     assert not any(ended for _, ended in rows)
 
 
+@pytest.mark.slow
 def test_a_row_ends_before_the_end_token_and_others_go_on(gpt2, recorded):
     tokens = recorded["tokens"][:, :40].tolist()
     end = next(token for token in tokens[0][5:] if 0 < sum(token in row for row in tokens) < len(tokens))
@@ -117,6 +118,7 @@ class TestDraws:
             gpt2, given, max_new_tokens=12, sampling=Sampling(**settings), first=first
         )]  # fmt: skip
 
+    @pytest.mark.slow
     def test_depend_on_the_seed_and_the_number_of_the_text_only(self, gpt2):
         given = prompts()
         rows = self.run(gpt2, given, temperature=1.0, seed=3)
@@ -131,6 +133,7 @@ class TestDraws:
         assert self.run(gpt2, prompts(), temperature=2.0, top_k=1, seed=5) == greedy
         assert self.run(gpt2, prompts(), temperature=2.0, top_p=1e-6, seed=5) == greedy
 
+    @pytest.mark.slow
     def test_have_the_probabilities_of_the_filtered_logits(self, gpt2):
         count = 400
         rows = [ids[0] for ids, _ in generate_ids(
@@ -150,6 +153,7 @@ class TestDraws:
 
 
 class TestTexts:
+    @pytest.mark.slow
     def test_batches_and_padding_do_not_change_a_continuation(self):
         loaded = causal()
         texts = ["w1 w2 w3 w4 w5 w6 w7", "w3", "", "w9 w9", "w20 w21 w3 w4 w1"]
@@ -161,6 +165,7 @@ class TestTexts:
             assert all(len(row.ids) == 9 or row.ended for row in alone)
             assert alone[0].text == loaded.tokenizer.decode(alone[0].ids)
 
+    @pytest.mark.slow
     def test_the_most_probable_token_follows_the_framed_text_without_its_separator(self):
         loaded = causal()
         tokenizer = loaded.tokenizer

@@ -98,6 +98,7 @@ def test_gradients_travel_over_the_links_of_the_boards(devices):
 CONFIG = "--data.corpus none --data.seq_length 128 --execution.dtype bfloat16 --training.global_batch_size 64"
 
 
+@pytest.mark.slow
 def test_without_the_compiler_a_plan_is_arithmetic_and_says_so(monkeypatch):
     monkeypatch.setattr("bert_jax.contrib.planner.plan.can_compile", lambda: False)
     config, topology = load_config(PretrainConfig, CONFIG.split()), parse_topology("h100:8")
@@ -121,6 +122,7 @@ def test_a_step_is_compiled_for_boards_that_are_not_here():
     assert any(line.startswith("A lower bound") for line in plan_lines(plan, ""))
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_jax_to_the_cpu_even_after_its_import():
     """JAX gives its CUDA compiler up when it looks for a GPU first and finds none."""
     program = (

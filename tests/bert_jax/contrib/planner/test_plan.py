@@ -115,6 +115,7 @@ def test_parameter_count_is_the_models(model):
     assert device_bytes(state.params) == 4 * parameter_count(config)
 
 
+@pytest.mark.slow
 def test_state_of_a_large_model_under_fsdp_and_zero_1():
     """Bytes per device are the arithmetic's: three float32 copies, cut over 8 devices where they may be."""
     copy = 4 * parameter_count(PretrainConfig(model=LARGE))
@@ -175,6 +176,7 @@ def test_gpu_plan_adds_up():
     assert plan.shares["communication"] * plan.predicted_step_seconds == pytest.approx(plan.communication_seconds)
 
 
+@pytest.mark.slow
 def test_gpu_plan_knows_what_costs():
     """Faster boards, fewer hosts, bfloat16 and less recomputation are faster; no product beats the peak."""
 

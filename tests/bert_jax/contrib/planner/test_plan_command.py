@@ -26,6 +26,7 @@ def run(capsys, *words):
     return code, *capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_text_and_json_say_the_same(capsys):
     words = ("--config", str(CONFIGS / "bert_large.yaml"), "--topology", "h100:8", "--price_per_chip_hour", "2")
     code, text, _ = run(capsys, *words)
@@ -43,6 +44,7 @@ def test_documented_fields_are_those_of_the_json(capsys):
     assert not missing
 
 
+@pytest.mark.slow
 def test_search_writes_a_recipe_that_loads(capsys, tmp_path):
     file = tmp_path / "best.yaml"
     words = ("--config", str(CONFIGS / "bert_large.yaml"), "--topology", "h100:8", "--search")
@@ -58,6 +60,7 @@ def test_search_writes_a_recipe_that_loads(capsys, tmp_path):
     assert make_plan(config, parse_topology("h100:8"), Asked()).fits
 
 
+@pytest.mark.slow
 def test_show_sharding_of_any_number_of_devices(capsys):
     words = (
         "--config",

@@ -81,6 +81,7 @@ def plan(folder: Path, *words: str, config_type: type = FinetuneConfig) -> Start
     return plan_start(config_type, options, folder.parent / "run", read_settings(words).all)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("name", "spare"), [("gpt2", 0), ("gpt2", 7), ("openai_gpt", 0), ("openai_gpt", 2)])
 def test_texts_and_pairs_are_framed(tmp_path: Path, name: str, spare: int) -> None:
     source = save(tmp_path / "source", name, spare)
@@ -148,6 +149,7 @@ def test_what_has_a_frame_is_refused(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_every_word_of_a_text_without_a_frame_gets_a_tag(tmp_path: Path) -> None:
     source = save(tmp_path / "source", "gpt2")
     heads = HeadsConfig(token_labels=("O", "B-X"), dropout=0.0)

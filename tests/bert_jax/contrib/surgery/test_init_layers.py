@@ -60,11 +60,13 @@ def test_layers_are_taken_in_order_and_may_repeat(tmp_path):
     assert all(np.array_equal(params[name], whole[name]) for name in others) and "mlm_head/output_bias" in others
 
 
+@pytest.mark.slow
 def test_each_layer_keeps_its_window(tmp_path):
     save(tmp_path / "source", attention_windows=(0, 4, 8))
     assert start(tmp_path, (3, 2)).weights.spec.model.layer_windows == (0, 8)
 
 
+@pytest.mark.slow
 def test_each_layer_of_a_pruned_model_keeps_its_size(tmp_path):
     whole = save(tmp_path / "source", layer_heads=(1, 2, 1, 2), layer_units=(5, 6, 7, 8))
     found = start(tmp_path, (1, 0, 3))
@@ -74,6 +76,7 @@ def test_each_layer_of_a_pruned_model_keeps_its_size(tmp_path):
     assert np.array_equal(found.weights.params[name.format(2)], whole.params[name.format(3)])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("changes", "layers", "message"),
     [

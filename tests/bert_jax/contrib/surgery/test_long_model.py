@@ -129,6 +129,7 @@ def test_positions_repeat_and_global_projections_are_copies(tmp_path: Path, fami
     np.testing.assert_array_equal(params[name], source.params["encoder/layer_2/attention/key/kernel"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_a_converted_model_is_a_longformer_folder(tmp_path: Path, family: str) -> None:
     save(tmp_path / "source", family)

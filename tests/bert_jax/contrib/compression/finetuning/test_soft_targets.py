@@ -5,11 +5,13 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from bert_jax.contrib.compression.finetuning.kinds import fitted_vectors, tag_logits
 from bert_jax.model import BertOutput
 
 
+@pytest.mark.slow
 def test_marginal_probabilities_of_a_chain_are_those_of_all_paths():
     rng = np.random.default_rng(0)
     emissions, (transitions, start, end) = rng.normal(size=(5, 3)), (rng.normal(size=s) for s in ((3, 3), 3, 3))

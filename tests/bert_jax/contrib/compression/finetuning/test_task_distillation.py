@@ -237,6 +237,7 @@ def test_a_teacher_may_have_another_vocabulary(kind, tmp_path):
             assert best == [token["label"] for token in predicted[unit.record]["tokens"]]
 
 
+@pytest.mark.slow
 def test_texts_without_labels_have_no_loss_but_that_of_the_teacher(tmp_path):
     teacher = teacher_folder(tmp_path / "t", "classification")
     more = [record(i, f"{text} w9 w9") for i, text in enumerate(TEXTS)]
@@ -346,6 +347,7 @@ BAD = {
 }  # fmt: skip
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("case", BAD)
 def test_a_model_that_cannot_teach_is_told(case, two_layers, tmp_path):
     kind, taught, changes, options, message = BAD[case]
@@ -354,6 +356,7 @@ def test_a_model_that_cannot_teach_is_told(case, two_layers, tmp_path):
         job_of(tmp_path, kind, teaching_of(tmp_path, teacher), options, source=two_layers)
 
 
+@pytest.mark.slow
 def test_options_without_their_meaning_are_told(two_layers, tmp_path):
     kind, texts = "classification", KINDS["classification"][0]
     teacher = teacher_folder(tmp_path / "t", kind)
