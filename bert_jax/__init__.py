@@ -12,6 +12,7 @@ TYPE_CHECKING = False  # typing takes longer to import than the rest of this fil
 if TYPE_CHECKING:
     from typing import Any
 
+    from bert_jax.commands.estimators import TextClassifier, TextRegressor
     from bert_jax.commands.from_python import finetune, pretrain
     from bert_jax.commands.trained import FinetuneRun, PretrainRun
     from bert_jax.inference.loaded import LoadedModel, load
@@ -22,11 +23,15 @@ _MODULES = {
     "FinetuneRun": "bert_jax.commands.trained",
     "LoadedModel": "bert_jax.inference.loaded",
     "PretrainRun": "bert_jax.commands.trained",
+    "TextClassifier": "bert_jax.commands.estimators",
+    "TextRegressor": "bert_jax.commands.estimators",
     "finetune": "bert_jax.commands.from_python",
     "load": "bert_jax.inference.loaded",
     "pretrain": "bert_jax.commands.from_python",
 }
-__all__ = ["FinetuneRun", "LoadedModel", "PretrainRun", "finetune", "load", "pretrain"]
+__all__ = [
+    "FinetuneRun", "LoadedModel", "PretrainRun", "TextClassifier", "TextRegressor", "finetune", "load", "pretrain",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> "Any":
