@@ -95,10 +95,10 @@ def unsupported(spec: ModelSpec) -> list[str]:
     spec = _encoder(spec)
     if problems := config_json.unsupported(spec, "gguf"):
         return problems
-    again = function_of(_network(_network_values(spec), spec.model.vocab_size, "gguf").model)
+    again = function_of(_network(_network_values(spec), spec.model.vocab_size, "gguf").model, spec.heads)
     return [
         f"model.{field}: {getattr(spec.model, field)} is not supported by gguf (supported: {again.get(field)})"
-        for field, value in function_of(spec.model).items()
+        for field, value in function_of(spec.model, spec.heads).items()
         if value != again.get(field)
     ]
 
