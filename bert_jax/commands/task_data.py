@@ -189,7 +189,9 @@ def _rows(data: Any, features: Mapping[str, Any], columns: "Columns") -> Iterato
             else:
                 yield place, {name: reader(features.get(name))(value) for name, value in fields.items()}
     else:
-        raise ValueError(f"{split}: {type(data).__name__} is not allowed; give {_FORMS[kind]}, a frame, or a file")
+        share = ", a share such as 0.1" if split == "dev" else ""
+        others = f"a frame{share}, or a file"
+        raise ValueError(f"{split}: {type(data).__name__} is not allowed; give {_FORMS[kind]}, {others}")
 
 
 def _by_role(rows: Iterable[_Row], columns: "Columns") -> Iterator[_Row]:

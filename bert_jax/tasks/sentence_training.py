@@ -46,7 +46,12 @@ class SentenceTraining(ABC):
         loss, source = self.options.loss, record.source
         if record.label is None and (self.pairs_from_classes or self.label_type is not None):
             option = "sentence.pairs_from_classes" if self.pairs_from_classes else f"sentence.loss {loss}"
-            raise ValueError(f"{source}: no label; {option} requires one; check data.columns (role label)")
+            advice = "check data.columns (role label)"
+            if record.text_pair is not None and not self.pairs_from_classes:
+                advice += ", or set sentence.loss negatives, which needs none"
+            if record.negatives:
+                advice += f"; {record.negatives[0][:40]!r} was read as a negative"
+            raise ValueError(f"{source}: no label; {option} requires one; {advice}")
         if self.pairs_from_classes:
             return
         if record.text_pair is None:

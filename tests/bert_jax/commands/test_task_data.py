@@ -552,3 +552,10 @@ def test_fractions_outside_of_0_and_1(fraction):
 def test_too_few_records(labels):
     with pytest.raises(ValueError, match=rf"dev=0.1: {len(labels)} training records are too few"):
         split_off(made(labels), 0.1, 0, "classification")
+
+
+def test_a_share_for_dev_is_named():
+    with pytest.raises(
+        ValueError, match=r"dev: int is not allowed; give .*, a frame, a share such as 0.1, or a file"
+    ):
+        records(1, "classification", split="dev")

@@ -84,6 +84,17 @@ def test_texts_that_training_has_no_use_for_are_not_seen():
     assert SentenceTask(config, TOKENIZER, classes).sequences_per_unit == 2
 
 
+def test_a_missing_label_names_the_loss_without_labels():
+    (record,) = texts(1, 0, negatives=1)
+    message = (
+        "file:1: no label; sentence.loss softmax requires one; check data.columns (role label), or set "
+        f"sentence.loss negatives, which needs none; {record.negatives[0]!r} was read as a negative"
+    )
+    with pytest.raises(ValueError) as caught:
+        SentenceTask.from_data(task_of("softmax").config, {"train": [record]})
+    assert str(caught.value) == message
+
+
 @pytest.mark.slow
 def test_examples_may_differ_in_their_number_of_negatives(tmp_path):
     """As those that bert-jax mine writes; a triplet has exactly one."""
