@@ -369,7 +369,8 @@ class TrainingConfig(Section, prefix="training."):
     watchdog_seconds: AtLeast0[float] = 600.0
     # First and last step that the profiler traces; empty: none.
     profile_steps: tuple[int, ...] = ()
-    # Folder of compiled programs that later starts reuse; empty: WORKDIR/compilation_cache; none: off.
+    # Folder of compiled programs that later starts reuse; none: off; empty: that of JAX_COMPILATION_CACHE_DIR, else
+    # ~/.cache/bert_jax/programs, or WORKDIR/compilation_cache of several processes and of a URL.
     compilation_cache: str = ""
 
     def __post_init__(self) -> None:

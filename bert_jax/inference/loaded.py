@@ -18,6 +18,7 @@ from bert_jax.inference.zero_shot import Labels, zero_shot
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, StoredDtype
 from bert_jax.interop.readers import read_weights
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
+from bert_jax.process.program_cache import use_program_cache
 from bert_jax.tasks.text_classification import probability_table
 
 
@@ -297,12 +298,14 @@ def load(
     folder, a TF1 checkpoint prefix, or an npz export. A name on the Hugging Face Hub, such as
     "sentence-transformers/all-MiniLM-L6-v2", is downloaded to the cache of huggingface_hub.
 
-    ``dtype`` is the dtype of the computation. Raises ``ValueError`` with a one-line message for a path without a
+    ``dtype`` is the dtype of the computation. Compiled programs are kept for later processes
+    (``process.program_cache``). Raises ``ValueError`` with a one-line message for a path without a
     model, a damaged model, and an unsupported ``dtype``.
     """
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype: {dtype!r} is not allowed; use float32 or bfloat16")
     keep_to_cpu_without_accelerator()
+    use_program_cache()
     return prepare(read_weights(Path(path), options), dtype=dtype, name=str(path))
 
 

@@ -7,8 +7,10 @@ import time
 
 import jax
 
+from bert_jax.io.storage import ObjectPath
 from bert_jax.parallel import make_mesh
 from bert_jax.process import exits, hosts
+from bert_jax.process.program_cache import use_program_cache
 from bert_jax.process.signals import Interrupted
 from bert_jax.process.watchdog import Watchdog
 from bert_jax.training.fit import fit
@@ -109,9 +111,10 @@ class Run:
         hosts.require_shared(workdir, self.launch.host_timeout)
         self.job.require_same_config(self.launch.host_timeout)
         if training.compilation_cache != "none":
-            cache = training.compilation_cache or str(workdir.absolute() / "compilation_cache")
-            jax.config.update("jax_compilation_cache_dir", cache)
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+            # Hosts share the workdir, and the next machine reads a URL; neither needs to be true of a home folder.
+            is_shared = hosts.count() > 1 or isinstance(workdir, ObjectPath)
+            own = str(workdir.absolute() / "compilation_cache") if is_shared else ""
+            use_program_cache(training.compilation_cache or own)
 
     def _load_data(self, start: FirstState, mesh: jax.sharding.Mesh, complete: bool) -> Data:
         """Return the training data, positioned before the first batch that follows ``start``."""

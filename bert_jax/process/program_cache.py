@@ -1,0 +1,48 @@
+"""The folder of compiled programs that later processes of a user read instead of compiling again."""
+
+import contextlib
+import os
+from pathlib import Path
+
+# Size of the user's folder from which the programs that were used longest ago are deleted.
+MAX_BYTES = 2 << 30
+# A program that compiles faster is not stored. The default of JAX, 1 s, leaves out most programs of small models.
+LEAST_SECONDS = 0.1
+
+
+def use_program_cache(folder: str = "") -> None:
+    """Let JAX store compiled programs in ``folder``. Empty: the folder that JAX_COMPILATION_CACHE_DIR names, else
+    ``~/.cache/bert_jax/programs`` (XDG_CACHE_HOME applies), if it can be written.
+
+    JAX finds a program by its code, versions, options, devices and the instruction set of the CPU, and compiles it
+    if its file is damaged, so processes and machines can share a folder. JAX_ENABLE_COMPILATION_CACHE=false turns
+    this off.
+    """
+    import jax
+
+    if not folder and jax.config.read("jax_compilation_cache_dir") is None:
+        folder = _user_folder()
+    if folder:
+        jax.config.update("jax_compilation_cache_dir", folder)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST_SECONDS)
+
+
+def _user_folder() -> str:
+    """Return the folder in the cache of the user, with at most ``MAX_BYTES``; empty: it cannot be written."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bert_jax" / "programs"
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            return ""
+        files = {path: path.stat() for path in folder.iterdir()}
+    except (OSError, RuntimeError):  # no home folder, or another process deletes files
+        return ""
+    excess = sum(status.st_size for status in files.values()) - MAX_BYTES
+    for path, status in sorted(files.items(), key=lambda item: max(item[1].st_atime, item[1].st_mtime)):
+        if excess <= 0:
+            break
+        with contextlib.suppress(OSError):
+            path.unlink()
+        excess -= status.st_size
+    return str(folder)

@@ -1,0 +1,61 @@
+"""Where compiled programs are kept: the folder of the user, unless an option or a variable names another."""
+
+import os
+
+import jax
+import pytest
+
+from bert_jax.process import program_cache
+from bert_jax.process.program_cache import use_program_cache
+
+DIR, SECONDS = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """The cache of a user, of a process without a folder of compiled programs."""
+    before = {name: getattr(jax.config, name) for name in (DIR, SECONDS)}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
+    jax.config.update(DIR, None)
+    yield tmp_path / "bert_jax" / "programs"
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def test_programs_go_to_the_folder_of_the_user(home):
+    use_program_cache()
+    assert getattr(jax.config, DIR) == str(home) and home.is_dir()
+    assert getattr(jax.config, SECONDS) == program_cache.LEAST_SECONDS
+
+
+def test_an_option_and_the_variable_of_jax_come_first(home, tmp_path):
+    jax.config.update(DIR, "from JAX_COMPILATION_CACHE_DIR")
+    use_program_cache()
+    assert getattr(jax.config, DIR) == "from JAX_COMPILATION_CACHE_DIR"
+    use_program_cache(str(tmp_path / "mine"))
+    assert getattr(jax.config, DIR) == str(tmp_path / "mine") and not home.exists()
+
+
+@pytest.mark.parametrize("fault", ["a file in its place", "not writable", "no home"])
+def test_a_folder_that_cannot_be_written_is_not_used(home, monkeypatch, fault):
+    if fault == "a file in its place":
+        home.parent.write_text("")
+    elif fault == "not writable":
+        monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    else:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(program_cache.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    use_program_cache()
+    assert getattr(jax.config, DIR) is None
+
+
+def test_what_was_used_longest_ago_goes(home, monkeypatch):
+    monkeypatch.setattr(program_cache, "MAX_BYTES", 2500)
+    home.mkdir(parents=True)
+    for age, name in enumerate(("new", "read", "old", "oldest")):
+        (home / name).write_bytes(bytes(1000))
+        os.utime(home / name, (1e9 - age, 1e9 - age))
+    os.utime(home / "read", (2e9, 1e9 - 1))
+    use_program_cache()
+    assert {path.name for path in home.iterdir()} == {"new", "read"}
