@@ -15,12 +15,12 @@ from bert_jax.interop.export_table import only_heads
 from bert_jax.interop.hf.config_json import CLASSES, CONFIG_FILE, model_parts, names_family, read_config
 from bert_jax.interop.hf.read import is_hf
 from bert_jax.interop.hf.sentence_transformers import encoder_folder, is_sentence_transformers
-from bert_jax.interop.hub import local_folder
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import read_native, write_saved
 from bert_jax.interop.verification import check_hf, check_sentence_transformers, fingerprints, judge
 from bert_jax.io.files import new_folder, whole_folder
+from bert_jax.io.hub import local_folder
 from bert_jax.io.untrusted_folder import needed
 from bert_jax.process import exits
 

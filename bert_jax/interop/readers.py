@@ -12,13 +12,13 @@ from bert_jax.interop.hf.details import read_details
 from bert_jax.interop.hf.read import is_hf, read_hf
 from bert_jax.interop.hf.sentence_transformers import is_sentence_transformers, read_sentence_transformers
 from bert_jax.interop.hf.tensors import WEIGHT_FILES
-from bert_jax.interop.hub import local_folder
 from bert_jax.interop.model_bundle import Format, ModelBundle, ReadOptions, without_folders
 from bert_jax.interop.npz import is_npz, read_npz
 from bert_jax.interop.saved_files import is_native
 from bert_jax.interop.stored_model import require_finite
 from bert_jax.interop.tf1.checkpoint import is_tf1, read_tf1
 from bert_jax.io.errors import near_path
+from bert_jax.io.hub import local_folder
 
 SUPPORTED = (
     "a saved model or workdir of this library, a Hugging Face folder (config.json), a sentence-transformers "

@@ -13,7 +13,7 @@ import yaml
 from bert_jax.config import ModelConfig
 from bert_jax.config.lengths import LENGTH, LENGTHS, OF_LENGTH
 from bert_jax.config.loader import Setting, flat_values
-from bert_jax.interop.hub import is_hub_name
+from bert_jax.io.hub import is_hub_name
 from bert_jax.io.storage import Location, location
 from bert_jax.training.checkpoint.folder import saved_steps
 from bert_jax.training.launch import RECORD

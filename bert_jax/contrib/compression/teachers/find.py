@@ -7,9 +7,9 @@ from pathlib import Path
 
 from bert_jax.contrib.compression.teachers.outputs import Teacher, stored_teacher
 from bert_jax.inference.loaded import LoadedModel, prepare
-from bert_jax.interop.hub import is_hub_name
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
+from bert_jax.io.hub import is_hub_name
 from bert_jax.io.storage import Location
 from bert_jax.tokenization import Tokenizer, build_tokenizer
 from bert_jax.training.checkpoint.parameters import arrays_digest

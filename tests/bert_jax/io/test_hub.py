@@ -16,8 +16,8 @@ from inference_models import make_weights
 
 import bert_jax
 from bert_jax.inference.loaded import prepare
-from bert_jax.interop import hub
 from bert_jax.interop.readers import read_weights
+from bert_jax.io import hub
 from bert_jax.start.fixed_options import whole_name
 
 COMMIT = "0123456789" * 4
@@ -131,9 +131,7 @@ def test_endpoint_and_cache_are_those_of_huggingface_hub(folder, tmp_path):
         **os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "cache"),
         "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }  # fmt: skip
-    script = (
-        "import pathlib, sys\nfrom bert_jax.interop import hub\nprint(hub.local_folder(pathlib.Path(sys.argv[1])))"
-    )
+    script = "import pathlib, sys\nfrom bert_jax.io import hub\nprint(hub.local_folder(pathlib.Path(sys.argv[1])))"
 
     def found(name: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", script, name]
