@@ -20,7 +20,7 @@ def use_program_cache(folder: str = "") -> None:
     """
     import jax
 
-    if not folder and jax.config.read("jax_compilation_cache_dir") is None:
+    if not folder and jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         folder = _user_folder()
     if folder:
         jax.config.update("jax_compilation_cache_dir", folder)
