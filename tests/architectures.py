@@ -22,9 +22,13 @@ SWITCHES: dict[str, dict] = {
     "alibi": dict(relative_positions="alibi", position_embeddings="none", tied_output=False),
     "buckets": dict(relative_positions="buckets", relative_buckets=8, relative_max_distance=12),
     "disentangled": dict(relative_positions="disentangled", relative_buckets=16, relative_max_distance=24),
-    "windows": dict(attention_windows=(3,), pooling="mean", pooler_norm=True, token_pooler=True),
+    "windows": dict(attention_windows=(3,), pooling="mean", head_parts=("pooler_norm", "token_pooler")),
     "blocks": dict(
-        attention_block=2, random_blocks=1, embedding_scale=True, pooler_layer=("tanh", "relu"), span_transform=True
+        attention_block=2,
+        random_blocks=1,
+        embedding_scale=True,
+        pooler_layer=("tanh", "relu"),
+        head_parts=("span_transform",),
     ),
     "gpt": dict(embedding_norm="no", pooling="last", pooler_layer=("none",), without_bias=("sequence_head",)),
     "low rank": dict(word_rank=7, embedding_scale=True),

@@ -36,6 +36,8 @@ PoolerActivation = Literal["none", "tanh", "gelu", "gelu_tanh", "gelu_sigmoid", 
 Biased = Literal[
     "norm", "qkv", "attention_output", "feed_forward", "pooler_layer", "sequence_head", "mlm_layer", "mlm_output"
 ]
+# Layers of the heads that only some families have.
+HeadPart = Literal["pooler_norm", "token_pooler", "span_transform"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,13 +160,11 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
     # Layer before the nsp, sequence and choice heads (the pooler): dense, with this activation; a second activation
     # replaces the first in a model with a sequence head. none: no such layer.
     pooler_layer: tuple[PoolerActivation, ...] = ("tanh",)
-    # Normalization after the activation of the pooler.
-    pooler_norm: bool = False
-    # The token and span heads read the pooler's layers of each token (ModernBERT).
-    token_pooler: bool = False
-    # The span head has a feed-forward block before its output layer, and subtracts 1e6 from the scores of the
-    # question: the tokens up to the first separator_id, except the first (BigBird).
-    span_transform: bool = False
+    # Further layers of the heads. pooler_norm: a normalization after the activation of the pooler. token_pooler:
+    # the token and span heads read the pooler's layers of each token (ModernBERT has both). span_transform: the
+    # span head has a feed-forward block before its output layer, and subtracts 1e6 from the scores of the question:
+    # the tokens up to the first separator_id, except the first (BigBird).
+    head_parts: tuple[HeadPart, ...] = ()
     # Layer of the MLM head before its output layer: dense, with this activation (same: activation) and a
     # normalization. none: no such layer.
     mlm_layer: Literal["none", "same", "gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"] = "same"

@@ -5,9 +5,9 @@ This module does not import jax.
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from bert_jax.config.architecture import ModelConfig
+from bert_jax.config.architecture import HeadPart, ModelConfig
 
 # Fields of other encoders that the files of every model held before each encoder had a section of its own.
 FORMER_FIELDS: dict[str, object] = {
@@ -50,8 +50,13 @@ def _pooler_layer(former: Mapping[str, Any], now: tuple[str, ...]) -> tuple[str,
     return (first,) if second == "same" else (first, second)
 
 
+def _head_parts(former: Mapping[str, Any], now: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(part for part in get_args(HeadPart) if former.get(part, part in now))
+
+
 MERGES = (
     Merge("without_bias", dict.fromkeys(_BIASES.values(), bool), _without_bias),
+    Merge("head_parts", dict.fromkeys(get_args(HeadPart), bool), _head_parts),
     Merge(
         "mlm_layer",
         {

@@ -5,9 +5,9 @@ new option of the network is rejected by name until the table contains it.
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from bert_jax.config.architecture import ModelConfig
+from bert_jax.config.architecture import HeadPart, ModelConfig
 from bert_jax.config.schema import Value
 from bert_jax.config.spec import HeadsConfig
 from bert_jax.json_values import Json
@@ -66,6 +66,9 @@ def function_of(model: ModelConfig, heads: HeadsConfig | None = None) -> dict[st
         "pooler_layer": tuple(dict.fromkeys(map(model.pooler_activation, (False, has_classes)))),
         "attention_windows": model.layer_windows, "layer_heads": model.heads_by_layer,
         "layer_units": model.units_by_layer,
+        "head_parts": tuple(
+            part for part in get_args(HeadPart) if part in model.head_parts and not part.startswith(of_absent)
+        ),
         "without_bias": tuple(
             part for part in model.biased_parts if not model.has_bias(part) and not part.startswith(of_absent)
         ),
@@ -74,7 +77,7 @@ def function_of(model: ModelConfig, heads: HeadsConfig | None = None) -> dict[st
     values["rotary_base"] = model.rotary_base if rotary else 0
     windowed = rotary and any(model.layer_windows)
     values["rotary_window_base"] = model.rotary_base_of(1) if windowed else 0
-    if not model.global_tokens and not model.span_transform:
+    if not model.global_tokens and "span_transform" not in model.head_parts:
         values["separator_id"] = 0
     if not model.attention_block:
         values["random_blocks"] = 0

@@ -59,7 +59,7 @@ class ResolvedTask:
     def heads(self) -> HeadsConfig:
         """Output layers of the saved model."""
         heads, config = self.task.heads, self.config
-        of_tokens = bool(heads.token_labels or heads.span) and config.model.token_pooler
+        of_tokens = bool(heads.token_labels or heads.span) and "token_pooler" in config.model.head_parts
         return dataclasses.replace(
             heads,
             pooler=heads.pooler or of_tokens,

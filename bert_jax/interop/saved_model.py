@@ -160,7 +160,7 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
     name = options.network or next(iter(objective.networks), "")
     record = read_record(workdir)
     architecture, heads, params = objective.network(config, model, stored.arrays, name)
-    if architecture.global_tokens or architecture.span_transform:
+    if architecture.global_tokens or "span_transform" in architecture.head_parts:
         # Pretraining does not read it; the recipe may state that of another vocabulary.
         architecture = dataclasses.replace(architecture, separator_id=tokenizer.sep_id)
     has_global = heads.sequence_labels or heads.span or heads.choice or (record and record["trained_global"])

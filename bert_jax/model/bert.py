@@ -243,10 +243,10 @@ class BertModel(nn.Module):
         if heads.pooler and self._pooler_activation != "none":
             has_bias = config.has_bias("pooler_layer")
             self.pooler = Dense(config.hidden_size, ("embed", "pooled"), config, dtype, has_bias)
-            if config.pooler_norm:
+            if "pooler_norm" in config.head_parts:
                 self.pooler_norm = Norm(config, dtype)
         # These layers have few outputs, so their product is cheap in float32, the dtype of the loss.
-        if heads.span and config.span_transform:
+        if heads.span and "span_transform" in config.head_parts:
             self.span_transform = FeedForward(config, self.execution, self.mesh)
         for name, size in heads.output_sizes().items():
             has_bias = name != "sequence" or config.has_bias("sequence_head")
@@ -294,7 +294,9 @@ class BertModel(nn.Module):
                 outputs["exit_logits"] = jnp.stack(lower)
             if heads.choice:
                 outputs["choice_logits"] = self.choice_head(dropped_BxCxH)[..., 0]
-        read_BxSxH = self._pooler_layers(x_BxSxH) if self.config.token_pooler and heads.pooler else x_BxSxH
+        read_BxSxH = (
+            self._pooler_layers(x_BxSxH) if "token_pooler" in self.config.head_parts and heads.pooler else x_BxSxH
+        )
         if heads.token_labels:
             dropped_BxSxF = self._head_dropout(read_BxSxH, dropout_key)
             if heads.bilstm:
@@ -337,7 +339,7 @@ class BertModel(nn.Module):
         self, x_BxSxH: jax.Array, features: Mapping[str, jax.Array], dropout_key: DropoutKey | None
     ) -> jax.Array:
         """Return the scores of each token as the start and as the end of an answer, float32[B, S, 2]."""
-        if not self.config.span_transform:
+        if "span_transform" not in self.config.head_parts:
             return self.span_head(x_BxSxH.astype(jnp.float32))
         x_BxSxH = self.span_transform(x_BxSxH, site_key(dropout_key, 0, Site.TASK_HEAD))
         asked_BxS = in_question(features["input_ids"], features["sequence_ids"], self.config.separator_id)
@@ -396,7 +398,7 @@ class BertModel(nn.Module):
         if self._pooler_activation == "none":
             return x
         x = activation(self._pooler_activation, self.pooler(x))
-        return self.pooler_norm(x) if self.config.pooler_norm else x
+        return self.pooler_norm(x) if "pooler_norm" in self.config.head_parts else x
 
     @property
     def _pooler_activation(self) -> str:

@@ -126,7 +126,9 @@ class ExitHead(Block):
             width, has_bias = config.hidden_size, config.has_bias("pooler_layer")
             pooler = Dense(width, ("embed", "pooled"), config, dtype, has_bias, name="pooler")
             x_BxCxH = activation(kind, pooler(x_BxCxH))
-            x_BxCxH = Norm(config, dtype, name="pooler_norm")(x_BxCxH) if config.pooler_norm else x_BxCxH
+            x_BxCxH = (
+                Norm(config, dtype, name="pooler_norm")(x_BxCxH) if "pooler_norm" in config.head_parts else x_BxCxH
+            )
         rate = config.hidden_dropout if self.heads.dropout is None else self.heads.dropout
         x_BxCxH = dropout(x_BxCxH.astype(jnp.float32), rate, site_key(dropout_key, 0, Site.TASK_HEAD))
         axes, float32 = ("embed", "classes"), jnp.dtype("float32")

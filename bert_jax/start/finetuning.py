@@ -57,7 +57,8 @@ def plan_finetuning(
     config, content = named_vocabulary(vocab, given)
     settings = vocabulary_size(config, content, given)
     tokenizer = build_tokenizer(config, content, vocab)
-    if any(given.get(f"model.{switch}", (0, ""))[0] for switch in ("global_tokens", "span_transform")):
+    global_tokens, parts = (given.get(f"model.{name}", ((), ""))[0] for name in ("global_tokens", "head_parts"))
+    if global_tokens or "span_transform" in parts:
         settings += (Setting("data.vocab", "model.separator_id", str(tokenizer.sep_id)),)
     check_padding(given.get("model.position_offset", (0, ""))[0], tokenizer, vocab)
     return Start(settings=settings, tokenizer_config=config, tokenizer_content=content)

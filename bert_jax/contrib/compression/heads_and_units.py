@@ -95,7 +95,7 @@ def cut(weights: ModelBundle, masks: Parts) -> ModelBundle:
 def with_counts(model: ModelConfig, heads: tuple[int, ...], units: tuple[int, ...]) -> ModelConfig:
     """Return ``model`` with so many heads and units in its layers, in the plainest form: equal numbers of units are
     ``intermediate_size``, which every format holds."""
-    if len({*units}) == 1 and not model.span_transform:
+    if len({*units}) == 1 and "span_transform" not in model.head_parts:
         model = dataclasses.replace(model, intermediate_size=units[0], layer_units=())
     layer_heads = () if {*heads} == {model.num_attention_heads} else heads
     layer_units = () if {*units} == {model.intermediate_size} else units

@@ -26,7 +26,7 @@ SUPPORTED: Supported = SIZES | dict.fromkeys(
         "norm_position", "norm_epsilon", "without_bias", "embedding_norm", "final_norm", "position_embeddings",
         "rotary_base", "rotary_window_base", "relative_positions", "relative_buckets", "relative_max_distance",
         "attention", "attention_windows", "attention_block", "random_blocks", "global_tokens", "separator_id",
-        "pooling", "pooler_layer", "pooler_norm", "token_pooler", "span_transform", "mlm_layer", "tied_output",
+        "pooling", "pooler_layer", "head_parts", "mlm_layer", "tied_output",
         "embedding_scale", "initialization",
     ),
     ANY,
@@ -226,7 +226,7 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
         if kind == "none":
             return x
         x = graph.activation(graph.dense(x, "pooler", model.has_bias("pooler_layer")), kind)
-        return graph.norm(x, "pooler_norm") if model.pooler_norm else x
+        return graph.norm(x, "pooler_norm") if "pooler_norm" in model.head_parts else x
 
     def pooler() -> str:
         if "rows" not in pooled:
@@ -240,7 +240,7 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
     def of_tokens() -> str:
         """Return the vectors that the token and span heads read."""
         if "tokens" not in pooled:
-            has_layers = model.token_pooler and graph.spec.heads.pooler
+            has_layers = "token_pooler" in model.head_parts and graph.spec.heads.pooler
             pooled["tokens"] = pooler_layers(x_BxSxH) if has_layers else x_BxSxH
         return pooled["tokens"]
 
@@ -251,11 +251,11 @@ def _outputs(graph: Graph, x_BxSxH: str, seen_BxS: str) -> dict[str, Callable[[]
 
     def span(column: int) -> str:
         read_BxSxH = of_tokens()
-        if model.span_transform:
+        if "span_transform" in model.head_parts:
             read_BxSxH = _feed_forward(graph, read_BxSxH, "span_transform")
         both_BxSx2 = graph.dense(read_BxSxH, "span_head")
         scores_BxS = graph.op("Gather", both_BxSx2, graph.constant(column, np.int64), axis=2)
-        return graph.op("Sub", scores_BxS, _question(graph)) if model.span_transform else scores_BxS
+        return graph.op("Sub", scores_BxS, _question(graph)) if "span_transform" in model.head_parts else scores_BxS
 
     made: dict[str, Callable[[], str]] = {
         "last_hidden_state": lambda: x_BxSxH,

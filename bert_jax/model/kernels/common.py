@@ -35,7 +35,7 @@ SUPPORTED: Supported = SIZES | dict.fromkeys(
         "position_offset", "embedding_scale", "embedding_size", "shared_layers", "embedding_dropout",
         "attention_output_dropout", "feed_forward_dropout", "activation", "feed_forward", "norm", "norm_position",
         "norm_epsilon", "without_bias", "embedding_norm", "final_norm", "separator_id", "pooling", "pooler_layer",
-        "pooler_norm", "token_pooler", "span_transform", "mlm_layer", "tied_output", "initialization",
+        "head_parts", "mlm_layer", "tied_output", "initialization",
         "position_embeddings", "rotary_base", "rotary_window_base", "attention", "attention_windows",
     ),
     ANY,

@@ -22,6 +22,7 @@ ALL = {name for merge in MERGES for name in merge.former}
 # Former fields, all with their former defaults.
 DEFAULTS = dict.fromkeys(ALL, True) | {
     "mlm_activation": "same", "pooler_activation": "tanh", "sequence_activation": "same",
+    "pooler_norm": False, "token_pooler": False, "span_transform": False,
 }  # fmt: skip
 # Changed former fields -> present fields.
 READ = [
@@ -41,6 +42,8 @@ READ = [
     ),
     ({"mlm_activation": "relu"}, {"mlm_layer": "relu"}),
     ({"mlm_transform": False, "mlm_activation": "relu"}, {"mlm_layer": "none"}),
+    ({"token_pooler": True, "pooler_norm": True}, {"head_parts": ("pooler_norm", "token_pooler")}),
+    ({"span_transform": True}, {"head_parts": ("span_transform",)}),
     ({"pooler_activation": "gelu"}, {"pooler_layer": ("gelu",)}),
     ({"sequence_activation": "gelu_sigmoid"}, {"pooler_layer": ("tanh", "gelu_sigmoid")}),
     ({"pooler_activation": "relu", "sequence_activation": "silu"}, {"pooler_layer": ("relu", "silu")}),
@@ -85,6 +88,10 @@ def test_files_are_read(tmp_path, former, present):
         ("--model.qkv_bias false --model.without_bias norm", {"without_bias": ("norm",)}),
         ("--model.without_bias norm qkv --model.qkv_bias true", {"without_bias": ("norm",)}),
         ("--model.qkv_bias false --model.qkv_bias true", {}),
+        (
+            "--model.head_parts span_transform token_pooler --model.pooler_norm true --model.token_pooler false",
+            {"head_parts": ("pooler_norm", "span_transform")},
+        ),
         ("--model.mlm_activation gelu --model.mlm_transform false", {"mlm_layer": "none"}),
         (
             "--model.mlm_transform false --model.mlm_activation relu --model.mlm_transform true",

@@ -44,7 +44,9 @@ def bundle_of(family, held, drawn) -> ModelBundle:
     """A model of the family with the heads ``held``, with drawn parameters or without parameters."""
     model = model_of(family)
     fields = {name: value for head in held for name, value in HEADS[head].items()}
-    fields |= {"pooler": True} if model.token_pooler and {"token", "span"}.intersection(held) else {}
+    fields |= (
+        {"pooler": True} if "token_pooler" in model.head_parts and {"token", "span"}.intersection(held) else {}
+    )
     spec = ModelSpec(
         model=model, heads=HeadsConfig(**fields), family=family, tokenizer=TokenizerConfig(),
         sentence=SentenceConfig() if "sentence" in held else None,

@@ -106,7 +106,7 @@ BIG_BIRD = dataclasses.replace(
         "rescale_embeddings": Key("embedding_scale", False),
         "use_bias": Key("without_bias", True, part="qkv"),
     },
-    fixed={"span_transform": True},
+    fixed={"head_parts": ("span_transform",)},
     other_keys=frozenset({"attention_type", "block_size", "sep_token_id"}),
     read=read_big_bird,
     write=write_big_bird,

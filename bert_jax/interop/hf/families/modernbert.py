@@ -140,7 +140,7 @@ FAMILY = Family(
     },
     fixed={
         "type_vocab_size": 0, "feed_forward": "gated", "norm_position": "pre_skip_first", "embedding_norm": "yes",
-        "position_embeddings": "rotary", "pooler_norm": True, "token_pooler": True,
+        "position_embeddings": "rotary", "head_parts": ("pooler_norm", "token_pooler"),
         "hidden_dropout": 0.0, "initialization": "megatron",
     },
     other_keys=name_set(

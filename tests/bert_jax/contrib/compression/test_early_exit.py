@@ -81,7 +81,7 @@ def median_entropy(layers):
         pytest.param(
             {"norm_position": "pre", "position_embeddings": "rotary", "pooling": "mean"}, marks=pytest.mark.slow
         ),
-        pytest.param({"shared_layers": True, "pooler_norm": True}, marks=pytest.mark.slow),
+        pytest.param({"shared_layers": True, "head_parts": ("pooler_norm",)}, marks=pytest.mark.slow),
         pytest.param({"relative_positions": "disentangled", "position_embeddings": "none"}, marks=pytest.mark.slow),
     ],
     ids=["bert", "pre-norm", "shared", "disentangled"],
