@@ -297,7 +297,7 @@ def config_of(case: dict[str, Any], toy: bool) -> Any:
     words = f"--data.packing none --data.seq_length {length} --data.max_predictions {math.ceil(share * length)}"
     words += f" --training.batch_unit sequences --training.global_batch_size {rows}"
     if model == "modernbert":
-        words += " --training.batch_ramp_tokens --training.num_steps 1000000"
+        words += " --training.batch_ramp --training.num_steps 1000000"
     if toy:
         words += " --model.hidden_size 64 --model.num_attention_heads 2 --model.vocab_size 512"
         words += f" --model.intermediate_size 64 --model.num_layers {2 if model == 'modernbert' else 1}"

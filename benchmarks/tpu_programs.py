@@ -26,7 +26,7 @@ _LARGE = (
 )
 _128 = "--data.seq_length 128 --data.max_predictions 20 --training.global_batch_size 1024"
 _512 = "--data.seq_length 512 --data.max_predictions 76 --training.global_batch_size 256"
-_MODERN = "--config configs/modernbert_base.yaml --topology v5e:2x2 --training.batch_ramp_tokens"
+_MODERN = "--config configs/modernbert_base.yaml --topology v5e:2x2 --training.batch_ramp"
 # Least rate of packed rows, beside rows of one sequence.
 PACKED = 0.9
 

@@ -48,7 +48,7 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
     TAG: ClassVar[str] = ""
     # Learning rate of fine-tuning, if none is set; 0: from the width, as for a Transformer.
     FINETUNING_RATE: ClassVar[float] = 0.0
-    # Whether a run can keep the state of the encoder between batches (objective.carry_state).
+    # Whether a run can keep the state of the encoder between batches (data.row_order).
     HAS_STATE: ClassVar[bool] = False
     # Whether the optimizer muon applies to the matrices of the encoder.
     FITS_MUON: ClassVar[bool] = True

@@ -176,7 +176,7 @@ class FinetuneTrainingConfig(TrainingConfig):
 
     # Fine-tuning evaluates whole splits in packed batches and has one phase.
     FIXED: ClassVar[tuple[str, ...]] = (
-        "batch_ramp", "batch_ramp_tokens", "batch_unit", "num_tokens", "first_step", "eval_batches",
+        "batch_ramp", "batch_unit", "num_tokens", "first_step", "eval_batches",
         "eval_batch_size",
     )  # fmt: skip
 
@@ -259,7 +259,7 @@ class FinetuneConfig:
     # Keys in configs stored by older versions, and the value with which they are still read; None: any value.
     FORMER_OPTIONS: ClassVar[Mapping[str, str | None]] = {
         "class_weights": None, "hard_negatives": None, "input.mask_fraction": "0.0", "input.span_max": "5",
-        "training.min_delta": "0.0",
+        "training.min_delta": "0.0", "training.batch_ramp_tokens": None,
     }  # fmt: skip
 
     def __post_init__(self) -> None:

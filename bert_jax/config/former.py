@@ -1,13 +1,15 @@
-"""Fields of the network in files and commands of earlier versions, and the fields that hold their values now.
+"""Options in files and commands of earlier versions, and the options that hold their values now.
 
 This module does not import jax.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import fields
 from typing import Any, Literal, NamedTuple, get_args
 
 from bert_jax.config.architecture import HeadPart, ModelConfig
+from bert_jax.config.options import Option
+from bert_jax.config.schema import SPIKE_WINDOW
 
 # Fields of other encoders that the files of every model held before each encoder had a section of its own.
 FORMER_FIELDS: dict[str, object] = {
@@ -24,12 +26,12 @@ _BIASES = {
 
 
 class Merge(NamedTuple):
-    """A field that holds the values of several former fields."""
+    """An option that holds the values of several former options."""
 
-    field: str
-    # Former field -> its type.
+    option: str
+    # Former option -> its type.
     former: Mapping[str, Any]
-    # (values of former fields, value of the field without them) -> value of the field.
+    # (values of former options by the last part of their names, value of the option without them) -> its value.
     value: Callable[[Mapping[str, Any], Any], Any]
 
 
@@ -54,51 +56,103 @@ def _head_parts(former: Mapping[str, Any], now: tuple[str, ...]) -> tuple[str, .
     return tuple(part for part in get_args(HeadPart) if former.get(part, part in now))
 
 
+def _row_order(former: Mapping[str, Any], now: str) -> str:
+    if former.get("carry_state", now == "carried"):
+        return "carried"
+    return "contiguous" if former.get("contiguous", now != "shuffled") else "shuffled"
+
+
+def _final_masking(former: Mapping[str, Any], now: tuple[float, ...]) -> tuple[float, ...]:
+    share, steps = now or (0.0, 0)
+    share, steps = former.get("final_mask_fraction", share), former.get("mask_fraction_steps", steps)
+    return (share, steps) if share or steps else ()
+
+
+def _span_lengths(former: Mapping[str, Any], now: tuple[float, ...]) -> tuple[float, ...]:
+    mean, most = now
+    return former.get("span_mean", mean), former.get("span_max", most)
+
+
+def _generator_size(former: Mapping[str, Any], now: tuple[float, ...]) -> tuple[float, ...]:
+    width, depth = (*now, 1.0)[:2]
+    width, depth = former.get("generator_width", width), former.get("generator_depth", depth)
+    return (width,) if depth == 1 else (width, depth)
+
+
+def _batch_ramp(former: Mapping[str, Any], now: tuple[int, ...]) -> tuple[int, ...]:
+    return former["batch_ramp_tokens"] or (() if len(now) % 2 else now)
+
+
+def _spike_limit(former: Mapping[str, Any], now: tuple[float, ...]) -> tuple[float, ...]:
+    deviations, window = (*now, *(0.0, SPIKE_WINDOW)[len(now) :])
+    deviations = former.get("spike_deviations", deviations)
+    return (deviations, former.get("spike_window", window)) if deviations else ()
+
+
+_ACTIVATION = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"]
 MERGES = (
-    Merge("without_bias", dict.fromkeys(_BIASES.values(), bool), _without_bias),
-    Merge("head_parts", dict.fromkeys(get_args(HeadPart), bool), _head_parts),
+    Merge("model.without_bias", {f"model.{name}": bool for name in _BIASES.values()}, _without_bias),
+    Merge("model.head_parts", {f"model.{name}": bool for name in get_args(HeadPart)}, _head_parts),
     Merge(
-        "mlm_layer",
-        {
-            "mlm_transform": bool,
-            "mlm_activation": Literal["same", "gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"],
-        },
+        "model.mlm_layer",
+        {"model.mlm_transform": bool, "model.mlm_activation": Literal["same", _ACTIVATION]},
         _mlm_layer,
     ),
     Merge(
-        "pooler_layer",
+        "model.pooler_layer",
         {
-            "pooler_dense": bool,
-            "pooler_activation": Literal["tanh", "gelu", "gelu_tanh", "relu", "silu"],
-            "sequence_activation": Literal["same", "tanh", "gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"],
+            "model.pooler_dense": bool,
+            "model.pooler_activation": Literal["tanh", "gelu", "gelu_tanh", "relu", "silu"],
+            "model.sequence_activation": Literal["same", "tanh", _ACTIVATION],
         },
         _pooler_layer,
     ),
+    Merge("data.row_order", {"data.contiguous": bool, "objective.carry_state": bool}, _row_order),
+    Merge(
+        "data.final_masking", {"data.final_mask_fraction": float, "data.mask_fraction_steps": int}, _final_masking
+    ),
+    Merge("data.span_lengths", {"data.span_mean": float, "data.span_max": int}, _span_lengths),
+    Merge(
+        "objective.generator_size",
+        {"objective.generator_width": float, "objective.generator_depth": float},
+        _generator_size,
+    ),
+    Merge("training.batch_ramp", {"training.batch_ramp_tokens": tuple[int, ...]}, _batch_ramp),
+    Merge("training.spike_limit", {"training.spike_deviations": float, "training.spike_window": int}, _spike_limit),
 )
-# Former option -> type of its values.
-FORMER_OPTIONS = {f"model.{name}": kind for merge in MERGES for name, kind in merge.former.items()}
+# Former option -> the option that holds its values now.
+OWNERS = {name: merge.option for merge in MERGES for name in merge.former}
+
+
+def former_types(options: Container[str]) -> dict[str, Any]:
+    """Return the type of each former option whose values one of ``options`` holds now."""
+    return {name: kind for merge in MERGES if merge.option in options for name, kind in merge.former.items()}
 
 
 class OptionsInOrder:
-    """Values of former and present options, which are set one after the other."""
+    """Values of former options and of ``options``, which are set one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: Mapping[str, Option]) -> None:
+        self._options = options
         self._former: dict[str, Any] = {}
         self._present: dict[str, Any] = {}
 
     def set(self, key: str, value: Any) -> tuple[str, Any]:
         """Set the option ``key`` to ``value``; return the present option that holds it, and the value of this
         option."""
-        section, _, name = key.rpartition(".")
-        for merge in MERGES if section == "model" else ():
-            if name == merge.field:
+        for merge in MERGES:
+            if key == merge.option:
                 self._former = {one: old for one, old in self._former.items() if one not in merge.former}
-                self._present[name] = value
-            elif name in merge.former:
-                self._former[name] = value
-                now = self._present.get(merge.field, getattr(ModelConfig, merge.field))
-                return f"model.{merge.field}", merge.value(self._former, now)
+                self._present[key] = value
+            elif key in merge.former:
+                self._former[key] = value
+                now = self._present.get(merge.option, self._options[merge.option].default)
+                return merge.option, merge.value(_by_name(merge, self._former), now)
         return key, value
+
+
+def _by_name(merge: Merge, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.rpartition(".")[2]: value for key, value in values.items() if key in merge.former}
 
 
 def current_fields(
@@ -118,9 +172,11 @@ def current_fields(
         if name not in names and found.get(f"{prefix}{name}") == value:
             del found[f"{prefix}{name}"]
     for merge in MERGES:
-        given = {name: kind for name, kind in merge.former.items() if f"{prefix}{name}" in found}
-        if given and f"{prefix}{merge.field}" not in found:
+        field = merge.option.removeprefix("model.")
+        types = {key.removeprefix("model."): kind for key, kind in merge.former.items()}
+        given = {name: kind for name, kind in types.items() if f"{prefix}{name}" in found}
+        if given and f"{prefix}{field}" not in found and field != merge.option:
             former = {name: typed(kind, found.pop(f"{prefix}{name}"), name) for name, kind in given.items()}
-            value = merge.value(former, getattr(ModelConfig, merge.field))
-            found[f"{prefix}{merge.field}"] = list(value) if isinstance(value, tuple) else value
+            value = merge.value(former, getattr(ModelConfig, field))
+            found[f"{prefix}{field}"] = list(value) if isinstance(value, tuple) else value
     return found

@@ -22,9 +22,9 @@ OF_LENGTH = (
 # Steps of a run without a length, as docs/finetuning.md states them.
 PASSES, MOST_PASSES, ENOUGH_STEPS, FEWEST_STEPS = 3, 20, 1000, 200
 
+RAMP = "training.batch_ramp"
 # Option in tokens -> option in steps that follows from it. The last one needs the first ones.
 STEPS_OF = {
-    "training.batch_ramp_tokens": "training.batch_ramp",
     "training.num_tokens": "training.num_steps",
     "optimizer.warmup_tokens": "optimizer.warmup_steps",
     "optimizer.wsd_decay_tokens": "optimizer.wsd_decay_steps",
@@ -111,7 +111,8 @@ def with_steps(parsed: Parsed, options: Mapping[str, Option]) -> Parsed:
     def get(key: str) -> Any:
         return parsed[key][0] if key in parsed else options[key].default
 
-    asked = [key for key in STEPS_OF if get(key)]
+    ramp = get(RAMP)
+    asked = [RAMP] * (len(ramp) % 2) + [key for key in STEPS_OF if get(key)]
     if not asked:
         return parsed
 
@@ -122,11 +123,13 @@ def with_steps(parsed: Parsed, options: Mapping[str, Option]) -> Parsed:
         refuse(asked[0], "with data.packing, training.batch_unit rows, because the shards determine other rows")
     rows, length, first = get("training.global_batch_size"), get("data.seq_length"), get("training.first_step")
     found: dict[str, Any] = {}
-    if ramp := get("training.batch_ramp_tokens"):
+    if RAMP in asked:
         if len(ramp) != 3 or min(ramp) < 1 or ramp[1] >= rows:
-            refuse("training.batch_ramp_tokens", f"tokens, first size (below {rows}), increment; all above 0")
-        found["training.batch_ramp"] = token_ramp(ramp, rows, length)
-    batches = Batches(found.get("training.batch_ramp", get("training.batch_ramp")), rows, length)
+            pairs = "pairs of (steps, batch size)"
+            refuse(RAMP, f"{pairs}, or tokens, first size (below {rows}), increment; all above 0")
+        ramp = token_ramp(ramp, rows, length)
+        parsed[RAMP] = ramp, parsed[RAMP][1]
+    batches = Batches(ramp, rows, length)
     if (tokens := get("training.num_tokens")) > 0:
         found["training.num_steps"] = first + batches.steps_of(tokens)
     if (tokens := get("optimizer.warmup_tokens")) > 0:

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import yaml
 
 from bert_jax import registry
-from bert_jax.config.former import FORMER_OPTIONS, OptionsInOrder
+from bert_jax.config.former import OWNERS, OptionsInOrder, former_types
 from bert_jax.config.help import print_help
 from bert_jax.config.options import (
     COMMAND_LINE,
@@ -43,6 +43,8 @@ C = TypeVar("C")
 HELP_ALL = "--help_all"
 HELP = {"--help", "-h", HELP_ALL}
 NULL = "tag:yaml.org,2002:null"
+# Source of the settings of a stored config.
+STORED = "stored config"
 # The recipes of a checkout, else the copies that a wheel holds.
 _CHECKOUT, _WHEEL = Path(__file__).parents[2] / "configs", Path(__file__).parents[1] / "configs"
 RECIPES = _WHEEL if _WHEEL.is_dir() else _CHECKOUT
@@ -169,11 +171,14 @@ def parse_settings(
     former, fixed = getattr(config_type, "FORMER_OPTIONS", {}), options_of(config_type, fixed=True)
     settings = [*join_mappings(field_types(config_type), settings)]
     options, parsed = known_options(config_type, settings), dict[str, tuple[Value, str]]()
-    types, in_order = {key: option.type for key, option in options.items()}, OptionsInOrder()
-    types |= FORMER_OPTIONS if "model.encoder" in options else {}
+    types, in_order = {key: option.type for key, option in options.items()}, OptionsInOrder(options)
+    types |= former_types(options)
+    stored = {setting.key for setting in settings if setting.source == STORED}
     for source, key, value in settings:
         if key in former and source not in (COMMAND_LINE, PYTHON) and former[key] in (None, value):
             continue  # in the stored config of an older version
+        if source == STORED and OWNERS.get(key) in stored:
+            continue  # an older version stored what followed from a former option too
         if key in former and former[key] is not None:
             raise ValueError(f"{source}: {key}: no longer an option, as if it were {former[key]}; omit it")
         if key in fixed:
@@ -193,7 +198,7 @@ def known_options(config_type: type, settings: Sequence[Setting]) -> dict[str, O
     """Return the options of ``config_type`` with the sections that ``settings`` choose, by dotted name; if one of
     the settings is not among them, also the options of the registered parts that are not chosen."""
     options = options_of(config_type, chosen_classes(config_type, _last_values(settings)))
-    known = options.keys() | options_of(config_type, fixed=True).keys() | FORMER_OPTIONS.keys()
+    known = options.keys() | options_of(config_type, fixed=True).keys() | OWNERS.keys()
     if {setting.key for setting in settings} <= known:
         return options
     return {**all_options(config_type), **options}
@@ -488,7 +493,7 @@ def from_dict(config_type: type[C], values: dict[str, Any]) -> C:
                 walk(value, f"{prefix}{name}.")
             else:
                 text = [str(item) for item in value] if isinstance(value, list | tuple) else str(value)
-                settings.append(Setting("stored config", f"{prefix}{name}", text))
+                settings.append(Setting(STORED, f"{prefix}{name}", text))
 
     walk(values, "")
     return build_config(config_type, settings, stored=True)

@@ -28,24 +28,29 @@ class ObjectiveConfig(Section, prefix="objective.", chosen_by=Choice("name", "ob
     z_loss: AtLeast0[float] = only(
         0.0, {"objective.name": ("masked_lm", "masked_lm_classes", "causal_lm", "replaced_tokens")}
     )
-    # Whether each row starts with the state of the encoder after the same row of the previous batch, with
-    # data.contiguous and an encoder that has a state, such as an LSTM (Merity et al. 2018; bilm-tf of Peters et al.
-    # 2018). Evaluation starts at zero.
-    carry_state: bool = only(False, {"objective.name": ("causal_lm",)})
     # Weight of the mean loss of the classes of labeled documents; that of the masked tokens is 1.
     class_weight: Positive[float] = only(1.0, {"objective.name": ("masked_lm_classes",)})
     # Weight of the loss of the discriminator; that of the generator is 1 (ELECTRA: 50; DeBERTa-v3: 10).
     discriminator_weight: Positive[float] = only(50.0, {"objective.name": ("replaced_tokens",)})
     # Width of the generator (hidden_size and intermediate_size), as a share of that of the model and rounded
-    # (ELECTRA small: 0.25, base: 0.3333).
-    generator_width: Positive[float] = only(0.25, {"objective.name": ("replaced_tokens",)})
-    # Layers of the generator, as a share of those of the model and rounded (DeBERTa-v3: 0.5, with the full width).
-    generator_depth: Positive[float] = only(1.0, {"objective.name": ("replaced_tokens",)})
+    # (ELECTRA small: 0.25, base: 0.3333). A second number is the share of its layers (DeBERTa-v3: 1 0.5).
+    generator_size: tuple[float, ...] = only((0.25,), {"objective.name": ("replaced_tokens",)})
     # Embeddings of the generator and the model: shared (ELECTRA), none in common, or disentangled (those of the
     # model are those of the generator, without gradients, plus a learned difference; He et al. 2021, section 3.2).
     embedding_sharing: Literal["shared", "none", "disentangled"] = only(
         "shared", {"objective.name": ("replaced_tokens",)}
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        size = self.generator_size
+        fits = len(size) in (1, 2) and min(size) > 0
+        self._require("generator_size", fits, "a share of the width, or shares of width and layers; above 0")
+
+    @property
+    def carries_state(self) -> bool:
+        """True if the objective can keep the state of an encoder between batches."""
+        return self.name == "causal_lm"
 
     @property
     def needs_mask(self) -> bool:

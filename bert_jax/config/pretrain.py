@@ -17,6 +17,8 @@ from bert_jax.config.lengths import ENOUGH_STEPS, LENGTH, OF_LENGTH, PASSES, Par
 from bert_jax.config.objective import ObjectiveConfig
 from bert_jax.config.options import options_of
 from bert_jax.config.schema import (
+    CONTIGUOUS,
+    MOST,
     SET,
     SWITCH,
     AtLeast0,
@@ -29,7 +31,6 @@ from bert_jax.config.schema import (
     Probability,
     Range,
     Section,
-    Share,
     TrainingConfig,
     Weighted,
     check_limits,
@@ -67,7 +68,7 @@ class DataConfig(Section, prefix="data."):
     # Folders of shards that training mixes, as NAME=WEIGHT (in YAML also a mapping); empty: data.shards alone. A
     # name with a slash is a path, any other a folder in data.shards. The share of the rows that come from a folder
     # is its weight divided by the sum of the weights. Part of the data fingerprint.
-    mixture: tuple[Weighted, ...] = limited((), Limit(((),), {"data.contiguous": (True,)}))
+    mixture: tuple[Weighted, ...] = limited((), Limit(((),), {"data.row_order": CONTIGUOUS}))
     # Folder of held-out shards; empty: shards/eval.
     eval_shards: str = ""
     # Tokenized corpus shared by shard folders of several lengths; empty: inside the shards folder.
@@ -103,17 +104,11 @@ class DataConfig(Section, prefix="data."):
     word_segmenter: Literal["none", "jieba"] = "none"
     # Share of the tokens that are predicted.
     mask_fraction: PositiveShare[float] = 0.15
-    # Share of the tokens that are predicted from batch data.mask_fraction_steps on, with dynamic masks; until then,
-    # the share changes linearly from data.mask_fraction (Ankner et al. 2023: 0.3 to 0.15). Held-out text has this
-    # share. 0: data.mask_fraction throughout.
-    final_mask_fraction: Share[float] = limited(
-        0.0, Limit((0,), {"data.masking": ("static",)}, ", whose masks are in the shards")
-    )
-    # Number of batches in which the share changes to data.final_mask_fraction.
-    mask_fraction_steps: AtLeast0[int] = limited(
-        0,
-        Limit((0,), {"data.final_mask_fraction": (0,)}),
-        Limit(Range("1 or more", lambda value: value >= 1), {"data.final_mask_fraction": SET}),
+    # With dynamic masks: the share of the tokens that are predicted at the end, and the number of batches in which
+    # the share changes linearly to it from data.mask_fraction (Ankner et al. 2023: 0.3 to 0.15). Held-out text has
+    # the final share. Empty: data.mask_fraction throughout.
+    final_masking: tuple[float, ...] = limited(
+        (), Limit(((),), {"data.masking": ("static",)}, ", whose masks are in the shards")
     )
     # Whether [CLS] and [SEP] may be predicted; google-research/bert never predicts them.
     mask_special_tokens: bool = False
@@ -121,16 +116,15 @@ class DataConfig(Section, prefix="data."):
     mask_token_share: float = 0.8
     # Share of the predicted tokens that is replaced by a random token; all others remain unchanged.
     random_token_share: float = 0.1
-    # Mean length of a masked span in words (SpanBERT: geometric distribution with p = 0.2, truncated at 10).
-    span_mean: Annotated[float, Range("1 or more", lambda value: value >= 1)] = 3.8
-    # Longest span in words.
-    span_max: Positive[int] = 10
+    # Mean and longest length of a masked span in words (SpanBERT: geometric distribution with p = 0.2, truncated at
+    # 10).
+    span_lengths: tuple[float, ...] = (3.8, 10)
     # Sentence-pair objective: nsp (random next), sop (swapped order), none (one segment).
-    next_sentence: Literal["nsp", "sop", "none"] = limited("nsp", Limit(("none",), {"data.contiguous": (True,)}))
+    next_sentence: Literal["nsp", "sop", "none"] = limited("nsp", Limit(("none",), {"data.row_order": CONTIGUOUS}))
     # Packing of instances into rows of data.seq_length tokens: none, or best_fit (several per row, longest first;
     # they do not attend to each other). Batch sizes count instances unless training.batch_unit is rows.
     packing: Literal["none", "best_fit"] = limited(
-        "none", Limit(("none",), {"data.contiguous": (True,)}), Limit(("none",), {"model.attention_block": SET})
+        "none", Limit(("none",), {"data.row_order": CONTIGUOUS}), Limit(("none",), {"model.attention_block": SET})
     )
     # Most instances in a packed row; 0: as few as possible with at most 1% more rows than without a limit.
     sequences_per_row: AtLeast0[int] = 0
@@ -146,11 +140,15 @@ class DataConfig(Section, prefix="data."):
     seed: int = 12345
     # Number of processes that build shards; 0: one per processor.
     workers: AtLeast0[int] = 0
-    # Whether the rows of a document follow each other: its instances are consecutive records of one shard, and row
-    # r of a batch is the record after row r of the batch before it, except between segments.
-    contiguous: bool = limited(False, Limit((True,), {"objective.carry_state": (True,)}))
+    # Order of the rows: shuffled; contiguous (the rows of a document follow each other: its instances are
+    # consecutive records of one shard, and row r of a batch is the record after row r of the batch before it,
+    # except between segments); or carried (contiguous, and in training each row starts with the state of the
+    # encoder after the same row of the previous batch, with objective.name causal_lm and an encoder that has a
+    # state, such as an LSTM: Merity et al. 2018).
+    row_order: Literal["shuffled", "contiguous", "carried"] = "shuffled"
     # Number of lanes, the streams of records that determine the order of the data; 0: the greatest common divisor
-    # of 64 and all batch sizes in rows, or the batch size with data.contiguous. Part of the data fingerprint.
+    # of 64 and all batch sizes in rows, or the batch size unless data.row_order is shuffled. Part of the data
+    # fingerprint.
     lanes: AtLeast0[int] = 0
     # Number of segments that a lane shuffles together.
     window_segments: Positive[int] = 4
@@ -172,6 +170,12 @@ class DataConfig(Section, prefix="data."):
             min(shares) >= 0 and sum(shares) <= 1 + 1e-9, "data.mask_token_share + data.random_token_share",
             sum(shares), "two shares, 0 or more, whose sum is at most 1",
         )  # fmt: skip
+        spans = self.span_lengths
+        fits = len(spans) == 2 and min(spans) >= 1 and spans[1] % 1 == 0
+        self._require("span_lengths", fits, "a mean length and a longest length in whole words, both 1 or more")
+        share, batches = self.final_masking if len(self.final_masking) == 2 else (1, 1)
+        fits = len(self.final_masking) in (0, 2) and 0 < share <= 1 and 1 <= batches <= MOST and batches % 1 == 0
+        self._require("final_masking", fits, "a share above 0, at most 1, and a number of batches, 1 or more")
         most = self.seq_length // 3 if self.packing != "none" else 0
         allowed = f"0 to {most} (data.seq_length / 3)" if most else "0 with data.packing none"
         self._require("sequences_per_row", self.sequences_per_row <= most, allowed)
@@ -196,6 +200,11 @@ class DataConfig(Section, prefix="data."):
         return tuple(pairs)
 
     @property
+    def is_contiguous(self) -> bool:
+        """True if the rows of a document follow each other."""
+        return self.row_order in CONTIGUOUS
+
+    @property
     def rules(self) -> dict[str, Any]:
         """Case, accents and Chinese words of WordPiece, as arguments of ``load_tokenizer``."""
         rules = {"lower_case": self.lower_case, "strip_accents": SWITCH[self.strip_accents]}
@@ -203,22 +212,22 @@ class DataConfig(Section, prefix="data."):
 
     def lanes_for(self, *batch_sizes: int) -> int:
         """Return the number of lanes for batches of ``batch_sizes`` rows."""
-        return self.lanes or (batch_sizes[0] if self.contiguous else math.gcd(*batch_sizes, 64))
+        return self.lanes or (batch_sizes[0] if self.is_contiguous else math.gcd(*batch_sizes, 64))
 
     def mask_fraction_at(self, batch: int) -> float:
         """Return the share of the tokens that are predicted in the training batch with the index ``batch``."""
-        if not self.final_mask_fraction:
+        if not self.final_masking:
             return self.mask_fraction
-        part = min(batch / self.mask_fraction_steps, 1.0)
-        return self.mask_fraction + part * (self.final_mask_fraction - self.mask_fraction)
+        final, batches = self.final_masking
+        return self.mask_fraction + min(batch / batches, 1.0) * (final - self.mask_fraction)
 
     def most_predictions(self, sequences: int) -> int:
         """Return the largest number of predictions in a row of ``sequences`` sequences.
 
         A sequence of n tokens has min(max_predictions, max(1, round(n * share))) predictions at most; the share is
-        the larger one of mask_fraction and final_mask_fraction.
+        the larger one of the first and the final share.
         """
-        share = max(self.mask_fraction, self.final_mask_fraction)
+        share = max(self.mask_fraction, *self.final_masking[:1])
         rounding = max(0.5, 1 - 3 * share)  # the shortest sequence has 3 tokens: [CLS], one more, [SEP]
         by_length = int(self.seq_length * share + sequences * rounding)
         return min(by_length, sequences * self.max_predictions, self.seq_length)
@@ -289,16 +298,18 @@ class PretrainConfig:
 
     def _check_contiguous(self) -> None:
         data, training = self.data, self.training
-        if data.contiguous:
+        if data.is_contiguous:
             size, lanes = training.global_batch_size, data.lanes
-            allowed = f"0 or the batch size, {size}, with data.contiguous"
+            allowed = f"0 or the batch size, {size}, with data.row_order {data.row_order}"
             require(lanes in (0, size), "data.lanes", lanes, allowed)
-        if self.objective.carry_state:
-            suffix = "with objective.carry_state"
+        if data.row_order == "carried":
+            suffix = "with data.row_order carried"
             sections = {name: registry.load("encoder_options", name) for name in registry.names("encoder_options")}
             allowed = f"{' or '.join(name for name, one in sections.items() if one.HAS_STATE) or 'none'} {suffix}"
             require(self.model.HAS_STATE, "model.encoder", self.model.encoder, allowed)
             require(not self.objective.module, "objective.module", self.objective.module, f"none {suffix}")
+            name, allowed = self.objective.name, f"one that keeps the state, such as causal_lm, {suffix}"
+            require(self.objective.carries_state, "objective.name", name, allowed)
 
     @property
     def has_unknown_rows(self) -> bool:
@@ -323,7 +334,7 @@ class PretrainConfig:
         if objective == "masked_lm_classes":
             layout["data.classes"] = ", ".join(self.data.classes)
         if objective == "replaced_tokens":
-            names = ("generator_width", "generator_depth", "embedding_sharing")
+            names = ("generator_size", "embedding_sharing")
             layout |= {f"objective.{name}": getattr(self.objective, name) for name in names}
         return layout
 

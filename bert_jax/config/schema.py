@@ -55,6 +55,12 @@ class Weighted(str):
     a list in YAML, and a list on the command line."""
 
 
+# Values of data.row_order with which the rows of a document follow each other.
+CONTIGUOUS = ("contiguous", "carried")
+# Steps of training.spike_limit, if it has one number.
+SPIKE_WINDOW = 200.0
+
+
 # In a condition: any value that is not false, 0 or empty.
 SET = None
 # A value of an option.
@@ -326,14 +332,13 @@ class TrainingConfig(Section, prefix="training."):
     # data.packing.
     batch_unit: Literal["sequences", "rows"] = "sequences"
     # Number of microbatches into which a batch is split; their gradients are summed.
-    accumulation_steps: Positive[int] = limited(1, Limit((1,), {"objective.carry_state": (True,)}))
+    accumulation_steps: Positive[int] = limited(1, Limit((1,), {"data.row_order": ("carried",)}))
     # dtype in which gradients are summed over the replicas, once per optimizer step; bfloat16 halves the traffic.
     gradient_reduction_dtype: Literal["float32", "bfloat16"] = "float32"
-    # Smaller batches at the start: pairs (number of steps, batch size); afterwards global_batch_size.
-    batch_ramp: tuple[int, ...] = limited((), Limit(((),), {"data.contiguous": (True,)}))
-    # Smaller batches at the start, from which training.batch_ramp follows: tokens during which the batch size
-    # grows, first size, increment. Each size has nearly the same number of steps, and its own compiled step.
-    batch_ramp_tokens: tuple[int, ...] = ()
+    # Smaller batches at the start, each size with its own compiled step: pairs (number of steps, batch size), and
+    # global_batch_size afterwards; or three numbers, from which such pairs follow: tokens during which the batch
+    # size grows, first size, increment. Each of these sizes has nearly the same number of steps.
+    batch_ramp: tuple[int, ...] = limited((), Limit(((),), {"data.row_order": CONTIGUOUS}))
     # Seed of the initial parameters, dropout and the order of data.
     seed: Seed = 0
     # Steps between log lines.
@@ -355,10 +360,9 @@ class TrainingConfig(Section, prefix="training."):
     # (spike_rollbacks) or exits with code 44.
     max_bad_steps: Positive[int] = 5
     # A loss this many standard deviations above its running mean is a spike: the run rolls back or exits with code
-    # 44; 0: no spikes are detected.
-    spike_deviations: AtLeast0[float] = 0.0
-    # Number of steps in the running mean and standard deviation; no spike is detected before this number of steps.
-    spike_window: Positive[int] = 200
+    # 44. A second number is that of the steps in mean and deviation (200), before which no spike is detected.
+    # Empty: no spikes are detected.
+    spike_limit: tuple[float, ...] = ()
     # Maximum number of rollbacks in a phase. A rollback restores the newest checkpoint before a spike, or before
     # max_bad_steps non-finite steps, and skips the batches since then.
     spike_rollbacks: AtLeast0[int] = 0
@@ -377,12 +381,19 @@ class TrainingConfig(Section, prefix="training."):
         super().__post_init__()
         pairs = len(self.batch_ramp) % 2 == 0 and all(0 < n < 2**31 for n in self.batch_ramp)
         self._require("batch_ramp", pairs, "pairs of (steps, batch size), all above 0")
+        fits = len(self.spike_limit) < 3 and all(number > 0 for number in self.spike_limit)
+        self._require("spike_limit", fits and self.spike_window % 1 == 0, "deviations, and a number of steps")
         for size in (self.global_batch_size, *self.batch_ramp[1::2]):
             allowed = f"a divisor of every batch size, including {size}"
             self._require("accumulation_steps", size % self.accumulation_steps == 0, allowed)
         window = self.profile_steps
         is_window = len(window) in (0, 2) and list(window) == sorted(window)
         self._require("profile_steps", is_window, "two steps, first and last")
+
+    @property
+    def spike_window(self) -> float:
+        """Number of steps in the running mean and standard deviation of the loss."""
+        return self.spike_limit[1] if len(self.spike_limit) > 1 else SPIKE_WINDOW
 
 
 @dataclass(frozen=True, kw_only=True)

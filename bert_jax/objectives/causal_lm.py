@@ -104,7 +104,8 @@ class CausalLm(PretrainObjective):
         return CausalModel(model, config.execution, HeadsConfig(mlm=not model.has_attention), mesh=mesh)
 
     def carried(self) -> Shapes | None:
-        return cache_shapes(self.model, self.batch_rows) if self.config.objective.carry_state else None
+        is_carried = self.config.data.row_order == "carried"
+        return cache_shapes(self.model, self.batch_rows) if is_carried else None
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         total = denominator(next_weights(batch["sequence_ids"]))

@@ -58,10 +58,11 @@ def generator_config(config: PretrainConfig) -> ModelConfig:
     def part(share: float, size: int) -> int:
         return max(1, round(share * size))
 
-    width = part(objective.generator_width, model.hidden_size)
+    share, depth = (*objective.generator_size, 1.0)[:2]
+    width = part(share, model.hidden_size)
     heads = max(1, width // model.head_size)
     if width % heads:
-        given = f"objective.generator_width: {objective.generator_width} is not allowed"
+        given = f"objective.generator_size: {share:g} is not allowed"
         raise ValueError(f"{given}; allowed: a width (now {width}) that its {heads} heads divide")
     if model.word_rank and objective.embedding_sharing == "disentangled":
         given = f"model.word_rank: {model.word_rank} is not allowed"
@@ -69,14 +70,14 @@ def generator_config(config: PretrainConfig) -> ModelConfig:
     is_own = objective.embedding_sharing == "none"
     embedding = 0 if is_own and not model.embedding_size else model.embedding_width
     if model.word_rank and model.word_rank >= (embedding or width):
-        given = f"objective.generator_width: {objective.generator_width} is not allowed"
+        given = f"objective.generator_size: {share:g} is not allowed"
         raise ValueError(
             f"{given} with model.word_rank {model.word_rank}; allowed: a generator wider than that (now {width})"
         )
     return dataclasses.replace(
         model, hidden_size=width, num_attention_heads=heads, layer_heads=(), layer_units=(),
-        intermediate_size=part(objective.generator_width, model.intermediate_size),
-        num_layers=part(objective.generator_depth, model.num_layers),
+        intermediate_size=part(share, model.intermediate_size),
+        num_layers=part(depth, model.num_layers),
         embedding_size=0 if embedding == width else embedding,
     )  # fmt: skip
 

@@ -50,16 +50,16 @@ class LossGuard:
                 "(training.max_bad_steps)",
                 "these steps did not change the parameters",
             )
-        if bad_in_a_row or not config.spike_deviations:
+        if bad_in_a_row or not config.spike_limit:
             return
         excess = loss - self._mean
         deviation = math.sqrt(self._variance)
-        if self._seen >= config.spike_window and excess > config.spike_deviations * deviation:
+        if self._seen >= config.spike_window and excess > config.spike_limit[0] * deviation:
             self._trouble(
                 step,
                 step,
                 f"loss {loss:.3f} at step {step:,} is {excess / max(deviation, 1e-12):.1f} standard deviations "
-                f"above its mean {self._mean:.3f} (training.spike_deviations)",
+                f"above its mean {self._mean:.3f} (training.spike_limit)",
                 "the newest checkpoint is from before this step",
             )
         self._seen += 1

@@ -214,7 +214,7 @@ def _choose_spans(words: _Words, keys: np.ndarray, counts: np.ndarray, data: Dat
     """
     size = words.starts.shape[1]
     order = words.in_random_order(keys)
-    cumulative = np.cumsum(span_probabilities(data.span_mean, data.span_max))
+    cumulative = np.cumsum(span_probabilities(data.span_lengths[0], int(data.span_lengths[1])))
     draws = uniform(draw_bits(keys, _SPAN_LENGTH, order.shape[1]))
     lengths = 1 + np.searchsorted(cumulative[:-1], draws, side="right")
     chosen = np.zeros(words.starts.shape, bool)
@@ -276,7 +276,7 @@ def make_masker(data: DataConfig, layout: Layout, tokenizer: Tokenizer | None) -
         if not data.mask_special_tokens:
             maskable &= (ids != cls_id) & (ids != sep_id)
         row_keys, own = keys.view(np.uint64), data
-        if data.final_mask_fraction:
+        if data.final_masking:
             own = dataclasses.replace(data, mask_fraction=data.mask_fraction_at(batch))
         if layout.is_packed:
             return mask_sequences(

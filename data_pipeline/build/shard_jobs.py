@@ -1,7 +1,7 @@
 """Jobs that convert a token store to shards: jobs that write parts, then one merge per shard.
 
 A part consists of a table and of the serialized instances of consecutive documents in one pass, sorted by shard and
-then by a random sort key (the place of an instance in its shard; with ``data.contiguous``, of its document). The
+then by a random sort key (the place of an instance in its shard; of its document if rows are contiguous). The
 merge of a shard reads the records of this shard from all parts, sorted by this key. With ``data.packing``, the
 records of parts are those of ``data_pipeline.build.packing``, and the merge packs them into rows. Parts and shards
 depend only on the store and the settings, so their bytes do not depend on how the jobs are distributed.
@@ -202,7 +202,7 @@ def write_part(job: SplitJob, path: Location, pass_number: int, first: int, last
     keys = instance_keys(job.settings, instances, pass_number)
     # Instances of one key stay in order, because both sorts (here and in the merge) are stable.
     data = job.settings.data
-    placed = hash_key(data.seed, instances.document, pass_number) if data.contiguous else keys
+    placed = hash_key(data.seed, instances.document, pass_number) if data.is_contiguous else keys
     shard, place = shard_and_place(placed, job.num_shards)
     order = np.lexsort((place, shard))
     instances, keys = Instances(*(column[order] for column in instances)), keys[order]

@@ -7,7 +7,7 @@ influence how often a record is read.
 
 In every epoch of a lane, its segments are permuted by (seed, lane, epoch). W (``window_segments``) consecutive
 segments of this permutation form a window. The records of a window are read together and are permuted by (seed,
-lane, epoch, window); with ``data.contiguous`` they keep their order. After its last window, a lane starts its next
+lane, epoch, window); contiguous rows keep their order. After its last window, a lane starts its next
 epoch, independently of other lanes. The first window of most lanes is shorter, so that lanes do not load their
 windows at the same step.
 
@@ -306,14 +306,14 @@ def order_facts(
     }
     if is_mixture:
         facts["data.mixture"] = list(order.weights)
-    if data.contiguous:
+    if data.is_contiguous:
         facts["data.contiguous"] = True
     content: list[str | int | float] = [data.masking]
     if data.masking == "dynamic":
         content += [data.mask_unit, data.mask_fraction, data.mask_token_share, data.random_token_share]
-        content += [data.max_predictions, data.span_mean, data.span_max]
-        if data.final_mask_fraction:
-            content += [data.final_mask_fraction, data.mask_fraction_steps]
+        content += [data.max_predictions, data.span_lengths[0], int(data.span_lengths[1])]
+        if data.final_masking:
+            content += [data.final_masking[0], int(data.final_masking[1])]
         if data.mask_special_tokens:
             content += ["mask_special_tokens"]
     text = json.dumps([1, facts, content], sort_keys=True)

@@ -321,9 +321,9 @@ def pretrain_batches(
             )
     fewest = min(records.counts)
     usable = usable_lanes(lanes, fewest)
-    if data.contiguous and (usable != batch_size or batch_ramp):
+    if data.is_contiguous and (usable != batch_size or batch_ramp):
         raise ValueError(
-            f"data.contiguous: true is not allowed with {usable} lanes, {fewest} records and batches of "
+            f"data.row_order: {data.row_order} is not allowed with {usable} lanes, {fewest} records and batches of "
             f"{', '.join(map(str, sizes.all))} rows; allowed: as many lanes as rows, at most one per record; use "
             "smaller batches of one size, or more text"
         )
@@ -333,7 +333,7 @@ def pretrain_batches(
             "data.lanes: %d is reduced to %d, because there are %d records%s", lanes, usable, fewest, where
         )
     lane_orders = (
-        LaneOrder(count, usable, data.segment_records, data.window_segments, seed, data.contiguous)
+        LaneOrder(count, usable, data.segment_records, data.window_segments, seed, data.is_contiguous)
         for count in records.counts
     )
     order = MixtureOrder(tuple(part.weight for part in records.parts), tuple(lane_orders))
@@ -383,10 +383,8 @@ def _batches_once(
 ) -> Iterator[dict[str, np.ndarray]]:  # fmt: skip
     """Return the batches of :func:`eval_batches` from ``first`` on, with the numbers of the records."""
     records = PartRecords(parts)
-    if data.final_mask_fraction:
-        data = dataclasses.replace(
-            data, mask_fraction=data.final_mask_fraction, final_mask_fraction=0.0, mask_fraction_steps=0
-        )
+    if data.final_masking:
+        data = dataclasses.replace(data, mask_fraction=data.final_masking[0], final_masking=())
     layout = records.layout(data, tokenizer)
     mask = make_masker(data, layout, tokenizer)
     host_rows = HostRows.of(1, BatchSizes(batch_size), rows)

@@ -39,15 +39,15 @@ def shard_settings(data: DataConfig, tokenizer: Tokenizer, split: str) -> dict[s
     included, because dynamic masks are chosen when the records are read.
     """
     names = [*_ALWAYS, *(_MASKING if data.masking == "static" else ())]
-    if data.masking == "static" and data.mask_unit == "span":
-        names += ["span_mean", "span_max"]
     if data.masking == "static" and data.mask_special_tokens:
         names += ["mask_special_tokens"]
     if data.packing != "none":
         names += ["packing", "sequences_per_row"]
-    if data.contiguous:
-        names += ["contiguous"]
     settings = {f"data.{name}": getattr(data, name) for name in names}
+    if data.masking == "static" and data.mask_unit == "span":
+        settings |= {"data.span_mean": data.span_lengths[0], "data.span_max": int(data.span_lengths[1])}
+    if data.is_contiguous:
+        settings["data.contiguous"] = True
     is_train = split == "train"
     settings["data.dupe_factor"] = data.dupe_factor if is_train else 1
     settings["data.num_shards"] = data.num_shards if is_train else max(1, data.num_shards // _SHARDS_PER_EVAL_SHARD)

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 _LARGE = (
     "--model.hidden_size 1024 --model.num_layers 24 --model.num_attention_heads 16 --model.intermediate_size 4096"
 )
-_MODERN = "--config configs/modernbert_base.yaml --training.batch_ramp_tokens"
+_MODERN = "--config configs/modernbert_base.yaml --training.batch_ramp"
 _BASE_128 = "--execution.dtype bfloat16 --data.seq_length 128 --data.max_predictions 20"
 
 

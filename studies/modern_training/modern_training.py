@@ -198,7 +198,7 @@ def lengths() -> Iterator[dict[str, Any]]:
     pretraining_documentation); the ramp grows by 96 sequences on each of 8 devices at a time."""
     for phase, words, tokens, warmup in (
         ("pretraining", "--data.seq_length 1024 --training.global_batch_size 4608 "
-         "--training.batch_ramp_tokens 50e9 768 768 --optimizer.warmup_tokens 3e9", 1_719e9, 3e9),
+         "--training.batch_ramp 50e9 768 768 --optimizer.warmup_tokens 3e9", 1_719e9, 3e9),
         ("context extension", "--data.seq_length 8192 --training.global_batch_size 576", 250e9, 0),
         ("decay", "--data.seq_length 8192 --training.global_batch_size 576 --optimizer.schedule wsd "
          "--optimizer.wsd_decay one_minus_sqrt --optimizer.wsd_decay_tokens 50e9", 50e9, 0),

@@ -92,7 +92,7 @@ def _ettin(recipe: str, folder: str, sizes: tuple[int, int, int, int], ramp: int
             recipe, 3, f"{ETTIN}{folder}/prolong_decay/{name}",
             network | longer | third | _phase(50_000_000_000, 1.5e-3, 160_000.0, 0.15),
         ),
-        (recipe, 1, f"{ETTIN}{folder}/{name}, batch_size_warmup_tokens", {"training.batch_ramp_tokens.0": ramp}),
+        (recipe, 1, f"{ETTIN}{folder}/{name}, batch_size_warmup_tokens", {"training.batch_ramp.0": ramp}),
     ]  # fmt: skip
 
 
@@ -104,7 +104,7 @@ VALUES: list[tuple[str, int, str, dict[str, Any]]] = [
     ("electra_small", 1, ELECTRA, {
         "model.hidden_size": 256, "model.num_layers": 12, "model.num_attention_heads": 4,
         "model.intermediate_size": 1024, "model.embedding_size": 128, "model.vocab_size": 30_522,
-        "objective.discriminator_weight": 50.0, "objective.generator_width": 0.25, "objective.generator_depth": 1.0,
+        "objective.discriminator_weight": 50.0, "objective.generator_size": (0.25,),
         "objective.embedding_sharing": "shared", "data.mask_fraction": 0.15, "data.mask_token_share": 0.85,
         "data.random_token_share": 0.0, "data.max_predictions": 19, "data.seq_length": 128,
         "optimizer.learning_rate": 5e-4, "optimizer.warmup_steps": 10_000, "optimizer.weight_decay": 0.01,
@@ -144,8 +144,8 @@ def resolved(recipe: str, phase: int) -> dict[str, Any]:
     for section, options in to_dict(config).items():
         for name, value in options.items():
             values[f"{section}.{name}"] = list(value) if isinstance(value, tuple) else value
-    ramp = values["training.batch_ramp_tokens"]
-    return values | {"training.batch_ramp_tokens.0": ramp[0] if ramp else 0}
+    ramp = values["training.batch_ramp"]
+    return values | {"training.batch_ramp.0": ramp[0] if ramp else 0}
 
 
 def main() -> int:

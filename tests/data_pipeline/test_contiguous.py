@@ -1,4 +1,4 @@
-"""``data.contiguous``: documents whose instances follow each other in the shards and in the rows of batches."""
+"""``data.row_order`` contiguous: the instances of a document follow each other in the shards and in batches."""
 
 import hashlib
 import itertools
@@ -34,7 +34,7 @@ def config(folder: Path, **changes: object) -> DataConfig:
         "seq_length": 16, "max_predictions": 3, "next_sentence": "none", "short_sequence_fraction": 0.0,
         "dupe_factor": 2, "num_shards": 3, "eval_fraction": 0.0, "segment_records": 5, "window_segments": 2,
     }  # fmt: skip
-    return DataConfig(**(values | {"contiguous": True} | changes))  # type: ignore[arg-type]
+    return DataConfig(**(values | {"row_order": "contiguous"} | changes))  # type: ignore[arg-type]
 
 
 def build(folder: Path, **changes: object) -> DataConfig:
@@ -106,7 +106,7 @@ def test_segments_are_permuted_and_their_records_are_not():
 
 
 def test_shards_without_the_option_keep_their_bytes(tmp_path):
-    build(tmp_path / "shards", contiguous=False)
+    build(tmp_path / "shards", row_order="shuffled")
     files = sorted((tmp_path / "shards" / "train").glob("*.tfrecord"))
     assert hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest() == RECORDED
     settings = read_manifest(tmp_path / "shards" / "train")["settings"]
@@ -118,16 +118,18 @@ RECORDED = "41bdee4bce2fabd0be89ddd80036f19eddfc43fdd95c80e7377f3d3c3134abab"
 
 @pytest.mark.parametrize("built", [True, False])
 def test_shards_built_otherwise_are_refused(built, tmp_path):
-    build(tmp_path / "shards", contiguous=built)
+    orders = {False: "shuffled", True: "contiguous"}
+    build(tmp_path / "shards", row_order=orders[built])
     message = f"built with other settings: data.contiguous: shards {built}, config {not built}; set them back"
     with pytest.raises(ValueError, match=message):
-        build(tmp_path / "shards", contiguous=not built)
+        build(tmp_path / "shards", row_order=orders[not built])
 
 
 def test_a_position_of_the_other_order_is_refused(tmp_path):
     folder = make_shards(tmp_path, 100)
     plain, kept = (
-        stream(folder, small(contiguous=value, next_sentence="none"), lanes=16) for value in (False, True)
+        stream(folder, small(row_order=value, next_sentence="none"), lanes=16)
+        for value in ("shuffled", "contiguous")
     )
     for one, other, message in ((plain, kept, "was False, now True"), (kept, plain, "was True, now False")):
         with pytest.raises(ValueError, match=rf"data\.contiguous {message}"):
@@ -139,9 +141,13 @@ def test_a_position_of_the_other_order_is_refused(tmp_path):
 
 def test_more_rows_than_records_are_refused(tmp_path):
     folder = make_shards(tmp_path, 10)
-    message = r"^data\.contiguous: true is not allowed with 8 lanes, 10 records and batches of 16 rows; allowed: "
+    message = (
+        r"^data\.row_order: contiguous is not allowed with 8 lanes, 10 records and batches of 16 rows; allowed: "
+    )
     with pytest.raises(ValueError, match=message):
-        stream(folder, small(contiguous=True, next_sentence="none"), lanes=16)
+        stream(folder, small(row_order="contiguous", next_sentence="none"), lanes=16)
     with pytest.raises(ValueError, match="batches of 4, 8 rows"):
-        stream(folder, small(contiguous=True, next_sentence="none"), lanes=4, batch_size=8, batch_ramp=(2, 4))
-    assert small(contiguous=True, next_sentence="none").lanes_for(48) == 48 and small().lanes_for(48) == 16
+        stream(
+            folder, small(row_order="contiguous", next_sentence="none"), lanes=4, batch_size=8, batch_ramp=(2, 4)
+        )
+    assert small(row_order="contiguous", next_sentence="none").lanes_for(48) == 48 and small().lanes_for(48) == 16

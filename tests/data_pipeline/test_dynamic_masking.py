@@ -154,9 +154,7 @@ def shares(batches: list[dict[str, np.ndarray]], first: int, share_of) -> None:
 
 def test_the_share_changes_with_the_batch(unmasked):
     """Linear from a half to a tenth over ten batches, in both readers and after a resume."""
-    data = config(
-        masking="dynamic", max_predictions=8, mask_fraction=0.5, final_mask_fraction=0.1, mask_fraction_steps=10
-    )
+    data = config(masking="dynamic", max_predictions=8, mask_fraction=0.5, final_masking=(0.1, 10))
 
     def share_of(step: int) -> float:
         return 0.5 - 0.04 * min(step, 10)
@@ -168,7 +166,7 @@ def test_the_share_changes_with_the_batch(unmasked):
     again = stream(unmasked, data, tokenizer=MASKER)
     again.restore(batches.state() | {"data_step": 4})
     assert_equal(take(again, 4), seen[4:8])
-    for other in ({"final_mask_fraction": 0.2}, {"mask_fraction_steps": 9}):
+    for other in ({"final_masking": (0.2, 10)}, {"final_masking": (0.1, 9)}):
         with pytest.raises(ValueError, match="masking options differ"):
             stream(unmasked, dataclasses.replace(data, **other), tokenizer=MASKER).restore(batches.state())
     held_out = list(eval_batches(data, folder=unmasked, batch_size=64, tokenizer=MASKER))
@@ -178,10 +176,11 @@ def test_the_share_changes_with_the_batch(unmasked):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"final_mask_fraction": 0.1, "mask_fraction_steps": 5}, "data.final_mask_fraction: 0.1 .* static"),
-        ({"masking": "dynamic", "final_mask_fraction": 0.1}, "data.mask_fraction_steps: 0 .* 1 or more"),
-        ({"masking": "dynamic", "mask_fraction_steps": 5}, "data.mask_fraction_steps: 5 .* 0 without"),
-        ({"masking": "dynamic", "final_mask_fraction": 1.5, "mask_fraction_steps": 5}, "final_mask_fraction: 1.5"),
+        ({"final_masking": (0.1, 5)}, r"data.final_masking: \(0.1, 5\) .* static"),
+        ({"masking": "dynamic", "final_masking": (0.1,)}, r"data.final_masking: \(0.1,\) .*, 1 or more"),
+        ({"masking": "dynamic", "final_masking": (0.1, 0.5)}, r"data.final_masking: \(0.1, 0.5\) .*, 1 or more"),
+        ({"masking": "dynamic", "final_masking": (0, 5)}, r"data.final_masking: \(0, 5\) .*above 0"),
+        ({"masking": "dynamic", "final_masking": (1.5, 5)}, r"data.final_masking: \(1.5, 5\) .*at most 1"),
     ],
 )
 def test_a_share_that_cannot_change_is_refused(options, message):
@@ -234,7 +233,7 @@ def test_a_run_whose_share_changes_resumes_bitwise(tmp_path):
     data = DataConfig(
         corpus=(str(tmp_path / "corpus.txt"),), vocab=str(vocabulary), shards=str(tmp_path / "shards"),
         seq_length=32, max_predictions=16, dupe_factor=1, num_shards=2, eval_fraction=0.2, workers=1,
-        masking="dynamic", mask_fraction=0.5, final_mask_fraction=0.1, mask_fraction_steps=6, packing="best_fit",
+        masking="dynamic", mask_fraction=0.5, final_masking=(0.1, 6), packing="best_fit",
     )  # fmt: skip
     ensure_data(data, vocab_size=500, report=lambda _: None)
     run = tiny_config(

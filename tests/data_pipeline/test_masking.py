@@ -15,7 +15,7 @@ MASK, VOCAB = 4, 30_000
 def settings(unit: str = "token", **changes: float) -> dict[str, Any]:
     options: dict[str, Any] = {
         "mask_unit": unit, "mask_fraction": 0.15, "mask_token_share": 0.8, "random_token_share": 0.1,
-        "span_mean": 3.8, "span_max": 10,
+        "span_lengths": (3.8, 10),
     }  # fmt: skip
     return {"data": DataConfig(**(options | changes)), "mask_id": MASK, "vocab_size": VOCAB}
 
@@ -197,7 +197,8 @@ def test_spans_end_with_their_segment() -> None:
     inside[:, 1:19] = True
     inside[:, 3] = False  # A is positions 1 and 2
     _, positions, _, weights = mask_batch(
-        ids, inside, inside, hash_key(2, np.arange(rows)), **settings("span", span_mean=9.0, max_predictions=3),
+        ids, inside, inside, hash_key(2, np.arange(rows)),
+        **settings("span", span_lengths=(9.0, 10), max_predictions=3),
     )  # fmt: skip
     assert (weights.sum(1) == 3).all()
     # A span from 2 into B would make one row in 17 like this; two spans do so in about one of 250.

@@ -30,7 +30,7 @@ def recipes(folder):
     for name, changes in (
         ("one", {
             "optimizer": {"schedule": "wsd", "wsd_decay_fraction": 0.0, "warmup_tokens": 10 * TOKENS},
-            "training": {"num_tokens": 50 * TOKENS, "batch_ramp_tokens": [6 * TOKENS, 2, 2]},
+            "training": {"num_tokens": 50 * TOKENS, "batch_ramp": [6 * TOKENS, 2, 2]},
         }),
         ("two", {
             "data": {
@@ -50,7 +50,7 @@ def recipes(folder):
         }),
     ):  # fmt: skip
         if name == "two":
-            del values["optimizer"]["warmup_tokens"], values["training"]["batch_ramp_tokens"]
+            del values["optimizer"]["warmup_tokens"], values["training"]["batch_ramp"]
             values["optimizer"]["warmup_steps"] = 0
         for section, options in changes.items():
             values[section] |= options

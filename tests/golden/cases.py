@@ -306,8 +306,7 @@ MASKINGS: dict[str, dict[str, object]] = {
         "next_sentence": "none",
         "masking": "dynamic",
         "mask_fraction": 0.35,
-        "final_mask_fraction": 0.1,
-        "mask_fraction_steps": CURVE_STEPS,
+        "final_masking": (0.1, CURVE_STEPS),
     },
 }
 MASKED_ARRAYS = ("input_ids", "mlm_positions", "mlm_labels", "mlm_weights")

@@ -223,7 +223,9 @@ class BidirectionalLmConfig(ObjectiveConfig):
         "every next and every previous token, with model.encoder bidirectional_lstm (ELMo: Peters et al. 2018)"
     )
 
-    carry_state: bool = False
+    @property
+    def carries_state(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,13 +32,17 @@ INVALID = [
     ("execution.vocab_multiple", "0", "a number above 0"),
     *((f"data.{name}", "0", "a number above 0") for name in (
         "max_predictions", "dupe_factor", "num_shards", "window_segments", "segment_records",
-        "prefetch", "span_max")),
+        "prefetch")),
     ("data.seq_length", "7", "8 or more"),
     ("data.seq_length", "513", "at most model.max_position_embeddings (512)"),
     *((f"data.{name}", value, "a number from 0 to below 1")
       for name in ("short_sequence_fraction", "eval_fraction") for value in ("1", "-0.1")),
     *(("data.mask_fraction", value, "above 0, at most 1") for value in ("0", "1.1")),
-    ("data.span_mean", "0.9", "1 or more"),
+    *(("data.span_lengths", value, "a mean length and a longest length in whole words, both 1 or more")
+      for value in ("0.9 10", "3.8", "3.8 0", "3.8 9.5")),
+    *(("training.spike_limit", value, "deviations, and a number of steps") for value in ("0", "3 0.5", "1 2 3")),
+    *(("objective.generator_size", f"{value} --objective.name replaced_tokens --data.next_sentence none",
+       "a share of the width, or shares of width and layers; above 0") for value in ("0", "1 0", "1 1 1")),
     *((f"data.{name}", "-1", "0 or more") for name in ("workers", "lanes", "max_blank_records")),
     ("data.lanes", "3", "a divisor of every batch size, including 256"),
     *((f"optimizer.{name}", "-1", "0 or more")
@@ -53,7 +57,8 @@ INVALID = [
     *((f"training.{name}", "-1", "0 or more")
       for name in ("num_steps", "eval_interval", "eval_batches", "eval_batch_size", "keep_every", "seed")),
     ("training.accumulation_steps", "3", "a divisor of every batch size, including 256"),
-    ("training.batch_ramp", "10", "pairs of (steps, batch size), all above 0"),
+    ("training.batch_ramp", "10",
+     "pairs of (steps, batch size), or tokens, first size (below 256), increment; all above 0"),
     ("training.batch_ramp", "10 -64", "pairs of (steps, batch size), all above 0"),
     ("training.batch_ramp", "0 64", "pairs of (steps, batch size), all above 0"),
     *(("training.profile_steps", value, "two steps, first and last") for value in ("3", "5 3", "1 2 3")),

@@ -1,4 +1,4 @@
-"""Fields of the network under their former names."""
+"""Options under their former names."""
 
 import json
 
@@ -16,9 +16,12 @@ from bert_jax.config import (
     spec_to_json,
     to_dict,
 )
+from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.former import MERGES, current_fields
 
-ALL = {name for merge in MERGES for name in merge.former}
+# Fields of the network that hold former ones, and these.
+FIELDS = [merge.option.removeprefix("model.") for merge in MERGES if merge.option.startswith("model.")]
+ALL = {name.removeprefix("model.") for merge in MERGES for name in merge.former if name.startswith("model.")}
 # Former fields, all with their former defaults.
 DEFAULTS = dict.fromkeys(ALL, True) | {
     "mlm_activation": "same", "pooler_activation": "tanh", "sequence_activation": "same",
@@ -61,12 +64,12 @@ def test_files_are_read(tmp_path, former, present):
     spec = ModelSpec(model=model, heads=HeadsConfig())
     stored = json.loads(spec_to_json(spec))
     stored["model"] = {key: value for key, value in stored["model"].items() if key not in present} | values
-    for merge in MERGES:
-        stored["model"].pop(merge.field, None)
+    for field in FIELDS:
+        stored["model"].pop(field, None)
     assert spec_from_json(json.dumps(stored), "x") == spec
     config = to_dict(PretrainConfig(model=model))
-    for merge in MERGES:
-        config["model"].pop(merge.field)
+    for field in FIELDS:
+        config["model"].pop(field)
     config["model"] |= values
     assert from_dict(PretrainConfig, config).model == model
     (tmp_path / "recipe.yaml").write_text(
@@ -77,8 +80,8 @@ def test_files_are_read(tmp_path, former, present):
     assert load(f"--config {tmp_path / 'now.yaml'}") == model
     record = current_fields({f"model.{key}": value for key, value in values.items()}, "model.")
     assert record == {
-        f"model.{merge.field}": list(value) if isinstance(value := getattr(model, merge.field), tuple) else value
-        for merge in MERGES
+        f"model.{field}": list(value) if isinstance(value := getattr(model, field), tuple) else value
+        for field in FIELDS
     }
 
 
@@ -133,8 +136,69 @@ def test_values_are_refused(words, message):
 @pytest.mark.parametrize("value", [{"qkv_bias": 0}, {"mlm_activation": "none"}, {"sequence_activation": {}}])
 def test_a_stored_value_of_another_type_is_refused(value):
     stored = json.loads(spec_to_json(ModelSpec(model=ModelConfig(), heads=HeadsConfig())))
-    for merge in MERGES:
-        del stored["model"][merge.field]
+    for field in FIELDS:
+        del stored["model"][field]
     stored["model"] |= value
     with pytest.raises(ValueError, match=rf"^x: model: {next(iter(value))}: "):
         spec_from_json(json.dumps(stored), "x")
+
+
+LSTM = "--model.encoder lstm --model.num_layers 1 --model.position_embeddings none --objective.name causal_lm"
+ELECTRA = "--objective.name replaced_tokens --data.next_sentence none"
+ORDERED = f"{LSTM} --data.next_sentence none"
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (
+            "--data.contiguous true --data.next_sentence none",
+            "--data.row_order contiguous --data.next_sentence none",
+        ),
+        ("--data.row_order contiguous --data.contiguous false", ""),
+        (f"{ORDERED} --objective.carry_state true --data.contiguous true", f"{ORDERED} --data.row_order carried"),
+        (
+            f"{ORDERED} --data.contiguous true --objective.carry_state false",
+            f"{ORDERED} --data.row_order contiguous",
+        ),
+        (
+            "--data.masking dynamic --data.mask_fraction_steps 10 --data.final_mask_fraction 0.1",
+            "--data.masking dynamic --data.final_masking 0.1 10",
+        ),
+        ("--data.mask_fraction_steps 0 --data.final_mask_fraction 0", ""),
+        ("--data.span_max 5", "--data.span_lengths 3.8 5"),
+        ("--data.span_max 10 --data.span_mean 2", "--data.span_lengths 2 10"),
+        (f"{ELECTRA} --objective.generator_depth 0.5", f"{ELECTRA} --objective.generator_size 0.25 0.5"),
+        (
+            f"{ELECTRA} --objective.generator_depth 1 --objective.generator_width 1",
+            f"{ELECTRA} --objective.generator_size 1",
+        ),
+        ("--training.spike_window 50 --training.spike_deviations 3", "--training.spike_limit 3 50"),
+        ("--training.spike_limit 3 50 --training.spike_deviations 4", "--training.spike_limit 4 50"),
+        ("--training.spike_deviations 3", "--training.spike_limit 3 200"),
+        ("--training.spike_deviations 0 --training.spike_window 50", ""),
+        ("--training.batch_ramp_tokens 1e6 8 8", "--training.batch_ramp 1e6 8 8"),
+        ("--training.batch_ramp 9 8 --training.batch_ramp_tokens", "--training.batch_ramp 9 8"),
+        ("--training.batch_ramp 1e6 8 8 --training.batch_ramp_tokens", ""),
+    ],
+)
+def test_former_options_set_those_that_hold_them(before, now):
+    assert load_config(PretrainConfig, before.split()) == load_config(PretrainConfig, now.split())
+
+
+def test_a_stored_config_keeps_what_followed_from_a_former_option():
+    stored = to_dict(PretrainConfig())
+    stored["training"] |= {"batch_ramp": [3, 64, 5, 128], "batch_ramp_tokens": [10**6, 64, 64]}
+    del stored["training"]["spike_limit"], stored["data"]["row_order"]
+    stored["training"] |= {"spike_deviations": 0.0, "spike_window": 200}
+    stored["data"] |= {"contiguous": False}
+    assert from_dict(PretrainConfig, stored).training.batch_ramp == (3, 64, 5, 128)
+    del stored["training"]["batch_ramp"]
+    stored["training"]["batch_ramp_tokens"] = []
+    assert from_dict(PretrainConfig, stored) == PretrainConfig()
+
+
+def test_a_former_option_of_pretraining_is_refused_in_fine_tuning():
+    assert load_config(FinetuneConfig, ["--training.spike_deviations", "3"]).training.spike_limit == (3, 200)
+    with pytest.raises(ValueError, match=r"training\.batch_ramp_tokens"):
+        load_config(FinetuneConfig, ["--training.batch_ramp_tokens", "1000", "8", "8"])

@@ -73,7 +73,7 @@ def test_steps_follow_from_tokens_and_both_are_shown():
 
 
 def test_a_ramp_counts_in_every_length():
-    words = f"--training.batch_ramp_tokens {20 * TOKENS} 8 8 --optimizer.warmup_tokens {20 * TOKENS}"
+    words = f"--training.batch_ramp {20 * TOKENS} 8 8 --optimizer.warmup_tokens {20 * TOKENS}"
     config = resolved(words, f"--training.num_tokens {50 * TOKENS} --optimizer.wsd_decay_tokens {10 * TOKENS}")
     ramp = config.training.batch_ramp
     assert ramp[1::2] == (8, 16, 24)
@@ -126,11 +126,11 @@ def test_the_later_of_steps_and_tokens_counts(tmp_path):
 
 
 def test_one_source_may_repeat_the_steps_but_not_change_them(tmp_path):
-    config = resolved(f"--training.num_tokens {10 * TOKENS} --training.batch_ramp_tokens {3 * TOKENS} 8 8")
+    config = resolved(f"--training.num_tokens {10 * TOKENS} --training.batch_ramp {3 * TOKENS} 8 8")
     stored = files(tmp_path, stored=dump_yaml(config))
     assert load_config(PretrainConfig, stored.split()) == config
     assert from_dict(PretrainConfig, to_dict(config)) == config
-    with pytest.raises(ValueError, match=r"stored\.yaml:\d+: training\.batch_ramp: .* of the same source gives"):
+    with pytest.raises(ValueError, match=r"stored\.yaml:\d+: training\.num_steps: .* of the same source gives"):
         load_config(PretrainConfig, [*stored.split(), "--data.seq_length", "32"])
     with pytest.raises(ValueError, match=r"^command line: training\.num_steps: 5, but training\.num_tokens 512"):
         resolved("--training.num_steps 5 --training.num_tokens 512")
@@ -152,9 +152,9 @@ def test_a_stored_config_keeps_the_steps_of_its_run():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--training.batch_ramp_tokens 100 8", "tokens, first size"),
-        ("--training.batch_ramp_tokens 100 32 8", r"first size \(below 32\)"),
-        ("--training.batch_ramp_tokens 100 8 0", "all above 0"),
+        ("--training.batch_ramp 100 8", "tokens, first size"),
+        ("--training.batch_ramp 100 32 8", r"first size \(below 32\)"),
+        ("--training.batch_ramp 100 8 0", "all above 0"),
         ("--training.num_tokens 512 --optimizer.wsd_decay_tokens 513", "at most 512, the tokens of the phase"),
         ("--training.num_tokens -1", "0 or more"),
     ],

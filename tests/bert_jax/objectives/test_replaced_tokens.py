@@ -40,7 +40,7 @@ from bert_jax.parallel import make_mesh, to_global
 from bert_jax.training.state import abstract_params, abstract_state, make_prng_key
 from bert_jax.training.step import loss_and_gradients
 
-OPTIONS = "--objective.name replaced_tokens --data.next_sentence none --objective.generator_width 0.5"
+OPTIONS = "--objective.name replaced_tokens --data.next_sentence none --objective.generator_size 0.5"
 RECORDED = Path(__file__).parents[2] / "golden" / "fixtures" / "replaced_tokens.npz"
 
 
@@ -61,7 +61,7 @@ def test_loss_curve_equals_torch(sharing):
     config = PretrainConfig(
         model=ModelConfig(hidden_dropout=0.0, attention_dropout=0.0, **CURVE_MODEL),
         data=DataConfig(next_sentence="none", seq_length=16, max_predictions=3),
-        objective=ObjectiveConfig(name="replaced_tokens", generator_width=0.5, embedding_sharing=sharing),
+        objective=ObjectiveConfig(name="replaced_tokens", generator_size=(0.5,), embedding_sharing=sharing),
     )
     with np.load(RECORDED) as arrays:
         recorded = {name: arrays[f"{sharing}/{name}"] for name in ("loss", "rtd_loss", "grad_norm")}
@@ -224,9 +224,7 @@ def test_it_starts_from_the_discriminator_of_a_run():
 
 def test_the_generator_has_the_given_shares_of_width_and_layers():
     """That of DeBERTa-v3 has the full width and half the layers, and no projection of the embeddings."""
-    config = tiny_config(
-        OPTIONS, "--model.num_layers 4 --objective.generator_width 1 --objective.generator_depth 0.5"
-    )
+    config = tiny_config(OPTIONS, "--model.num_layers 4 --objective.generator_size 1 0.5")
     generator = generator_config(config)
     assert generator.num_layers == 2
     assert dataclasses.replace(generator, num_layers=4) == config.model
@@ -239,7 +237,7 @@ def test_the_generator_of_a_pruned_model_has_whole_layers():
 
 
 def test_flops_are_those_of_both_networks():
-    half, whole = (objective_of(tiny_config(OPTIONS, words)) for words in ("", "--objective.generator_width 1"))
+    half, whole = (objective_of(tiny_config(OPTIONS, words)) for words in ("", "--objective.generator_size 1"))
     assert 0 < half.flops_per_sequence() < whole.flops_per_sequence() < 3 * half.flops_per_sequence()
 
 
@@ -250,12 +248,12 @@ def test_flops_are_those_of_both_networks():
         (f"{OPTIONS} --model.attention causal", "model.attention: 'causal' .* set bidirectional"),
         (f"{OPTIONS} --execution.prng rbg", "execution.prng: 'rbg' .* set hash or threefry"),
         (
-            f"{OPTIONS} --model.num_attention_heads 8 --objective.generator_width 0.8",
-            "objective.generator_width: 0.8",
+            f"{OPTIONS} --model.num_attention_heads 8 --objective.generator_size 0.8",
+            "objective.generator_size: 0.8",
         ),
         (
             f"{OPTIONS} --objective.embedding_sharing none --model.word_rank 16",
-            r"generator_width: 0.5 .* model.word_rank 16; allowed: a generator wider than that \(now 16\)",
+            r"generator_size: 0.5 .* model.word_rank 16; allowed: a generator wider than that \(now 16\)",
         ),
     ],
 )

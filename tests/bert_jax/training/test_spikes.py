@@ -18,7 +18,7 @@ from bert_jax.training.logging.metrics_file import read_metrics
 from bert_jax.training.spikes import LossGuard, RollBack
 
 POLICY = "--training.spike_rollbacks 2 --training.spike_skip_batches 2 --training.max_bad_steps 2"
-SPIKES = "--training.spike_deviations 20 --training.spike_window 6"
+SPIKES = "--training.spike_limit 20 6"
 
 
 @dataclasses.dataclass
@@ -83,7 +83,7 @@ def assert_equal_runs(first, second, config):
 
 
 def test_statistics_and_their_state():
-    config = tiny_config("--training.spike_deviations 3 --training.spike_window 50").training
+    config = tiny_config("--training.spike_limit 3 50").training
     draws = random.Random(0)
     losses = [draws.gauss(5, 0.1) for _ in range(60)]
     guard = LossGuard(config)

@@ -85,7 +85,8 @@ class BidirectionalLm(PretrainObjective):
         return BidirectionalModel(config.model, config.execution, HeadsConfig(mlm=True), mesh=mesh)
 
     def carried(self) -> Shapes | None:
-        return cache_shapes(self.model, self.batch_rows) if self.config.objective.carry_state else None
+        is_carried = self.config.data.row_order == "carried"
+        return cache_shapes(self.model, self.batch_rows) if is_carried else None
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         total = 2 * denominator(next_weights(batch["sequence_ids"]))

@@ -28,7 +28,7 @@ from bert_jax.training.programs import train_programs
 from bert_jax.training.state import initial_state
 from bert_jax.training.step import loss_and_gradients
 
-CARRY = " --objective.carry_state true --data.contiguous true"
+CARRY = " --data.row_order carried"
 SYSTEMS = {"lstm": LSTM + CARRY, "elmo": ELMO + CARRY}
 
 
@@ -285,15 +285,15 @@ def test_a_skipped_step_keeps_the_state():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (LSTM + " --objective.carry_state true", r"data.contiguous: False is not allowed; allowed: true with obj"),
         (SYSTEMS["lstm"] + " --training.accumulation_steps 2", r"training.accumulation_steps: 2 .*allowed: 1 with"),
         (SYSTEMS["lstm"] + " --training.batch_ramp 2 4", r"training.batch_ramp: \(2, 4\) .*allowed: none with"),
-        (SYSTEMS["lstm"] + " --data.lanes 4", r"data.lanes: 4 .*allowed: 0 or the batch size, 8, with data.cont"),
-        (SYSTEMS["lstm"] + " --data.packing best_fit", "data.packing: 'best_fit' .*allowed: none with data.contig"),
-        (SYSTEMS["lstm"] + " --data.next_sentence nsp", "data.next_sentence: 'nsp' .*allowed: none with data.con"),
-        (SYSTEMS["lstm"] + " --data.mixture a=1 b=1", r"data.mixture: .*allowed: none with data.contiguous"),
-        (NNLM + CARRY, "model.encoder: 'nnlm' .*allowed: lstm or bidirectional_lstm with objective.carry_state"),
-        ("--objective.carry_state true", "objective.carry_state"),
+        (SYSTEMS["lstm"] + " --data.lanes 4", r"data.lanes: 4 .*allowed: 0 or the batch size, 8, with data.row_o"),
+        (SYSTEMS["lstm"] + " --data.packing best_fit", "data.packing: 'best_fit' .*allowed: none with data.row_or"),
+        (SYSTEMS["lstm"] + " --data.next_sentence nsp", "data.next_sentence: 'nsp' .*allowed: none with data.row"),
+        (SYSTEMS["lstm"] + " --data.mixture a=1 b=1", r"data.mixture: .*allowed: none with data.row_order carried"),
+        (NNLM + CARRY, "model.encoder: 'nnlm' .*allowed: lstm or bidirectional_lstm with data.row_order carried"),
+        (CARRY, "model.encoder: 'transformer' .*allowed: lstm or bidirectional_lstm with data.row_order carried"),
+        (LSTM.replace("causal_lm", "masked_lm") + CARRY, "objective.name: 'masked_lm' .*allowed: one that"),
     ],
 )  # fmt: skip
 def test_options_that_do_not_fit_a_carried_state(options, message):
