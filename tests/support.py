@@ -174,7 +174,7 @@ def _programs_of(objective: Any) -> Any:
     fixed = tuple((path, np.asarray(x).tobytes()) for path, x in jax.tree.leaves_with_path(objective.fixed))
     # What no program reads.
     rest: dict[str, Any] = {"checkpoint_interval": 1, "log_interval": 1, "eval_interval": 0, "max_bad_steps": 1}
-    rest |= {"spike_limit": (), "spike_rollbacks": 0}
+    rest |= {"spike_limit": (), "spike_rollback": ()}
     if objective.config.optimizer.decay_steps and not objective.config.optimizer.restart_schedule:
         rest |= {"num_steps": 0, "num_tokens": 0, "first_step": 0}
     training = dataclasses.replace(objective.config.training, **rest)

@@ -11,11 +11,13 @@ from bert_jax import registry
 from bert_jax.config import ModelConfig
 from bert_jax.config.loader import Settings
 from bert_jax.config.options import Setting
+from bert_jax.json_values import Json
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.registry import MODULE
 
 if TYPE_CHECKING:
-    from bert_jax.interop.model_bundle import ModelBundle
+    from bert_jax.inference.loaded import LoadedModel
+    from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 
 READABLE = (
     "workdir, saved model, Hugging Face or sentence-transformers folder, name on the Hugging Face Hub, TF1 "
@@ -25,7 +27,7 @@ READABLE = (
 _ONE_FILE = f"{MODULE}: needs one file, such as {MODULE} fnet_encoder.py"
 
 # A function that adds options to a parser.
-Options = Callable[[argparse.ArgumentParser], Any]
+Options = Callable[[argparse.ArgumentParser], argparse.Action | None]
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Command:
     # True: arguments that are no options of the command are those of a recipe.
     takes_recipe: bool = False
 
-    def add(self, commands: Any) -> None:
+    def add(self, commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         """Add the parser of this subcommand to the subparsers ``commands``."""
         parser = commands.add_parser(self.name, help=self.help, description=self.run.__doc__, **self.parser)
         parser.set_defaults(run=self.run, is_whole=self.is_whole, takes_recipe=self.takes_recipe)
@@ -259,7 +261,7 @@ COMMAND = Caller()
 # ------------------------------------------------------------------ arguments to objects
 
 
-def read_options(arguments: argparse.Namespace) -> Any:
+def read_options(arguments: argparse.Namespace) -> "ReadOptions":
     """Return the ``ReadOptions`` for the parsed options of :func:`reading`."""
     from bert_jax.interop.model_bundle import ReadOptions
 
@@ -273,7 +275,7 @@ def read_options(arguments: argparse.Namespace) -> Any:
     )
 
 
-def load_model(arguments: argparse.Namespace) -> Any:
+def load_model(arguments: argparse.Namespace) -> "LoadedModel":
     """Load the model that ``--model`` names, and print the notes of the reader to standard error."""
     from bert_jax.inference.loaded import load
 
@@ -310,7 +312,7 @@ def vector_options(arguments: argparse.Namespace, prompt: str | None = None, pro
     return VectorOptions(arguments.pooling, arguments.normalize, arguments.width, prompt, prompt_name)
 
 
-def text_of(value: Any) -> str:
+def text_of(value: str | Mapping[str, Json]) -> str:
     """Return the text of an input, a text or an object with text. Raises ``ValueError`` for other objects."""
     text = value if isinstance(value, str) else value.get("text")
     if not isinstance(text, str):
@@ -329,7 +331,7 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _progress_counter() -> Any:
+def _progress_counter() -> Callable[[int], None] | None:
     """Return a function that shows the number of processed texts on standard error. Return None unless standard
     error is a terminal and standard output is not."""
     if not sys.stderr.isatty() or sys.stdout.isatty():

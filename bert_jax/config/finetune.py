@@ -29,6 +29,7 @@ from bert_jax.config.schema import (
     Range,
     Section,
     TrainingConfig,
+    Value,
     check_limits,
     limited,
     only,
@@ -50,8 +51,12 @@ from bert_jax.config.task import (
 )
 
 # Conditions of the options of the classification loss, and the kinds of tasks that have the options of the head.
-SOFTMAX = {KIND: ("classification", "choice", *WORDS, "sentence"), LOSS: ("softmax",), CRF: (False,)}
-_FOCAL = {**SOFTMAX, KIND: ("multi_label", *SOFTMAX[KIND])}
+SOFTMAX: dict[str, tuple[Value, ...]] = {
+    KIND: ("classification", "choice", *WORDS, "sentence"),
+    LOSS: ("softmax",),
+    CRF: (False,),
+}
+_FOCAL: dict[str, tuple[Value, ...]] = {**SOFTMAX, KIND: ("multi_label", *SOFTMAX[KIND])}
 HEAD = (*WHOLE, "choice", *WORDS)
 # Automatic learning rates: that of a Transformer of the width of BERT-base, the power of the width with which it
 # falls, the highest one; that of heads on a frozen Transformer.

@@ -5,14 +5,15 @@ This module does not import jax.
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import fields
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypedDict, cast, get_args, get_type_hints
 
 from bert_jax.config.architecture import HeadPart, ModelConfig
 from bert_jax.config.options import Option
-from bert_jax.config.schema import SPIKE_WINDOW
+from bert_jax.config.schema import SPIKE_SKIPPED, SPIKE_WINDOW, Value
+from bert_jax.json_values import Json
 
 # Fields of other encoders that the files of every model held before each encoder had a section of its own.
-FORMER_FIELDS: dict[str, object] = {
+FORMER_FIELDS: dict[str, Json] = {
     "context_size": 4, "lstm_cells": 0, "lstm_cell_clip": 0.0, "lstm_projection_clip": 0.0, "lstm_skip": False,
     "lstm_weight_dropout": 0.0, "word_dropout": 0.0, "character_filters": [], "character_size": 16,
     "max_characters": 50, "highway_layers": 2, "character_activation": "relu",
@@ -25,26 +26,67 @@ _BIASES = {
 }  # fmt: skip
 
 
+class Former(TypedDict, total=False):
+    """Types of former options, by the last part of their names."""
+
+    norm_bias: bool
+    qkv_bias: bool
+    attention_output_bias: bool
+    feed_forward_bias: bool
+    pooler_bias: bool
+    sequence_head_bias: bool
+    mlm_transform_bias: bool
+    mlm_output_bias: bool
+    pooler_norm: bool
+    token_pooler: bool
+    span_transform: bool
+    mlm_transform: bool
+    mlm_activation: Literal["same", "gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"]
+    pooler_dense: bool
+    pooler_activation: Literal["tanh", "gelu", "gelu_tanh", "relu", "silu"]
+    sequence_activation: Literal["same", "tanh", "gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"]
+    contiguous: bool
+    carry_state: bool
+    final_mask_fraction: float
+    mask_fraction_steps: int
+    span_mean: float
+    span_max: int
+    generator_width: float
+    generator_depth: float
+    batch_ramp_tokens: tuple[int, ...]
+    spike_deviations: float
+    spike_window: int
+    spike_rollbacks: int
+    spike_skip_batches: int
+
+
 class Merge(NamedTuple):
     """An option that holds the values of several former options."""
 
     option: str
-    # Former option -> its type.
-    former: Mapping[str, Any]
-    # (values of former options by the last part of their names, value of the option without them) -> its value.
-    value: Callable[[Mapping[str, Any], Any], Any]
+    former: tuple[str, ...]
+    # (values of former options, value of the option without them) -> value of the option.
+    value: Callable[[Former, Any], Value]
+
+    def types(self) -> dict[str, Any]:
+        """Return the type of each former option."""
+        return {name: _TYPES[_last(name)] for name in self.former}
 
 
-def _without_bias(former: Mapping[str, Any], now: tuple[str, ...]) -> tuple[str, ...]:
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _without_bias(former: Former, now: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(part for part, name in _BIASES.items() if not former.get(name, part not in now))
 
 
-def _mlm_layer(former: Mapping[str, Any], now: str) -> str:
-    kept: str = former.get("mlm_activation", "same" if now == "none" else now)
+def _mlm_layer(former: Former, now: str) -> str:
+    kept = former.get("mlm_activation", "same" if now == "none" else now)
     return kept if former.get("mlm_transform", now != "none") else "none"
 
 
-def _pooler_layer(former: Mapping[str, Any], now: tuple[str, ...]) -> tuple[str, ...]:
+def _pooler_layer(former: Former, now: tuple[str, ...]) -> tuple[str, ...]:
     if not former.get("pooler_dense", now != ("none",)):
         return ("none",)
     kept = (*(("tanh",) if now == ("none",) else now), "same")
@@ -52,73 +94,66 @@ def _pooler_layer(former: Mapping[str, Any], now: tuple[str, ...]) -> tuple[str,
     return (first,) if second == "same" else (first, second)
 
 
-def _head_parts(former: Mapping[str, Any], now: tuple[str, ...]) -> tuple[str, ...]:
+def _head_parts(former: Former, now: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(part for part in get_args(HeadPart) if former.get(part, part in now))
 
 
-def _row_order(former: Mapping[str, Any], now: str) -> str:
+def _row_order(former: Former, now: str) -> str:
     if former.get("carry_state", now == "carried"):
         return "carried"
     return "contiguous" if former.get("contiguous", now != "shuffled") else "shuffled"
 
 
-def _final_masking(former: Mapping[str, Any], now: tuple[float, ...]) -> tuple[float, ...]:
+def _final_masking(former: Former, now: tuple[float, ...]) -> tuple[float, ...]:
     share, steps = now or (0.0, 0)
     share, steps = former.get("final_mask_fraction", share), former.get("mask_fraction_steps", steps)
     return (share, steps) if share or steps else ()
 
 
-def _span_lengths(former: Mapping[str, Any], now: tuple[float, ...]) -> tuple[float, ...]:
+def _span_lengths(former: Former, now: tuple[float, ...]) -> tuple[float, ...]:
     mean, most = now
     return former.get("span_mean", mean), former.get("span_max", most)
 
 
-def _generator_size(former: Mapping[str, Any], now: tuple[float, ...]) -> tuple[float, ...]:
+def _generator_size(former: Former, now: tuple[float, ...]) -> tuple[float, ...]:
     width, depth = (*now, 1.0)[:2]
     width, depth = former.get("generator_width", width), former.get("generator_depth", depth)
     return (width,) if depth == 1 else (width, depth)
 
 
-def _batch_ramp(former: Mapping[str, Any], now: tuple[int, ...]) -> tuple[int, ...]:
+def _batch_ramp(former: Former, now: tuple[int, ...]) -> tuple[int, ...]:
     return former["batch_ramp_tokens"] or (() if len(now) % 2 else now)
 
 
-def _spike_limit(former: Mapping[str, Any], now: tuple[float, ...]) -> tuple[float, ...]:
+def _spike_limit(former: Former, now: tuple[float, ...]) -> tuple[float, ...]:
     deviations, window = (*now, *(0.0, SPIKE_WINDOW)[len(now) :])
     deviations = former.get("spike_deviations", deviations)
     return (deviations, former.get("spike_window", window)) if deviations else ()
 
 
-_ACTIVATION = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"]
+def _spike_rollback(former: Former, now: tuple[int, ...]) -> tuple[int, ...]:
+    most, skipped = (*now, *(0, SPIKE_SKIPPED)[len(now) :])
+    most = former.get("spike_rollbacks", most)
+    return (most, former.get("spike_skip_batches", skipped)) if most else ()
+
+
+_TYPES = get_type_hints(Former)
 MERGES = (
-    Merge("model.without_bias", {f"model.{name}": bool for name in _BIASES.values()}, _without_bias),
-    Merge("model.head_parts", {f"model.{name}": bool for name in get_args(HeadPart)}, _head_parts),
-    Merge(
-        "model.mlm_layer",
-        {"model.mlm_transform": bool, "model.mlm_activation": Literal["same", _ACTIVATION]},
-        _mlm_layer,
-    ),
+    Merge("model.without_bias", tuple(f"model.{name}" for name in _BIASES.values()), _without_bias),
+    Merge("model.head_parts", tuple(f"model.{name}" for name in get_args(HeadPart)), _head_parts),
+    Merge("model.mlm_layer", ("model.mlm_transform", "model.mlm_activation"), _mlm_layer),
     Merge(
         "model.pooler_layer",
-        {
-            "model.pooler_dense": bool,
-            "model.pooler_activation": Literal["tanh", "gelu", "gelu_tanh", "relu", "silu"],
-            "model.sequence_activation": Literal["same", "tanh", _ACTIVATION],
-        },
+        ("model.pooler_dense", "model.pooler_activation", "model.sequence_activation"),
         _pooler_layer,
     ),
-    Merge("data.row_order", {"data.contiguous": bool, "objective.carry_state": bool}, _row_order),
-    Merge(
-        "data.final_masking", {"data.final_mask_fraction": float, "data.mask_fraction_steps": int}, _final_masking
-    ),
-    Merge("data.span_lengths", {"data.span_mean": float, "data.span_max": int}, _span_lengths),
-    Merge(
-        "objective.generator_size",
-        {"objective.generator_width": float, "objective.generator_depth": float},
-        _generator_size,
-    ),
-    Merge("training.batch_ramp", {"training.batch_ramp_tokens": tuple[int, ...]}, _batch_ramp),
-    Merge("training.spike_limit", {"training.spike_deviations": float, "training.spike_window": int}, _spike_limit),
+    Merge("data.row_order", ("data.contiguous", "objective.carry_state"), _row_order),
+    Merge("data.final_masking", ("data.final_mask_fraction", "data.mask_fraction_steps"), _final_masking),
+    Merge("data.span_lengths", ("data.span_mean", "data.span_max"), _span_lengths),
+    Merge("objective.generator_size", ("objective.generator_width", "objective.generator_depth"), _generator_size),
+    Merge("training.batch_ramp", ("training.batch_ramp_tokens",), _batch_ramp),
+    Merge("training.spike_limit", ("training.spike_deviations", "training.spike_window"), _spike_limit),
+    Merge("training.spike_rollback", ("training.spike_rollbacks", "training.spike_skip_batches"), _spike_rollback),
 )
 # Former option -> the option that holds its values now.
 OWNERS = {name: merge.option for merge in MERGES for name in merge.former}
@@ -126,7 +161,7 @@ OWNERS = {name: merge.option for merge in MERGES for name in merge.former}
 
 def former_types(options: Container[str]) -> dict[str, Any]:
     """Return the type of each former option whose values one of ``options`` holds now."""
-    return {name: kind for merge in MERGES if merge.option in options for name, kind in merge.former.items()}
+    return {name: kind for merge in MERGES if merge.option in options for name, kind in merge.types().items()}
 
 
 class OptionsInOrder:
@@ -134,10 +169,10 @@ class OptionsInOrder:
 
     def __init__(self, options: Mapping[str, Option]) -> None:
         self._options = options
-        self._former: dict[str, Any] = {}
-        self._present: dict[str, Any] = {}
+        self._former: dict[str, Value] = {}
+        self._present: dict[str, Value] = {}
 
-    def set(self, key: str, value: Any) -> tuple[str, Any]:
+    def set(self, key: str, value: Value) -> tuple[str, Value]:
         """Set the option ``key`` to ``value``; return the present option that holds it, and the value of this
         option."""
         for merge in MERGES:
@@ -147,12 +182,12 @@ class OptionsInOrder:
             elif key in merge.former:
                 self._former[key] = value
                 now = self._present.get(merge.option, self._options[merge.option].default)
-                return merge.option, merge.value(_by_name(merge, self._former), now)
+                return merge.option, merge.value(_of(merge, self._former), now)
         return key, value
 
 
-def _by_name(merge: Merge, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.rpartition(".")[2]: value for key, value in values.items() if key in merge.former}
+def _of(merge: Merge, values: Mapping[str, Value]) -> Former:
+    return cast(Former, {_last(key): value for key, value in values.items() if key in merge.former})
 
 
 def current_fields(
@@ -172,11 +207,13 @@ def current_fields(
         if name not in names and found.get(f"{prefix}{name}") == value:
             del found[f"{prefix}{name}"]
     for merge in MERGES:
-        field = merge.option.removeprefix("model.")
-        types = {key.removeprefix("model."): kind for key, kind in merge.former.items()}
-        given = {name: kind for name, kind in types.items() if f"{prefix}{name}" in found}
-        if given and f"{prefix}{field}" not in found and field != merge.option:
-            former = {name: typed(kind, found.pop(f"{prefix}{name}"), name) for name, kind in given.items()}
-            value = merge.value(former, getattr(ModelConfig, field))
+        field, former = merge.option.removeprefix("model."), dict[str, Value]()
+        if field == merge.option or f"{prefix}{field}" in found:
+            continue
+        for key, kind in merge.types().items():
+            if f"{prefix}{_last(key)}" in found:
+                former[key] = typed(kind, found.pop(f"{prefix}{_last(key)}"), _last(key))
+        if former:
+            value = merge.value(_of(merge, former), getattr(ModelConfig, field))
             found[f"{prefix}{field}"] = list(value) if isinstance(value, tuple) else value
     return found

@@ -9,13 +9,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from bert_jax import registry
 from bert_jax.config.options import Option, class_of, options_of
-from bert_jax.config.schema import Choice, Section, Weighted
+from bert_jax.config.schema import Choice, Section, Value, Weighted
 
 _WIDTH = 100
 
 
 def print_help(
-    config_type: type, chosen: tuple[type[Section], ...], extra: type | None, prog: str, given: Mapping[str, Any],
+    config_type: type, chosen: tuple[type[Section], ...], extra: type | None, prog: str, given: Mapping[str, Value],
     *, whole: bool = True,
 ) -> None:  # fmt: skip
     """Print the options of ``extra``, then those of ``config_type`` by section; with ``whole`` False, those that
@@ -56,7 +56,7 @@ def _more_options(config_type: type) -> list[str]:
 
 
 def _print_section(
-    title: str, section: type, prefix: str, options: Mapping[str, Option], given: Mapping[str, Any]
+    title: str, section: type, prefix: str, options: Mapping[str, Option], given: Mapping[str, Value]
 ) -> None:
     comments, lines = comments_of(section), []
     for key, option in options.items():

@@ -122,7 +122,7 @@ def with_steps(parsed: Parsed, options: Mapping[str, Option]) -> Parsed:
     if get("data.packing") != "none" and get("training.batch_unit") != "rows":
         refuse(asked[0], "with data.packing, training.batch_unit rows, because the shards determine other rows")
     rows, length, first = get("training.global_batch_size"), get("data.seq_length"), get("training.first_step")
-    found: dict[str, Any] = {}
+    found: dict[str, int] = {}
     if RAMP in asked:
         if len(ramp) != 3 or min(ramp) < 1 or ramp[1] >= rows:
             pairs = "pairs of (steps, batch size)"
@@ -145,7 +145,7 @@ def with_steps(parsed: Parsed, options: Mapping[str, Option]) -> Parsed:
     return _joined(parsed, found)
 
 
-def _joined(parsed: Parsed, found: Mapping[str, Any]) -> Parsed:
+def _joined(parsed: Parsed, found: Mapping[str, int]) -> Parsed:
     """Return ``parsed`` with ``found``, the steps by option. Raises ``ValueError`` if other steps are set, or if
     JAX cannot count them."""
     for tokens, steps in STEPS_OF.items():

@@ -77,7 +77,7 @@ def class_of(section: type, chosen: Iterable[type[Section]]) -> type:
     return next((one for one in chosen if issubclass(one, section)), section)
 
 
-def chosen_classes(config_type: type, values: Mapping[str, Any]) -> tuple[type[Section], ...]:
+def chosen_classes(config_type: type, values: Mapping[str, Value]) -> tuple[type[Section], ...]:
     """Return the classes of the sections that ``values``, by dotted name, choose (``Section.chosen_by``)."""
     classes = []
     for name, hint in get_type_hints(config_type).items():
@@ -109,7 +109,7 @@ def field_types(config_type: type, *, fixed: bool = False) -> dict[str, Any]:
     return {key: option.type for key, option in options_of(config_type, fixed=fixed).items()}
 
 
-def absence(config_type: type, options: Mapping[str, Option], key: str, values: Mapping[str, Any]) -> str:
+def absence(config_type: type, options: Mapping[str, Option], key: str, values: Mapping[str, Value]) -> str:
     """Return the name of the option whose value in ``values`` (or whose default) excludes the option ``key``, one
     of ``options``, or an empty string if ``key`` exists. An option that does not exist itself excludes nothing."""
     if values.get(getattr(config_type, "ALL_OPTIONS_WITH", "")) and key in options_of(config_type):

@@ -59,6 +59,8 @@ class Weighted(str):
 CONTIGUOUS = ("contiguous", "carried")
 # Steps of training.spike_limit, if it has one number.
 SPIKE_WINDOW = 200.0
+# Batches of training.spike_rollback, if it has one number.
+SPIKE_SKIPPED = 100
 
 
 # In a condition: any value that is not false, 0 or empty.
@@ -104,7 +106,7 @@ def limited(default: T, *limits: Limit) -> T:
     return field(default=default, metadata={"limits": limits})
 
 
-def only(default: T, conditions: Mapping[str, tuple[Any, ...]], *limits: Limit) -> T:
+def only(default: T, conditions: Mapping[str, tuple[Value, ...]], *limits: Limit) -> T:
     """Return a field that exists only if every option in ``conditions`` has one of the values listed for it, and
     whose value the ``limits`` restrict.
 
@@ -128,6 +130,7 @@ class Choice(NamedTuple):
     options: registry.Kind
 
 
+@dataclass(frozen=True, kw_only=True)
 class Section:
     """A section of a config: a dataclass that checks the :class:`Range` of each field when it is created.
 
@@ -147,7 +150,7 @@ class Section:
         cls.prefix, cls.chosen_by = prefix or cls.prefix, chosen_by or cls.chosen_by
 
     @classmethod
-    def class_for(cls, values: Mapping[str, Any]) -> type[Self]:
+    def class_for(cls, values: Mapping[str, Value | None]) -> type[Self]:
         """Return the class of a section with ``values`` by field: the class of the registered part that the values
         name, if this part adds options, else this class."""
         name = values.get(cls.chosen_by.field) if cls.chosen_by else None
@@ -164,7 +167,7 @@ class Section:
         return cls.class_for(values)(**values)
 
     def __post_init__(self) -> None:
-        for one in fields(self):  # type: ignore[arg-type]
+        for one in fields(self):
             fits = one.name not in self.FIXED or getattr(self, one.name) == one.default
             self._require(one.name, fits, f"only {one.default!r}")
         for name, values in _ranges(type(self)).items():  # type: ignore[arg-type]
@@ -172,13 +175,13 @@ class Section:
             self._require(name, values.contains(value), values.allowed)
             fits = not isinstance(value, int) or value <= values.most
             self._require(name, fits, f"at most {values.most}")
-        own = {f"{self.prefix}{one.name}": getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
+        own = {f"{self.prefix}{one.name}": getattr(self, one.name) for one in fields(self)}
         self.check_limits(own)
 
-    def check_limits(self, values: Mapping[str, Any]) -> None:
+    def check_limits(self, values: Mapping[str, Value]) -> None:
         """Raise ``ValueError`` for a field that one of its limits refuses. ``values`` are those of the options by
         dotted name; a limit with a condition on another option is not checked."""
-        for one in fields(self):  # type: ignore[arg-type]
+        for one in fields(self):
             for limit in one.metadata.get("limits", ()):
                 if limit.when.keys() <= values.keys():
                     states = {key: values[key] for key in limit.when}
@@ -357,17 +360,16 @@ class TrainingConfig(Section, prefix="training."):
     # Also keep every checkpoint whose step is a multiple of this; 0: none.
     keep_every: AtLeast0[int] = 0
     # Number of consecutive steps with a non-finite loss or gradient after which the run rolls back
-    # (spike_rollbacks) or exits with code 44.
+    # (spike_rollback) or exits with code 44.
     max_bad_steps: Positive[int] = 5
     # A loss this many standard deviations above its running mean is a spike: the run rolls back or exits with code
     # 44. A second number is that of the steps in mean and deviation (200), before which no spike is detected.
     # Empty: no spikes are detected.
     spike_limit: tuple[float, ...] = ()
     # Maximum number of rollbacks in a phase. A rollback restores the newest checkpoint before a spike, or before
-    # max_bad_steps non-finite steps, and skips the batches since then.
-    spike_rollbacks: AtLeast0[int] = 0
-    # Number of batches after the spike that are also skipped.
-    spike_skip_batches: AtLeast0[int] = 100
+    # max_bad_steps non-finite steps, and skips the batches since then and 100 more; a second number replaces the
+    # 100. Empty: no rollbacks.
+    spike_rollback: tuple[int, ...] = ()
     # Seconds without any progress after which the run prints the stacks of all threads and exits with code 45; ten
     # times as long during compilation, restoring and saving; 0: never.
     watchdog_seconds: AtLeast0[float] = 600.0
@@ -382,6 +384,8 @@ class TrainingConfig(Section, prefix="training."):
         pairs = len(self.batch_ramp) % 2 == 0 and all(0 < n < 2**31 for n in self.batch_ramp)
         self._require("batch_ramp", pairs, "pairs of (steps, batch size), all above 0")
         fits = len(self.spike_limit) < 3 and all(number > 0 for number in self.spike_limit)
+        numbers = len(self.spike_rollback) < 3 and all(0 <= number <= MOST for number in self.spike_rollback)
+        self._require("spike_rollback", numbers, "a number of rollbacks, and a number of batches")
         self._require("spike_limit", fits and self.spike_window % 1 == 0, "deviations, and a number of steps")
         for size in (self.global_batch_size, *self.batch_ramp[1::2]):
             allowed = f"a divisor of every batch size, including {size}"
@@ -394,6 +398,16 @@ class TrainingConfig(Section, prefix="training."):
     def spike_window(self) -> float:
         """Number of steps in the running mean and standard deviation of the loss."""
         return self.spike_limit[1] if len(self.spike_limit) > 1 else SPIKE_WINDOW
+
+    @property
+    def most_rollbacks(self) -> int:
+        """Maximum number of rollbacks in a phase."""
+        return self.spike_rollback[0] if self.spike_rollback else 0
+
+    @property
+    def skipped_batches(self) -> int:
+        """Number of batches after a spike that a rollback skips too."""
+        return self.spike_rollback[1] if len(self.spike_rollback) > 1 else SPIKE_SKIPPED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,14 @@
 """Gradients of losses that compare the rows of all microbatches (GradCache; Gao et al. 2021, section 3.2)."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from bert_jax.model.canonical import Params
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.objectives.objective import (
+    Added,
     Batch,
     Gradients,
     Replica,
@@ -19,9 +20,9 @@ from bert_jax.objectives.objective import (
 
 
 def cached_gradients(
-    vectors_of: Callable[[Any, Batch, DropoutKey | None], tuple[jax.Array, Sums]],
+    vectors_of: Callable[[Params, Batch, DropoutKey | None], tuple[jax.Array, Sums]],
     compare: Callable[[jax.Array], Sums],
-    params: Any,
+    params: Params,
     rows: Batch,
     replica: Replica,
 ) -> Gradients:
@@ -39,7 +40,7 @@ def cached_gradients(
     def part(sums: Sums) -> jax.Array:
         return total_loss(sums, {name: total for name, total in replica.denominators.items() if name in sums})
 
-    def vectors(params: Any, rows: Batch, index: Any) -> tuple[jax.Array, Sums]:
+    def vectors(params: Params, rows: Batch, index: jax.Array | int) -> tuple[jax.Array, Sums]:
         return vectors_of(params, rows, replica.key_of(rows, index))
 
     split = split_microbatches(rows, replica.count)
@@ -52,7 +53,7 @@ def cached_gradients(
 
     (loss, sums), slopes = jax.value_and_grad(compared, has_aux=True)(whole)
 
-    def sloped(params: Any, rows: Batch, index: Any) -> tuple[jax.Array, tuple[jax.Array, Sums, Any]]:
+    def sloped(params: Params, rows: Batch, index: jax.Array | int) -> tuple[jax.Array, Added]:
         own = {name: x for name, x in rows.items() if name != "slopes"}
         here, others = vectors(params, own, index)
         rest = part(others)

@@ -12,7 +12,7 @@ from bert_jax.finetuning.gradient_cache import cached_gradients
 from bert_jax.finetuning.supervision import LABELS_ONLY, Supervision
 from bert_jax.model import BertModel, BertOutput
 from bert_jax.model.bert import present
-from bert_jax.model.canonical import STACKED, path_name
+from bert_jax.model.canonical import STACKED, Params, path_name
 from bert_jax.model.dropout import DropoutKey, whole_key
 from bert_jax.objectives.causal_lm import CausalLm, next_weights
 from bert_jax.objectives.display import Display
@@ -23,6 +23,7 @@ from bert_jax.objectives.objective import (
     Gradients,
     Objective,
     Replica,
+    Summed,
     Sums,
     denominator,
     padding_sums,
@@ -58,20 +59,18 @@ class TaskObjective(Objective):
             values["lm_loss"] = denominator(next_weights(batch["sequence_ids"])) / options.lm_weight
         return values
 
-    def sums(
-        self, params: Any, aux: Aux, batch: Batch, key: DropoutKey | None, *, axis: str | None
-    ) -> tuple[Sums, Any]:
+    def sums(self, params: Params, aux: Aux, batch: Batch, key: DropoutKey | None, *, axis: str | None) -> Summed:
         """Return (sum, weight) of the losses and of the logged values. Mixout sets random weights to their values
         in ``aux.fixed["start"]``."""
         output, others = self._outputs(params, aux, batch, key)
         return self._task.loss(output, batch, axis=axis) | others, aux.carried
 
-    def gradients(self, params: Any, batch: Batch, replica: Replica) -> Gradients:
+    def gradients(self, params: Params, batch: Batch, replica: Replica) -> Gradients:
         config = self._task.config
         if replica.count == 1 or config.task.kind != "sentence" or not config.sentence.gradient_cache:
             return super().gradients(params, batch, replica)
 
-        def vectors(params: Any, rows: Batch, key: DropoutKey | None) -> tuple[jax.Array, Sums]:
+        def vectors(params: Params, rows: Batch, key: DropoutKey | None) -> tuple[jax.Array, Sums]:
             output, others = self._outputs(params, replica.aux, rows, key)
             return present(output.sentence_embeddings), others
 
@@ -81,7 +80,7 @@ class TaskObjective(Objective):
 
         return cached_gradients(vectors, compare, params, batch, replica)
 
-    def _outputs(self, params: Any, aux: Aux, batch: Batch, key: DropoutKey | None) -> tuple[BertOutput, Sums]:
+    def _outputs(self, params: Params, aux: Aux, batch: Batch, key: DropoutKey | None) -> tuple[BertOutput, Sums]:
         """Return the output of the model, and the sums of all losses and values but those of the task."""
         options, losses = self._task.config.regularization, self._task.config.loss
         if key is not None and (options.weight_dropout or options.mixout):
@@ -119,7 +118,7 @@ def task_display(supervision: Supervision) -> Display:
     )
 
 
-def perturbed(params: Any, start: Any, key: DropoutKey, weight_dropout: float, mixout: float) -> Any:
+def perturbed(params: Params, start: Any, key: DropoutKey, weight_dropout: float, mixout: float) -> Params:
     """Return ``params`` with weight dropout or mixout applied, the same on every replica.
 
     Weight dropout sets random weights of the encoder matrices to zero and scales the others (DropConnect; Wan et

@@ -18,7 +18,7 @@ from bert_jax.model.bert import present
 from bert_jax.model.canonical import Params, Shapes
 from bert_jax.model.dense import matmul_f32_grad
 from bert_jax.model.dropout import DropoutKey
-from bert_jax.objectives.display import Column, Display, Panel, Tile
+from bert_jax.objectives.display import Column, Display, Panel, Sample, Tile
 from bert_jax.objectives.objective import (
     TEXT_FEATURES,
     Aux,
@@ -44,7 +44,7 @@ class CausalModel(BertModel):
     """The encoder with the word embedding table as its output layer, without a transform or a bias; with encoders
     other than the Transformer, with the output layer of the head mlm."""
 
-    def __call__(self, features: Mapping[str, jax.Array], dropout_key: Any = None) -> jax.Array:  # type: ignore[override]
+    def __call__(self, features: Mapping[str, jax.Array], dropout_key: DropoutKey | None = None) -> jax.Array:  # type: ignore[override]
         """Return float32[B, S, V], the logits of the next token; -inf for padding rows of the embedding table."""
         if self.heads.mlm:
             every = {name: values for name, values in features.items() if name != "mlm_positions"}
@@ -126,7 +126,7 @@ class CausalLm(PretrainObjective):
         targets = int(totals["lm_loss"][1]) if "lm_loss" in totals else 0
         return values | {"loss": loss, "perplexity": float(np.exp(loss)), "targets": targets}
 
-    def samples(self, params: Params, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
+    def samples(self, params: Params, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Sample]:
         """Return, for some held-out rows, a prompt (the first half of the row) and its continuation, in which each
         next token is the most probable one."""
         model = self.model.clone(mesh=None)
@@ -137,7 +137,7 @@ class CausalLm(PretrainObjective):
         pieces = tokenizer.vocab_size
 
         @jax.jit
-        def next_tokens(params: Any, ids_BxS: jax.Array) -> jax.Array:
+        def next_tokens(params: Params, ids_BxS: jax.Array) -> jax.Array:
             return jnp.argmax(
                 model.apply({"params": params}, rows | {"input_ids": ids_BxS}, None)[..., :pieces], -1
             )
@@ -161,7 +161,7 @@ class CausalLm(PretrainObjective):
             if end
         ]
 
-    def result_lines(self, final: Mapping[str, float], samples: Sequence[Any]) -> list[str]:
+    def result_lines(self, final: Mapping[str, float], samples: Sequence[Sample]) -> list[str]:
         lines = []
         if final:
             lines.append(

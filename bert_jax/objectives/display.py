@@ -2,7 +2,23 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
+
+
+class MaskSample(TypedDict):
+    """Predictions for one mask: the best pieces with their probabilities, and the masked piece."""
+
+    predictions: list[tuple[str, float]]
+    answer: str
+
+
+class Sample(TypedDict, total=False):
+    """Predictions on a held-out text: of its masks, or of the words that follow a prompt."""
+
+    text: str
+    masks: list[MaskSample]
+    prompt: str
+    continuation: str
 
 
 @dataclass(frozen=True)

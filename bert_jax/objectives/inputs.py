@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bert_jax.batch import RecordFeatures
+from bert_jax.batch import PretrainSource, RecordFeatures
 from bert_jax.config import PretrainConfig, RunOptions
 from bert_jax.config.options import Setting
 from bert_jax.io.storage import Location
@@ -45,7 +45,7 @@ class Inputs:
         self,
         config: PretrainConfig,
         objective: "type[PretrainObjective]",
-        source: Any,
+        source: PretrainSource,
         stop: StopRequest,
         report: Callable[[str], None],
     ) -> RecordFeatures | None:

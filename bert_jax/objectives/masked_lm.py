@@ -18,7 +18,7 @@ from bert_jax.model.bert import bert_output, present
 from bert_jax.model.canonical import Params
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.flops import training_flops_per_sequence
-from bert_jax.objectives.display import Column, Display, Panel, Tile
+from bert_jax.objectives.display import Column, Display, MaskSample, Panel, Sample, Tile
 from bert_jax.objectives.objective import (
     Aux,
     Batch,
@@ -121,7 +121,7 @@ class MaskedLm(PretrainObjective):
         values = {"unigram_cross_entropy": source.unigram_cross_entropy()}
         return values | ({"nsp_constant_accuracy": source.constant_accuracy()} if self.config.has_nsp else {})
 
-    def samples(self, params: Params, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
+    def samples(self, params: Params, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Sample]:
         """Return predictions of a few masked words in the first rows of ``batch``, computed on one device.
 
         All other masks are undone, so that the texts are readable. For each row, the result contains ``text``, its
@@ -134,11 +134,11 @@ class MaskedLm(PretrainObjective):
         probabilities, ids = top_pieces(
             self.model.clone(mesh=None), params, features, SAMPLE_PIECES, tokenizer.vocab_size
         )
-        texts = []
+        texts = list[Sample]()
         for row, answers in enumerate(choices):
             if not answers:
                 continue
-            masks = []
+            masks = list[MaskSample]()
             for slot, answer in enumerate(answers):
                 words = [tokenizer.decode([token]).strip() for token in ids[row, slot].tolist()]
                 best = list(zip(words, probabilities[row, slot].tolist(), strict=True))
@@ -148,7 +148,7 @@ class MaskedLm(PretrainObjective):
             texts.append({"text": text, "masks": masks})
         return texts
 
-    def result_lines(self, final: Mapping[str, float], samples: Sequence[Any]) -> list[str]:
+    def result_lines(self, final: Mapping[str, float], samples: Sequence[Sample]) -> list[str]:
         lines = []
         if final and "mlm_loss" not in final:  # a student that learns no masked words
             lines.append(f"held-out: loss {final['loss']:.4f}")
@@ -176,7 +176,7 @@ class MaskedLm(PretrainObjective):
                 lines.append(f"    [MASK] was {mask['answer']!r}; predicted: {best}")
         return lines
 
-    def report_data(self, final: Mapping[str, float], samples: Sequence[Any]) -> dict[str, Any]:
+    def report_data(self, final: Mapping[str, float], samples: Sequence[Sample]) -> dict[str, Any]:
         evaluation = {name: value for name, value in final.items() if name not in ("step", "split", *_BASELINES)}
         return {
             "summary": self.result_lines(final, ()),  # the filled masks have their own section
@@ -228,7 +228,7 @@ def _whole_sentences(ids: list[int], tokenizer: Tokenizer) -> list[int]:
 
 
 def top_pieces(
-    model: BertModel, params: Any, features: Mapping[str, Any], count: int, pieces: int
+    model: BertModel, params: Params, features: Mapping[str, np.ndarray], count: int, pieces: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (probabilities float32[B, M, count], ids int32[B, M, count]) of the most probable pieces at the masked
     positions, best first.
@@ -239,7 +239,7 @@ def top_pieces(
     count = min(count, pieces)
 
     @jax.jit
-    def run(params: Any, features: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
+    def run(params: Params, features: Batch) -> tuple[jax.Array, jax.Array]:
         logits = present(bert_output(model.apply({"params": params}, features, None)).mlm_logits)[..., :pieces]
         return jax.lax.top_k(jax.nn.softmax(logits, axis=-1), count)
 

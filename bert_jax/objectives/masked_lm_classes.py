@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from bert_jax.batch import PRETRAIN_FEATURES, Batch
 from bert_jax.config import PretrainConfig
 from bert_jax.model import BertForPretraining, BertModel, BertOutput
 from bert_jax.model.bert import present
-from bert_jax.objectives.display import Column, Panel, Tile
+from bert_jax.objectives.display import Column, Panel, Sample, Tile
 from bert_jax.objectives.masked_lm import MLM_EPSILON, MaskedLm
 from bert_jax.objectives.objective import Sums, weighted_cross_entropy
 
@@ -69,7 +68,7 @@ class MaskedLmClasses(MaskedLm):
         values["loss"] += self.config.objective.class_weight * values.get("class_loss", 0.0)
         return values
 
-    def result_lines(self, final: Mapping[str, float], samples: Sequence[Any]) -> list[str]:
+    def result_lines(self, final: Mapping[str, float], samples: Sequence[Sample]) -> list[str]:
         lines = super().result_lines(final, samples)
         if "class_accuracy" in final:
             of_classes = f"classes: accuracy {final['class_accuracy']:.4f}, loss {final['class_loss']:.4f}"

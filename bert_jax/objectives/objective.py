@@ -16,7 +16,7 @@ from bert_jax.config import HeadsConfig, ModelConfig, PretrainConfig, RunConfig
 from bert_jax.model.canonical import Params, Shapes
 from bert_jax.model.dropout import TOKEN_FEATURES, DropoutKey
 from bert_jax.model.layers import CACHE
-from bert_jax.objectives.display import Display
+from bert_jax.objectives.display import Display, Sample
 from bert_jax.objectives.inputs import Inputs
 from bert_jax.tokenization import Tokenizer
 
@@ -203,16 +203,16 @@ class PretrainObjective(Objective):
         """Return values to compare with the last evaluation; only process 0 computes them. Default: none."""
         return {}
 
-    def samples(self, params: Params, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Any]:
+    def samples(self, params: Params, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Sample]:
         """Return JSON-serializable predictions of ``params`` (host arrays) on a held-out batch; default: none."""
         return []
 
-    def result_lines(self, final: Mapping[str, float], samples: Sequence[Any]) -> list[str]:
+    def result_lines(self, final: Mapping[str, float], samples: Sequence[Sample]) -> list[str]:
         """Return the lines that are printed at the end of a run. ``final`` contains the values of the last
         evaluation; it is empty if there was no evaluation."""
         return [f"held-out: loss {final['loss']:.4f} nats"] if final else []
 
-    def report_data(self, final: Mapping[str, float], samples: Sequence[Any]) -> dict[str, Any]:
+    def report_data(self, final: Mapping[str, float], samples: Sequence[Sample]) -> dict[str, Any]:
         """Return the content of report_data.json; see ``bert_jax.training.logging.report.write_report``."""
         evaluation = {name: value for name, value in final.items() if name not in ("step", "split")}
         return {"summary": self.result_lines(final, ()), "evaluation": evaluation, "samples": list(samples)}

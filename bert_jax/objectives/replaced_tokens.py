@@ -23,7 +23,7 @@ from bert_jax.model.canonical import Params
 from bert_jax.model.dropout import TOKEN_FEATURES, DropoutKey, TokenKey, mix, whole_key
 from bert_jax.model.flops import traced_flops
 from bert_jax.objectives.causal_lm import original_ids
-from bert_jax.objectives.display import Column, Display, Panel, Tile
+from bert_jax.objectives.display import Column, Display, Panel, Sample, Tile
 from bert_jax.objectives.objective import (
     TEXT_FEATURES,
     Aux,
@@ -127,7 +127,7 @@ class TwoNetworks(nn.Module):
             self.param(name, lambda key, name=name: self._initial(name, key, features))
 
     @nn.nowrap
-    def _initial(self, name: str, key: jax.Array, features: Mapping[str, jax.Array]) -> dict[str, Any]:
+    def _initial(self, name: str, key: jax.Array, features: Mapping[str, jax.Array]) -> Params:
         params = dict(self.part(name).init(key, features)["params"])
         embeddings = dict(params["embeddings"])
         if name == GENERATOR and self.sharing == "shared":
@@ -253,7 +253,7 @@ class ReplacedTokens(PretrainObjective):
         features = {name: length for name in ("input_ids", "token_type_ids", "sequence_ids", "position_ids")}
         params = nn.unbox(jax.eval_shape(lambda: alone.model.init(jax.random.key(0), features)["params"]))
 
-        def loss(params: Any, batch: Batch) -> jax.Array:
+        def loss(params: Params, batch: Batch) -> jax.Array:
             sums, _ = alone.sums(params, Aux({}), batch, None, axis=None)
             return sums["mlm_loss"][0] + sums["rtd_loss"][0]
 
@@ -266,7 +266,7 @@ class ReplacedTokens(PretrainObjective):
         values["targets"] = int(totals["rtd_loss"][1]) if "rtd_loss" in totals else 0
         return values
 
-    def result_lines(self, final: Mapping[str, float], samples: Sequence[Any]) -> list[str]:
+    def result_lines(self, final: Mapping[str, float], samples: Sequence[Sample]) -> list[str]:
         if not final:
             return []
         return [
@@ -297,7 +297,7 @@ def _folded(key: DropoutKey) -> DropoutKey:
     return folded if isinstance(key, jax.Array) else dataclasses.replace(key, key=folded)
 
 
-def _nested(params: Mapping[str, np.ndarray], prefix: str) -> dict[str, Any]:
+def _nested(params: Mapping[str, np.ndarray], prefix: str) -> Params:
     """Return the arrays whose names begin with ``prefix``; embeddings are a tree."""
     tree: dict[str, Any] = {"embeddings": {}}
     for name, array in params.items():
@@ -309,7 +309,7 @@ def _nested(params: Mapping[str, np.ndarray], prefix: str) -> dict[str, Any]:
     return tree
 
 
-def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(tree: Mapping[str, Any]) -> dict[str, jax.Array]:
     embeddings = {
         f"embeddings/{part}/{leaf}": array
         for part, leaves in tree["embeddings"].items()

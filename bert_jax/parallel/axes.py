@@ -6,11 +6,13 @@ mesh has no effect. Here all names are defined in ``RULES``, and an unknown name
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from flax import linen as nn
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+Tree = TypeVar("Tree")
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
@@ -99,7 +101,7 @@ def constrain(x: jax.Array, axes: Axes, mesh: Mesh | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, sharding_here(mesh, to_spec(axes, x.shape, sizes)))
 
 
-def axis_names(part: Any) -> tuple[str, ...]:
+def axis_names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """Return the mesh axes that one entry of a ``PartitionSpec`` names."""
     return () if part is None else (part,) if isinstance(part, str) else tuple(part)
 
@@ -110,7 +112,7 @@ def sharding_here(mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> NamedShardi
     return NamedSharding(inside if inside.manual_axes else mesh, spec)
 
 
-def constrain_tree(tree: Any, shardings: Any, mesh: Mesh | None) -> Any:
+def constrain_tree(tree: Tree, shardings: Any, mesh: Mesh | None) -> Tree:
     """Constrain a tree of arrays (None: empty) to ``shardings``, restricted to the mesh axes in
     :func:`automatic_axes`."""
     free = automatic_axes(mesh)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count, takewhile
-from typing import Any
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -12,6 +12,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.config import MeshConfig, TrainingConfig
 from bert_jax.parallel.axes import MESH_AXES
+
+Tree = TypeVar("Tree")
 
 
 def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
@@ -106,7 +108,7 @@ def to_global(batch: Mapping[str, np.ndarray], mesh: Mesh, batch_size: int) -> d
     }
 
 
-def to_host(tree: Any) -> Any:
+def to_host(tree: Tree) -> Tree:
     """Return the values of a tree of global arrays, as numpy arrays, on every process.
 
     Must be called by every process. Arrays that are sharded over processes are gathered one at a time, so the

@@ -11,6 +11,7 @@ from bert_jax.start.fixed_options import (
     kept_settings,
     model_section,
     recorded_settings,
+    value_of,
     whole_name,
 )
 from bert_jax.start.initial_model import initial_weights
@@ -47,20 +48,20 @@ def plan_finetuning(
         return _from_model(options, given, model)
     if options.changes:
         raise ValueError(f"--{options.changes[0]}: requires --init_from, which names the model to change")
-    vocab = given.get("data.vocab", ("", ""))[0]
+    vocab = value_of(given, "data.vocab", "")
     if not vocab:
         remedy = "give the model to fine-tune, or set data.vocab to start from random weights"
         raise ValueError(f"--init_from: missing; {remedy}")
-    if mixout := given.get("regularization.mixout", (0.0, ""))[0]:
+    if mixout := value_of(given, "regularization.mixout", 0.0):
         reason = "because mixout restores the weights of the initial model"
         raise ValueError(f"regularization.mixout: {mixout} requires --init_from, {reason}")
     config, content = named_vocabulary(vocab, given)
     settings = vocabulary_size(config, content, given)
     tokenizer = build_tokenizer(config, content, vocab)
-    global_tokens, parts = (given.get(f"model.{name}", ((), ""))[0] for name in ("global_tokens", "head_parts"))
-    if global_tokens or "span_transform" in parts:
+    parts: tuple[str, ...] = value_of(given, "model.head_parts", ())
+    if value_of(given, "model.global_tokens", 0) or "span_transform" in parts:
         settings += (Setting("data.vocab", "model.separator_id", str(tokenizer.sep_id)),)
-    check_padding(given.get("model.position_offset", (0, ""))[0], tokenizer, vocab)
+    check_padding(value_of(given, "model.position_offset", 0), tokenizer, vocab)
     return Start(settings=settings, tokenizer_config=config, tokenizer_content=content)
 
 
@@ -69,7 +70,7 @@ def _from_model(options: RunOptions, given: Given, model: ModelBundle | None) ->
     notes = [f"starts from {name}", *weights.notes]
     config, content = weights.spec.tokenizer, weights.tokenizer_content
     if config is None or content is None:
-        vocab = given.get("data.vocab", ("", ""))[0]
+        vocab = value_of(given, "data.vocab", "")
         if not vocab:
             raise ValueError(f"data.vocab: {name} has no tokenizer; set data.vocab to its vocabulary file")
         config, content = named_vocabulary(vocab, given)

@@ -6,13 +6,14 @@ neither these options nor the initial model.
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from bert_jax.config import ModelConfig
 from bert_jax.config.lengths import LENGTH, LENGTHS, OF_LENGTH
 from bert_jax.config.loader import Setting, flat_values
+from bert_jax.config.schema import Value
 from bert_jax.io.hub import is_hub_name
 from bert_jax.io.storage import Location, location
 from bert_jax.training.checkpoint.folder import saved_steps
@@ -48,8 +49,16 @@ _OF_PRETRAINING = {
     "optimizer.warmup_steps": ("optimizer.warmup_tokens",),
 }
 
+T = TypeVar("T")
 # Key of an option -> its typed value, and the origin of the value for messages.
-Given = Mapping[str, tuple[Any, str]]
+Given = Mapping[str, tuple[Value, str]]
+
+
+def value_of(given: Given, key: str, default: T) -> T:
+    """Return the value of the option ``key``, ``default`` if it is not given."""
+    value: Any = given[key][0] if key in given else default
+    found: T = value
+    return found
 
 
 def whole_name(source: str) -> str:
@@ -82,9 +91,11 @@ def fixed_settings(
     """
     own = set(may_differ) & given.keys()
     for key, (value, where) in given.items():
-        value = list(value) if isinstance(value, tuple) else value  # as a record stores it
-        if key in resolved and key not in own and value not in (source[key], resolved[key]):
-            raise ValueError(f"{where}: {key}: {value}, but {name} has {source[key]}; omit {key} or set that value")
+        as_stored = list(value) if isinstance(value, tuple) else value
+        if key in resolved and key not in own and as_stored not in (source[key], resolved[key]):
+            raise ValueError(
+                f"{where}: {key}: {as_stored}, but {name} has {source[key]}; omit {key} or set that value"
+            )
     texts = {k: [str(x) for x in v] if isinstance(v, list) else str(v) for k, v in resolved.items() if k not in own}
     return tuple(Setting(name, key, text) for key, text in texts.items())
 

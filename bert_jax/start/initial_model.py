@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Literal
 
 from bert_jax import registry
 from bert_jax.config import ModelConfig, PretrainConfig, RunOptions
@@ -10,7 +11,7 @@ from bert_jax.interop.hf.families.long import has_own_projections
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import leaves_activation_open, leaves_case_open, read_weights
 from bert_jax.interop.taken_over import described, kept_facts
-from bert_jax.start.fixed_options import Given, fixed_settings, model_section, whole_name
+from bert_jax.start.fixed_options import Given, fixed_settings, model_section, value_of, whole_name
 from bert_jax.start.start import Start
 from bert_jax.start.state import extend_positions
 from bert_jax.start.vocabulary import extend_rows, plan_vocabulary
@@ -54,13 +55,12 @@ def _positions(options: RunOptions, source: ModelConfig, given: Given) -> tuple[
     """Return the number of rows that the run needs in the position table, and lines for the log."""
     rows = source.max_position_embeddings
     if source.position_embeddings != "learned":
-        return given.get("model.max_position_embeddings", (rows, ""))[0], []
-    length = given.get("data.seq_length", (PretrainConfig().data.seq_length, "the default"))
-    asked = [("data.seq_length", length[0] + source.position_offset, *length)]
-    if "model.max_position_embeddings" in given:
-        table = given["model.max_position_embeddings"]
-        asked.append(("model.max_position_embeddings", table[0], *table))
-    key, wanted, value, where = max(asked, key=lambda one: one[1])
+        return value_of(given, "model.max_position_embeddings", rows), []
+    key, value = "data.seq_length", value_of(given, "data.seq_length", PretrainConfig().data.seq_length)
+    wanted, table = value + source.position_offset, value_of(given, "model.max_position_embeddings", 0)
+    if table > wanted:
+        key, wanted, value = "model.max_position_embeddings", table, table
+    where = given[key][1] if key in given else "the default"
     if wanted <= rows:
         unused = f"--extend_positions: not needed, because {options.init_from} has {source.max_length} positions"
         return rows, [unused] if options.extend_positions else []
@@ -92,11 +92,11 @@ def _reading(path: Path, given: Given, *, allow_mismatch: bool = False) -> ReadO
 
     Each of the two is set only if the files at ``path`` are in a format that does not always specify it.
     """
-    values = {key: value for key, (value, _) in given.items()}
-    preset = PRESETS[values.get("training.mode", "standard")]
-    activation = values.get("model.activation", preset.get("model.activation"))
-    is_open = leaves_activation_open(path) and activation in ("gelu", "gelu_tanh")
+    preset = PRESETS[value_of(given, "training.mode", "standard")]
+    activation = value_of(given, "model.activation", preset.get("model.activation"))
+    is_open = leaves_activation_open(path)
     # A model of this library records the case of its vocabulary, which the options must not replace.
-    lower_case = values.get("data.lower_case") if leaves_case_open(path) else None
-    activation = activation if is_open else None
-    return ReadOptions(lower_case=lower_case, activation=activation, allow_mismatch=allow_mismatch)
+    case: bool | None = value_of(given, "data.lower_case", None) if leaves_case_open(path) else None
+    known: tuple[Literal["gelu", "gelu_tanh"], ...] = ("gelu", "gelu_tanh")
+    gelu = next((one for one in known if is_open and one == activation), None)
+    return ReadOptions(lower_case=case, activation=gelu, allow_mismatch=allow_mismatch)

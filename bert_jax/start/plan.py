@@ -21,6 +21,7 @@ from bert_jax.start.fixed_options import (
     kept_settings,
     plan_phase,
     recorded_settings,
+    value_of,
     vocabulary_file,
     with_length,
 )
@@ -98,9 +99,9 @@ def _plan_pretraining(options: RunOptions, workdir: Location, given: Given, mode
 def _vocabulary_of(workdir: Location, given: Given) -> tuple[Setting, ...]:
     """Return the vocabulary of the run in ``workdir`` and its case as settings, so that shards are built with them.
     No settings if an option names a vocabulary, or if the folder of the shards has one."""
-    path, shards = vocabulary_file(workdir), given.get("data.shards", ("", ""))[0]
+    path, shards = vocabulary_file(workdir), value_of(given, "data.shards", "")
     config = workdir / "config.yaml"
-    named = any(given.get(f"data.{name}", ("", ""))[0] for name in ("vocab", "mixture"))
+    named = value_of(given, "data.vocab", "") or value_of(given, "data.mixture", ())
     if path is None or named or not shards or not config.is_file():
         return ()
     if any((location(shards) / name).is_file() for name in FILE_NAMES.values()):

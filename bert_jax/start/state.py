@@ -82,7 +82,7 @@ def first_state(
         return FirstState(jax.block_until_ready(state), 0, 0, meter, guard)
 
 
-def _require_finite(params: Mapping[str, Any], source: str) -> None:
+def _require_finite(params: Mapping[str, np.ndarray], source: str) -> None:
     """Raise ``ValueError``, which names the first parameter of ``source`` with NaN or infinite values."""
     for name, values in params.items():
         finite = np.isfinite(values) if isinstance(values, np.ndarray) else jnp.isfinite(values)

@@ -10,7 +10,7 @@ from bert_jax.config.loader import Setting
 from bert_jax.config.schema import SWITCH
 from bert_jax.io.errors import one_line
 from bert_jax.io.storage import Location
-from bert_jax.start.fixed_options import Given
+from bert_jax.start.fixed_options import Given, value_of
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, WordPieceTokenizer, build_tokenizer, load_tokenizer
 
 # File with the settings of the tokenizer in the workdir of a fine-tuning run.
@@ -26,7 +26,7 @@ def named_vocabulary(name: str, given: Given) -> tuple[TokenizerConfig, bytes]:
     if path.suffix not in names or not path.is_file():
         kinds = "a vocab.txt (WordPiece), .model (SentencePiece) or tokenizer.json"
         raise ValueError(f"data.vocab: {path} is not a vocabulary file; allowed: {kinds}")
-    lower_case, strip = (given.get(f"data.{name}", (value, ""))[0] for name, value in CASE.items())
+    lower_case, strip = (value_of(given, f"data.{name}", value) for name, value in CASE.items())
     tokenizer = load_tokenizer(path, lower_case=lower_case, strip_accents=SWITCH[strip])
     if isinstance(tokenizer, WordPieceTokenizer) and path.suffix == ".json":
         return TokenizerConfig(**tokenizer.rules), tokenizer.vocab_txt
@@ -39,7 +39,7 @@ def vocabulary_size(config: TokenizerConfig, content: bytes, given: Given) -> tu
     Raises ``ValueError`` if the option ``model.vocab_size`` is less than the number of pieces.
     """
     pieces = build_tokenizer(config, content, "data.vocab").vocab_size
-    size = given.get("model.vocab_size", (pieces, ""))[0]
+    size = value_of(given, "model.vocab_size", pieces)
     if size < pieces:
         raise ValueError(f"model.vocab_size: {size}, but the vocabulary has {pieces} pieces; omit model.vocab_size")
     return (Setting("data.vocab", "model.vocab_size", str(size)),)

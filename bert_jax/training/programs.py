@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from bert_jax.batch import Batch, BatchShapes
 from bert_jax.config.schema import require
-from bert_jax.model.canonical import Params
+from bert_jax.model.canonical import Params, Shapes
 from bert_jax.objectives.objective import Fixed, Objective, PretrainObjective, Sums
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import batch_sharding, check_batches
@@ -84,7 +84,7 @@ def make_programs(objective: Objective, *, unfreeze_updates: Any = None, **step_
     return TrainPrograms(step, abstract, objective, optimizer)
 
 
-def _carried(objective: Objective) -> Any:
+def _carried(objective: Objective) -> Shapes | None:
     """Return ``objective.carried()``. Raises ``ValueError`` for carried arrays and batches of other rows."""
     carried, training = objective.carried(), objective.config.training
     if carried is not None:

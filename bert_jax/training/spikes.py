@@ -14,7 +14,7 @@ class RollBack(Exception):
     """Raised if the run must go back to the newest checkpoint before ``first_step``.
 
     The run then skips all batches up to that of ``last_step``, and also the following
-    ``training.spike_skip_batches`` batches.
+    the batches of ``training.spike_rollback``.
     """
 
     def __init__(self, first_step: int, last_step: int, reason: str) -> None:
@@ -39,7 +39,7 @@ class LossGuard:
         and including ``step``, with a non-finite loss or gradient.
 
         After a spike or after ``training.max_bad_steps`` such steps in a row, raises :class:`RollBack`, or
-        ``exits.Stop`` (exit code 44) if the run has used all of its ``training.spike_rollbacks``.
+        ``exits.Stop`` (exit code 44) if the run has used all of its rollbacks (``training.spike_rollback``).
         """
         config = self._config
         if bad_in_a_row >= config.max_bad_steps:
@@ -69,13 +69,13 @@ class LossGuard:
         self._variance = (1 - weight) * (self._variance + weight * excess * excess)
 
     def _trouble(self, first_step: int, last_step: int, what: str, kept: str) -> None:
-        allowed = self._config.spike_rollbacks
+        allowed = self._config.most_rollbacks
         if self.rollbacks < allowed:
             raise RollBack(first_step, last_step, what)
         advice = "Lower optimizer.learning_rate or raise optimizer.warmup_steps"
         if not allowed:
-            advice += " (or set training.spike_rollbacks, so that the run goes back and skips batches)"
-        times = f", after {self.rollbacks} rollbacks (training.spike_rollbacks)" if allowed else ""
+            advice += " (or set training.spike_rollback, so that the run goes back and skips batches)"
+        times = f", after {self.rollbacks} rollbacks (training.spike_rollback)" if allowed else ""
         line = f"stopped: {what}{times}; {kept}. {advice}, then run the command again"
         raise exits.Stop(exits.NON_FINITE, line, agreed=True)
 
@@ -85,12 +85,12 @@ class LossGuard:
 
         The state at ``step`` must already be restored.
         """
-        count = rollback.last_step - step + self._config.spike_skip_batches
+        count = rollback.last_step - step + self._config.skipped_batches
         iterator.skip(count)
         self.rollbacks += 1
         return (
             f"WARNING: {rollback}; back to step {step:,}, skipping {count:,} batches (rollback {self.rollbacks} "
-            f"of {self._config.spike_rollbacks})"
+            f"of {self._config.most_rollbacks})"
         )
 
     def state(self) -> dict[str, Json]:

@@ -16,7 +16,7 @@ from jax.tree_util import KeyPath
 from bert_jax.batch import feature_shapes
 from bert_jax.config import ExecutionConfig, RunConfig
 from bert_jax.model import from_canonical, to_canonical
-from bert_jax.model.canonical import Params, Shardings, abstract_params, clear_padding, path_name
+from bert_jax.model.canonical import Params, Shapes, Shardings, abstract_params, clear_padding, path_name
 from bert_jax.parallel import batch_sharding, shardings
 
 # Name of the position table.
@@ -77,13 +77,17 @@ def parameter_of(path: KeyPath, names: Container[str]) -> str:
     return next((name for i in range(len(parts)) if (name := "/".join(parts[i:])) in names), "")
 
 
-def flat(tree: Any) -> dict[str, Any]:
+def flat(tree: object) -> dict[str, Any]:
     """Return a dict that maps the path of each leaf of a tree to the leaf."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def abstract_state(
-    config: RunConfig, model: nn.Module, optimizer: optax.GradientTransformation, mesh: Mesh, carried: Any = None
+    config: RunConfig,
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    carried: Shapes | None = None,
 ) -> TrainState:
     """Return the shapes, dtypes and shardings of the training state for ``config``, without allocating arrays.
     ``carried``: the shapes and dtypes of ``Objective.carried``.

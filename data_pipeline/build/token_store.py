@@ -30,6 +30,7 @@ from bert_jax.config.pretrain import DataConfig
 from bert_jax.hashing import hash_key
 from bert_jax.io.files import local_copy, remove_tree, write_whole
 from bert_jax.io.storage import Location, ObjectPath, location
+from bert_jax.json_values import Json
 from bert_jax.tokenization import Tokenizer, load_tokenizer
 from bert_jax.tokenization.wordpiece import MAX_CHARS_PER_WORD, is_cjk
 from data_pipeline.build.identity import file_settings
@@ -117,7 +118,7 @@ class TokenStore:
         return self._read("word_starts", "?", start, stop)
 
 
-def _file_sizes(meta: dict[str, Any]) -> dict[str, int]:
+def _file_sizes(meta: Mapping[str, Any]) -> dict[str, int]:
     """Return the size in bytes of every array of a store, from the contents of ``store.json``."""
     documents, sentences, tokens = (int(meta[name]) for name in ("documents", "sentences", "tokens"))
     sizes = {
@@ -130,7 +131,7 @@ def _file_sizes(meta: dict[str, Any]) -> dict[str, int]:
     return sizes | {name: optional[name] for name in _optional_arrays(meta["settings"])}
 
 
-def _optional_arrays(settings: dict[str, Any]) -> list[str]:
+def _optional_arrays(settings: dict[str, Json]) -> list[str]:
     """Return the names of the arrays that only a store with these settings has."""
     present = {"word_starts": settings["data.word_segmenter"] != "none", "classes": "data.label_field" in settings}
     return [name for name, is_present in present.items() if is_present]
@@ -163,7 +164,7 @@ def held_out(contents: np.ndarray, *, seed: int, fraction: float) -> np.ndarray:
 
 
 def corpus_settings(
-    data: DataConfig, sources: Sequence[Source], recorded: Mapping[str, Any] | None = None
+    data: DataConfig, sources: Sequence[Source], recorded: Mapping[str, Json] | None = None
 ) -> dict[str, Any]:
     """Return the settings that identify the corpus. If ``recorded``, the settings of an earlier build, is given,
     content hashes are included only if it contains them (see :func:`file_settings`)."""
@@ -172,7 +173,7 @@ def corpus_settings(
 
 
 def store_settings(
-    data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source], recorded: Mapping[str, Any] | None = None
+    data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Source], recorded: Mapping[str, Json] | None = None
 ) -> dict[str, Any]:
     """Return the settings that determine the contents of a store. ``recorded``: the settings of a finished
     store."""
@@ -211,7 +212,7 @@ def existing_store(data: DataConfig, tokenizer: Tokenizer, sources: Sequence[Sou
     return store
 
 
-def chunk_folder(folder: Location, settings: dict[str, Any], cut: str) -> Location:
+def chunk_folder(folder: Location, settings: dict[str, Json], cut: str) -> Location:
     """Create the folder for the chunks of an unfinished store; remove chunks built with other settings.
 
     ``cut`` names the method that splits the text into chunks; chunks made by different methods cannot be combined.
@@ -371,7 +372,7 @@ def load_jieba() -> Any:
 
 
 def merge_chunks(
-    folder: Location, chunks: Sequence[Location], settings: dict[str, Any], tokenizer: Tokenizer, listed: str,
+    folder: Location, chunks: Sequence[Location], settings: dict[str, Json], tokenizer: Tokenizer, listed: str,
     readings: Sequence[Reading],
 ) -> None:  # fmt: skip
     """Concatenate the chunks into the arrays of the store, one chunk at a time, and write ``store.json``.

@@ -4,7 +4,7 @@ import argparse
 import collections
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bert_jax.commands.options import (
     OUTPUT,
@@ -21,6 +21,14 @@ from bert_jax.commands.options import (
     vector_options,
 )
 from bert_jax.io.text_lines import Each
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from bert_jax.contrib.analysis.neighbors import Hits
+    from bert_jax.contrib.analysis.texts_or_vectors import Collection, Id
+    from bert_jax.contrib.analysis.vector_index import VectorIndex
+    from bert_jax.inference.loaded import LoadedModel
 
 _TEXTS = "one text per line (blank lines are skipped), .jsonl with id and text, or .npy vectors of bert-jax embed"
 _PROMPT = option("--prompt", metavar="TEXT", help="text to insert before every text")
@@ -55,9 +63,9 @@ def search_command(arguments: argparse.Namespace) -> None:
     if relevant is None:
         write_json_lines(hit_lines(found, queries, corpus), arguments.output)
         return
-    judged: dict[Any, Any] = {}
+    judged: dict[Id, Hits] = {}
 
-    def kept() -> Iterator[Any]:
+    def kept() -> "Iterator[Hits]":
         for query, hits in zip(queries.ids, found, strict=True):
             if query in relevant:
                 judged[query] = hits
@@ -101,7 +109,9 @@ def _wanted(arguments: argparse.Namespace) -> int:
     return arguments.candidates if arguments.rerank else arguments.top
 
 
-def _corpus_hits(arguments: argparse.Namespace, corpus: Any, queries: Any, leaves_own_out: bool) -> Iterator[Any]:
+def _corpus_hits(
+    arguments: argparse.Namespace, corpus: "Collection", queries: "Collection", leaves_own_out: bool
+) -> "Iterator[Hits]":
     from numpy import arange
 
     from bert_jax.contrib.analysis.neighbors import nearest
@@ -111,7 +121,7 @@ def _corpus_hits(arguments: argparse.Namespace, corpus: Any, queries: Any, leave
     return nearest(query_vectors, vectors, _wanted(arguments), similarity=arguments.similarity, own=own)
 
 
-def _index_hits(arguments: argparse.Namespace, index: Any, queries: Any) -> Iterator[Any]:
+def _index_hits(arguments: argparse.Namespace, index: "VectorIndex", queries: "Collection") -> "Iterator[Hits]":
     from bert_jax.contrib.analysis.texts_or_vectors import embedded
 
     loaded, options = _model(arguments, queries), vector_options(arguments, arguments.query_prompt)
@@ -131,7 +141,9 @@ def _check_reranking(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--candidates: {arguments.candidates} is not allowed; use {arguments.top} or more")
 
 
-def _reranker(arguments: argparse.Namespace, queries: Any, corpus: Any) -> Callable[[Any], Iterator[Any]]:
+def _reranker(
+    arguments: argparse.Namespace, queries: "Collection", corpus: "Collection"
+) -> "Callable[[Iterator[Hits]], Iterator[Hits]]":
     """Return a function that orders hits by the model of --rerank, which is checked here, before the search."""
     from bert_jax.contrib.analysis.retrieval import relevance_label, require_texts, reranked
     from bert_jax.inference.loaded import load
@@ -143,7 +155,9 @@ def _reranker(arguments: argparse.Namespace, queries: Any, corpus: Any) -> Calla
     return lambda found: reranked(found, queries, corpus, cross_encoder, label, arguments.top, batches)
 
 
-def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[Any, Any]:
+def _vectors(
+    arguments: argparse.Namespace, corpus: "Collection", queries: "Collection"
+) -> "tuple[np.ndarray, np.ndarray]":
     """Return the vectors of ``corpus`` and of ``queries``, whitened if --whiten is set."""
     from bert_jax.contrib.analysis.anisotropy import anisotropy, fit_whitening
     from bert_jax.contrib.analysis.texts_or_vectors import embedded
@@ -167,7 +181,7 @@ def _vectors(arguments: argparse.Namespace, corpus: Any, queries: Any) -> tuple[
     return vectors, vectors if own else whitening.apply(query_vectors)
 
 
-def _model(arguments: argparse.Namespace, *collections: Any) -> Any:
+def _model(arguments: argparse.Namespace, *collections: "Collection") -> "LoadedModel | None":
     """Return the model; None unless a collection has texts and --model is set."""
     has_texts = any(collection.texts is not None for collection in collections)
     return load_model(arguments) if has_texts and arguments.model is not None else None
@@ -260,6 +274,7 @@ def anisotropy_command(arguments: argparse.Namespace) -> None:
     print(f"{len(vectors):,} texts: mean cosine of all pairs {anisotropy(vectors):.4f}")
     if collection.texts is None:
         return
+    assert loaded is not None
     for band in frequency_bands(*counted_embeddings(loaded, collection.texts)):
         ranks = f"pieces {band.first:,} to {band.last:,} by frequency"
         print(f"{ranks}: mean cosine of all pairs {band.anisotropy:.4f}, mean length {band.mean_length:.3f}")

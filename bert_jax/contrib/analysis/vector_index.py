@@ -19,7 +19,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -131,7 +131,9 @@ class VectorIndex:
         ids: Sequence[Id] = _Fields(lines, "id") if about["ids"] else range(count)
         self.entries = Collection(self.name, ids, texts=_Fields(lines, "text"))
 
-    def _array(self, name: str, dtype: type, shape: tuple[int, ...], mode: Any = None) -> np.ndarray:
+    def _array(
+        self, name: str, dtype: type, shape: tuple[int, ...], mode: Literal["r"] | None = None
+    ) -> np.ndarray:
         file = needed(self._folder, name)
         try:
             array = np.load(file, mmap_mode=mode, allow_pickle=False)

@@ -3,11 +3,15 @@
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bert_jax.commands.options import Command, load_model, model, option, run_options, say, text_of, whole_numbers
 from bert_jax.io.text_lines import Each
 from bert_jax.json_values import Json
+
+if TYPE_CHECKING:
+    from bert_jax.contrib.analysis.word_neighbors import Neighbor
+    from bert_jax.inference.loaded import LoadedModel
 
 _OUTPUT = option("--output", type=Path, metavar="FILE", help="write JSON lines instead of readable text")
 
@@ -22,7 +26,7 @@ def neighbors_command(arguments: argparse.Namespace) -> None:
 
     _check_neighbors(arguments)
     loaded = load_model(arguments)
-    rows: list[tuple[dict[str, Json], str, list[Any]]] = []
+    rows: list[tuple[dict[str, Json], str, list[Neighbor]]] = []
     if arguments.text is None:
         queries = word_neighbors.terms_of(arguments.words)
         names = arguments.words if len(queries) == len(arguments.words) else [" ".join(arguments.words)]
@@ -54,7 +58,9 @@ def _check_neighbors(arguments: argparse.Namespace) -> None:
             raise ValueError(f"--{name}: {value} is not allowed; use 1 or more")
 
 
-def _contextual(arguments: argparse.Namespace, loaded: Any) -> list[tuple[dict[str, Json], str, list[Any]]]:
+def _contextual(
+    arguments: argparse.Namespace, loaded: "LoadedModel"
+) -> "list[tuple[dict[str, Json], str, list[Neighbor]]]":
     from bert_jax.contrib.analysis import word_neighbors
     from bert_jax.contrib.analysis.word_vectors import checked_layers, hidden_layers
     from bert_jax.inference.text_files import read_texts

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, PretrainConfig
 from bert_jax.contrib.compression import distillation_losses as losses
@@ -61,7 +62,7 @@ class Student(BertModel):
             dtype = compute_dtype(self.execution)
             self.teacher_projection = Dense(self.teacher_width, ("embed", "pooled"), self.config, dtype, True)
 
-    def __call__(self, features: Mapping[str, jax.Array], dropout_key: Any = None) -> BertOutput:
+    def __call__(self, features: Mapping[str, jax.Array], dropout_key: DropoutKey | None = None) -> BertOutput:
         output = super().__call__(features, dropout_key)
         if self.teacher_width and self.is_initializing():
             self.teacher_projection(output.sequence_output)
@@ -95,7 +96,7 @@ class Distillation(MaskedLm):
     model: Student
     teacher: BertModel | None = None
     # Features that hold outputs of the teacher, as (shape of a row, dtype); empty: the teacher runs in the step.
-    stored: Mapping[str, tuple[tuple[int, ...], Any]] = MappingProxyType({})
+    stored: Mapping[str, tuple[tuple[int, ...], DTypeLike]] = MappingProxyType({})
 
     @staticmethod
     def make_model(config: PretrainConfig, mesh: Mesh | None) -> Student:
@@ -160,7 +161,7 @@ class Distillation(MaskedLm):
         if params is not None and self.mesh is not None:
             self.fixed["teacher"] = _placed(self.teacher, params, self.mesh)
 
-    def use_stored(self, arrays: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
+    def use_stored(self, arrays: Mapping[str, tuple[tuple[int, ...], DTypeLike]]) -> None:
         """Read :meth:`outputs` from the batch, where ``arrays`` gives the shape of a row and the dtype of each."""
         self.stored, self.features = arrays, (*self.features, *arrays)
 
@@ -224,7 +225,7 @@ class Distillation(MaskedLm):
             outputs = self.outputs(aux.fixed["teacher"], batch)
         return self._losses(params, outputs, batch, key), aux.carried
 
-    def _losses(self, params: Any, outputs: Batch, batch: Batch, key: Any) -> Sums:
+    def _losses(self, params: Params, outputs: Batch, batch: Batch, key: DropoutKey | None) -> Sums:
         """Return the sums of all losses; ``outputs`` has the :meth:`outputs` of the teacher."""
         options = self.options
         student, vectors = self._run(self.model, params, batch, key)
@@ -317,7 +318,9 @@ class Distillation(MaskedLm):
         every = layers // self.config.model.num_layers
         return list(range(every - 1, layers, every))
 
-    def _run(self, model: BertModel, params: Any, batch: Batch, key: Any) -> tuple[BertOutput, list[jax.Array]]:
+    def _run(
+        self, model: BertModel, params: Params, batch: Batch, key: DropoutKey | None
+    ) -> tuple[BertOutput, list[jax.Array]]:
         """Return the outputs of a network and, for a loss of attention, the queries, keys and values of its layers,
         each [3, B, S, A, D]."""
         if self.options.attention_loss == "none":
@@ -325,7 +328,7 @@ class Distillation(MaskedLm):
         output, state = model.apply({"params": params}, batch, key, mutable=[VECTORS])
         return bert_output(output), of_layers(state[VECTORS]["encoder"], model.config, "attention", "attention")
 
-    def _hidden(self, params: Any, student: BertOutput, teacher_BxNxSxH: jax.Array, batch: Batch) -> Sums:
+    def _hidden(self, params: Params, student: BertOutput, teacher_BxNxSxH: jax.Array, batch: Batch) -> Sums:
         options, weights = self.options, (batch["sequence_ids"] > 0).astype(jnp.float32)
         every = present(student.hidden_states)
         own = every if options.hidden_layers == "all" else every[-1:]
@@ -357,7 +360,7 @@ class Distillation(MaskedLm):
         return flops + of_row / 3 / shape.sequences  # forward only
 
 
-def _placed(teacher: BertModel, params: Mapping[str, np.ndarray], mesh: Mesh) -> Any:
+def _placed(teacher: BertModel, params: Mapping[str, np.ndarray], mesh: Mesh) -> Params:
     """Return the canonical parameters of the teacher in its layout, on the devices."""
     boxed, vocab_size = abstract_params(teacher), teacher.config.vocab_size
     own = {name: params[name] for name in canonical_shapes(teacher)}

@@ -13,7 +13,6 @@ different layers are comparable.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +36,7 @@ from bert_jax.records import Record
 from bert_jax.tasks.task import ModelInput, Task
 
 # Loss of parameters on a batch.
-Loss = Callable[[Any, Batch], jax.Array]
+Loss = Callable[[Params, Batch], jax.Array]
 
 
 def random_importance(model: ModelConfig, seed: int) -> Parts:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import Setting, build_config, flat_values, parse_settings
 from bert_jax.config.options import extended, options_of
+from bert_jax.json_values import Json
 
 SEED = "training.seed"
 # Devlin et al. 2018, appendix A.3, with the learning rates of section 4.1.
@@ -87,7 +88,7 @@ def _grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return grid
 
 
-def shared_settings(base: FinetuneConfig, cells: Sequence[Cell]) -> dict[str, object]:
+def shared_settings(base: FinetuneConfig, cells: Sequence[Cell]) -> dict[str, Json]:
     """Return the values that the runs of a sweep share, by option."""
     swept = {key for cell in cells for key, _ in cell.values} | {SEED}
     return {key: value for key, value in flat_values(base).items() if key not in swept}

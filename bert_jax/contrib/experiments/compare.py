@@ -15,6 +15,7 @@ import numpy as np
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.finetuning.artifacts import read_predictions, stored_options
 from bert_jax.io.storage import Location
+from bert_jax.json_values import Json
 from bert_jax.metrics import Score, value
 from bert_jax.metrics.resampling import mcnemar, paired_bootstrap
 from bert_jax.records import Record
@@ -244,7 +245,7 @@ def _has_probabilities(line: Mapping[str, Any], labels: Sequence[str]) -> bool:
     return isinstance(values, dict) and all(_is_number(values.get(label)) for label in labels)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Json) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

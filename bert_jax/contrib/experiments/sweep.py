@@ -27,6 +27,7 @@ from bert_jax.contrib.experiments.cells import Cell, shared_settings
 from bert_jax.finetuning.artifacts import read_results
 from bert_jax.io.files import write_whole
 from bert_jax.io.folder_lock import FolderTaken, hold_folder
+from bert_jax.json_values import Json
 from bert_jax.process import exits, hosts
 from bert_jax.process.signals import StopRequest
 
@@ -122,7 +123,7 @@ def _drop_checkpoints(folder: Path) -> None:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def _same_sweep(path: Path, now: dict[str, Any]) -> None:
+def _same_sweep(path: Path, now: dict[str, Json]) -> None:
     """Write the shared settings of the runs to ``path``; raise ``ValueError`` if the file contains different
     settings."""
     text = json.dumps(now, indent=1, ensure_ascii=False)

@@ -5,7 +5,7 @@ Shapes: B rows, P columns of the prompts, C columns of the cache, V vocabulary.
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -170,12 +170,14 @@ def language_model(loaded: Engine) -> BertModel:
     return with_output_layer(loaded)
 
 
-def _programs(loaded: Engine, pieces: int) -> tuple[Any, Any]:
+def _programs(loaded: Engine, pieces: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return the programs of the first token, from the prompts, and of each later one, from the token before it.
     Both return the cache and int32[B]."""
     network = language_model(loaded)
 
-    def prefill(params: Params, ids_BxP: Any, mask_BxP: Any, cache_ids_BxC: Any, *draws: Any) -> Any:
+    def prefill(
+        params: Params, ids_BxP: jax.Array, mask_BxP: jax.Array, cache_ids_BxC: jax.Array, *draws: jax.Array
+    ) -> tuple[Params, jax.Array]:
         positions_BxP = jnp.maximum(jnp.cumsum(mask_BxP, axis=1) - 1, 0)
         logits_BxV, cache = cached_logits(
             network, params, {}, ids_BxP, mask_BxP, positions_BxP, cache_ids_BxC, jnp.int32(0)
@@ -184,14 +186,14 @@ def _programs(loaded: Engine, pieces: int) -> tuple[Any, Any]:
 
     def step(
         params: Params,
-        cache: Any,
-        tokens_B: Any,
-        start: Any,
-        number: Any,
-        positions_B: Any,
-        cache_ids: Any,
-        *draws: Any,
-    ) -> Any:
+        cache: Params,
+        tokens_B: jax.Array,
+        start: jax.Array,
+        number: jax.Array,
+        positions_B: jax.Array,
+        cache_ids: jax.Array,
+        *draws: jax.Array,
+    ) -> tuple[Params, jax.Array]:
         logits_BxV, cache = cached_logits(
             network, params, cache, tokens_B[:, None], jnp.ones_like(tokens_B)[:, None], positions_B[:, None],
             cache_ids, start,
@@ -207,13 +209,13 @@ def _programs(loaded: Engine, pieces: int) -> tuple[Any, Any]:
 def cached_logits(
     network: BertModel,
     params: Params,
-    cache: Any,
+    cache: Params,
     ids_BxS: jax.Array,
     mask_BxS: jax.Array,
     positions_BxS: jax.Array,
     cache_ids_BxC: jax.Array,
     start: jax.Array,
-) -> tuple[jax.Array, Any]:
+) -> tuple[jax.Array, Params]:
     """Return the logits after the last of the S columns, float32[B, V], and the cache with the keys and values of
     these columns, the first of which is the column ``start`` of the cache. An empty ``cache`` is created."""
     last_Bx1 = jnp.full((ids_BxS.shape[0], 1), ids_BxS.shape[1] - 1, jnp.int32)

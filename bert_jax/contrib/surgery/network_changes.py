@@ -11,7 +11,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.contrib.surgery.run_options import ChangeOptions
 from bert_jax.interop.hf.families.long import GLOBAL_TOKENS, copy_projections
 from bert_jax.interop.model_bundle import ModelBundle
-from bert_jax.start.fixed_options import Given
+from bert_jax.start.fixed_options import Given, value_of
 from bert_jax.start.vocabulary import WORD_ROWS
 from bert_jax.tokenization import Tokenizer, build_tokenizer
 from bert_jax.tokenization.json_tokenizer import INPUT_PIECES, with_input_pieces
@@ -43,7 +43,7 @@ def changed(options: ChangeOptions, weights: ModelBundle, given: Given) -> Model
     tokenizer = build_tokenizer(spec.tokenizer, content, name)
     if "gpt_inputs" in more:
         return with_gpt_input_pieces(weights, tokenizer, content)
-    windows = given.get("model.attention_windows", ((WINDOW,), ""))[0]
+    windows = value_of(given, "model.attention_windows", (WINDOW,))
     model = long_config(spec.model, options.to_long, windows, tokenizer.pad_id, tokenizer.sep_id)
     grown = f"positions {spec.model.max_length} -> {model.max_length}"
     note = f"long model: {grown}, windows of {' '.join(map(str, windows))} tokens on each side"

@@ -28,7 +28,7 @@ from bert_jax.io.storage import (
     lacks_permission,
 )
 from bert_jax.model import from_canonical, to_canonical
-from bert_jax.model.canonical import clear_padding, path_name
+from bert_jax.model.canonical import Params, clear_padding, path_name
 from bert_jax.optim import make_optimizer
 from bert_jax.process import hosts
 from bert_jax.training.checkpoint.digest import check_files, json_digest, tree_digest
@@ -82,7 +82,7 @@ def restore_newest(
     may_change: set[str],
     report: Callable[[str], None],
     convert: Convert | None = None,
-    carry: Any = None,
+    carry: Params | None = None,
 ) -> Restored | None:
     """Restore the newest checkpoint of ``workdir`` that passes every check, in the layout of ``config``.
 
@@ -132,7 +132,7 @@ def raise_if_damaged(workdir: Location, bad: list[str]) -> None:
 
 def _verified(
     workdir: Location, step: int, config: RunConfig, mesh: Mesh, model: nn.Module, may_change: set[str],
-    convert: Convert | None, carry: Any,
+    convert: Convert | None, carry: Params | None,
 ) -> Restored | str:  # fmt: skip
     """Return the checkpoint of ``step`` or, if any process finds a problem, a description of the first problem."""
     folder = checkpoint_folder(workdir) / str(step)
@@ -296,7 +296,7 @@ def _abstract(config: RunConfig, mesh: Mesh, model: nn.Module, carried: Any) -> 
 
 def _adapt(
     state: TrainState, stored: RunConfig, config: RunConfig, mesh: Mesh, model: nn.Module, convert: Convert | None,
-    carry: Any,
+    carry: Params | None,
 ) -> TrainState:  # fmt: skip
     """Convert the stored state to the layout of ``config``, and add or remove the moving average if necessary."""
     like = _abstract(config, mesh, model, carry)
@@ -327,7 +327,7 @@ def _adapt(
         ) from None
 
 
-def _carry(stored: Mapping[str, Any], like: Any) -> Any:
+def _carry(stored: Mapping[str, jax.Array], like: Params | None) -> Params | None:
     """Return the ``stored`` arrays in the tree ``like``, or 0 if their names or shapes differ from it."""
     if {name: x.shape for name, x in stored.items()} != {name: x.shape for name, x in flat(like).items()}:
         return zero_carry(like)

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import orbax.checkpoint as ocp
+from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
 from bert_jax.config import RunConfig, to_dict
@@ -91,11 +92,13 @@ class _MetaHandler(ocp.JsonCheckpointHandler):
         super().__init__(META_FILE)
         self._report = report
 
-    async def async_save(self, directory: Any, item: Any = None, args: Any = None) -> list[ocp.future.Future]:
+    async def async_save(
+        self, directory: epath.Path, item: Any = None, args: Any = None
+    ) -> list[ocp.future.Future]:
         future = ocp.future.CommitFutureAwaitingContractedSignals(self._write(directory, args.item))
         return [_Reported(future, self._report)]
 
-    async def _write(self, directory: Any, complete: Callable[[], dict[str, Json]]) -> None:
+    async def _write(self, directory: epath.Path, complete: Callable[[], dict[str, Json]]) -> None:
         unit = complete()
         if hosts.is_lead():
             (directory / META_FILE).write_text(json.dumps(unit))

@@ -41,6 +41,8 @@ INVALID = [
     *(("data.span_lengths", value, "a mean length and a longest length in whole words, both 1 or more")
       for value in ("0.9 10", "3.8", "3.8 0", "3.8 9.5")),
     *(("training.spike_limit", value, "deviations, and a number of steps") for value in ("0", "3 0.5", "1 2 3")),
+    *(("training.spike_rollback", value, "a number of rollbacks, and a number of batches")
+      for value in ("-1", "1 2 3")),
     *(("objective.generator_size", f"{value} --objective.name replaced_tokens --data.next_sentence none",
        "a share of the width, or shares of width and layers; above 0") for value in ("0", "1 0", "1 1 1")),
     *((f"data.{name}", "-1", "0 or more") for name in ("workers", "lanes", "max_blank_records")),

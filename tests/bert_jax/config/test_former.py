@@ -177,6 +177,8 @@ ORDERED = f"{LSTM} --data.next_sentence none"
         ("--training.spike_limit 3 50 --training.spike_deviations 4", "--training.spike_limit 4 50"),
         ("--training.spike_deviations 3", "--training.spike_limit 3 200"),
         ("--training.spike_deviations 0 --training.spike_window 50", ""),
+        ("--training.spike_skip_batches 9 --training.spike_rollbacks 2", "--training.spike_rollback 2 9"),
+        ("--training.spike_rollbacks 0 --training.spike_skip_batches 100", ""),
         ("--training.batch_ramp_tokens 1e6 8 8", "--training.batch_ramp 1e6 8 8"),
         ("--training.batch_ramp 9 8 --training.batch_ramp_tokens", "--training.batch_ramp 9 8"),
         ("--training.batch_ramp 1e6 8 8 --training.batch_ramp_tokens", ""),

@@ -17,7 +17,7 @@ from bert_jax.training.checkpoint.restore import restore_newest
 from bert_jax.training.logging.metrics_file import read_metrics
 from bert_jax.training.spikes import LossGuard, RollBack
 
-POLICY = "--training.spike_rollbacks 2 --training.spike_skip_batches 2 --training.max_bad_steps 2"
+POLICY = "--training.spike_rollback 2 2 --training.max_bad_steps 2"
 SPIKES = "--training.spike_limit 20 6"
 
 
@@ -100,12 +100,12 @@ def test_statistics_and_their_state():
     for one in (guard, again):
         one.add(62, state["mean"] + 2.9 * math.sqrt(state["variance"]), bad_in_a_row=0)
     assert guard.state() == again.state()
-    with pytest.raises(Stop, match=r"loss 5\.\d+ at step 63 is \d\.\d standard deviations .*spike_rollbacks"):
+    with pytest.raises(Stop, match=r"loss 5\.\d+ at step 63 is \d\.\d standard deviations .*spike_rollback,"):
         guard.add(63, 5.9, bad_in_a_row=0)
 
 
 def test_what_is_gone_back_to():
-    guard = LossGuard(tiny_config("--training.spike_rollbacks 1 --training.max_bad_steps 3").training)
+    guard = LossGuard(tiny_config("--training.spike_rollback 1 --training.max_bad_steps 3").training)
     guard.add(9, math.nan, bad_in_a_row=2)
     with pytest.raises(RollBack, match="3 steps in a row, up to step 10") as back:
         guard.add(10, math.nan, bad_in_a_row=3)

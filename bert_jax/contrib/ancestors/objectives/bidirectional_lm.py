@@ -5,7 +5,6 @@ Shapes: B rows, S tokens per row, V vocabulary size.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from bert_jax.model.canonical import Params, Shapes
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.layers import CACHE_FEATURES
 from bert_jax.objectives.causal_lm import next_weights, original_ids
-from bert_jax.objectives.display import Column, Display, Panel, Tile
+from bert_jax.objectives.display import Column, Display, Panel, Sample, Tile
 from bert_jax.objectives.objective import (
     TEXT_FEATURES,
     Aux,
@@ -37,7 +36,7 @@ class BidirectionalModel(BertModel):
     """The encoder with one output layer, which both directions share."""
 
     def __call__(  # type: ignore[override]
-        self, features: Mapping[str, jax.Array], dropout_key: Any = None
+        self, features: Mapping[str, jax.Array], dropout_key: DropoutKey | None = None
     ) -> tuple[jax.Array, jax.Array]:
         """Return float32[B, S - 1, V] twice: the logits of tokens 1 to S - 1 from those before them, and of tokens
         0 to S - 2 from those after them."""
@@ -109,7 +108,7 @@ class BidirectionalLm(PretrainObjective):
         targets = int(totals["forward_loss"][1]) if "forward_loss" in totals else 0
         return values | {"loss": loss, "perplexity": float(np.exp(loss)), "targets": targets}
 
-    def result_lines(self, final: Mapping[str, float], samples: Sequence[Any]) -> list[str]:
+    def result_lines(self, final: Mapping[str, float], samples: Sequence[Sample]) -> list[str]:
         if not final:
             return []
         return [

@@ -5,7 +5,6 @@ Shapes: B rows, S tokens per row, V vocabulary size, D width of a vector, N entr
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +102,7 @@ class Glove(WordVectorObjective):
         self._count_N = jnp.asarray(counts.data, jnp.float32)
 
     def entry_losses(
-        self, params: Any, batch: Batch, first: jax.Array, second: jax.Array, counts: jax.Array
+        self, params: Params, batch: Batch, first: jax.Array, second: jax.Array, counts: jax.Array
     ) -> jax.Array:
         """Return f(X) (w v + b + c - log X)^2 for the words ``first``, the contexts ``second`` and ``counts`` X."""
         words_VxD, contexts_VxD, bias_V, context_bias_V = self.model.apply({"params": params}, batch, None)

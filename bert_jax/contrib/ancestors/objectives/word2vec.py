@@ -3,7 +3,7 @@
 Shapes: B rows, S tokens per row, N negatives per row, V vocabulary size, D width of a vector.
 """
 
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +63,9 @@ def rows_of_both(table_VxD: jax.Array, ids_BxS: jax.Array, negatives_BxN: jax.Ar
     return jnp.take(table_VxD, ids_BxS, axis=0), jnp.take(table_VxD, negatives_BxN, axis=0)
 
 
-def _add_to_table(saved: Any, grads: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None, None]:
+def _add_to_table(
+    saved: tuple[jax.Array, jax.Array, jax.Array], grads: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, None, None]:
     table_VxD, ids_BxS, negatives_BxN = saved
     return jnp.zeros_like(table_VxD).at[ids_BxS].add(grads[0]).at[negatives_BxN].add(grads[1]), None, None
 
@@ -116,7 +118,7 @@ class Word2vec(WordVectorObjective):
         powers_V = np.maximum(counts_V, 1).astype(np.float64) ** self.options.noise_power
         self._noise = AliasTable.of(np.where(counts_V > 0, powers_V, 0))
 
-    def windows(self, batch: Batch, key: Any) -> Windows:
+    def windows(self, batch: Batch, key: DropoutKey | None) -> Windows:
         """Return the windows of a batch and its negatives, a function of ``key`` (None: for evaluation)."""
         random = self.random_tokens(batch, key)
         ids_BxS, sequence_ids_BxS = original_ids(batch), batch["sequence_ids"]
@@ -149,7 +151,7 @@ def equals_negative(windows: Windows) -> jax.Array:
     return (windows.ids_BxS[..., None] == windows.negatives_BxN[:, None]).astype(jnp.float32)
 
 
-def _random_words(key: TokenKey, column: Any) -> jax.Array:
+def _random_words(key: TokenKey, column: jax.Array | int) -> jax.Array:
     """Return random 32-bit words (int32) of the tokens of ``key``, [B, S], for a number, or [B, N] for N numbers
     and one token a row."""
     first, second = key.words()

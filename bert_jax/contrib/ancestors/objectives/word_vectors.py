@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from bert_jax.batch import Batch, PretrainSource
 from bert_jax.config import HeadsConfig, ModelConfig, PretrainConfig
 from bert_jax.model import BertModel, padded_vocab_size
-from bert_jax.model.dropout import TokenKey, whole_key
+from bert_jax.model.dropout import DropoutKey, TokenKey, whole_key
 from bert_jax.objectives.objective import TEXT_FEATURES, PretrainObjective
 from bert_jax.parallel.axes import constrain, with_logical_axes
 from bert_jax.tokenization import Tokenizer
@@ -59,7 +59,7 @@ class TwoTables(BertModel):
             zeros = with_logical_axes(nn.initializers.zeros_init(), ("vocab",))
             self.vocabulary_bias = self.param("vocabulary_bias", zeros, (rows,))
 
-    def __call__(self, features: Mapping[str, jax.Array], dropout_key: Any = None) -> Any:  # type: ignore[override]
+    def __call__(self, features: Mapping[str, jax.Array], dropout_key: DropoutKey | None = None) -> Any:  # type: ignore[override]
         """Return the tables float32[V, D] of words and contexts, and their biases float32[V] (or None)."""
         _, words_VxD = self.embeddings(
             features["input_ids"], features["token_type_ids"], features["position_ids"], None
@@ -103,7 +103,7 @@ class WordVectorObjective(PretrainObjective):
         (loss,) = self.display.keys
         return values | {"loss": values.get(loss, float("nan"))}
 
-    def random_tokens(self, batch: Batch, key: Any) -> TokenKey:
+    def random_tokens(self, batch: Batch, key: DropoutKey | None) -> TokenKey:
         """Return the key of the random numbers of the tokens of ``batch``, the same in every evaluation."""
         own = jax.random.key(0) if key is None else whole_key(key)
         return TokenKey.of(own, batch["sequence_keys"], batch["sequence_ids"], batch["position_ids"])

@@ -24,6 +24,7 @@ from bert_jax.io.files import write_whole
 from bert_jax.json_values import Json
 from bert_jax.model import BertOutput
 from bert_jax.model.bert import bert_output
+from bert_jax.model.canonical import Params
 from bert_jax.objectives.display import Column, Display, Panel
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
@@ -221,7 +222,7 @@ def _outputs(
     sentence = teacher.model.sentence if isinstance(soft, Vectors) else None
     model = teacher.model.clone(sentence=sentence, all_layers=bool(layers))
 
-    def run(params: Any, batch: dict[str, jax.Array]) -> Any:
+    def run(params: Params, batch: dict[str, jax.Array]) -> Any:
         output = bert_output(model.apply({"params": params}, batch))
         outputs = soft.outputs(output, batch)
         if layers:

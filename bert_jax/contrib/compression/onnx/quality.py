@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax.batch import Batch
 from bert_jax.contrib.compression.examples import read_examples, with_classes
 from bert_jax.contrib.compression.onnx.session import OnnxNetwork
 from bert_jax.finetuning.evaluation import choosing_score, scores_of
@@ -16,6 +17,7 @@ from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.metrics.score import Score
 from bert_jax.metrics.score import value as value_of
 from bert_jax.model.bert import bert_output
+from bert_jax.model.canonical import Params
 from bert_jax.process.exits import VERIFICATION_FAILED, Stop
 from bert_jax.records import Record
 from bert_jax.tasks.task import Prediction, Task
@@ -106,7 +108,7 @@ def predictions(
     ``folder``."""
     program = OnnxNetwork(folder, engine.spec, engine.need_tokenizer().pad_id)
 
-    def of_program(params: Any, batch: Mapping[str, Any]) -> Any:
+    def of_program(params: Params, batch: Mapping[str, Any]) -> Any:
         return by_level(task.outputs(program(batch), batch))
 
     programs = _program_of(engine, task), of_program
@@ -115,7 +117,7 @@ def predictions(
 
 
 def _program_of(engine: Engine, task: Task) -> Callable[..., Any]:
-    def run(params: Any, batch: Mapping[str, Any]) -> Any:
+    def run(params: Params, batch: Batch) -> Any:
         return by_level(task.outputs(bert_output(engine.model.apply({"params": params}, batch)), batch))
 
     return engine.program("check", run)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 from numpy.lib import format as npy
 
 from bert_jax.batch import PretrainSource
@@ -77,7 +78,7 @@ class TeacherOutputs:
         }
 
     @property
-    def shapes(self) -> dict[str, tuple[tuple[int, ...], Any]]:
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], DTypeLike]]:
         """The shape of a row and the dtype of each array."""
         return {name: (array.shape[1:], array.dtype) for name, array in self._arrays["train"].items()}
 
@@ -215,7 +216,7 @@ def _write(
     progress.unlink()
 
 
-def _array(path: Path, shape: tuple[int, ...], dtype: Any, *, is_new: bool) -> np.memmap:
+def _array(path: Path, shape: tuple[int, ...], dtype: DTypeLike, *, is_new: bool) -> np.memmap:
     path.parent.mkdir(parents=True, exist_ok=True)
     array = npy.open_memmap(path, "w+" if is_new else "r+", dtype, None if not is_new else shape)
     if is_new and hasattr(os, "posix_fallocate"):
@@ -224,7 +225,12 @@ def _array(path: Path, shape: tuple[int, ...], dtype: Any, *, is_new: bool) -> n
     return array
 
 
-def _check_space(folder: Path, shapes: Mapping[str, Any], records: int, report: Callable[[str], None]) -> None:
+def _check_space(
+    folder: Path,
+    shapes: Mapping[str, jax.ShapeDtypeStruct],
+    records: int,
+    report: Callable[[str], None],
+) -> None:
     """Report the size of the outputs. Raises ``ValueError`` if there is less space."""
     sizes = {name: math.prod(one.shape[1:]) * one.dtype.itemsize * records for name, one in shapes.items()}
     total, free = sum(sizes.values()), shutil.disk_usage(folder).free
