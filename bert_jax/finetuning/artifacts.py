@@ -4,16 +4,56 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import build_config, read_yaml
 from bert_jax.io.storage import Location
 from bert_jax.io.untrusted_folder import json_object
 from bert_jax.records import Record
+from bert_jax.tasks.task import Confusion
 from bert_jax.training.logging.report import HTML_FILE
 
 METRICS, PREDICTIONS = "metrics.json", "predictions_{}.jsonl"
+
+
+class Metric(TypedDict):
+    """A metric; ``value`` is None if it is undefined, ``ci95`` if it has no interval."""
+
+    value: float | None
+    ci95: list[float] | None
+
+
+class ChosenBy(TypedDict):
+    """The metric that chose the best parameters."""
+
+    metric: str
+    higher_is_better: bool
+
+
+class Baseline(TypedDict):
+    """The value of ``metric`` for an answer that needs no training, and whether the run is better."""
+
+    answer: str
+    metric: str
+    value: float | None
+    is_beaten: bool
+
+
+class Result(TypedDict):
+    """An entry of metrics.json: a split, predicted by the parameters of a step."""
+
+    task: str
+    split: str
+    n: int
+    digest: NotRequired[str]
+    metrics: dict[str, Metric]
+    seed: int
+    chosen_by: NotRequired[ChosenBy]
+    baseline: NotRequired[Baseline]
+    confusion_matrix: NotRequired[Confusion]
+    step: NotRequired[int]
+    seconds: NotRequired[float]
 
 
 def stored_options(workdir: Location, names: Collection[str]) -> FinetuneConfig:
@@ -29,11 +69,11 @@ def stored_options(workdir: Location, names: Collection[str]) -> FinetuneConfig:
     return build_config(FinetuneConfig, settings)
 
 
-def read_results(workdir: Location) -> list[dict[str, Any]]:
+def read_results(workdir: Location) -> list[Result]:
     """Return the entries of ``metrics.json``; an empty list if the run is not complete (has no report yet)."""
     if not ((workdir / METRICS).is_file() and (workdir / HTML_FILE).is_file()):
         return []
-    entries: list[dict[str, Any]] = json.loads((workdir / METRICS).read_text(encoding="utf-8"))
+    entries: list[Result] = json.loads((workdir / METRICS).read_text(encoding="utf-8"))
     return entries
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bert_jax.finetuning.artifacts import Baseline, Metric, Result
 from bert_jax.finetuning.batch_shapes import row_length
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.inference import batching
@@ -161,7 +162,7 @@ def blank_scores(
     arrays = [(level, name, like) for level, named in shapes.items() for name, like in named.items()]
     rng = np.random.default_rng(0)
 
-    def blank(unit: ModelInput, level: str, like: Any) -> np.ndarray:
+    def blank(unit: ModelInput, level: str, like: jax.ShapeDtypeStruct) -> np.ndarray:
         shape = ((unit.length,) if level == "token" else ()) + like.shape[2:]
         floating = np.issubdtype(like.dtype, np.floating)
         return rng.random(shape, np.float32) if floating else np.zeros(shape, like.dtype)
@@ -192,8 +193,12 @@ def _labelled(
 
 
 def baseline(
-    resolved: ResolvedTask, split: str, predictions: Sequence[Prediction], metric: str, before: Mapping[str, Any]
-) -> dict[str, Any] | None:
+    resolved: ResolvedTask,
+    split: str,
+    predictions: Sequence[Prediction],
+    metric: str,
+    before: Mapping[str, float | None],
+) -> Baseline | None:
     """Return the baseline of a split, with which its scores are compared, as JSON: ``answer`` (in words),
     ``metric``, its ``value``, and ``is_beaten``, which is True if the run is better. None: there is nothing to
     compare with.
@@ -228,14 +233,14 @@ def point_values(scores: Sequence[Score], count: int) -> dict[str, float | None]
 
 def with_intervals(
     scores: Sequence[Score], count: int, seed: int, metric: str = "", *, without: Collection[str] = ()
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Metric]:
     """Return ``{"value", "ci95"}`` of each score by name; ci95 is a 95% bootstrap interval from 1,000 resamples.
 
     At most 40 scores get an interval, and those named in ``without`` get none; for the others, ci95 is None. The
     score named ``metric`` has priority, followed by the scores over all records, and then by the scores of single
     classes.
     """
-    values: dict[str, dict[str, Any]] = {
+    values: dict[str, Metric] = {
         name: {"value": number, "ci95": None} for name, number in point_values(scores, count).items()
     }
     resampled = [score for score in scores if score.name not in without]
@@ -251,13 +256,13 @@ def _rank(name: str, metric: str) -> tuple[bool, bool]:
     return name != metric, "/" in name
 
 
-def metrics_text(results: Sequence[Mapping[str, Any]]) -> str:
+def metrics_text(results: Sequence[Result]) -> str:
     """Return the content of metrics.json with each matrix row on one line (JSON strings contain no line breaks)."""
     text = json.dumps(results, indent=1, ensure_ascii=False)
     return re.sub(r"\[\n[\d,\s]+\]", lambda row: " ".join(row[0].split()), text) + "\n"
 
 
-def result_lines(result: Mapping[str, Any], metric: str = "") -> list[str]:
+def result_lines(result: Result, metric: str = "") -> list[str]:
     """Return the log line of ``result``, an entry of metrics.json, as a list of one string. The line shows
     ``metric`` and up to three other scores."""
     shown = []
@@ -270,7 +275,7 @@ def result_lines(result: Mapping[str, Any], metric: str = "") -> list[str]:
     return [f"{result['split']}: {result['n']:,} records  {'  '.join(shown)}"]
 
 
-def warning_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
+def warning_lines(results: Sequence[Result]) -> list[str]:
     """Return a warning that names the splits on which the run is not better than its baseline; none if there are
     no such splits."""
     weak = [result for result in results if not result.get("baseline", {}).get("is_beaten", True)]

@@ -1,13 +1,12 @@
 """Outputs of a finished fine-tuning run: predictions, metrics.json, the export, the report."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from bert_jax.finetuning import evaluation
-from bert_jax.finetuning.artifacts import METRICS, PREDICTIONS, read_results
+from bert_jax.finetuning.artifacts import METRICS, PREDICTIONS, Result, read_results
 from bert_jax.finetuning.evaluator import Evaluator
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.finetuning.task_objective import task_display
@@ -42,7 +41,7 @@ def write_results(
     # Predictions of the same parameters are kept; a continued run has no report, so its entries are not read.
     entries = {entry["split"]: entry for entry in read_results(folder) if entry["step"] == step}
     asked, digests = resolved.predicted_splits, resolved.prediction_digests
-    is_due = {split: entries.get(split, {}).get("digest") != digests[split] for split in asked}
+    is_due = {split: split not in entries or entries[split].get("digest") != digests[split] for split in asked}
     timeout = context.launch.host_timeout
     remarks: list[str] = []
     due = [split for split in asked if hosts.broadcast_from_lead(f"predict_{split}", is_due[split], timeout)]
@@ -57,7 +56,7 @@ def write_results(
             write_whole(folder / PREDICTIONS.format(split), "".join(f"{line}\n" for line in lines))
         entries[split] = _result_entry(resolved, split, predictions, evaluator, context.log.at(0, split))
         remarks += evaluation.remarks_of(resolved.task, split, resolved.records[split], predictions)
-        entries[split] |= {"step": step, "seconds": round(time.perf_counter() - began, 3)}
+        entries[split]["step"], entries[split]["seconds"] = step, round(time.perf_counter() - began, 3)
     if not hosts.is_lead():
         return
     evaluator.describe_again(folder)
@@ -83,29 +82,34 @@ def write_results(
 
 
 def _result_entry(
-    resolved: ResolvedTask, split: str, predictions: Sequence[Prediction], evaluator: Evaluator, before: Any
-) -> dict[str, Any]:
+    resolved: ResolvedTask,
+    split: str,
+    predictions: Sequence[Prediction],
+    evaluator: Evaluator,
+    before: Mapping[str, float | None],
+) -> Result:
     """Return the entry of a split in metrics.json, without the step and the seconds. ``before``: the metrics before
     training by name; empty if they are unknown."""
     config, task, records, best = resolved.config, resolved.task, resolved.records[split], evaluator.best
     scores, count = evaluation.scores_of(task, records, predictions)
     metric, confusion = best.metric or config.task.metric, evaluation.confusion_of(task, records, predictions)
-    chosen_by = {}
     known = evaluation.baseline(resolved, split, predictions, metric, before)
+    entry = Result(
+        task=config.name,
+        split=split,
+        n=len(records),
+        digest=resolved.prediction_digests[split],
+        metrics=evaluation.with_intervals(scores, count, config.training.seed, metric, without=task.own_metrics),
+        seed=config.training.seed,
+    )
     if resolved.record_digests[split] == best.split:
         score = evaluation.choosing_score(best.metric, scores)
-        chosen_by = {"chosen_by": {"metric": score.name, "higher_is_better": score.higher_is_better}}
-    return {
-        "task": config.name,
-        "split": split,
-        "n": len(records),
-        "digest": resolved.prediction_digests[split],
-        "metrics": evaluation.with_intervals(scores, count, config.training.seed, metric, without=task.own_metrics),
-        "seed": config.training.seed,
-        **chosen_by,
-        **({} if known is None else {"baseline": known}),
-        **({} if confusion is None else {"confusion_matrix": confusion}),
-    }
+        entry["chosen_by"] = {"metric": score.name, "higher_is_better": score.higher_is_better}
+    if known is not None:
+        entry["baseline"] = known
+    if confusion is not None:
+        entry["confusion_matrix"] = confusion
+    return entry
 
 
 def _export(folder: Path, preferred: str) -> list[str]:

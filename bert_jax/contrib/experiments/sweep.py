@@ -16,7 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import jax
 
@@ -24,7 +24,7 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.former import current_fields
 from bert_jax.config.options import Setting
 from bert_jax.contrib.experiments.cells import Cell, shared_settings
-from bert_jax.finetuning.artifacts import read_results
+from bert_jax.finetuning.artifacts import ChosenBy, read_results
 from bert_jax.io.files import write_whole
 from bert_jax.io.folder_lock import FolderTaken, hold_folder
 from bert_jax.json_values import Json
@@ -32,6 +32,16 @@ from bert_jax.process import exits, hosts
 from bert_jax.process.signals import StopRequest
 
 RUNS, TABLE, DATA, IMAGE, SHARED = "runs", "sweep.md", "sweep.json", "sweep.png", "shared.json"
+
+
+class Run(TypedDict):
+    """An entry of sweep.json; ``metrics``: split -> metric -> value."""
+
+    run: str
+    settings: dict[str, str]
+    seed: int
+    chosen_by: ChosenBy | None
+    metrics: dict[str, dict[str, float | None]]
 
 
 def run_sweep(
@@ -151,7 +161,7 @@ def _say(text: str) -> None:
 
 def write_results(base: FinetuneConfig, cells: Sequence[Cell], workdir: Path) -> None:
     """Write sweep.md, sweep.json and sweep.png from the finished runs; equal results produce identical files."""
-    results: list[dict[str, Any]] = []
+    results: list[Run] = []
     for cell in cells:
         entries = read_results(workdir / RUNS / cell.name)
         values = {
@@ -159,27 +169,29 @@ def write_results(base: FinetuneConfig, cells: Sequence[Cell], workdir: Path) ->
             for entry in entries
         }
         chosen = next((entry["chosen_by"] for entry in entries if "chosen_by" in entry), None)
-        run = {"run": cell.name, "settings": dict(cell.values), "seed": cell.seed, "chosen_by": chosen}
-        results.append({**run, "metrics": values})
+        run = Run(run=cell.name, settings=dict(cell.values), seed=cell.seed, chosen_by=chosen, metrics=values)
+        results.append(run)
     write_whole(workdir / DATA, f"{json.dumps(results, indent=1, ensure_ascii=False)}\n")
     done = [run for run in results if run["metrics"]]
     if not done:
         write_whole(workdir / TABLE, "No run is finished.\n")
         return
-    metric, higher = done[0]["chosen_by"]["metric"], done[0]["chosen_by"]["higher_is_better"]
+    chosen = done[0]["chosen_by"]
+    assert chosen is not None
+    metric, higher = chosen["metric"], chosen["higher_is_better"]
     splits = [name for name in done[0]["metrics"] if metric in done[0]["metrics"][name]]
     write_whole(workdir / TABLE, _table(results, splits, metric, higher))
     rows = [(_label(settings), _values(runs, splits[0], metric)) for settings, runs in _groups(results)]
     write_whole(workdir / IMAGE, draw_points(rows, f"{base.name}: {metric} on {splits[0]}"))
 
 
-def _groups(results: Sequence[dict[str, Any]]) -> list[tuple[dict[str, str], list[dict[str, Any]]]]:
+def _groups(results: Sequence[Run]) -> list[tuple[dict[str, str], list[Run]]]:
     """Return (settings, runs) for each group of runs that differ only in their seeds, in the order of the sweep."""
     groups = itertools.groupby(results, operator.itemgetter("settings"))
     return [(settings, list(runs)) for settings, runs in groups]
 
 
-def _values(runs: Sequence[dict[str, Any]], split: str, metric: str) -> list[float]:
+def _values(runs: Sequence[Run], split: str, metric: str) -> list[float]:
     values = [run["metrics"].get(split, {}).get(metric) for run in runs]
     return [value for value in values if value is not None]
 
@@ -188,7 +200,7 @@ def _label(settings: dict[str, str]) -> str:
     return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in settings.items()) or "all seeds"
 
 
-def _table(results: Sequence[dict[str, Any]], splits: Sequence[str], metric: str, higher: bool) -> str:
+def _table(results: Sequence[Run], splits: Sequence[str], metric: str, higher: bool) -> str:
     """Return a Markdown table with the mean, the standard deviation and the best value over the seeds of each
     setting; the best mean is in bold."""
     sign = 1 if higher else -1

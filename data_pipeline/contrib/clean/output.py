@@ -11,7 +11,7 @@ from bert_jax.json_values import Json
 from data_pipeline.build.workers import scratch_file
 from data_pipeline.contrib.clean.drop_counts import Tally, excerpt, merge
 from data_pipeline.contrib.clean.duplicates import comparison_jobs
-from data_pipeline.contrib.clean.report import REPORT_NAME, as_text, make_report
+from data_pipeline.contrib.clean.report import REPORT_NAME, CleanReport, as_text, make_report
 from data_pipeline.contrib.clean.workspace import (
     TALLIES,
     Plan,
@@ -87,7 +87,7 @@ def _near_example(
     )
 
 
-def finish(plan: Plan, target: Location) -> dict[str, Json]:
+def finish(plan: Plan, target: Location) -> CleanReport:
     """Move the files of text to the folder ``target``, and write the report there last; return the report."""
     paths = [
         *(plan.path(TALLIES, f"{kind}-{name}.json") for kind in ("scan", "sign")

@@ -1,10 +1,11 @@
 """The report of ``bert-data clean`` as JSON and Markdown, and the names of the text files."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Literal, TypedDict
 
+from bert_jax.json_values import Json
 from data_pipeline.contrib.clean.drop_counts import EXAMPLES, RULES
 from data_pipeline.contrib.clean.options import chance, settings_of
 from data_pipeline.contrib.clean.workspace import Plan
@@ -14,7 +15,40 @@ from data_pipeline.text.documents import TEXT_SUFFIXES, Source
 
 REPORT_NAME = "cleaned.md"
 _SIMILARITIES = tuple(tenth / 10 for tenth in range(1, 11))
+_COUNTS: tuple[Literal["documents_in", "documents_out", "characters_in", "characters_out"], ...]
 _COUNTS = ("documents_in", "documents_out", "characters_in", "characters_out")
+
+
+class SourceCounts(TypedDict):
+    """Counts of a source."""
+
+    name: str
+    file: str
+    documents_in: int
+    documents_out: int
+    characters_in: int
+    characters_out: int
+
+
+class Candidates(TypedDict):
+    """The banding of MinHash, and the probability with which it compares a pair of a similarity."""
+
+    bands: int
+    rows: int
+    probability_by_similarity: dict[str, float]
+
+
+class CleanReport(TypedDict):
+    """Content of the report."""
+
+    settings: dict[str, Any]
+    candidates: Candidates
+    documents_in: int
+    documents_out: int
+    characters_in: int
+    characters_out: int
+    rules: dict[str, dict[str, Any]]
+    sources: list[SourceCounts]
 
 
 def output_names(sources: Sequence[Source]) -> list[str]:
@@ -39,43 +73,52 @@ def output_names(sources: Sequence[Source]) -> list[str]:
     return names
 
 
-def make_report(plan: Plan, counts: dict[str, dict[str, int]], examples: dict[str, list[Any]]) -> dict[str, Any]:
+def make_report(
+    plan: Plan, counts: dict[str, dict[str, int]], examples: Mapping[str, list[dict[str, Any]]]
+) -> CleanReport:
     """Return the report: settings, counts per source, and per rule the counts and examples."""
     settings = settings_of(plan.options, plan.corpus)
     names = output_names(plan.sources)
-    sources: list[dict[str, Any]] = []
+    sources: list[SourceCounts] = []
     for index, (source, name) in enumerate(zip(plan.sources, names, strict=True)):
-        own = {"documents_in": 0, "characters_in": 0, **counts[str(index)]}
-        sources.append({"name": source.name, "file": name if own["documents_out"] else "", **own})
+        own = counts[str(index)]
+        row = SourceCounts(
+            name=source.name, file=name if own["documents_out"] else "",
+            documents_in=own.get("documents_in", 0), characters_in=own.get("characters_in", 0),
+            documents_out=own["documents_out"], characters_out=own["characters_out"],
+        )  # fmt: skip
+        sources.append(row)
     rules = {}
     for rule in RULES:
         shown = [{name: value for name, value in one.items() if name != "place"} for one in examples.get(rule, [])]
         rules[rule] = {"documents": 0, "lines": 0, "characters": 0, **counts.get(rule, {}), "examples": shown}
     bands, rows = plan.options.clean.banding
     chances = {str(similarity): round(chance(similarity, bands, rows), 4) for similarity in _SIMILARITIES}
-    totals = {name: sum(source[name] for source in sources) for name in _COUNTS}
     return {
         "settings": settings,
         "candidates": {"bands": bands, "rows": rows, "probability_by_similarity": chances},
-        **totals,
+        "documents_in": sum(source["documents_in"] for source in sources),
+        "documents_out": sum(source["documents_out"] for source in sources),
+        "characters_in": sum(source["characters_in"] for source in sources),
+        "characters_out": sum(source["characters_out"] for source in sources),
         "rules": rules,
         "sources": sources,
     }
 
 
-def is_on(rule: str, settings: dict[str, Any]) -> bool:
+def is_on(rule: str, settings: Mapping[str, Json]) -> bool:
     """Return True if ``rule`` is applied with these ``settings``."""
     return {
         "encoding": settings["clean.encoding"] != "off",
         "length": bool(settings["clean.least_words"] or settings["clean.most_words"]),
         "language": bool(settings["clean.languages"]),
-        "exact_duplicate": settings["clean.exact_duplicates"],
+        "exact_duplicate": bool(settings["clean.exact_duplicates"]),
         "boilerplate": bool(settings["clean.boilerplate"]),
         "near_duplicate": bool(settings["clean.near_duplicates"]),
     }[rule]
 
 
-def summary(report: dict[str, Any]) -> Iterator[str]:
+def summary(report: CleanReport) -> Iterator[str]:
     """Yield a line for each rule that is on, and a line of totals."""
     for rule in RULES:
         if is_on(rule, report["settings"]):
@@ -88,7 +131,7 @@ def summary(report: dict[str, Any]) -> Iterator[str]:
     )
 
 
-def as_text(report: dict[str, Any]) -> str:
+def as_text(report: CleanReport) -> str:
     """Return the report as a Markdown page."""
     lines = [
         "# Cleaned text", "",
@@ -108,7 +151,7 @@ def as_text(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _rule_lines(report: dict[str, Any]) -> Iterator[str]:
+def _rule_lines(report: CleanReport) -> Iterator[str]:
     """Yield a table of the rules, and further figures of two of them."""
     settings, candidates = report["settings"], report["candidates"]
     yield from ("| rule | documents dropped | lines dropped | characters dropped |", "|---|---|---|---|")
@@ -133,7 +176,7 @@ def _rule_lines(report: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _example_line(fields: dict[str, Any]) -> str:
+def _example_line(fields: Mapping[str, Any]) -> str:
     """Return an example as one line that ends with the text."""
     shown = []
     for name, value in fields.items():

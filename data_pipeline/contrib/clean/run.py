@@ -24,7 +24,7 @@ from data_pipeline.build.workers import Workers, exclusive, processor_count, rem
 from data_pipeline.contrib.clean.job_table import STAGES
 from data_pipeline.contrib.clean.options import CleanOptions, settings_of
 from data_pipeline.contrib.clean.output import finish
-from data_pipeline.contrib.clean.report import summary
+from data_pipeline.contrib.clean.report import CleanReport, summary
 from data_pipeline.contrib.clean.rules import check_languages, load_ftfy
 from data_pipeline.contrib.clean.scanning import cut_source, find_exact, scan_chunk
 from data_pipeline.contrib.clean.workspace import Plan, save_plan
@@ -36,7 +36,7 @@ Report = Callable[[str], None]
 
 def clean(
     options: CleanOptions, target: Location, report: Report, beam_options: Sequence[str] | None = None
-) -> dict[str, Any]:
+) -> CleanReport:
     """Clean the corpus of ``options`` and write text and report to the folder ``target``; return the report.
 
     With ``beam_options``, the jobs run under Apache Beam. If ``target`` has been written with the same settings,
@@ -95,9 +95,7 @@ def _check_apart(corpus: Sequence[str], target: Location) -> None:
             raise ValueError(f"--output: {target} is in the corpus {entry}; name a folder outside of it")
 
 
-def _finished(
-    target: Location, options: CleanOptions, files: Sequence[tuple[str, Location]]
-) -> dict[str, Any] | None:
+def _finished(target: Location, options: CleanOptions, files: Sequence[tuple[str, Location]]) -> CleanReport | None:
     """Return the report in ``target`` if it was written for these ``files`` and options; None if there is no
     report."""
     path = target / CLEANED_NAME
