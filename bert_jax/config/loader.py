@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -38,6 +38,10 @@ from bert_jax.config.options import (
     options_of,
 )
 from bert_jax.config.schema import PRESETS, Value
+from bert_jax.json_values import Json
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 C = TypeVar("C")
 HELP_ALL = "--help_all"
@@ -433,7 +437,11 @@ def _whole(text: str, where: str) -> int:
 
 
 def _construct(
-    config_type: type[C], values: dict[str, Any], sources: dict[str, str], chosen: Sequence[type], prefix: str = ""
+    config_type: type[C],
+    values: dict[str, Value],
+    sources: dict[str, str],
+    chosen: Sequence[type],
+    prefix: str = "",
 ) -> C:
     arguments: dict[str, Any] = {}
     for name, hint in get_type_hints(config_type).items():
@@ -451,7 +459,7 @@ def _construct(
         raise ValueError(f"{source}: {error}" if source and str(error).startswith(key) else str(error)) from None
 
 
-def to_dict(config: Any) -> dict[str, Any]:
+def to_dict(config: "DataclassInstance") -> dict[str, Any]:
     """Return the options of ``config`` as nested plain dicts, lists and scalars. Options that do not exist with the
     values of the others are omitted."""
     flat, tree, options = flat_values(config), dict[str, Any](), _options_in(config)
@@ -465,31 +473,31 @@ def to_dict(config: Any) -> dict[str, Any]:
     return tree
 
 
-def flat_values(config: Any) -> dict[str, Any]:
+def flat_values(config: "DataclassInstance") -> dict[str, Any]:
     """Return the value of every option by dotted name; tuples are converted to lists."""
     values = {key: operator.attrgetter(key)(config) for key in _options_in(config)}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
 
-def _options_in(config: Any) -> dict[str, Option]:
+def _options_in(config: "DataclassInstance") -> dict[str, Option]:
     sections = (type(value) for value in vars(config).values())
     chosen = tuple(section for section in sections if dataclasses.is_dataclass(section))
     return options_of(type(config), chosen)  # type: ignore[arg-type]
 
 
-def dump_yaml(config: Any) -> str:
+def dump_yaml(config: "DataclassInstance") -> str:
     """Return the resolved config as YAML that ``--config`` reads back to an equal config."""
     return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=1000)
 
 
-def from_dict(config_type: type[C], values: dict[str, Any]) -> C:
+def from_dict(config_type: type[C], values: Mapping[str, Json]) -> C:
     """Build a config from the nested values that :func:`to_dict` returns; raises ``ValueError`` for unknown keys or
     wrong types."""
     settings: list[Setting] = []
 
-    def walk(node: dict[str, Any], prefix: str) -> None:
+    def walk(node: Mapping[str, Json], prefix: str) -> None:
         for name, value in node.items():
-            if isinstance(value, dict):
+            if isinstance(value, Mapping):
                 walk(value, f"{prefix}{name}.")
             else:
                 text = [str(item) for item in value] if isinstance(value, list | tuple) else str(value)
@@ -499,7 +507,7 @@ def from_dict(config_type: type[C], values: dict[str, Any]) -> C:
     return build_config(config_type, settings, stored=True)
 
 
-def differences(old: Any, new: Any) -> list[str]:
+def differences(old: "DataclassInstance", new: "DataclassInstance") -> list[str]:
     """Return ``key: old -> new`` for every option in which two configs of the same type differ."""
     before, after = flat_values(old), flat_values(new)
     return [f"{key}: {before[key]} -> {after[key]}" for key in after if before.get(key, after[key]) != after[key]]

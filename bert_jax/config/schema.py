@@ -10,9 +10,23 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeVar,
+    get_origin,
+    get_type_hints,
+)
 
 from bert_jax import registry
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
@@ -197,7 +211,7 @@ class Section:
         require(ok, f"{self.prefix}{name}", getattr(self, name), allowed)
 
 
-def check_limits(config: Any) -> None:
+def check_limits(config: "DataclassInstance") -> None:
     """Raise ``ValueError`` for an option of ``config``, a dataclass of sections, that one of its limits refuses."""
     sections = {one.name: getattr(config, one.name) for one in fields(config)}
     values = {

@@ -7,7 +7,7 @@ a loop is counted once per iteration (compilers count it once). The count of a k
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -73,7 +73,7 @@ def _multiplications(equation: Any) -> int:
     return size * math.prod(right) // right[numbers.rhs_spec[0]]
 
 
-def _inner(params: dict[str, Any]) -> Iterator[Jaxpr]:
+def _inner(params: Mapping[str, object]) -> Iterator[Jaxpr]:
     """Yield the jaxprs among the parameters of an equation, such as the body of a loop."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):

@@ -39,7 +39,7 @@ class HeartbeatMonitor:
         index: int,
         count: int,
         limit: float,
-        leave: Callable[[list[int], str], Any],
+        leave: Callable[[list[int], str], None],
     ) -> None:
         self._client, self._address, self._index = client, address, index
         self._limit, self._leave = limit, leave

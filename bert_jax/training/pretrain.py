@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -13,6 +12,7 @@ from bert_jax.batch import Batch, BatchShapes, DataBudgetError, PretrainSource, 
 from bert_jax.config import PretrainConfig
 from bert_jax.json_values import Json
 from bert_jax.model.canonical import Params
+from bert_jax.objectives.display import Sample
 from bert_jax.objectives.inputs import Inputs
 from bert_jax.objectives.objective import PretrainObjective, Sums
 from bert_jax.parallel import host_rows, to_global, to_host
@@ -143,7 +143,7 @@ class PretrainJob(Job):
     def finish(self, context: Context, state: TrainState) -> None:
         batch = next(self._held_out(1) or iter(()), None)
         lead, objective = hosts.is_lead(), self._objective
-        samples: list[Any] = []
+        samples: list[Sample] = []
         try:
             if batch is not None:
                 with explain_memory("computing the samples", "the report contains no samples"):

@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -358,7 +359,7 @@ def _encode_segmented(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.nd
     return np.array(ids, np.int32), np.array(lengths, np.int64), np.array(starts, bool)
 
 
-def load_jieba() -> Any:
+def load_jieba() -> ModuleType:
     """Import the word segmenter jieba. Raises ``ValueError`` if it is not installed."""
     try:
         import jieba

@@ -2,9 +2,9 @@
 
 import argparse
 import collections
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bert_jax.commands.options import (
     OUTPUT,
@@ -21,6 +21,7 @@ from bert_jax.commands.options import (
     vector_options,
 )
 from bert_jax.io.text_lines import Each
+from bert_jax.json_values import Json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -218,11 +219,11 @@ def mine_command(arguments: argparse.Namespace) -> None:
     say(f"{len(lines):,} pairs, {total / len(lines):.2f} negatives each; {without:,} pairs have none")
 
 
-def _pair(value: Any, where: str) -> tuple[str, str]:
-    texts = value.get("text"), value.get("text_pair")
-    if not all(isinstance(text, str) and text.strip() for text in texts):
+def _pair(value: Mapping[str, Json], where: str) -> tuple[str, str]:
+    text, pair = value.get("text"), value.get("text_pair")
+    if not (isinstance(text, str) and isinstance(pair, str) and text.strip() and pair.strip()):
         raise ValueError(f'{where}: not a pair; write {{"text": "...", "text_pair": "..."}}')
-    return texts
+    return text, pair
 
 
 def cluster_command(arguments: argparse.Namespace) -> None:

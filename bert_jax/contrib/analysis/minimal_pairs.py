@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bert_jax.inference.batching import BatchOptions
 from bert_jax.inference.engine import Engine
@@ -28,7 +27,7 @@ _NEEDED = '; write {"sentence_good": "...", "sentence_bad": "..."}'
 class ScoredPair:
     """A line of the file, and the log-probabilities (nats) and numbers of tokens of its two sentences."""
 
-    pair: dict[str, Any]
+    pair: dict[str, str]
     good: float
     bad: float
     tokens: tuple[int, int]
@@ -51,7 +50,7 @@ class Group:
     accuracy: Interval
 
 
-def read_pairs(file: Path, limit: int | None = None) -> list[dict[str, Any]]:
+def read_pairs(file: Path, limit: int | None = None) -> list[dict[str, str]]:
     """Return the lines of ``file`` (.gz: compressed), at most the first ``limit`` of each paradigm.
 
     "/" in a field name becomes "_", because one paradigm of BLiMP writes "syntax/semantics". Raises
@@ -85,7 +84,7 @@ def read_pairs(file: Path, limit: int | None = None) -> list[dict[str, Any]]:
 
 def score_pairs(
     loaded: Engine,
-    pairs: Sequence[dict[str, Any]],
+    pairs: Sequence[dict[str, str]],
     *,
     method: Method | None = None,
     batches: BatchOptions = BatchOptions(),

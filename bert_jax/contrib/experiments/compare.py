@@ -181,7 +181,7 @@ def _read_run(workdir: Location, split: str) -> _Run:
     return _Run(str(workdir), task, records, predictions)
 
 
-def _record(line: Mapping[str, Any], config: FinetuneConfig, where: str) -> Record:
+def _record(line: Mapping[str, Json], config: FinetuneConfig, where: str) -> Record:
     """Return the record of a prediction line, with the fields that the metrics of the task read."""
     kind, labels = config.task.kind, config.data.labels
     reader, fields = _READERS[kind]
@@ -189,16 +189,16 @@ def _record(line: Mapping[str, Any], config: FinetuneConfig, where: str) -> Reco
     if record is None:
         shown = json.dumps(line, ensure_ascii=False)[:80]
         raise ValueError(f"{where}: {shown} is not a prediction of {kind}; required: id, {fields}")
-    return dataclasses.replace(record, id=line["id"], source=where)
+    return dataclasses.replace(record, id=str(line["id"]), source=where)
 
 
-def _class(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
+def _class(line: Mapping[str, Json], labels: tuple[str, ...]) -> Record | None:
     gold = line.get("gold")
     fits = gold in (None, *labels) and line.get("label") in labels and _has_probabilities(line, labels)
-    return Record(id="", source="", label=gold) if fits else None
+    return Record(id="", source="", label=None if gold is None else str(gold)) if fits else None
 
 
-def _classes(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
+def _classes(line: Mapping[str, Json], labels: tuple[str, ...]) -> Record | None:
     gold, predicted = line.get("gold", []), line.get("labels")
     if not (isinstance(gold, list) and isinstance(predicted, list) and _has_probabilities(line, labels)):
         return None
@@ -208,20 +208,21 @@ def _classes(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
     return Record(id="", source="", labels=tuple(sorted(gold)) if "gold" in line else None)
 
 
-def _value(line: Mapping[str, Any], _: tuple[str, ...]) -> Record | None:
+def _value(line: Mapping[str, Json], _: tuple[str, ...]) -> Record | None:
     gold = line.get("gold")
     fits = _is_number(line.get("value")) and (gold is None or _is_number(gold))
-    return Record(id="", source="", label=None if gold is None else repr(float(gold))) if fits else None
+    label = repr(float(gold)) if isinstance(gold, int | float) else None
+    return Record(id="", source="", label=label) if fits else None
 
 
-def _choice(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
+def _choice(line: Mapping[str, Json], labels: tuple[str, ...]) -> Record | None:
     gold, predicted = line.get("gold"), line.get("choice")
     numbers = [one for one in (gold, predicted) if one is not None]
     fits = predicted is not None and all(type(one) is int and 0 <= one < len(labels) for one in numbers)
     return Record(id="", source="", label=None if gold is None else str(gold)) if fits else None
 
 
-def _pair(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
+def _pair(line: Mapping[str, Json], labels: tuple[str, ...]) -> Record | None:
     """Return the record of a prediction of sentence embeddings, or None if the line is invalid. The fields of the
     line determine the metrics (see ``SentenceTask.scores``)."""
     gold = line.get("gold")
@@ -237,10 +238,16 @@ def _pair(line: Mapping[str, Any], labels: tuple[str, ...]) -> Record | None:
         return None
     # A single text has no correct answer.
     pair = "" if is_triplet or "rank" in line else None
-    return Record(id="", source="", label=gold, text_pair=pair, negatives=("",) if is_triplet else ())
+    return Record(
+        id="",
+        source="",
+        label=None if gold is None else str(gold),
+        text_pair=pair,
+        negatives=("",) if is_triplet else (),
+    )
 
 
-def _has_probabilities(line: Mapping[str, Any], labels: Sequence[str]) -> bool:
+def _has_probabilities(line: Mapping[str, Json], labels: Sequence[str]) -> bool:
     values = line.get("probabilities")
     return isinstance(values, dict) and all(_is_number(values.get(label)) for label in labels)
 
@@ -256,7 +263,7 @@ def _as_number(text: Any) -> bool:
         return False
 
 
-_READERS: dict[str, tuple[Callable[[Mapping[str, Any], tuple[str, ...]], Record | None], str]] = {
+_READERS: dict[str, tuple[Callable[[Mapping[str, Json], tuple[str, ...]], Record | None], str]] = {
     "classification": (_class, "gold, label and probabilities of data.labels"),
     "multi_label": (_classes, "gold, labels (lists) and probabilities of data.labels"),
     "regression": (_value, "gold and value (numbers)"),

@@ -18,7 +18,8 @@ import sys
 import uuid
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from types import ModuleType
+from typing import Any, TextIO
 
 from bert_jax.config.pretrain import DataConfig
 from bert_jax.io.files import write_whole
@@ -88,7 +89,9 @@ def build_with_beam(
             report(line)
 
 
-def run_pipeline(jobs: "Jobs", options: Sequence[str], chosen: Any, add_steps: Callable[[Any, Any], None]) -> None:
+def run_pipeline(
+    jobs: "Jobs", options: Sequence[str], chosen: Any, add_steps: Callable[[ModuleType, Any], None]
+) -> None:
     """Run the pipeline to which ``add_steps(beam, pipeline)`` adds the steps of ``jobs``.
 
     ``chosen`` is the result of :func:`check_options` for ``options``. An exception of a job is re-raised. Raises
@@ -111,7 +114,7 @@ def run_pipeline(jobs: "Jobs", options: Sequence[str], chosen: Any, add_steps: C
         ) from None
 
 
-def load_beam() -> Any:
+def load_beam() -> ModuleType:
     """Import Apache Beam with its log messages disabled. Raises ``ValueError`` if it is not installed."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
@@ -172,7 +175,7 @@ class _WithoutTracebacks:
     The errors of these workers are reported in one line.
     """
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.held, self._holds = "", False
 
@@ -188,13 +191,13 @@ class _WithoutTracebacks:
         self._stream.flush()
 
 
-def _add_steps(beam: Any, pipeline: Any, *, jobs: "_Jobs", has_store: bool) -> None:
+def _add_steps(beam: ModuleType, pipeline: Any, *, jobs: "_Jobs", has_store: bool) -> None:
     """Add the steps of the build to ``pipeline``.
 
     ``Reshuffle`` distributes the next step over all workers; ``ToList`` and ``CombinePerKey`` wait for all results.
     """
 
-    def step(name: str) -> Callable[[Any], Any]:
+    def step(name: str) -> partial[Any]:
         return partial(jobs.run, name)
 
     if has_store:

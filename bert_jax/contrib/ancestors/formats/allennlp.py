@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from bert_jax.interop.model_bundle import (
 )
 from bert_jax.io.errors import one_line
 from bert_jax.io.untrusted_folder import inside, needed, parse_json, read_small
+from bert_jax.json_values import Json
 from bert_jax.tokenization import SPECIAL_PIECES
 
 OPTIONS_FILE, WEIGHTS_FILE, VOCABULARY_FILE = "options.json", "weights.hdf5", "vocab.txt"
@@ -120,7 +122,7 @@ def _swap(gates: np.ndarray) -> np.ndarray:
     return np.concatenate([first, third, second, last], axis=-1)
 
 
-def options_of(model: BidirectionalLstmConfig) -> dict[str, Any]:
+def options_of(model: BidirectionalLstmConfig) -> dict[str, Json]:
     """Return the content of ``options.json``."""
     filters = model.character_filters
     return {
@@ -246,7 +248,7 @@ def read_allennlp(path: Path, options: ReadOptions) -> ModelBundle:
     )  # fmt: skip
 
 
-def _h5py() -> Any:
+def _h5py() -> ModuleType:
     try:
         import h5py
     except ImportError:
