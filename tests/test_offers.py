@@ -16,6 +16,7 @@ import pytest
 from bert_jax import registry
 from bert_jax.commands.finetune import FinetuneRunOptions
 from bert_jax.config import FinetuneConfig, PretrainConfig, RunOptions
+from bert_jax.config.former import OWNERS
 from bert_jax.config.loader import read_settings, show_help
 from bert_jax.config.options import extended
 
@@ -38,6 +39,15 @@ RENAMED |= {
         "training.batch_ramp", "training.eval_batches", "training.eval_batch_size", "continue_from", "add_words",
         "vocab_slots", "extend_positions",
     )
+}  # fmt: skip
+_SPIKES = [name for name in OWNERS if name.startswith("training.spike_")]
+_SPANS = ["data.span_mean", "data.span_max"]
+RENAMED |= {
+    f"{command} --{name}": f"is part of {OWNERS[name]}; still read"
+    for command, names in {
+        "run_pretrain.py": [*_SPANS, *_SPIKES], "run_finetune.py": _SPIKES, "vocab": _SPANS, "shards": _SPANS
+    }.items()
+    for name in names
 }  # fmt: skip
 VERDICTS = ["refused", "encoder only", "yes"]
 

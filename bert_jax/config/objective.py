@@ -44,7 +44,7 @@ class ObjectiveConfig(Section, prefix="objective.", chosen_by=Choice("name", "ob
     def __post_init__(self) -> None:
         super().__post_init__()
         size = self.generator_size
-        fits = len(size) in (1, 2) and min(size) > 0
+        fits = len(size) in (1, 2) and all(share > 0 for share in size)
         self._require("generator_size", fits, "a share of the width, or shares of width and layers; above 0")
 
     @property

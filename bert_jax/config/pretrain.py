@@ -227,7 +227,7 @@ class DataConfig(Section, prefix="data."):
         A sequence of n tokens has min(max_predictions, max(1, round(n * share))) predictions at most; the share is
         the larger one of the first and the final share.
         """
-        share = max(self.mask_fraction, *self.final_masking[:1])
+        share = max((self.mask_fraction, *self.final_masking[:1]))
         rounding = max(0.5, 1 - 3 * share)  # the shortest sequence has 3 tokens: [CLS], one more, [SEP]
         by_length = int(self.seq_length * share + sequences * rounding)
         return min(by_length, sequences * self.max_predictions, self.seq_length)

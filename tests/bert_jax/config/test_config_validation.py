@@ -10,6 +10,7 @@ from config_words import load, refusal
 from bert_jax import config as sections
 from bert_jax.config import PretrainConfig, RunOptions, dump_yaml, from_dict, to_dict
 from bert_jax.config.loader import take_options
+from bert_jax.config.objective import ObjectiveConfig
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -116,7 +117,8 @@ def test_sections_check_themselves_without_the_loader(key):
     """Also nan, which compares as false, must not pass a section's own check."""
     name, field = key.split(".")
     section = {"model": sections.ModelConfig, "execution": sections.ExecutionConfig, "data": sections.DataConfig,
-               "optimizer": sections.OptimizerConfig, "training": sections.TrainingConfig}[name]  # fmt: skip
+               "objective": ObjectiveConfig, "optimizer": sections.OptimizerConfig,
+               "training": sections.TrainingConfig}[name]  # fmt: skip
     wrong = (1.5, 2, 3) if get_origin(get_type_hints(section)[field]) is tuple else float("nan")
     with pytest.raises(ValueError, match=re.escape(key)):
         section(**{field: wrong})

@@ -152,7 +152,7 @@ def test_a_stored_config_keeps_the_steps_of_its_run():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--training.batch_ramp 100 8", "tokens, first size"),
+        ("--training.batch_ramp 100 8 8 8 8", "tokens, first size"),
         ("--training.batch_ramp 100 32 8", r"first size \(below 32\)"),
         ("--training.batch_ramp 100 8 0", "all above 0"),
         ("--training.num_tokens 512 --optimizer.wsd_decay_tokens 513", "at most 512, the tokens of the phase"),
