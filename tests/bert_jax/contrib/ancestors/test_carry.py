@@ -292,7 +292,7 @@ def test_a_skipped_step_keeps_the_state():
         (SYSTEMS["lstm"] + " --data.next_sentence nsp", "data.next_sentence: 'nsp' .*allowed: none with data.row"),
         (SYSTEMS["lstm"] + " --data.mixture a=1 b=1", r"data.mixture: .*allowed: none with data.row_order carried"),
         (NNLM + CARRY, "model.encoder: 'nnlm' .*allowed: lstm or bidirectional_lstm with data.row_order carried"),
-        (f"{CARRY} --data.next_sentence none", "model.encoder: .transformer. .*allowed: lstm or bidirectional_lstm"),
+        (f"{CARRY} --data.next_sentence none", "model.encoder: .transformer. .*allowed: lstm or bidir"),
         (LSTM.replace("causal_lm", "masked_lm") + CARRY, "objective.name: 'masked_lm' .*allowed: one that"),
     ],
 )  # fmt: skip
