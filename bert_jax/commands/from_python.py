@@ -28,6 +28,7 @@ from bert_jax.config.options import PYTHON, extended
 from bert_jax.config.task import TaskKind
 from bert_jax.io.files import whole_file
 from bert_jax.io.storage import is_url
+from bert_jax.json_values import Json
 from bert_jax.process import exits
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.signals import StopRequest
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     Model = str | PathLike[str] | LoadedModel | TrainedRun
 
-Text = str | Mapping[str, Any]
+Text = str | Mapping[str, Json]
 # Called with each line of metrics.jsonl, as a dict; the run ends after one that returns True.
 Callback = Callable[[dict[str, Any]], Any]
 C = TypeVar("C", bound=RunOptions)
