@@ -43,9 +43,9 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
     ),
     "words": ("tokens",), "tags": ("ner_tags", "pos_tags", "slots"), "labels": ("label",), "answers": ("answer",),
     "label": ("labels", "score", "similarity_score", "relatedness_score", "intent", "target", "category"),
-    "choice_prefix": ("sent2",),
+    "choice": ("options", "endings"), "choice_prefix": ("sent2",),
 }  # fmt: skip
-_NEGATIVE, _CHOICE = re.compile(r"negative_?\d+"), re.compile(r"(choice|ending|option)_?\w")
+_NEGATIVE, _CHOICE = re.compile(r"negative_?\d+"), re.compile(r"(choice|ending|option)_?[0-9a-hA-H]")
 _log = logging.getLogger(__name__)
 
 # The place of a record, and its mapping from names of columns to values.
@@ -207,10 +207,10 @@ def _by_role(rows: Iterable[_Row], columns: "Columns") -> Iterator[_Row]:
         found: dict[str, Any] = {}
         for name, value in row.items():
             role = renamed[names].get(name, name)
-            if role == name or role not in ("negative", "choice"):
-                found[role] = value
-            elif value is not None:
-                found.setdefault(role, []).append(value)
+            if role in ("negative", "choice") and value is not None:
+                found.setdefault(role, []).extend(value if isinstance(value, list) else [value])
+            else:
+                found.setdefault(role, value)
         yield place, found
 
 
@@ -255,9 +255,10 @@ def _usual_names(names: Sequence[str], columns: "Columns") -> dict[str, str]:
     if kind == "sentence" and not numbered and not {"negative", "negatives"} & {*names}:
         wanted.append("label")
     found = {name: "negative" if kind == "sentence" else "choice" for name in numbered}
+    roles = {*names, *found.values(), *(["choice"] if "choices" in names else [])}
     for role in dict.fromkeys(wanted):
         others = [name for name in _OTHERS.get(role, ()) if name in names and name not in found]
-        if others and role not in names:
+        if others and role not in roles:
             found[others[0]] = role
     return found
 
@@ -296,7 +297,7 @@ def _by_position(cells: list[Any], columns: "Columns", place: str) -> dict[str, 
     if cells and kind not in (*WORDS, "choice") and isinstance(cells[0], list) and len(cells[0]) in (1, 2):
         is_pair = len(cells[0]) == 2
         cells[:1] = cells[0]
-    if kind == "sentence" and len(cells) > 2 and not _is_number(cells[2]):
+    if kind == "sentence" and len(cells) > 2 and isinstance(cells[2], str | list):
         cells[2:] = [[text for cell in cells[2:] for text in (cell if isinstance(cell, list) else [cell])]]
     roles = _roles(kind, cells)
     if kind in WHOLE and len(cells) == 2 and not is_pair:

@@ -194,6 +194,7 @@ def test_sentences():
     assert read([("a", "b", 0.5)]) == read([(("a", "b"), 0.5)]) == [("a", "b", (), "0.5")]
     assert read([("a", "b", "n", "m")]) == read([("a", "b", ["n", "m"])]) == [("a", "b", ("n", "m"), None)]
     assert read((["a"], [1])) == [("a", None, (), "1")]
+    assert read((["a", "c"], ["b", "d"], [0.5, None])) == [("a", "b", (), "0.5"), ("c", "d", (), None)]
 
 
 @dataclasses.dataclass
@@ -241,6 +242,8 @@ def test_examples_of_other_libraries():
             {"query": "a", "positive": "b", "negative_1": "c", "negative_2": "d"},
             {"negatives": ("c", "d")},
         ),
+        ("sentence", {"query": "a", "positive": "b", "negative": "c", "negative_1": None}, {"negatives": ("c",)}),
+        ("choice", {"question": "a", "options": ["b", "c"], "label": 0}, {"text": "a", "choices": ("b", "c")}),
         (
             "choice",
             {"premise": "a", "choice1": "b", "choice2": "c", "label": 0},
