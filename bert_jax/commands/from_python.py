@@ -27,6 +27,7 @@ from bert_jax.config.loader import Settings, python_settings, split_settings
 from bert_jax.config.options import PYTHON, extended
 from bert_jax.config.task import TaskKind
 from bert_jax.io.files import whole_file
+from bert_jax.io.signatures import names_parameters
 from bert_jax.io.storage import is_url
 from bert_jax.json_values import Json
 from bert_jax.process import exits
@@ -58,6 +59,7 @@ _ELSEWHERE = {
 _OF_FILES = ("train", "dev", "test", "dev_fraction", "train_limit", "dev_limit")
 
 
+@names_parameters
 def pretrain(
     recipe: str | PathLike[str] | None = None,
     *,
@@ -119,6 +121,7 @@ def pretrain(
         return owned(PretrainRun.of(folder))
 
 
+@names_parameters
 def finetune(
     model: "Model | None",
     *,

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
@@ -104,9 +103,10 @@ class Engine:
 
     @classmethod
     def of(cls, weights: ModelBundle, execution: ExecutionConfig, name: str) -> Self:
-        """Return the engine for ``weights``, whose parameters are then on the device."""
+        """Return the engine for ``weights``, whose parameters are then on the device. On a CPU they may share
+        memory with the arrays of ``weights``, which must not be changed afterwards."""
         spec, tokenizer = weights.spec, None
-        on_device = {key: jnp.asarray(values) for key, values in weights.params.items()}
+        on_device = jax.device_put(dict(weights.params))  # jnp.asarray would compile a program for each shape
         if spec.tokenizer is not None and weights.tokenizer_content is not None:
             tokenizer = build_tokenizer(spec.tokenizer, weights.tokenizer_content, spec.tokenizer.file)
         return cls(

@@ -168,6 +168,10 @@ class Tokenizer(ABC):
         if self.mask_id in (self.pad_id, self.unk_id):
             raise ValueError(f"{name}: the tokenizer has no mask piece; use a tokenizer that has one")
 
+    def tokenize(self, text: str) -> list[str]:
+        """Return the pieces of ``text``, without special tokens."""
+        return self.pieces(self.encode(text))
+
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Return the piece of every id."""
         return [self._pieces[i] for i in ids]
