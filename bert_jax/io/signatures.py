@@ -13,7 +13,8 @@ C = TypeVar("C", bound=type)
 
 
 def names_parameters(function: Callable[P, R], name: str = "") -> Callable[P, R]:
-    """Return ``function``, whose ``TypeError`` for wrong arguments begins with its name and lists its parameters."""
+    """Return ``function``, whose ``TypeError`` for wrong arguments begins with its name (``name`` if it is given)
+    and lists its parameters."""
     signature = inspect.signature(function)
     known = [one for one in signature.parameters if one != "self"]
 
