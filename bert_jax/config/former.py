@@ -192,7 +192,7 @@ def _of(merge: Merge, values: Mapping[str, Value]) -> Former:
 
 def current_fields(
     values: Mapping[str, Any], prefix: str = "",
-    typed: Callable[[Any, Any, str], Any] = lambda kind, value, name: value,
+    typed: Callable[[type, Any, str], Value] = lambda kind, value, name: value,
 ) -> dict[str, Any]:  # fmt: skip
     """Return ``values``, the fields of a stored model, converted to the current fields: without fields of
     ``FORMER_FIELDS`` that the encoder lacks, with each :class:`Merge` applied, and with tuples as lists.

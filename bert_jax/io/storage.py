@@ -15,9 +15,12 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, TypeVar
 
 from bert_jax.io.errors import first_line
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 R = TypeVar("R")
 _log = logging.getLogger(__name__)
@@ -78,7 +81,7 @@ def is_transient(error: BaseException) -> bool:
     return bool(re.search("UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED", str(error)))
 
 
-def _filesystem(url: str) -> Any:
+def _filesystem(url: str) -> "AbstractFileSystem":
     try:
         import fsspec
 
@@ -119,7 +122,7 @@ class ObjectPath(PurePosixPath):
 
     # -------------------------------------------------------------- requests
 
-    def _request(self, request: Callable[[Any, str], R]) -> R:
+    def _request(self, request: Callable[["AbstractFileSystem", str], R]) -> R:
         """Return the result of ``request(store, key)``. Temporary failures are retried."""
         store = _filesystem(str(self))
         for wait in (*WAITS, None):
@@ -232,7 +235,7 @@ class ObjectPath(PurePosixPath):
         """Create or replace the object with the content of a local file."""
         self._write(lambda store, key: store.put_file(str(local), key))
 
-    def _write(self, request: Callable[[Any, str], object]) -> None:
+    def _write(self, request: Callable[["AbstractFileSystem", str], object]) -> None:
         try:
             self._request(request)
         except FileNotFoundError:

@@ -125,7 +125,7 @@ def constrain_tree(tree: Tree, shardings: Any, mesh: Mesh | None) -> Tree:
     return jax.tree.map(one, tree, shardings) if free and tree is not None else tree
 
 
-def with_logical_axes(initializer: Callable[..., Any], axes: Axes) -> Callable[..., Any]:
+def with_logical_axes(initializer: Callable[..., jax.Array], axes: Axes) -> Callable[..., Any]:
     """Return ``initializer`` with logical ``axes`` attached to the parameter that it creates.
 
     Raises ``ValueError`` for an unknown axis name.

@@ -6,9 +6,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 from bert_jax.process import exits
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Factor by which the limit is longer for work without beats (start-up, compilation, restoring, a save).
 PHASE_FACTOR = 10
@@ -62,15 +65,15 @@ class Watchdog:
             self.doing, self._factor = before
             self._beats += 1
 
-    def first_call(self, function: Callable[..., Any], doing: str) -> Callable[..., Any]:
+    def first_call(self, function: Callable[P, R], doing: str) -> Callable[P, R]:
         """Wrap ``function`` so that its first call, during which jit compiles it, is a :meth:`phase`."""
         called = False
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: P.args, **named: P.kwargs) -> R:
             nonlocal called
             with contextlib.nullcontext() if called else self.phase(doing):
                 called = True
-                return function(*arguments)
+                return function(*arguments, **named)
 
         return call
 

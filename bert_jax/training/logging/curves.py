@@ -5,11 +5,15 @@ import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bert_jax.objectives.display import FIRST_PANELS, LAST_PANELS, Panel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Number of metrics that are plotted per split of a task.
 _TASK_METRICS = 2
@@ -136,7 +140,7 @@ def _task_panels(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
     ]
 
 
-def _draw_panel(axes: Any, panel: Panel, records: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> None:
+def _draw_panel(axes: "Axes", panel: Panel, records: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     steps, values = thin(*series(records, "train", panel.key))
@@ -196,7 +200,7 @@ def _side_of(classes: int) -> float:
     return min(9.0, max(3.6, 1.6 + 0.37 * classes))
 
 
-def _draw_confusion(figure: Any, matrices: Mapping[str, Mapping[str, Any]], columns: int) -> None:
+def _draw_confusion(figure: "Figure", matrices: Mapping[str, Mapping[str, Any]], columns: int) -> None:
     """Draw the confusion matrix of each split into a matplotlib (sub)figure with ``columns`` matrices per row.
 
     ``matrices`` maps each split to {"labels": names [C], "counts": [C][C]}, with a row per label and a column per
