@@ -15,10 +15,12 @@ from huggingface_hub import errors
 from inference_models import make_weights
 
 import bert_jax
+from bert_jax.commands.finetune import FinetuneRunOptions
 from bert_jax.inference.loaded import prepare
 from bert_jax.interop.readers import read_weights
 from bert_jax.io import hub
 from bert_jax.start.fixed_options import whole_name
+from bert_jax.start.initial_model import initial_weights
 
 COMMIT = "0123456789" * 4
 
@@ -87,6 +89,12 @@ def test_the_record_of_a_run_names_the_model_of_the_hub(asked, tmp_path):
     assert whole_name("owner/name") == "owner/name"
     (tmp_path / "owner" / "name").mkdir(parents=True)
     assert whole_name("owner/name") == str(tmp_path / "owner" / "name")
+
+
+def test_a_run_starts_from_a_model_of_the_hub(asked, folder):
+    weights, _ = initial_weights(FinetuneRunOptions(init_from="owner/name"), {}, None)
+    assert weights.spec == read_weights(folder).spec and weights.origin["name"] == "owner/name"
+    assert [name for name, _ in asked] == ["owner/name"]
 
 
 class Server(http.server.ThreadingHTTPServer):
