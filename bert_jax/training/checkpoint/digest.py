@@ -123,8 +123,11 @@ class _Kind(NamedTuple):
 def _alike(tree: TrainState | Params, vocab_size: int) -> Iterator[tuple[_Kind, list[tuple[str, jax.Array]]]]:
     """Group the leaves of ``tree`` by kind; yield each kind with at most 48 (name, leaf) pairs at a time.
 
-    Each group needs only one program. A device queues only a few programs, and dispatching more of them blocks.
+    Each group needs only one program. A device queues only a few programs, and dispatching more of them blocks. A
+    CPU does not, so it takes the leaves one by one: otherwise, the digests of a small model would take as long to
+    compile as its training step, once for each number of leaves.
     """
+    at_once = 1 if jax.default_backend() == "cpu" else _LEAVES_AT_ONCE
     kinds: dict[_Kind, list[tuple[str, jax.Array]]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = path_name(path)
@@ -132,8 +135,8 @@ def _alike(tree: TrainState | Params, vocab_size: int) -> Iterator[tuple[_Kind, 
         kind = _Kind(tuple(leaf.shape), leaf.dtype, leaf.sharding, STACKED in name, rows)
         kinds.setdefault(kind, []).append((name, leaf))
     for kind, leaves in kinds.items():
-        for first in range(0, len(leaves), _LEAVES_AT_ONCE):
-            yield kind, leaves[first : first + _LEAVES_AT_ONCE]
+        for first in range(0, len(leaves), at_once):
+            yield kind, leaves[first : first + at_once]
 
 
 def _lines(kind: _Kind, name: str, values: np.ndarray) -> Iterator[str]:
