@@ -1,12 +1,20 @@
 """``bert_jax.pretrain`` and ``bert_jax.finetune`` do what the commands do, in the process of a program."""
 
+import asyncio
 import dataclasses
 import gc
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+from support import untimed
 
 import bert_jax
 from bert_jax.commands import finetune, pretrain
@@ -15,7 +23,9 @@ from bert_jax.config import RunOptions
 from bert_jax.config.loader import take_options
 from bert_jax.finetuning.evaluation import answers_of
 from bert_jax.inference.loaded import load
+from bert_jax.parallel import make_mesh
 from bert_jax.process.signals import StopRequest
+from bert_jax.training.logging.metrics_file import read_metrics
 from bert_jax.training.workdir import describe_run
 
 TEXTS = [f"w{i % 7} w{i % 5} good w{i % 3}. w{i % 4} bad w{i % 6} w{i % 11}." for i in range(40)]
@@ -35,7 +45,7 @@ COLUMNS = {
     "choice": {"text": TEXTS, "choices": [["good", "bad"]] * 40, "label": [i % 2 for i in range(40)]},
     "sentence": {"text": TEXTS, "text_pair": TEXTS[1:] + TEXTS[:1], "label": [i % 5 / 4 for i in range(40)]},
 }  # fmt: skip
-OPTIONS = {"training.log_interval": 5, "training.compilation_cache": "none", "mesh.data": 1, "loggers": []}
+OPTIONS = {"training.log_interval": 5, "training.compilation_cache": "none", "loggers": []}
 # A prediction of each kind, and the correct and the predicted answer.
 ANSWERS = {
     "classification": ({"label": "no"}, ("no", "no")),
@@ -55,6 +65,14 @@ TINY = {
     "optimizer.warmup_steps": 2, "training.eval_interval": 4, "training.checkpoint_interval": 4, **OPTIONS,
 }  # fmt: skip
 STEPS = {"num_steps": 8, "batch_size": 8, "max_length": 32}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_device():
+    """Programs for one device compile in half the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bert_jax.training.run.make_mesh", lambda config, _: make_mesh(config, jax.devices()[:1]))
+        yield
 
 
 def words_of(options):
@@ -220,3 +238,128 @@ def test_a_temporary_folder_ends_with_the_run(source, tmp_path, monkeypatch, job
     del run
     gc.collect()
     assert not [*tmp_path.iterdir()]
+
+
+# ------------------------------------------------------------------ whole runs
+
+
+def contents(folder):
+    """The results of a run: metrics without times, predictions, the files of its export."""
+    files = [*folder.glob("predictions_*.jsonl"), *(file for file in folder.glob("export/**/*") if file.is_file())]
+    return untimed(read_metrics(folder)), {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["classification", "tagging", "qa", "sentence"])
+def test_a_call_gives_what_the_command_gives(kind, source, tmp_path):
+    finetune._run(command_of(kind, source, tmp_path), "", StopRequest())
+    model = load(source)
+    before = {name: np.array(values) for name, values in model.bundle().params.items()}
+    run = called(kind, model, tmp_path, report=None)
+    assert contents(run.workdir) == contents(tmp_path / "command")
+    assert run.results["dev"] == run.metrics and run.best["step"] <= run.last["step"] == 4
+    assert run.report.is_file() and "<iframe" in run._repr_html_()
+    # The model is as it was, although a run donates the arrays of its state.
+    after = model.bundle().params
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def pretrained(folder, **more):
+    return bert_jax.pretrain(corpus=TEXTS, workdir=folder, **{"options": TINY, "report": None, **STEPS, **more})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A whole pretraining run."""
+    return pretrained(tmp_path_factory.mktemp("whole") / "run")
+
+
+@pytest.mark.slow
+def test_pretraining_gives_what_the_command_gives(whole, tmp_path):
+    words = words_of({
+        "workdir": tmp_path / "run", "config": "quickstart", "data.corpus": whole.config.data.corpus[0],
+        "data.shards": tmp_path / "shards", "training.num_steps": 8, "training.global_batch_size": 8,
+        "data.seq_length": 32, **TINY,
+    })  # fmt: skip
+    pretrain._run(words, "", StopRequest())
+    assert untimed(read_metrics(tmp_path / "run")) == untimed(whole.history)
+    command, call = load(tmp_path / "run").bundle().params, whole.model.bundle().params
+    assert command.keys() == call.keys() and all(np.array_equal(command[name], call[name]) for name in command)
+    assert [row["step"] for row in (whole.best, whole.last)] == [8, 8] and whole.metrics["mlm_loss"] > 0
+
+
+def own_threads():
+    """The threads of Python. Those of a library get a placeholder when they call Python, and stay in its pools."""
+    return {thread.name for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
+
+
+@pytest.mark.slow
+def test_runs_in_one_process_leave_it_as_it_was(whole, source, tmp_path):
+    """Again, in a thread, below a running loop, after an exception, stopped by a callback and continued."""
+    folders = [jax.config.jax_compilation_cache_dir]
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    lines = []
+    again = pretrained(whole.workdir, report=lines.append)
+    assert again.history == whole.history and any("is complete: 8 steps" in line for line in lines)
+    with pytest.raises(ZeroDivisionError):
+        pretrained(tmp_path / "a", callbacks=[lambda row: 1 / 0])
+    rows, threads = [], []
+    ended = pretrained(tmp_path / "b", callbacks=[rows.append, lambda row: row["step"] == 4])
+    assert ended.last["step"] == 4 and rows == ended.history
+
+    def work():
+        threads.append(pretrained(tmp_path / "a", options={**TINY, "training.compilation_cache": ""}))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    running = own_threads()
+
+    async def cell():
+        return pretrained(tmp_path / "b")
+
+    for run in (*threads, asyncio.run(cell())):
+        assert untimed(run.history)[-1] == untimed(whole.history)[-1]
+    assert own_threads() == running
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert [jax.config.jax_compilation_cache_dir] == folders
+    tuned = bert_jax.finetune(whole, train=(TEXTS, LABELS), dev=0.25, report=None, options=OPTIONS, **SHORT)
+    assert tuned.results["dev"]["accuracy"] == tuned.metrics["accuracy"]
+    assert len(tuned.model.predict(TEXTS[:3])) == 3
+
+
+PROGRAM = """
+import signal, sys, threading
+import bert_jax
+sys.path[:0] = {path!r}
+from test_from_python import STEPS, TEXTS, TINY
+def interrupt(row):
+    if row["step"] == 4:
+        signal.raise_signal(signal.{name})
+def run(**more):
+    return bert_jax.pretrain(corpus=TEXTS, workdir={folder!r}, options=TINY, **STEPS, **more)
+first = run(callbacks=[interrupt], report=lambda line: print(line) if "SIG" in line else None)
+print(max(row["step"] for row in first.history), first.model.spec.model.num_layers)
+print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+print(max(row["step"] for row in run(report=None).history))
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_returns_and_sigterm_ends_the_program(whole, tmp_path):
+    ends = {}
+    for name in ("SIGINT", "SIGTERM"):
+        text = PROGRAM.format(path=sys.path, name=name, folder=str(tmp_path / name))
+        flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")
+        found = subprocess.run(
+            [sys.executable, "-c", text], env={**os.environ, "XLA_FLAGS": flags}, capture_output=True, text=True
+        )
+        ends[name] = found.returncode, found.stdout.splitlines()
+    code, lines = ends["SIGINT"]
+    assert code == 0, lines
+    assert lines[0] == "SIGINT: the run saves its state and stops before the next step"
+    assert lines[1].startswith("stopped at step 4 of 8, ") and f"saved in {tmp_path / 'SIGINT'}" in lines[1]
+    assert lines[2:] == ["4 1", "True", "8"]
+    assert ends["SIGTERM"][0] == -signal.SIGTERM and len(ends["SIGTERM"][1]) == 1
+    assert untimed(read_metrics(tmp_path / "SIGINT"))[-1] == untimed(whole.history)[-1]
+    assert read_metrics(tmp_path / "SIGTERM")[-1]["step"] == 4
