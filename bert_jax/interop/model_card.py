@@ -201,9 +201,10 @@ def _training(origin: Mapping[str, Any]) -> list[str]:
     data, optimizer, training = (recipe.get(name) or {} for name in ("data", "optimizer", "training"))
     if "task" in recipe:
         files = ", ".join(map(_one_line, data.get("train") or ()))
+        records = f" on {files}" if files else ""  # records from Python have no name
         start = origin.get("init_from") or "random weights"
         length = recipe["task"].get("max_length")
-        lines.append(f"fine-tuned on {files} from {_one_line(start)}; texts of at most {length} tokens")
+        lines.append(f"fine-tuned{records} from {_one_line(start)}; texts of at most {length} tokens")
     elif data:
         corpus = ", ".join(map(_one_line, data.get("corpus") or ())) or "shards"
         lines.append(

@@ -244,9 +244,11 @@ def test_a_temporary_folder_ends_with_the_run(source, tmp_path, monkeypatch, job
 
 
 def contents(folder):
-    """The results of a run: metrics without times, predictions, the files of its export."""
+    """The results of a run: metrics without times, predictions, and the files of its export except for the model
+    card, which names the files of records."""
     files = [*folder.glob("predictions_*.jsonl"), *(file for file in folder.glob("export/**/*") if file.is_file())]
-    return untimed(read_metrics(folder)), {str(file.relative_to(folder)): file.read_bytes() for file in files}
+    found = {str(file.relative_to(folder)): file.read_bytes() for file in files if file.name != "README.md"}
+    return untimed(read_metrics(folder)), found
 
 
 @pytest.mark.slow
@@ -259,6 +261,7 @@ def test_a_call_gives_what_the_command_gives(kind, source, tmp_path):
     assert contents(run.workdir) == contents(tmp_path / "command")
     assert run.results["dev"] == run.metrics and run.best["step"] <= run.last["step"] == 4
     assert run.report.is_file() and "<iframe" in run._repr_html_()
+    assert "\n- fine-tuned from model; texts" in (run.workdir / "export" / "README.md").read_text()
     # The model is as it was, although a run donates the arrays of its state.
     after = model.bundle().params
     assert all(np.array_equal(before[name], after[name]) for name in before)
