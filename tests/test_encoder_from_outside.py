@@ -89,7 +89,7 @@ def test_it_trains_resumes_embeds_and_is_exported(words, tmp_path, capsys):
 def test_it_is_planned(words, tmp_path, capsys):
     forget(words)
     own = words or ["--model.encoder", "fnet_encoder"]
-    assert main(["plan", "--config", "quickstart", *own, "--show_sharding", "--devices", "2"]) == 0
+    assert main(["plan", "--config", "quickstart_bert", *own, "--show_sharding", "--devices", "2"]) == 0
     shown = capsys.readouterr().out
     assert "feed_forward/output/kernel" in shown and "attention" not in shown
 
@@ -101,7 +101,7 @@ def test_its_step_is_compiled_for_a_tpu(capsys):
         "--model.num_layers 1 --model.hidden_size 64 --model.num_attention_heads 2 --model.intermediate_size 128 "
         "--model.vocab_size 400 --data.seq_length 32 --data.max_predictions 5 --training.global_batch_size 16"
     )
-    plan = ["plan", "--config", "quickstart", *MODULE, "--topology", "v5e:2x2", "--json", *sizes.split()]
+    plan = ["plan", "--config", "quickstart_bert", *MODULE, "--topology", "v5e:2x2", "--json", *sizes.split()]
     assert main(plan) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["method"] == "compiled" and found["fits"] and found["mesh"] == {"data": 4, "fsdp": 1, "tensor": 1}

@@ -99,6 +99,7 @@ def train(
 
     import jax
 
+    from bert_jax.interop.export_table import formats_of
     from bert_jax.process import hosts
     from bert_jax.start.plan import pretraining_spec
     from bert_jax.training.pretrain import PretrainJob
@@ -111,7 +112,8 @@ def train(
     jax.devices()  # raises for a platform of JAX_PLATFORMS that cannot be used
     require_memory(config, config.data.seq_length, hosts.count())
     vocabulary, tokenizer = _prepared(config, options, settings, start, inputs, stop, caller.say)
-    start = start.with_parameters(pretraining_spec(config, first.model))
+    spec = pretraining_spec(config, first.model)
+    start = start.with_parameters(spec)
     start = dataclasses.replace(start, params=dict(objective.placed(config, start.params)))
     if not config.training.num_steps:
         given = [setting.key for setting in settings.all]
@@ -132,6 +134,8 @@ def train(
         source.require_predictions()
     source.more = inputs.features(config, objective, source, stop, caller.say)
     run(PretrainJob(config, objective, tokenizer, vocabulary, source, inputs), launch)
+    if hosts.is_lead():
+        caller.say(f"exports: {', '.join(formats_of(spec))} (bert-jax export --model {launch.workdir} --help)")
 
 
 def _prepared(

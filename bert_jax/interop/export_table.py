@@ -159,6 +159,18 @@ def _has_class(spec: ModelSpec) -> bool:
         return False
 
 
+def formats_of(spec: ModelSpec, dtype: str = "float32") -> list[str]:
+    """Return the names of the formats that can represent a model with ``spec`` whose weights are stored as
+    ``dtype``, or at least its encoder."""
+    rows = list(rows_of(spec, dtype))
+    return [
+        format
+        for format in all_formats()
+        if all(verdict(row, format) != "refused" or row in _FIELD_ROWS for row in rows)
+        and not _unsupported(spec, format)
+    ]
+
+
 def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[ModelBundle, list[str]]:
     """Return ``weights`` without the parts that ``format`` cannot represent, and notes that name the omitted parts.
 
@@ -174,12 +186,7 @@ def fit(weights: ModelBundle, format: str, dtype: str = "float32") -> tuple[Mode
         remedy = "select some of them with --heads, or use another format"
         raise ValueError(f"{format}: no single transformers class has the heads {heads}; {remedy}")
     if refused or fields:
-        others = [
-            other
-            for other in all_formats()
-            if all(verdict(row, other) != "refused" or row in _FIELD_ROWS for row in rows)
-            and not _unsupported(weights.spec, other)
-        ]
+        others = formats_of(weights.spec, dtype)
         problems = "; ".join([*fields, *(f"{ROWS[row]}: not supported" for row in refused)])
         raise ValueError(f"{format}: {problems}; formats that support this model: {', '.join(others) or 'none'}")
     notes = []

@@ -115,4 +115,5 @@ def _vocabulary_of(workdir: Location, given: Given) -> tuple[Setting, ...]:
 
 def pretraining_spec(config: PretrainConfig, model: Any) -> ModelSpec:
     """Return the spec of a pretraining run. ``model`` is the model that the objective of the run trains."""
-    return ModelSpec(model=config.model, heads=getattr(model, "heads", HeadsConfig()))
+    heads = getattr(model, "heads", HeadsConfig())
+    return ModelSpec(model=config.model, heads=heads, family=config.model.family_name)

@@ -1,7 +1,7 @@
 """An encoder of one's own: FNet, whose layers mix tokens by a Fourier transform (Lee-Thorp et al. 2021).
 
-    python run_pretrain.py --config configs/quickstart.yaml --model.module docs/examples/fnet_encoder.py
-    bert-jax embed --model runs/quickstart --model.module docs/examples/fnet_encoder.py "a text"
+    python run_pretrain.py --config configs/quickstart_bert.yaml --model.module docs/examples/fnet_encoder.py
+    bert-jax embed --model runs/quickstart_bert --model.module docs/examples/fnet_encoder.py "a text"
 
 The name of the encoder is that of the file. An installed package offers it without the option, by the entry points
 ``fnet_encoder = fnet_encoder:Encoder`` of the group ``bert_jax.encoders`` and, for its options,

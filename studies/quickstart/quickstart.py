@@ -8,15 +8,15 @@
 
 configs/quickstart.yaml and configs/quickstart_bert.yaml (the recipe of the paper) take turns, each as a whole
 command (vocabulary and shards included) in a separate folder. --earlier: the quickstart also takes turns with its
-recipe before, which had learned positions. All models are evaluated on the same rows: single
+recipe before (earlier.yaml): two layers with LayerNorm before each sub-layer. All models are evaluated on the same rows: single
 segments of the documents that quickstart_bert.yaml holds out, 15% of the tokens masked when the rows are built.
 Count models of the training text (count_models.py) predict the same tokens from the same inputs. A JSON line for
 each run and each count model, 30 filled masks side by side, then a line for all. Exit code 3 unless
 
-* the mean loss of the quickstart is at most 3.8 nats, at least 2.7 below that of the training targets' unigram
+* the mean loss of the quickstart is at most 3.6 nats, at least 2.7 below that of the training targets' unigram
   distribution on these rows, and below that of the left x right count model;
 * its median time is at most 1.05 times that of quickstart_bert.yaml;
-* with --earlier, its mean loss is at least 0.25 nats below that of the recipe before.
+* with --earlier, its mean loss is at most 0.02 nats above that of the recipe before.
 
 --short: one seed of the quickstart, and one pair of --times. A command of 150 steps still makes vocabulary and
 shards, compiles and evaluates.
@@ -50,9 +50,9 @@ from data_pipeline.read.pretrain_input import ShardSource
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RECIPES = ("quickstart", "quickstart_bert")
-# The recipe before: options of its own, on top of configs/quickstart.yaml.
-EARLIER = ("--model.position_embeddings", "learned")
-LARGEST_LOSS, SMALLEST_GAIN, LARGEST_RATIO, SMALLEST_STEP = 3.8, 2.7, 1.05, 0.25
+# The recipe before, on top of configs/quickstart.yaml.
+EARLIER = ("--config", str(Path(__file__).with_name("earlier.yaml")))
+LARGEST_LOSS, SMALLEST_GAIN, LARGEST_RATIO, SMALLEST_STEP = 3.6, 2.7, 1.05, -0.02
 SHORT_STEPS = 150
 FILLED = 30  # masks that are shown, of whole words
 

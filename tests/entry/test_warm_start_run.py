@@ -1,6 +1,7 @@
 """``run_pretrain.py --init_from`` through the real command line: added words, a resumed run, shards in the way."""
 
 import json
+import re
 
 import command
 import numpy as np
@@ -99,7 +100,9 @@ def test_without_a_length_it_follows_from_the_text_or_is_asked_for(pretrain, tmp
     training = {"num_steps": 1, "eval_interval": 0}
     recipe = command.recipe(tmp_path, training=training, mesh={"data": 1})
     source = tmp_path / "source"
-    assert pretrain("--config", recipe, "--workdir", source)[0] == 0
+    code, out, _ = pretrain("--config", recipe, "--workdir", source)
+    exports = r"exports: hf, sentence-transformers, tf1, onnx, .* \(bert-jax export --model \S+/source --help\)"
+    assert code == 0 and re.fullmatch(exports, out.splitlines()[-1])
     sections = yaml.safe_load(recipe.read_text())
     data = {name: value for name, value in sections["data"].items() if name != "shards"}
     bare = tmp_path / "bare.yaml"

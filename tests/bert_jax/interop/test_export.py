@@ -14,18 +14,28 @@ import numpy as np
 import pytest
 from exported import MODEL, SPECS, VOCABULARY, exported, random_weights, source
 from safetensors import safe_open
+from support import objective_of
 
-from bert_jax.config import HeadsConfig, ModelConfig, ModelSpec, SentenceConfig, TokenizerConfig
+from bert_jax.config import (
+    HeadsConfig,
+    ModelConfig,
+    ModelSpec,
+    PretrainConfig,
+    SentenceConfig,
+    TokenizerConfig,
+    load_config,
+)
 from bert_jax.inference.loaded import load
 from bert_jax.interop import export
 from bert_jax.interop.export import export_model
-from bert_jax.interop.export_table import DTYPES, FORMATS, ROWS, TABLE, fit, rows_of
+from bert_jax.interop.export_table import DTYPES, FORMATS, ROWS, TABLE, fit, formats_of, rows_of
 from bert_jax.interop.hf import peer as peer_program
 from bert_jax.interop.hf.config_json import hf_class, unsupported
 from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.interop.programs import serving
 from bert_jax.interop.readers import read_weights
 from bert_jax.process import exits
+from bert_jax.start.plan import pretraining_spec
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "weights.md"
 
@@ -407,6 +417,15 @@ def test_transformers_own_outputs_decide(tmp_path, answers, monkeypatch):
         exported(tmp_path, "hf", verify=True, force=True, peer_python=peer(tmp_path, answers, "broken"))
     with pytest.raises(ValueError, match=r"nowhere: .* --peer_python"):
         exported(tmp_path, "hf", verify=True, force=True, peer_python=str(tmp_path / "nowhere"))
+
+
+def test_the_first_model_of_a_newcomer_leaves():
+    """The quickstart fits every format that holds other families than BERT."""
+    config = load_config(PretrainConfig, ["--config", "quickstart"])
+    spec = pretraining_spec(config, objective_of(config).model)
+    assert formats_of(spec) == ["hf", "sentence-transformers", "onnx", "stablehlo", "npz", "gguf"]
+    bert = load_config(PretrainConfig, ["--config", "quickstart_bert"])
+    assert "tf1" in formats_of(pretraining_spec(bert, objective_of(bert).model))
 
 
 def test_a_python_without_this_library_runs_the_program_of_the_peer(monkeypatch):
