@@ -1,11 +1,14 @@
-"""A signal during minutes of C code, which lets no Python handler run, ends the process at once."""
+"""Handlers of signals; a signal during minutes of C code, which lets no Python handler run, ends the process."""
 
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
+
+from bert_jax.process.signals import SIGNALS, StopRequest, ends_at_once
 
 PROGRAM = """
 import hashlib, os, resource
@@ -32,8 +35,6 @@ def test_a_signal_in_c_code(number, code):
 
 
 def test_work_that_ends_leaves_nothing_behind():
-    from bert_jax.process.signals import ends_at_once
-
     before = signal.set_wakeup_fd(-1)
     try:
         with ends_at_once("gone", lambda seconds: None):
@@ -41,3 +42,37 @@ def test_work_that_ends_leaves_nothing_behind():
         assert signal.set_wakeup_fd(-1) == -1
     finally:
         signal.set_wakeup_fd(before)
+
+
+def test_a_run_in_another_program():
+    """Handlers are set in the main thread only, and restored; a second Ctrl-C interrupts, and nothing ends."""
+    before, lines = [signal.getsignal(number) for number in SIGNALS], []
+    stop = StopRequest(lines.append)
+    with pytest.raises(KeyboardInterrupt), stop.handling():
+        signal.raise_signal(signal.SIGINT)
+        assert stop and lines == ["SIGINT: the run saves its state and stops before the next step"]
+        signal.raise_signal(signal.SIGINT)
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+    found = []
+
+    def work():
+        with StopRequest(lines.append).handling(), StopRequest(lines.append).at_once("ended"):
+            found.extend(signal.getsignal(number) for number in SIGNALS)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == before
+
+
+def test_sigterm_is_passed_on():
+    passed = []
+    before = signal.signal(signal.SIGTERM, lambda *_: passed.append(len(passed)))
+    stop = StopRequest(lambda line: None)
+    try:
+        with stop.handling():
+            signal.raise_signal(signal.SIGTERM)
+            assert stop and not passed
+        assert passed == [0]
+    finally:
+        signal.signal(signal.SIGTERM, before)
