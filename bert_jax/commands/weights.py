@@ -28,7 +28,10 @@ def export_command(arguments: argparse.Namespace) -> None:
     """Write a model in another format, load it with the library of that format, and print, for each output,
     the largest difference from the output of this library."""
     from bert_jax.interop.export import export_model
+    from bert_jax.interop.model_card import Publication
+    from bert_jax.io.hub import push
 
+    publication = Publication(tuple(arguments.language), arguments.license, arguments.push)
     calibrate = check = None
     if any(getattr(arguments, name) is not None for name in ("calibration", "check", "check_loss")):
         calibrate, check = load("extensions", "export --calibration")(arguments)
@@ -41,13 +44,17 @@ def export_command(arguments: argparse.Namespace) -> None:
         heads=arguments.heads,
         width=arguments.width,
         exact_tokenizer=arguments.exact_tokenizer,
+        with_onnx=arguments.with_onnx,
         calibrate=calibrate,
         check=check,
         options=read_options(arguments),
         verify=not arguments.no_verify,
         peer_python=arguments.peer_python,
+        publication=publication,
         report=print,
     )
+    if arguments.push:
+        print(f"uploaded to {push(arguments.target, arguments.push)}")
 
 
 _CHECKING = (
@@ -77,13 +84,18 @@ COMMANDS = (
         _format,
         option(
             "--dtype", choices=("float32", "float16", "bfloat16", "int8"), default="float32",
-            help="dtype of the stored weights; int8 (onnx): for encoder, embeddings and their products (default: "
-            "float32)",
+            help="dtype of the stored weights; int8 (onnx: for encoder, embeddings and their products; gguf: Q8_0) "
+            "(default: float32)",
         ),
         option(
             "--exact_tokenizer", action="store_true",
             help="write a tokenizer.json with exactly the rules of google-research/bert, which only the tokenizers "
             "library reads (default: those of transformers' BertTokenizer, which differ for some rare characters)",
+        ),
+        option(
+            "--with_onnx", action="store_true",
+            help="with --format hf or sentence-transformers: also write onnx/model.onnx and, in 8 bits, "
+            "onnx/model_quantized.onnx, for transformers.js and other programs",
         ),
         option(
             "--calibration", nargs="+", metavar="FILE",
@@ -110,6 +122,15 @@ COMMANDS = (
             help="export the first N values of the vectors of texts (sentence-transformers, onnx, stablehlo, npz)",
         ),
         option("--force", action="store_true", help="replace DIR if it is not empty"),
+        option(
+            "--language", type=names_of, default=(), metavar="CODE,...",
+            help="languages of the texts, for the model card: codes of ISO 639, such as en,zh",
+        ),
+        option("--license", default="", metavar="NAME", help="license, for the model card, such as apache-2.0"),
+        option(
+            "--push", default="", metavar="OWNER/NAME",
+            help="upload DIR to this model on the Hugging Face Hub; needs huggingface_hub, after: hf auth login",
+        ),
         reading(),
         *_CHECKING,
     )),

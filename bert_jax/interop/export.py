@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax import registry
-from bert_jax.interop.export_table import DTYPES, all_formats, fit, keep_heads, keep_width
+from bert_jax.interop.export_table import DTYPES, HF_FORMATS, all_formats, fit, keep_heads, keep_width
 from bert_jax.interop.hf.details import write_hf_folder, write_sentence_folder
-from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, StoredDtype
-from bert_jax.interop.model_card import architecture, is_read_back, model_card
+from bert_jax.interop.model_bundle import Differences, ModelBundle, ReadOptions, StoredDtype
+from bert_jax.interop.model_card import Publication, architecture, is_read_back, model_card
 from bert_jax.interop.npz import check_npz, write_npz
-from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx
+from bert_jax.interop.programs.onnx_graph import FOLDER, QUANTIZED_FILE, check_onnx, write_onnx, write_onnx_folder
 from bert_jax.interop.programs.stablehlo import check_stablehlo, write_stablehlo
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.tf1.checkpoint import check_tf1, write_tf1
-from bert_jax.interop.verification import Differences, check_hf, check_read_back, check_sentence_transformers, judge
+from bert_jax.interop.verification import check_hf, check_read_back, check_sentence_transformers, judge
 from bert_jax.io.files import whole_folder
 
 # Format -> consumer (the library that loads the exported folder), largest allowed difference, and the function that
@@ -56,11 +56,13 @@ def export_model(
     heads: Sequence[str] | None = None,
     width: int | None = None,
     exact_tokenizer: bool = False,
+    with_onnx: bool = False,
     calibrate: Callable[[ModelBundle], ModelBundle] | None = None,
     check: Callable[[Path, ModelBundle], None] | None = None,
     options: ReadOptions | None = None,
     verify: bool = True,
     peer_python: str | None = None,
+    publication: Publication | None = None,
     report: Callable[[str], None] = print,
 ) -> None:
     """Write the model ``source``, a path in any supported format, to the folder ``target`` in ``format``.
@@ -70,22 +72,23 @@ def export_model(
         force: replace a non-empty ``target`` after the new folder is complete.
         heads: heads to export; the pooler is added if one of them needs it. None: all heads.
         width: number of the first values of a text's vector that the exported model returns. None: all.
-        exact_tokenizer: write a tokenizer.json with exactly the rules of google-research/bert (WordPiece), which
-            only the tokenizers library reads, instead of the rules of transformers' BertTokenizer.
+        exact_tokenizer: write a tokenizer.json with the rules of google-research/bert (WordPiece), which only the
+            tokenizers library reads, instead of those of transformers' BertTokenizer.
+        with_onnx: for hf and sentence-transformers: also write the programs of ``write_onnx_folder``.
         calibrate: for int8: function that returns the model with ``ranges``. None: ranges of each batch.
         check: for onnx: function that is called with the new folder and the model before the folder is renamed.
         options: options of the reader.
-        verify: compare the new folder with the model before the folder is renamed to ``target``: the parameters if
-            this library reads the format, and the outputs if the library that loads the format is installed.
+        verify: compare the new folder with the model before it is renamed to ``target``: the parameters if this
+            library reads the format, and the outputs if the library that loads the format is installed.
         peer_python: Python executable that has transformers or sentence-transformers; None: the running Python.
+        publication: further facts for the model card, README.md.
         report: function that is called with each line of the log.
 
     Raises ``ValueError`` if the format cannot represent the model (docs/weights.md), if ``target`` may not be
-    replaced, and for ``calibrate`` or ``check`` where they are not defined. Raises ``exits.Stop`` with
-    VERIFICATION_FAILED if the written files differ from the model. If an exception is raised, ``target`` is
-    unchanged.
+    replaced, and for options that the format does not have; ``exits.Stop`` with VERIFICATION_FAILED if the files
+    differ from the model. Then ``target`` is unchanged.
     """
-    _check_options(format, dtype, calibrate is not None, check is not None)
+    _check_options(format, dtype, with_onnx, calibrate is not None, check is not None)
     kept = () if isinstance(source, ModelBundle) else ((source, "the source"),)
     folder = replaced_folder(target, force, kept)
     weights = source if isinstance(source, ModelBundle) else read_weights(source, options)
@@ -94,25 +97,48 @@ def export_model(
     weights, notes = _fitted(weights, format, dtype, heads, width)
     weights = dataclasses.replace(calibrate(weights) if calibrate else weights, exact_tokenizer=exact_tokenizer)
     with folder as partial:
-        write = WRITERS[format] if format in WRITERS else registry.load("formats", format).write
-        notes += write(partial, weights, dtype=dtype)
-        card = model_card(weights, format, dtype, architecture(partial), notes)
-        (partial / CARD).write_text(card, encoding="utf-8")
-        for note in notes:
-            report(note)
+        program, more = _write(partial, weights, format, dtype, with_onnx)
+        _write_card(partial, weights, format, dtype, [*notes, *more], publication, with_onnx, report)
         if verify:
             _verify(partial, weights, format, dtype, peer_python, report)
+            _verify_programs(partial / FOLDER, program, report)
         if check is not None:
             check(partial, weights)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     report(f"{target.resolve()}: {format}, {size / 1e6:,.1f} MB")
 
 
-def _check_options(format: str, dtype: str, has_calibration: bool, has_check: bool) -> None:
+def _write(
+    folder: Path, weights: ModelBundle, format: str, dtype: str, with_onnx: bool
+) -> tuple[ModelBundle | None, list[str]]:
+    """Write all files except the card into ``folder``; return the model of the programs in its folder onnx (None:
+    no programs), and notes."""
+    write = WRITERS[format] if format in WRITERS else registry.load("formats", format).write
+    notes = write(folder, weights, dtype=dtype)
+    if not with_onnx:
+        return None, notes
+    program, more = fit(weights, "onnx")
+    return program, [*notes, *more, *write_onnx_folder(folder, program)]
+
+
+def _write_card(
+    folder: Path, weights: ModelBundle, format: str, dtype: str, notes: Sequence[str],
+    publication: Publication | None, has_programs: bool, report: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Write README.md into ``folder`` and report the ``notes``, which it holds."""
+    card = model_card(weights, format, dtype, architecture(folder), notes, publication, has_programs)
+    (folder / CARD).write_text(card, encoding="utf-8")
+    for note in notes:
+        report(note)
+
+
+def _check_options(format: str, dtype: str, with_onnx: bool, has_calibration: bool, has_check: bool) -> None:
     if format not in all_formats():
         raise ValueError(f"--format: {format!r} is not allowed; allowed: {', '.join(all_formats())}")
     if dtype not in DTYPES:
         raise ValueError(f"--dtype: {dtype!r} is not allowed; allowed: {', '.join(DTYPES)}")
+    if with_onnx and format not in HF_FORMATS:
+        raise ValueError(f"--with_onnx: not allowed with --format {format}; allowed with {', '.join(HF_FORMATS)}")
     if has_calibration and dtype != "int8":
         raise ValueError(f"--calibration: not allowed with --dtype {dtype}; allowed with int8")
     if has_check and format != "onnx":
@@ -182,6 +208,23 @@ def _verify(
     else:
         result = _consumer_differences(folder, stored, format, dtype, peer_python)
     judge(result, "", "; nothing was exported", report, strict=True)
+
+
+def _verify_programs(folder: Path, weights: ModelBundle | None, report: Callable[[str], None]) -> None:
+    """Compare the files of :func:`write_onnx_folder` with the model before rounding; None: there are none."""
+    consumer, allowed, _ = _CHECKS["onnx"]
+    if weights is None:
+        return
+    for file, bar in (("model.onnx", allowed), (QUANTIZED_FILE, np.inf)):
+        found = check_onnx(folder, weights, file=file)
+        values = {f"{FOLDER}/{file} {name}": (value, bar) for name, value in (found or {}).items()}
+        judge(
+            Differences(consumer, values) if found else f"{consumer} is not installed",
+            "",
+            "; nothing was exported",
+            report,
+            strict=True,
+        )
 
 
 def _as_stored(bundle: ModelBundle, dtype: str) -> ModelBundle:

@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,28 @@ _LIBRARIES = {"hf": "transformers", "sentence-transformers": "sentence-transform
 _PROGRAMS = ("onnx", "stablehlo")
 
 
+@dataclass(frozen=True)
+class Publication:
+    """Facts of a model card that the model does not state. Raises ``ValueError`` for values that the Hugging Face
+    Hub does not accept."""
+
+    # Languages of the texts, by their ISO 639 codes.
+    languages: tuple[str, ...] = ()
+    # Identifier of the license on the Hub.
+    license: str = ""
+    # Name on the Hub, OWNER/NAME; empty: the examples of the card say "DIR".
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for language in self.languages:
+            if not re.fullmatch(r"[a-z]{2,3}(-[A-Za-z]+)?|multilingual|code", language):
+                raise ValueError(f"--language: {language!r} is not allowed; allowed: codes of ISO 639, as en,zh")
+        if not re.fullmatch(r"[a-z0-9.-]*", self.license):
+            raise ValueError(f"--license: {self.license!r} is not allowed; allowed: identifiers, as apache-2.0")
+        if self.name and not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", self.name):
+            raise ValueError(f"--push: {self.name!r} is not allowed; allowed: OWNER/NAME")
+
+
 def architecture(folder: Path) -> str | None:
     """Return the first transformers class that the config.json of ``folder`` names; None if no class is named."""
     file = folder / CONFIG_FILE
@@ -40,19 +64,28 @@ def architecture(folder: Path) -> str | None:
 
 
 def model_card(
-    weights: ModelBundle, format: str, dtype: str, architecture: str | None, notes: Sequence[str]
+    weights: ModelBundle,
+    format: str,
+    dtype: str,
+    architecture: str | None,
+    notes: Sequence[str],
+    publication: Publication | None = None,
+    has_programs: bool = False,
 ) -> str:
     """Return the text of ``README.md`` as Markdown, including the ``notes`` of the writer.
 
     ``architecture`` is the transformers class in the config.json of the folder; None: no class is named.
+    ``has_programs``: the folder has the programs of ``write_onnx_folder``.
     """
-    spec, origin = weights.spec, weights.origin
+    spec, origin, publication = weights.spec, weights.origin, publication or Publication()
+    pipeline = _pipeline(spec)
+    loading = _loading(spec, format, architecture) + (_of_javascript(spec, pipeline) if has_programs else "")
     parts = [
-        _front_matter(spec, format),
+        _front_matter(spec, format, pipeline, publication, has_programs),
         f"# {_one_line(origin.get('name') or _other(spec) or 'BERT encoder')}",
         _summary(spec, dtype),
         "## How to load it",
-        _loading(spec, format, architecture),
+        loading.replace('"DIR"', f'"{publication.name}"') if publication.name else loading,
         "## Model",
         _table(_facts(spec, dtype)),
         "## Outputs",
@@ -63,24 +96,52 @@ def model_card(
         _metrics(origin),
     ]
     if notes:
-        parts += ["## Notes", _bullets(notes)]
+        parts.append(_folded("Notes on the files", _bullets(notes)))
     if origin.get("recipe"):
         text = json.dumps(origin["recipe"], indent=1, ensure_ascii=False)
-        parts += ["## Configuration of the run", f"```json\n{text}\n```"]
+        parts.append(_folded("Configuration of the run", f"```json\n{text}\n```"))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _front_matter(spec: ModelSpec, format: str) -> str:
+def _folded(title: str, text: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
+
+
+def _pipeline(spec: ModelSpec) -> str:
+    """Return the task of the model on the Hugging Face Hub."""
     heads = spec.heads.present()
     pipelines = {
         "sequence": "text-classification", "token": "token-classification", "span": "question-answering",
         "choice": "multiple-choice", "mlm": "fill-mask",
     }  # fmt: skip
     tag = "sentence-similarity" if spec.sentence is not None else "feature-extraction"
-    tag = next((pipelines[head] for head in pipelines if head in heads), tag)
-    lines = [f"library_name: {_LIBRARIES[format]}"] if format in _LIBRARIES else []
-    name = spec.model.TAG or _other(spec) or spec.family
-    return "\n".join(["---", *lines, f"pipeline_tag: {tag}", "tags:", f"- {name}", "---"])
+    return next((pipelines[head] for head in pipelines if head in heads), tag)
+
+
+def _front_matter(spec: ModelSpec, format: str, pipeline: str, publication: Publication, has_programs: bool) -> str:
+    lines = ["language:", *(f"- {one}" for one in publication.languages)] if publication.languages else []
+    lines += [f"license: {publication.license}"] if publication.license else []
+    lines += [f"library_name: {_LIBRARIES[format]}"] if format in _LIBRARIES else []
+    tags = [spec.model.TAG or _other(spec) or spec.family, *(["onnx", "transformers.js"] if has_programs else [])]
+    tags = [f"- {tag}" for tag in tags]
+    return "\n".join(["---", *lines, f"pipeline_tag: {pipeline}", "tags:", *tags, "---"])
+
+
+def _of_javascript(spec: ModelSpec, pipeline: str) -> str:
+    """Return the example of transformers.js, which has no task for multiple choice; empty then."""
+    if pipeline == "multiple-choice":
+        return ""
+    arguments = {"fill-mask": '"a [MASK] text"', "question-answering": '"a question", "a text"'}
+    given = arguments.get(pipeline, '"a text"')
+    if pipeline in ("sentence-similarity", "feature-extraction"):
+        pipeline, pooling = "feature-extraction", "mean" if spec.sentence is None else spec.sentence.pooling[0]
+        given += f', {{ pooling: "{pooling}", normalize: true }}'
+    code = [
+        'import { pipeline } from "@huggingface/transformers";\n',
+        f'const run = await pipeline("{pipeline}", "DIR", {{ dtype: "q8" }});  // fp32: onnx/model.onnx',
+        f"console.log(await run({given}));",
+    ]
+    return "\n\nIn JavaScript:\n\n```js\n" + "\n".join(code) + "\n```"
 
 
 def _other(spec: ModelSpec) -> str:
@@ -257,6 +318,8 @@ def _loading(spec: ModelSpec, format: str, architecture: str | None) -> str:
             'tokenizer = AutoTokenizer.from_pretrained("DIR")\n'
             f'model = {kind}.from_pretrained("DIR"{extra})'
         )
+        if not spec.heads.choice:  # its inputs have one more dimension
+            code += '\noutputs = model(**tokenizer("a text", return_tensors="pt"))'
     else:
         code = _SNIPPETS[format] if format in _SNIPPETS else registry.load("formats", format).snippet
         if format == "sentence-transformers" and FAMILIES[spec.family].code:

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face Hub, which ``huggingface_hub`` downloads to its cache.
+"""Models on the Hugging Face Hub, which ``huggingface_hub`` downloads to its cache, and uploads.
 
 Its environment variables apply: ``HF_HOME``, ``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HUB_OFFLINE``.
 """
@@ -55,3 +55,25 @@ def _downloaded(name: str) -> Path:
         what = f"is not available ({reason}); connect, or copy the model to this machine"
     near = near_path(Path(name))
     raise ValueError(f"{name}: does not exist{near or f', and the Hugging Face Hub {what}'}")
+
+
+def push(folder: Path, name: str) -> str:
+    """Upload the files of ``folder`` to the model ``name``, OWNER/NAME; return its address. A model that does not
+    exist is created.
+
+    Raises ``ValueError`` if huggingface_hub is not installed, and if the Hub refuses the upload.
+    """
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise ValueError(f"--push {name}: pip install huggingface_hub; {folder} is complete") from None
+    from huggingface_hub import errors
+
+    try:
+        api = huggingface_hub.HfApi()
+        address = api.create_repo(name, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder)
+    except (OSError, errors.HfHubHTTPError, errors.HFValidationError, errors.LocalTokenNotFoundError) as error:
+        remedy = f"{folder} is complete; hf auth login, then: hf upload {name} {folder}"
+        raise ValueError(f"--push {name}: {first_line(error, 160)}; {remedy}") from None
+    return str(address)

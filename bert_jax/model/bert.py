@@ -294,9 +294,8 @@ class BertModel(nn.Module):
                 outputs["exit_logits"] = jnp.stack(lower)
             if heads.choice:
                 outputs["choice_logits"] = self.choice_head(dropped_BxCxH)[..., 0]
-        read_BxSxH = (
-            self._pooler_layers(x_BxSxH) if "token_pooler" in self.config.head_parts and heads.pooler else x_BxSxH
-        )
+        pools_tokens = "token_pooler" in self.config.head_parts and heads.pooler
+        read_BxSxH = self._pooler_layers(x_BxSxH) if pools_tokens else x_BxSxH
         if heads.token_labels:
             dropped_BxSxF = self._head_dropout(read_BxSxH, dropout_key)
             if heads.bilstm:

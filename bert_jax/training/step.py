@@ -132,8 +132,7 @@ def make_train_step(
     def train_step(state: TrainState, batch: Batch, fixed: Fixed) -> tuple[TrainState, StepMetrics]:
         key = jax.random.fold_in(base_key, state.step)
         # The compiler gathers the parameters of a layer during the products of the layers before it.
-        whole = constrain_tree(state.params, layouts, mesh)
-        start = constrain_tree(state.start, layouts, mesh)
+        whole, start = constrain_tree(state.params, layouts, mesh), constrain_tree(state.start, layouts, mesh)
         loss, grads, sums, carried = loss_and_gradients(
             objective, whole, batch, key, training.accumulation_steps,
             aux=Aux({"start": start, **fixed}, state.carry), shardings=shardings, reduction_dtype=reduction,

@@ -1,4 +1,5 @@
-"""Writer of ONNX files: ``model.onnx``, and ``model.onnx.data`` for weights that are too large for one file."""
+"""Writer of ONNX files: ``model.onnx``, and ``model.onnx.data`` for weights that are too large for one file; and of
+a folder ``onnx``, which transformers.js and other programs expect in a Hugging Face folder."""
 
 import contextlib
 import dataclasses
@@ -13,12 +14,14 @@ import numpy as np
 from bert_jax.config import ModelSpec
 from bert_jax.interop.model_bundle import ModelBundle, StoredDtype, check_shapes
 from bert_jax.interop.programs import serving
-from bert_jax.interop.programs.onnx_int8 import CalibrationGraph, Int8Graph
+from bert_jax.interop.programs.onnx_int8 import BlockGraph, CalibrationGraph, Int8Graph
 from bert_jax.interop.programs.onnx_layers import add_network
 from bert_jax.interop.programs.onnx_nodes import FLOAT, INT64, Graph
 from bert_jax.io.errors import one_line
 
-FILE, DATA_FILE = "model.onnx", "model.onnx.data"
+FILE, DATA = "model.onnx", ".data"
+# Folder of programs in a Hugging Face folder; its files have the names that transformers.js looks for.
+FOLDER, QUANTIZED_FILE = "onnx", "model_quantized.onnx"
 # Metadata key of a JSON object: dtype of the weights, sizes, labels, pooling, tokenizer.
 METADATA = "bert_jax"
 OPSET, IR_VERSION = 17, 8
@@ -40,18 +43,22 @@ def write_onnx(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "floa
         graph: Graph = Int8Graph(weights.spec, weights.params, weights.ranges)
     else:
         graph = Graph(weights.spec, cast_weights=dtype != "float32")
-    external = _save(folder, weights, graph, dtype)
-    import onnx
-
-    try:
-        # The checker gets the path instead of the model, so that it also reads the file of external data.
-        onnx.checker.check_model(str(folder / FILE), full_check=True)
-    except onnx.checker.ValidationError as error:
-        raise ValueError(f"{folder / FILE}: not a valid ONNX model: {one_line(error)}") from None
+    external = _save(folder / FILE, weights, graph, dtype)
     return [
         *_notes(weights, graph, external, dtype),
         *serving.write_companions(folder, weights, "float32" if dtype == "int8" else dtype),
     ]
+
+
+def write_onnx_folder(folder: Path, weights: ModelBundle) -> list[str]:
+    """Write model.onnx (float32) and model_quantized.onnx (a :class:`BlockGraph`) into the new folder onnx in
+    ``folder``; return notes. Inputs, outputs and errors are those of :func:`write_onnx`."""
+    place = folder / FOLDER
+    place.mkdir()
+    graph = Graph(weights.spec, cast_weights=False)
+    external = _save(place / FILE, weights, graph, "float32")
+    _save(place / QUANTIZED_FILE, weights, BlockGraph(weights.spec, weights.params), "int8")
+    return _notes(weights, graph, external, "float32")
 
 
 def write_calibration(folder: Path, weights: ModelBundle) -> dict[str, list[str]]:
@@ -59,18 +66,18 @@ def write_calibration(folder: Path, weights: ModelBundle) -> dict[str, list[str]
     Return a dict from the name of each such output to the names of the products. Raises ``ValueError`` as
     :func:`write_onnx` does."""
     graph = CalibrationGraph(weights.spec)
-    _save(folder, weights, graph, "float32", graph.inputs)
+    _save(folder / FILE, weights, graph, "float32", graph.inputs)
     return graph.inputs
 
 
-def _save(folder: Path, weights: ModelBundle, graph: Graph, dtype: str, values: Iterable[str] = ()) -> bool:
+def _save(file: Path, weights: ModelBundle, graph: Graph, dtype: str, values: Iterable[str] = ()) -> bool:
     """Build the network in ``graph``, whose ``values`` are outputs too, and save it; return True if the weights are
-    in a separate file."""
+    in a separate file. Raises ``ValueError`` as :func:`write_onnx` does."""
     try:
         import onnx
     except ImportError:
         raise ValueError("ONNX export needs the onnx package: pip install 'bert_jax[onnx]'") from None
-    check_shapes(weights.spec, weights.params, folder)
+    check_shapes(weights.spec, weights.params, file.parent)
     outputs = add_network(graph)
     # In the order of ``weights.params``, not in the order in which the graph uses the weights.
     stored = {
@@ -79,18 +86,23 @@ def _save(folder: Path, weights: ModelBundle, graph: Graph, dtype: str, values: 
         if name in graph.weights
     }
     external = sum(array.nbytes for array in stored.values()) > EXTERNAL_DATA_BYTES
-    tensors = _tensors(stored, folder / DATA_FILE if external else None)
+    tensors = _tensors(stored, file.with_name(f"{file.name}{DATA}") if external else None)
     tensors += [onnx.numpy_helper.from_array(value, name) for name, value in graph.constants.items()]
     model = _model(weights.spec, graph, outputs, tensors, dtype)
     model.graph.output.extend(onnx.helper.make_tensor_value_info(name, FLOAT, None) for name in values)
-    onnx.save_model(model, folder / FILE)
+    onnx.save_model(model, file)
+    try:
+        # The checker gets the path instead of the model, so that it also reads the file of external data.
+        onnx.checker.check_model(str(file), full_check=True)
+    except onnx.checker.ValidationError as error:
+        raise ValueError(f"{file}: not a valid ONNX model: {one_line(error)}") from None
     return external
 
 
 def check_onnx(
-    folder: Path, weights: ModelBundle, shapes: tuple[tuple[int, int], ...] = ()
+    folder: Path, weights: ModelBundle, shapes: tuple[tuple[int, int], ...] = (), file: str = FILE
 ) -> dict[str, float] | None:
-    """Use onnxruntime to run the file that :func:`write_onnx` wrote into ``folder``.
+    """Use onnxruntime to run the ``file`` in ``folder`` that :func:`write_onnx` or :func:`write_onnx_folder` wrote.
 
     For each output, return the largest difference from the output of the model with the weights as stored (int8:
     with the weights before rounding). Return None if onnxruntime is not installed.
@@ -99,7 +111,7 @@ def check_onnx(
         import onnxruntime
     except ImportError:
         return None
-    session = onnxruntime.InferenceSession(folder / FILE, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(folder / file, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     dtype = json.loads(session.get_modelmeta().custom_metadata_map[METADATA])["weights_dtype"]
     params = {name: _stored(values, dtype).astype(np.float32) for name, values in weights.params.items()}
@@ -126,6 +138,7 @@ def _tensors(stored: dict[str, np.ndarray], file: Path | None) -> list[Any]:
         "float16": TensorProto.FLOAT16,
         "bfloat16": TensorProto.BFLOAT16,
         "int8": TensorProto.INT8,
+        "uint8": TensorProto.UINT8,
     }
     tensors = []
     with contextlib.nullcontext() if file is None else file.open("xb") as data:
@@ -151,8 +164,12 @@ def _model(spec: ModelSpec, graph: Graph, outputs: list[str], tensors: list[Any]
     shapes = serving.output_shapes(spec)
     results = [helper.make_tensor_value_info(name, FLOAT, shapes[name]) for name in outputs]
     made = helper.make_graph(graph.nodes, "bert_jax", inputs, results, initializer=tensors)
+    domains = {(node.domain, 1 if node.domain else OPSET) for node in graph.nodes}
     model = helper.make_model(
-        made, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="bert_jax"
+        made,
+        opset_imports=[helper.make_opsetid(*one) for one in sorted(domains)],
+        ir_version=IR_VERSION,
+        producer_name="bert_jax",
     )
     described = {"weights_dtype": dtype, "model": dataclasses.asdict(spec)}
     helper.set_model_props(model, {METADATA: json.dumps(described, ensure_ascii=False)})
@@ -163,7 +180,7 @@ def _notes(weights: ModelBundle, graph: Graph, external: bool, dtype: str) -> li
     unused = sorted({name.split("/")[0] for name in weights.params if name not in graph.weights})
     notes = [f"{part}: omitted, because no output of the ONNX file uses it" for part in unused]
     if external:
-        notes.append(f"{FILE} needs {DATA_FILE} in the same folder: the weights are too large for one file")
+        notes.append(f"{FILE} needs {FILE}{DATA} in the same folder: the weights are too large for one file")
     if dtype in ("float16", "bfloat16"):
         notes.append(f"{dtype} weights are converted to float32 when the file is loaded; arithmetic is float32")
     if dtype == "int8":

@@ -1,8 +1,9 @@
-"""An ONNX graph with 8-bit weights and 8-bit products, which onnxruntime runs with integer arithmetic.
+"""ONNX graphs with 8-bit weights.
 
-A weight is stored as int8 with a scale per output (a table: per row). Inputs of products are uint8 with one scale
-and one zero point: from calibrated ranges, or, without ranges, from the values of each batch. Sums, biases,
-normalization, attention and output layers stay float32.
+:class:`Int8Graph` has 8-bit products, which onnxruntime runs with integer arithmetic. A weight is stored as int8
+with a scale per output (a table: per row). Inputs of products are uint8 with one scale and one zero point: from
+calibrated ranges, or, without ranges, from the values of each batch. Sums, biases, normalization, attention and
+output layers stay float32. :class:`BlockGraph` has more scales, and products that are slower and more exact.
 """
 
 from collections.abc import Mapping
@@ -90,6 +91,55 @@ class Int8Graph(Graph):
             self.nodes.append(helper.make_node("DynamicQuantizeLinear", [x], names, name=names[0]))
             self._inputs[x,] = names
         return self._inputs[x,]
+
+
+class BlockGraph(Graph):
+    """A graph whose kernels and word tables are stored in 8 bits, with a scale for each block of 32 values, as in
+    llama.cpp's Q8_0.
+
+    Products are onnxruntime's MatMulNBits (from release 1.22 on), with inputs in float32: accuracy level 4 rounds
+    them to 8 bits too, which takes less time on a CPU, but costs more of the cosine than the weights do.
+    """
+
+    BLOCK, ZERO = 32, 128
+
+    def __init__(self, spec: ModelSpec, params: Mapping[str, np.ndarray]) -> None:
+        super().__init__(spec, cast_weights=False)
+        self._params = params
+        self._scales: dict[str, np.ndarray] = {}
+
+    def _blocks(self, name: str, transposed: bool) -> bool:
+        """Store the weight ``name``, [in, out] or, with ``transposed``, [out, in], as uint8[out, in / 32, 32].
+        Return False if it stays float32."""
+        rows = self._params[name] if transposed else self._params[name].T
+        is_small = name.startswith(("embeddings/position_embeddings/", "embeddings/token_type_embeddings/", _WHOLE))
+        if not name.startswith(QUANTIZED) or is_small or rows.shape[1] % self.BLOCK:
+            return False
+        if name not in self.stored:
+            blocks = rows.reshape(len(rows), -1, self.BLOCK)
+            values, scales = quantize(blocks.reshape(-1, self.BLOCK), 0)
+            self.weights[name] = name
+            self.stored[name] = (values.reshape(blocks.shape).astype(np.int16) + self.ZERO).astype(np.uint8)
+            self._scales[name] = scales.reshape(blocks.shape[:2])
+        return True
+
+    def rows(self, name: str, ids: str) -> str:
+        if not self._blocks(name, transposed=True):
+            return super().rows(name, ids)
+        scales = self.constant(self._scales[name][:, :, None], np.float32)
+        blocks = self.op("Cast", self.op("Gather", name, ids, axis=0), to=FLOAT)
+        blocks = self.op(
+            "Mul", self.op("Sub", blocks, self.scalar(self.ZERO)), self.op("Gather", scales, ids, axis=0)
+        )
+        return self.op("Reshape", blocks, self.axes(0, 0, self._params[name].shape[1]))
+
+    def product(self, x: str, name: str, transposed: bool = False) -> str:
+        if not self._blocks(name, transposed):
+            return super().product(x, name, transposed)
+        outputs, blocks, size = self.stored[name].shape
+        sizes = {"N": outputs, "K": blocks * size, "bits": 8, "block_size": size}
+        scales = self.constant(self._scales[name], np.float32)
+        return self.op("MatMulNBits", x, name, scales, domain="com.microsoft", **sizes)
 
 
 class CalibrationGraph(Graph):

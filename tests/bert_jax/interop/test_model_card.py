@@ -1,15 +1,17 @@
 """The export of a run: its moving average, and the model card of every format."""
 
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
 from exported import SPECS, exported, source
 from support import tiny_config, train_synthetic
 
+from bert_jax.commands.main import main
 from bert_jax.interop.export import export_model
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
-from bert_jax.interop.model_card import model_card
+from bert_jax.interop.model_card import Publication, model_card
 from bert_jax.interop.readers import read_weights
 from bert_jax.training.checkpoint import parameters
 
@@ -127,3 +129,65 @@ def test_the_card_of_a_program_lists_the_outputs_that_it_gives(format):
     outputs = card.split("## Outputs")[1].split("##")[0].strip()
     assert outputs == "- `logits`: classes (softmax over the classes): 0 = no, 1 = yes, 2 = maybe"
     assert "- `last_hidden_state`: one vector per token" in model_card(weights, "npz", "float32", None, [])
+
+
+def test_the_card_of_a_published_model():
+    facts = Publication(("en", "zh"), "apache-2.0", "me/mine")
+    weights = ModelBundle(spec=SPECS["sentence"], params={}, origin={"recipe": {"a": 1}})
+    card = model_card(weights, "sentence-transformers", "float32", None, ["a note"], facts, has_programs=True)
+    assert card.startswith("---\nlanguage:\n- en\n- zh\nlicense: apache-2.0\nlibrary_name: sentence-transformers\n")
+    assert "tags:\n- bert\n- onnx\n- transformers.js\n---" in card
+    assert 'SentenceTransformer("me/mine")' in card and 'bert_jax.load("me/mine")' in card and "DIR" not in card
+    assert 'pipeline("feature-extraction", "me/mine", { dtype: "q8" })' in card
+    assert 'run("a text", { pooling: "mean", normalize: true })' in card
+    # The files' details and the config come last, folded.
+    assert card.index("## Metrics") < card.index("<details><summary>Notes on the files</summary>\n\n- a note")
+    assert card.rstrip().endswith("</details>") and card.count("<details>") == 2
+    card = model_card(dataclasses.replace(weights, spec=SPECS["mlm"]), "hf", "float32", "BertForMaskedLM", [])
+    assert "language" not in card.split("---")[1] and "license" not in card.split("---")[1]
+    assert 'outputs = model(**tokenizer("a text", return_tensors="pt"))' in card
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [
+        ("language", "English", "--language: 'English' is not allowed; allowed: codes of ISO 639, as en,zh"),
+        ("license", "Apache 2", "--license: 'Apache 2' is not allowed; allowed: identifiers, as apache-2.0"),
+        ("push", "mine", "--push: 'mine' is not allowed; allowed: OWNER/NAME"),
+    ],
+)
+def test_facts_of_a_card_that_the_hub_refuses(option, value, problem, tmp_path, capsys):
+    words = ["export", "--model", "none", "--to", str(tmp_path / "out"), "--format", "hf", f"--{option}", value]
+    assert main(words) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_an_export_is_uploaded(tmp_path, monkeypatch, capsys):
+    import huggingface_hub
+
+    asked = []
+
+    class Api:
+        def create_repo(self, name, exist_ok):
+            if name == "other/one":
+                raise huggingface_hub.errors.LocalTokenNotFoundError("Token is required.\nMore lines")
+            asked.append((name, exist_ok))
+            return f"https://hub/{name}"
+
+        def upload_folder(self, repo_id, folder_path):
+            asked.append((repo_id, sorted(file.name for file in folder_path.iterdir())))
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    source(tmp_path / "source", SPECS["mlm"])
+    words = ["export", "--model", str(tmp_path / "source"), "--format", "npz", "--no_verify"]
+    assert main([*words, "--to", str(tmp_path / "out"), "--push", "me/mine", "--language", "en"]) == 0
+    assert "uploaded to https://hub/me/mine" in capsys.readouterr().out
+    assert asked == [("me/mine", True), ("me/mine", ["README.md", "dtypes.json", "model.json", "weights.npz"])]
+    assert 'bert_jax.load("me/mine")' in (tmp_path / "out" / "README.md").read_text()
+    assert main([*words, "--to", str(tmp_path / "kept"), "--push", "other/one"]) == 2
+    said = capsys.readouterr().err
+    assert "--push other/one: Token is required; " in said and "is complete; hf auth login, then: hf upload" in said
+    assert (tmp_path / "kept" / "README.md").is_file()
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert main([*words, "--to", str(tmp_path / "third"), "--push", "me/mine"]) == 2
+    assert "--push me/mine: pip install huggingface_hub" in capsys.readouterr().err

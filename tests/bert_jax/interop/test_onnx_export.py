@@ -13,13 +13,15 @@ import onnxruntime
 import pytest
 from architectures import COMBINED, combined
 from builders import content, words
-from exported import MODEL, PLAIN, SPECS, mostly_slow, random_weights
+from exported import MODEL, PLAIN, SPECS, mostly_slow, random_weights, source
 from onnxruntime.quantization import quantize_dynamic
 
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
+from bert_jax.interop.export import export_model
 from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.interop.programs import onnx_graph, serving
-from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx
+from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx, write_onnx_folder
+from bert_jax.interop.readers import read_weights
 
 # One token, ragged rows, the full length of the models of these tests.
 SHAPES = ((1, 1), (3, 17), (8, 40))
@@ -239,3 +241,49 @@ def test_dynamic_quantization_keeps_the_embedding(tmp_path):
         opened.run(["sentence_embedding"], inputs(ids))[0] for opened in (session(tmp_path), session(quantized))
     )
     assert np.min(np.sum(exact * rounded, axis=1)) > 0.995
+
+
+# ------------------------------------------------------------------ a folder onnx in a Hugging Face folder
+
+
+@pytest.mark.parametrize("name", ["sentence", pytest.param("mlm", marks=pytest.mark.slow)])
+def test_programs_of_transformers_js(name, tmp_path):
+    weights = random_weights(SPECS[name])
+    assert write_onnx_folder(tmp_path, weights) == []
+    found = check_onnx(tmp_path / "onnx", weights, RAGGED)
+    assert found and max(found.values()) <= BAR
+    rounded = check_onnx(tmp_path / "onnx", weights, RAGGED, "model_quantized.onnx")
+    assert list(rounded) == list(found) and BAR < max(rounded.values()) < 0.05
+    stored = onnx.load(tmp_path / "onnx" / "model_quantized.onnx").graph.initializer
+    kinds = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in stored}
+    assert kinds["embeddings/word_embeddings/embedding"] == (onnx.TensorProto.UINT8, (101, 1, 32))
+    assert kinds["encoder/layer_0/attention/query/kernel"] == (onnx.TensorProto.UINT8, (32, 1, 32))
+    # Small tables, and rows of 48 values, which blocks of 32 do not fill, stay float32.
+    for part in ("embeddings/position_embeddings/embedding", "encoder/layer_0/feed_forward/output/kernel"):
+        assert kinds[part][0] == onnx.TensorProto.FLOAT
+
+
+def test_values_of_blocks(tmp_path):
+    """The rounded kernel, read from the file, differs from the kernel by half a step of its block at most."""
+    weights = random_weights(PLAIN)
+    write_onnx_folder(tmp_path, weights)
+    graph = onnx.load(tmp_path / "onnx" / "model_quantized.onnx").graph
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    product = next(node for node in graph.node if "encoder/layer_1/attention/key/kernel" in node.input)
+    values, scales = (arrays[name].astype(np.float32) for name in product.input[1:3])
+    kernel = weights.params[product.input[1]].T.reshape(values.shape)
+    assert np.all(np.abs((values - 128) * scales[:, :, None] - kernel) <= 0.501 * scales[:, :, None])
+
+
+def test_an_export_with_programs(tmp_path):
+    source(tmp_path / "source", SPECS["sequence"], tokenizer=True)
+    lines = []
+    export_model(tmp_path / "source", tmp_path / "target", "hf", with_onnx=True, report=lines.append)
+    files = {str(file.relative_to(tmp_path / "target")) for file in (tmp_path / "target").rglob("*.*")}
+    assert files >= {"onnx/model.onnx", "onnx/model_quantized.onnx", "tokenizer.json", "config.json"}
+    assert any(line.startswith("onnx/model.onnx logits: largest difference from onnxruntime") for line in lines)
+    assert read_weights(tmp_path / "target").spec.heads == SPECS["sequence"].heads
+    card = (tmp_path / "target" / "README.md").read_text()
+    assert "- transformers.js" in card and 'pipeline("text-classification", "DIR", ' in card
+    with pytest.raises(ValueError, match="--with_onnx: not allowed with --format npz; allowed with hf, sentence-t"):
+        export_model(tmp_path / "source", tmp_path / "other", "npz", with_onnx=True, report=lines.append)
