@@ -106,8 +106,8 @@ def head_difference(model: LoadedModel, folder: Path, texts: list[str], options:
     if task == "fill-mask":
         mask = model.tokenizer.special_pieces[4]
         texts = [" ".join([*text.split()[:6], mask, "."]) for text in texts if len(text.split()) > 3]
-        ours = [{one.piece: one.probability for one in filled.masks[0]} for filled in model.fill_mask(texts)]
-        name = "token_str"
+        filled = [text.masks[0].predictions for text in model.fill_mask(texts)]
+        ours, name = [{model.tokenizer.piece_id(piece): share for piece, share in best} for best in filled], "token"
     else:
         ours, name = [one["probabilities"] for one in model.predict(texts)], "label"
     version, theirs = answers_of([*node(options), str(folder / "hf"), task, "fp32"], texts, folder)
