@@ -56,8 +56,11 @@ def data_of(place: Path, name: str, **changes: Any) -> DataConfig:
 
 
 def build(place: Path, name: str, **changes: Any) -> DataConfig:
+    """Build shards, with the lines of the build in build.txt."""
     data = data_of(place, name, **changes)
-    ensure_data(data, vocab_size=1000, report=lambda _: None)
+    lines: list[str] = []
+    ensure_data(data, vocab_size=1000, report=lines.append)
+    (Path(data.shards) / "build.txt").write_text("\n".join(lines))
     return data
 
 
@@ -95,7 +98,7 @@ def both(place: Path) -> tuple[DataConfig, DataConfig]:
     return build(place, "unpacked"), build(place, "packed", packing="best_fit")
 
 
-@pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_packed_shards_hold_the_sequences_of_unpacked_ones(both: tuple[DataConfig, DataConfig], split: str) -> None:
     unpacked, packed = (batch_of(data, split) for data in both)
@@ -114,6 +117,10 @@ def test_packed_shards_hold_the_sequences_of_unpacked_ones(both: tuple[DataConfi
     assert packing["tokens"] == (packed["sequence_ids"] > 0).sum()
     assert packed["sequence_keys"].shape[1] == packing["sequences_per_row"]
     assert packed["mlm_positions"].shape[1] == packing["predictions_per_row"]
+    report = (Path(both[1].shards) / "build.txt").read_text()
+    mean, padding = counts["instances"] / counts["rows"], 1 - packing["tokens"] / packed["sequence_ids"].size
+    assert f"{split}: {counts['instances']} instances in {counts['rows']} rows of at most " in report
+    assert f" (mean {mean:.2f}, padding {padding:.1%}), in " in report and "tokenized" not in report
 
 
 def test_the_report_counts_instances(

@@ -285,3 +285,11 @@ def test_a_saved_model_of_a_version_with_fewer_fields_is_read(tmp_path):
     (tmp_path / "m" / "model.json").write_text(json.dumps(spec))
     write_checksums(listing)
     assert read_weights(tmp_path / "m").spec == weights.spec
+
+
+def test_parameters_of_another_shape_are_not_written(tmp_path):
+    weights = drawn(ModelSpec(model=tiny_model(12), heads=HeadsConfig(pooler=True)), 0.2)
+    weights.params["pooler/bias"] = weights.params["pooler/bias"][1:]
+    with pytest.raises(ValueError, match="pooler/bias has shape"):
+        write_saved(tmp_path / "m", weights)
+    assert not (tmp_path / "m").exists()
