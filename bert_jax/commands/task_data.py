@@ -82,7 +82,7 @@ def records(
         return list(read_named(str(data), options, kind, split))
     features = getattr(data, "features", None) or {}
     if hasattr(data, "batch_size") and hasattr(data, "dataset"):
-        raise ValueError(f"{split}: {type(data).__name__} yields batches; give its data set, .dataset")
+        raise ValueError(f"{split}: {type(data).__name__} yields batches; pass its attribute .dataset")
     if _is_listed(data):
         if isinstance(data, list) and len(data) in (2, 3) and all(map(_may_be_column, data)):
             forms = f"columns in a tuple, {_FORMS[kind]}, or records as tuples"

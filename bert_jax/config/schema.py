@@ -177,7 +177,7 @@ class Section:
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """Return the section with ``values``, of the class that they choose."""
+        """Return a section with ``values``, which also determine its class."""
         return cls.class_for(values)(**values)
 
     def __post_init__(self) -> None:

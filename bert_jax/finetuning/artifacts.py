@@ -41,7 +41,7 @@ class Baseline(TypedDict):
 
 
 class Result(TypedDict):
-    """An entry of metrics.json: a split, predicted by the parameters of a step."""
+    """An entry of metrics.json: the metrics of one split, computed with the parameters of one step."""
 
     task: str
     split: str

@@ -162,7 +162,10 @@ def _zip_file(stream: BinaryIO, size: int) -> tuple[Value, dict[str, int]]:
         if place is None:
             raise Refused(f"the storage {key[:80]!a} is missing")
         if place[1] != storage.elements * DTYPES[storage.dtype].itemsize:
-            raise Refused(f"the storage {key[:80]!a} has {place[1]} bytes, not {storage.elements} {storage.dtype}")
+            raise Refused(
+                f"the storage {key[:80]!a} has {place[1]} bytes, which is not the size of {storage.elements} "
+                f"elements of {storage.dtype}"
+            )
         places[key] = place[0]
     return state, places
 

@@ -170,9 +170,9 @@ def mix(x: jax.Array, salt: jax.Array) -> jax.Array:
 
 
 def value_words(first: jax.Array, second: jax.Array, width: int) -> jax.Array:
-    """Return the words of the values of tokens, int32[..., ceil(width / 2)].
+    """Return the random bits of the values of each token, two values per word: int32[..., ceil(width / 2)].
 
-    A word contains the bits of the values j (low half) and j + ceil(width / 2) (high half) of a token.
+    The low half of word j belongs to value j, the high half to value j + ceil(width / 2).
     ``first`` and ``second`` [..., 1] are the words of :meth:`TokenKey.words`.
     """
     shape = (*first.shape[:-1], -(-width // 2))

@@ -92,8 +92,8 @@ def _is_western(data: bytes) -> bool:
 
 
 def read_raw_lines(path: Location, encoding: str) -> list[str]:
-    """Return the lines of a file; every line, including the last, ends with \\n. Only \\n ends a line or, in a file
-    without it, \\r."""
+    """Return the lines of a file, split at \\n or, in a file without \\n, at \\r. Every returned line, also the
+    last, ends with \\n."""
     text = read_text(path, encoding)
     if "\n" not in text:
         text = text.replace("\r", "\n")

@@ -66,12 +66,12 @@ class Probe:
 
     Args:
         train, test: examples of :mod:`bert_jax.contrib.analysis.probe_tasks`.
-        classifier: linear: logistic regression, whose weight decay every tenth training sentence chooses.
+        classifier: linear: logistic regression; its weight decay is selected on every tenth training sentence.
             centroid: the class with the nearest mean.
         seed: determines the control labels and the resamples of the intervals.
 
-    Raises ``ValueError`` for fewer than two classes, ten training sentences or one test example, and for test
-    examples of a group that training lacks.
+    Raises ``ValueError`` for fewer than two classes, ten training sentences or one test example, and for a
+    test example of a group without training examples.
     """
 
     def __init__(

@@ -154,11 +154,11 @@ def find_occurrences(
     occurrence: int = 1,
     batches: BatchOptions = BatchOptions(),
 ) -> list[Occurrence]:
-    """Return each of ``words`` in ``text`` with its vector at ``layer``: its ``occurrence``-th place, from 1.
+    """Find the ``occurrence``-th occurrence (from 1) of each of ``words`` in ``text``, and its vector at ``layer``.
 
-    A word that :func:`word_spans` splits, such as "don't", is searched as a sequence, whose vectors are averaged.
-    Upper case is distinguished unless the tokenizer lower-cases. Raises ``ValueError`` if the word occurs less
-    often in the text, or has no known piece.
+    A word that :func:`word_spans` splits, such as "don't", is searched as a sequence of words; its vector is their
+    mean. Case matters unless the tokenizer lower-cases. Raises ``ValueError`` if the word occurs less often in the
+    text, or has no known piece.
     """
     fold = _folding(loaded)
     word_tokens(loaded.need_tokenizer(), words)

@@ -71,7 +71,10 @@ def _byte_bpe(content: bytes, pieces: list[str], types: list[int]) -> dict[str, 
     model, steps = state.get("model") or {}, state.get("pre_tokenizer") or {}
     is_plain = steps.get("type") == "ByteLevel" and not steps.get("add_prefix_space")
     if model.get("type") != "BPE" or not is_plain or not isinstance(state.get("normalizer"), dict | None):
-        raise ValueError("gguf: llama.cpp has no such tokenizer; supported: uncased WordPiece, byte-level BPE")
+        raise ValueError(
+            "gguf: llama.cpp does not support the tokenizer of this model; supported: uncased WordPiece, "
+            "byte-level BPE"
+        )
     for token in state["added_tokens"]:
         types[token["id"]] = _CONTROL if token["special"] else _USER_DEFINED
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]

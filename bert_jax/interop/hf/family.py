@@ -305,7 +305,7 @@ def activation_name(ours: str) -> str:
 
 
 def as_place(place: str | Place, prefix: str) -> Place:
-    """Return ``place``, or the whole of the stored module that it names; ``prefix`` precedes the name."""
+    """Return ``place``; for a string, the place of the whole stored module named ``prefix + place``."""
     place = Place(place) if isinstance(place, str) else place
     return place._replace(module=prefix + place.module)
 

@@ -84,7 +84,7 @@ def load_arrays(path: Location) -> dict[str, np.ndarray]:
 
 
 def load_columns(folder: Location, room: str, names: Sequence[str], **dtypes: str) -> list[np.ndarray]:
-    """Return the arrays with the names and dtypes ``dtypes``, each joined from the .npz files ``names``."""
+    """Return the arrays that the keys of ``dtypes`` name, of these dtypes, joined from the files ``names``."""
     tables = [load_arrays(load_plan(folder).path(room, name)) for name in names]
     return [
         np.concatenate([np.zeros(0, dtype), *(table[key] for table in tables)]) for key, dtype in dtypes.items()

@@ -72,7 +72,7 @@ class Dump:
         except expat.ExpatError as error:
             raise ValueError(
                 f"{self.path}:{error.lineno}: not valid XML after page {self._count:,}: "
-                f"{expat.ErrorString(error.code)}; name a MediaWiki XML dump (.xml, plain, .bz2, .gz or .zst)"
+                f"{expat.ErrorString(error.code)}; name a MediaWiki XML dump (.xml, or compressed: .bz2, .gz, .zst)"
             ) from None
         yield from self._finished()
 

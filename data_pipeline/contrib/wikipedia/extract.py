@@ -71,7 +71,9 @@ def _named(dumps: Sequence[Location]) -> list[tuple[str, Location]]:
         raise ValueError("bert-data wikipedia: no dump; run: bert-data wikipedia DUMP.xml.bz2 --output FOLDER")
     for path in dumps:
         if not path.is_file():
-            raise ValueError(f"{path}: no such file; name a MediaWiki XML dump (.xml, plain, .bz2, .gz or .zst)")
+            raise ValueError(
+                f"{path}: no such file; name a MediaWiki XML dump (.xml, or compressed: .bz2, .gz, .zst)"
+            )
     if len({path.resolve() for path in dumps}) < len(dumps):
         raise ValueError("bert-data wikipedia: the same dump is named twice; name each part once")
     return [(path.name, path) for path in dumps]

@@ -407,7 +407,7 @@ Named = collections.namedtuple("Named", "text label")
         (
             types.SimpleNamespace(batch_size=2, dataset=[]),
             "classification",
-            "SimpleNamespace yields batches; give its data set, .dataset",
+            "SimpleNamespace yields batches; pass its attribute .dataset",
         ),
         (
             pd.DataFrame({"Satz": ["a"], "Kategorie": ["x"]}),

@@ -68,7 +68,7 @@ def write_gpt2(model: ModelConfig) -> dict[str, Json]:
 
 
 def read_gpt(values: Values) -> dict[str, Json]:
-    """Return the width of the feed-forward layer, four times the network width, and the activation."""
+    """Return the width of the feed-forward layer (four times the network width) and the activation."""
     return {
         "intermediate_size": 4 * values.integer("n_embd"),
         "activation": _AFN[values.choice("afn", "gelu", _AFN)],
