@@ -17,9 +17,9 @@ _OTHERS = ["onnx/*", "openvino/*"]
 
 def is_hub_name(path: Path) -> bool:
     """Return True if ``path`` does not exist and has the form of a name on the Hub: ``name``, or ``owner/name``
-    where no folder ``owner`` exists."""
+    where no folder ``owner`` exists. The prefix of a TF1 checkpoint in the working folder is not a name."""
     has_form = _NAME.fullmatch(path.as_posix()) and (path.parent == Path() or not path.parent.exists())
-    return bool(has_form) and not path.exists()
+    return bool(has_form) and not path.exists() and not Path(f"{path}.index").exists()
 
 
 def local_folder(path: Path) -> Path:

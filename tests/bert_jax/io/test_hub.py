@@ -85,6 +85,12 @@ def test_a_local_folder_is_not_searched_on_the_hub(asked, tmp_path):
         bert_jax.load("quickstat")
 
 
+def test_a_tf1_checkpoint_in_the_working_folder_is_not_searched_on_the_hub(asked, tmp_path):
+    (tmp_path / "bert_model.ckpt.index").touch()
+    assert hub.local_folder(Path("bert_model.ckpt")) == Path("bert_model.ckpt")
+    assert not asked
+
+
 def test_the_record_of_a_run_names_the_model_of_the_hub(asked, tmp_path):
     assert whole_name("owner/name") == "owner/name"
     (tmp_path / "owner" / "name").mkdir(parents=True)
