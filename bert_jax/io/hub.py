@@ -10,8 +10,10 @@ from pathlib import Path
 from bert_jax.io.errors import first_line, near_path
 
 _NAME = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
-# Configuration, vocabularies and weights, without those of other libraries.
-_FILES, _OLDER_WEIGHTS = ["*.json", "*.txt", "*.model", "*.safetensors"], ["*pytorch_model*.bin"]
+# Configuration, vocabularies and weights, without those of other libraries; and the weights of a model without
+# these: of older models, and of exports in other formats.
+_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
+_OTHER_WEIGHTS = ["*pytorch_model*.bin", "weights.npz", "bert_model.ckpt*", "model.gguf"]
 _OTHERS = ["onnx/*", "openvino/*"]
 
 
@@ -45,7 +47,7 @@ def _downloaded(name: str) -> Path:
 
     try:
         folder = download(_FILES)
-        return folder if any(folder.rglob("*.safetensors")) else download(_OLDER_WEIGHTS)
+        return folder if any(folder.rglob("*.safetensors")) else download(_OTHER_WEIGHTS)
     except errors.GatedRepoError:
         what = "asks you to accept the terms of this model; accept them there, then: hf auth login"
     except errors.RepositoryNotFoundError:

@@ -1,5 +1,6 @@
 """Models named as on the Hugging Face Hub: with a fake download, and with a server that answers as the Hub does."""
 
+import fnmatch
 import hashlib
 import http.server
 import json
@@ -58,11 +59,19 @@ def test_a_model_of_the_hub_is_downloaded_once(asked, folder):
     assert [name for name, _ in asked] == ["owner/name"]
 
 
-def test_older_weights_are_downloaded_if_there_are_no_others(asked, folder, monkeypatch):
+def test_other_weights_are_downloaded_if_there_are_no_usual_ones(asked, folder, monkeypatch):
     monkeypatch.setattr(hub, "_FILES", ["*.json"])
     monkeypatch.setattr(Path, "rglob", lambda path, pattern: iter(()))
     assert hub.local_folder(Path("owner/name")) == folder
-    assert [files for _, files in asked] == [["*.json"], ["*pytorch_model*.bin"]]
+    assert [files for _, files in asked] == [["*.json"], hub._OTHER_WEIGHTS]
+
+
+@pytest.mark.parametrize("format", ["npz", "hf"])
+def test_an_uploaded_export_is_downloaded_whole(format, tmp_path):
+    prepare(make_weights(layers=1)).export(tmp_path, format, verify=False, force=True, report=lambda line: None)
+    patterns = [*hub._FILES, *hub._OTHER_WEIGHTS]
+    names = [file.name for file in tmp_path.iterdir() if file.name != "README.md"]
+    assert [name for name in names if not any(fnmatch.fnmatch(name, one) for one in patterns)] == []
 
 
 @pytest.mark.parametrize("name", ["owner/missing", "bert-base-uncased"])
