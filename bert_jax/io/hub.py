@@ -47,7 +47,9 @@ def _downloaded(name: str) -> Path:
 
     try:
         folder = download(_FILES)
-        return folder if any(folder.rglob("*.safetensors")) else download(_OTHER_WEIGHTS)
+        parts = (folder, *folder.glob("*_Dense"))  # layers of sentence-transformers have files of their own
+        is_whole = all(any(part.rglob("*.safetensors")) for part in parts)
+        return folder if is_whole else download(_OTHER_WEIGHTS)
     except errors.GatedRepoError:
         what = "asks you to accept the terms of this model; accept them there, then: hf auth login"
     except errors.RepositoryNotFoundError:
@@ -63,7 +65,8 @@ def push(folder: Path, name: str) -> str:
     """Upload the files of ``folder`` to the model ``name``, OWNER/NAME; return its address. A model that does not
     exist is created.
 
-    Raises ``ValueError`` if huggingface_hub is not installed, and if the Hub refuses the upload.
+    Raises ``ValueError`` if huggingface_hub is not installed, if the Hub cannot be reached, and if it refuses the
+    upload.
     """
     try:
         import huggingface_hub
@@ -75,7 +78,10 @@ def push(folder: Path, name: str) -> str:
         api = huggingface_hub.HfApi()
         address = api.create_repo(name, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder)
-    except (OSError, errors.HfHubHTTPError, errors.HFValidationError, errors.LocalTokenNotFoundError) as error:
+    except Exception as error:
+        known = (OSError, errors.HfHubHTTPError, errors.HFValidationError, errors.LocalTokenNotFoundError)
+        if not isinstance(error, known) and not type(error).__module__.startswith("httpx"):  # no connection
+            raise
         remedy = f"{folder} is complete; hf auth login, then: hf upload {name} {folder}"
         raise ValueError(f"--push {name}: {first_line(error, 160)}; {remedy}") from None
     return str(address)

@@ -66,6 +66,25 @@ def test_other_weights_are_downloaded_if_there_are_no_usual_ones(asked, folder, 
     assert [files for _, files in asked] == [["*.json"], hub._OTHER_WEIGHTS]
 
 
+def test_layers_of_sentence_transformers_without_safetensors_are_downloaded(asked, folder):
+    (folder / "2_Dense").mkdir()
+    hub.local_folder(Path("owner/name"))
+    (folder / "2_Dense").rmdir()
+    assert [files for _, files in asked] == [hub._FILES, hub._OTHER_WEIGHTS]
+
+
+def test_an_upload_without_a_connection_is_one_line(folder, monkeypatch):
+    refused = type("ConnectError", (Exception,), {"__module__": "httpx"})  # the type since huggingface_hub 1.0
+
+    class Api:
+        def create_repo(self, name, exist_ok):
+            raise refused("Connection refused")
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    with pytest.raises(ValueError, match=r"^--push owner/name: .*refused; .* is complete; hf auth login, then: "):
+        hub.push(folder, "owner/name")
+
+
 @pytest.mark.parametrize("format", ["npz", "hf"])
 def test_an_uploaded_export_is_downloaded_whole(format, tmp_path):
     prepare(make_weights(layers=1)).export(tmp_path, format, verify=False, force=True, report=lambda line: None)
