@@ -7,6 +7,7 @@ and only while they run, print nothing except by ``report``, and do not end the 
 import contextlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -21,6 +22,7 @@ from bert_jax.commands import pretrain as pretrain_command
 from bert_jax.commands import task_data
 from bert_jax.commands.finetune import FinetuneRunOptions, Records, TaskCaller
 from bert_jax.commands.options import Caller, with_encoder
+from bert_jax.commands.plain_values import column_names
 from bert_jax.config import RunOptions
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import Settings, python_settings, split_settings
@@ -55,6 +57,8 @@ _ELSEWHERE = {
     "print_config": "see the attribute config of the run",
     **dict.fromkeys(("coordinator", "num_processes", "process_id", "heartbeat_timeout"), _PROCESSES),
 }
+# A text that only the name of a missing file can be.
+_FILE_NAME = re.compile(r"\S+\.(txt|text|jsonl?|csv|tsv|parquet|xml)(\.(gz|bz2|xz|zst))?")
 # Options of files of records.
 _OF_FILES = ("train", "dev", "test", "dev_fraction", "train_limit", "dev_limit")
 
@@ -229,6 +233,9 @@ def _corpus(corpus: Any, folder: Path) -> list[str]:
     """Return the entries of ``data.corpus``. Texts are written to ``folder``."""
     if isinstance(corpus, str | PathLike):
         return [str(corpus)]
+    if isinstance(corpus, Mapping) or hasattr(corpus, "columns"):  # a frame, which iterates over their names
+        names = ", ".join(map(str, corpus if isinstance(corpus, Mapping) else column_names(corpus)))
+        raise ValueError(f"corpus: {type(corpus).__name__} is not allowed; give one of its columns: {names}")
     if isinstance(corpus, list | tuple):
         are_files = [isinstance(one, PathLike) or (isinstance(one, str) and _names_text(one)) for one in corpus]
         if corpus and all(are_files):
@@ -236,6 +243,8 @@ def _corpus(corpus: Any, folder: Path) -> list[str]:
         if any(are_files):
             other = corpus[are_files.index(False)]
             raise ValueError(f"corpus: {str(other)[:60]!r} is not a file, but other entries are; give one kind")
+        if missing := [one for one in corpus if isinstance(one, str) and _FILE_NAME.fullmatch(one)]:
+            raise ValueError(f"corpus: {missing[0]}: does not exist; give files that exist, or texts")
     file = folder / "corpus" / "texts.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(file) as partial, partial.open("w", encoding="utf-8", errors="replace") as stream:

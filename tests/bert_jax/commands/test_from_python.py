@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 from support import untimed
 
@@ -229,6 +230,11 @@ def test_texts_and_files_of_a_corpus(tmp_path, monkeypatch):
         _corpus(["a.txt", "b"], tmp_path)
     with pytest.raises(ValueError, match=r"corpus\[1\]: int is not allowed; give texts, or files"):
         _corpus(["a", 3], tmp_path)
+    with pytest.raises(ValueError, match=r"corpus: texts/b\.jsonl\.gz: does not exist; give files"):
+        _corpus(["texts/b.jsonl.gz", "c.txt"], tmp_path)
+    for table in ({"title": ["a"], "text": ["b"]}, pd.DataFrame({"title": ["a"], "text": ["b"]})):
+        with pytest.raises(ValueError, match="is not allowed; give one of its columns: title, text"):
+            _corpus(table, tmp_path)
 
 
 def test_a_temporary_folder_ends_with_the_run(source, tmp_path, monkeypatch, jobs):
