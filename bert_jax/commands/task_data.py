@@ -4,6 +4,7 @@ Every object becomes rows of named columns, which are read as the objects of a J
 """
 
 import dataclasses
+import itertools
 import logging
 import math
 import re
@@ -99,7 +100,11 @@ def records(
         rows = _rows(data, features, columns)
         rows = _in_usual_forms(rows if columns.roles else _by_role(rows, columns), columns)
         found = records_of_objects(rows, columns, options, split)
-    return list(with_unique_ids(found, f"{split}: no records; give {_FORMS[kind]}"))
+    read = list(with_unique_ids(found, f"{split}: no records; give {_FORMS[kind]}"))
+    if kind == "multi_label" and _are_marks(read):
+        remedy = "give lists of labels, or a frame or mappings with a name for each column of 0 and 1"
+        raise ValueError(f"{split}: the labels are an array of 0 and 1; {remedy}")
+    return read
 
 
 def split_off(
@@ -157,6 +162,13 @@ def _quotas(classes: Mapping[str | None, Sequence[Sequence[int]]], fraction: flo
 
 
 # ------------------------------------------------------------------ rows
+
+
+def _are_marks(read: Sequence[Record]) -> bool:
+    """Return True if the labels are no names, but 0 or 1 for each class, the same number of them in each record."""
+    rows = [one.labels for one in read if one.labels is not None]
+    marks = {"0", "1", "0.0", "1.0", "false", "true"}
+    return len({len(row) for row in rows}) == 1 and len(rows[0]) > 1 and marks.issuperset(itertools.chain(*rows))
 
 
 def _is_listed(data: Any) -> bool:

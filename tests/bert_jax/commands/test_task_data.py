@@ -333,8 +333,10 @@ def test_lists_of_labels():
     def read(values):
         return [one.labels for one in records((["t"] * len(values), values), "multi_label")]
 
-    assert read(np.array([[0, 1, 1], [1, 0, 0]])) == [("0", "1", "1"), ("1", "0", "0")]
-    assert read(np.array([[0, 1, 1]], bool)) == [("false", "true", "true")]
+    assert read(np.array([[0, 2], [3, 0]])) == [("0", "2"), ("3", "0")]
+    for marks in (np.array([[0, 1, 1], [1, 0, 0]]), np.array([[0, 1, 1]], bool), [[1.0, 0.0], [0.0, 0.0]]):
+        with pytest.raises(ValueError, match="train: the labels are an array of 0 and 1; give lists of labels"):
+            read(marks)
     assert read([{"wet", "cold"}, ()]) == [("cold", "wet"), ()]
     assert read(["wet, cold", ""]) == [("wet", "cold"), ()]
     assert read([np.array([], "U4")]) == [()]
