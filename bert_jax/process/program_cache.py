@@ -6,8 +6,8 @@ from pathlib import Path
 
 # Size of the user's folder from which the programs that were used longest ago are deleted.
 MAX_BYTES = 2 << 30
-# A program that compiles faster is not stored. The default of JAX, 1 s, leaves out most programs of small models.
-LEAST_SECONDS = 0.1
+# A program that compiles faster is not stored. The default of JAX leaves out most programs of small models.
+LEAST_SECONDS, _DEFAULT_SECONDS = 0.1, 1.0
 
 
 def use_program_cache(folder: str = "") -> None:
@@ -24,7 +24,8 @@ def use_program_cache(folder: str = "") -> None:
         folder = _user_folder()
     if folder:
         jax.config.update("jax_compilation_cache_dir", folder)
-    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+    least = jax.config.jax_persistent_cache_min_compile_time_secs  # type: ignore[attr-defined]
+    if least == _DEFAULT_SECONDS and "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST_SECONDS)
 
 
@@ -35,9 +36,13 @@ def _user_folder() -> str:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             return ""
-        files = {path: path.stat() for path in folder.iterdir()}
-    except (OSError, RuntimeError):  # no home folder, or another process deletes files
+        paths = list(folder.iterdir())
+    except (OSError, RuntimeError):  # no home folder
         return ""
+    files = {}
+    for path in paths:
+        with contextlib.suppress(OSError):  # another process has deleted it
+            files[path] = path.stat()
     excess = sum(status.st_size for status in files.values()) - MAX_BYTES
     for path, status in sorted(files.items(), key=lambda item: max(item[1].st_atime, item[1].st_mtime)):
         if excess <= 0:

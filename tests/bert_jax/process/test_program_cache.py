@@ -18,6 +18,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
     jax.config.update(DIR, None)
+    jax.config.update(SECONDS, 1.0)
     yield tmp_path / "bert_jax" / "programs"
     for name, value in before.items():
         jax.config.update(name, value)
@@ -27,6 +28,19 @@ def test_programs_go_to_the_folder_of_the_user(home):
     use_program_cache()
     assert getattr(jax.config, DIR) == str(home) and home.is_dir()
     assert getattr(jax.config, SECONDS) == program_cache.LEAST_SECONDS
+
+
+def test_a_least_time_that_the_program_has_set_stays(home):
+    jax.config.update(SECONDS, 5.0)
+    use_program_cache()
+    assert getattr(jax.config, SECONDS) == 5.0
+
+
+def test_a_file_that_another_process_deletes_does_not_turn_the_folder_off(home):
+    home.mkdir(parents=True)
+    (home / "deleted").symlink_to(home / "nowhere")
+    use_program_cache()
+    assert getattr(jax.config, DIR) == str(home)
 
 
 def test_an_option_and_the_variable_of_jax_come_first(home, tmp_path):
