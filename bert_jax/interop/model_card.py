@@ -15,6 +15,7 @@ from bert_jax.interop.hf.families import FAMILIES
 from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.interop.programs.serving import output_names
 from bert_jax.json_values import Json
+from bert_jax.tokenization import build_tokenizer
 
 _ACTIVATIONS = {
     "gelu": "x * Phi(x) with the error function (exact GELU)",
@@ -79,7 +80,7 @@ def model_card(
     """
     spec, origin, publication = weights.spec, weights.origin, publication or Publication()
     pipeline = _pipeline(spec)
-    loading = _loading(spec, format, architecture) + (_of_javascript(spec, pipeline) if has_programs else "")
+    loading = _loading(spec, format, architecture) + (_of_javascript(weights, pipeline) if has_programs else "")
     parts = [
         _front_matter(spec, format, pipeline, publication, has_programs),
         f"# {_one_line(origin.get('name') or _other(spec) or 'BERT encoder')}",
@@ -127,21 +128,35 @@ def _front_matter(spec: ModelSpec, format: str, pipeline: str, publication: Publ
     return "\n".join(["---", *lines, f"pipeline_tag: {pipeline}", "tags:", *tags, "---"])
 
 
-def _of_javascript(spec: ModelSpec, pipeline: str) -> str:
-    """Return the example of transformers.js, which has no task for multiple choice; empty then."""
+def _of_javascript(weights: ModelBundle, pipeline: str) -> str:
+    """Return the example of transformers.js; empty if it has no such task or pooling."""
+    sentence, arguments = weights.spec.sentence, {"question-answering": '"a question", "a text"'}
+    given = arguments.get(pipeline, '"a text"')
+    if pipeline == "fill-mask":
+        given = json.dumps(f"a {_mask_of(weights)} text", ensure_ascii=False)
+    if pipeline in ("sentence-similarity", "feature-extraction"):
+        pipeline, poolings = "feature-extraction", ("mean",) if sentence is None else sentence.pooling
+        has_dense = sentence is not None and any(module.kind == "dense" for module in sentence.modules)
+        if has_dense or poolings not in (("mean",), ("cls",)):
+            return ""
+        given += f', {{ pooling: "{poolings[0]}", normalize: true }}'
     if pipeline == "multiple-choice":
         return ""
-    arguments = {"fill-mask": '"a [MASK] text"', "question-answering": '"a question", "a text"'}
-    given = arguments.get(pipeline, '"a text"')
-    if pipeline in ("sentence-similarity", "feature-extraction"):
-        pipeline, pooling = "feature-extraction", "mean" if spec.sentence is None else spec.sentence.pooling[0]
-        given += f', {{ pooling: "{pooling}", normalize: true }}'
     code = [
         'import { pipeline } from "@huggingface/transformers";\n',
         f'const run = await pipeline("{pipeline}", "DIR", {{ dtype: "q8" }});  // fp32: onnx/model.onnx',
         f"console.log(await run({given}));",
     ]
     return "\n\nIn JavaScript:\n\n```js\n" + "\n".join(code) + "\n```"
+
+
+def _mask_of(weights: ModelBundle) -> str:
+    """Return the piece that masks a token in a text."""
+    rules, content = weights.spec.tokenizer, weights.tokenizer_content
+    if rules is None or content is None:
+        return "[MASK]"
+    tokenizer = build_tokenizer(rules, content, rules.file)
+    return tokenizer.pieces([tokenizer.mask_id])[0]
 
 
 def _other(spec: ModelSpec) -> str:

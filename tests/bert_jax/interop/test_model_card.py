@@ -9,10 +9,12 @@ from exported import SPECS, exported, source
 from support import tiny_config, train_synthetic
 
 from bert_jax.commands.main import main
+from bert_jax.config import SentenceConfig, SentenceModule, TokenizerConfig
 from bert_jax.interop.export import export_model
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.model_card import Publication, model_card
 from bert_jax.interop.readers import read_weights
+from bert_jax.tokenization.byte_bpe import byte_bpe_content
 from bert_jax.training.checkpoint import parameters
 
 
@@ -146,6 +148,27 @@ def test_the_card_of_a_published_model():
     card = model_card(dataclasses.replace(weights, spec=SPECS["mlm"]), "hf", "float32", "BertForMaskedLM", [])
     assert "language" not in card.split("---")[1] and "license" not in card.split("---")[1]
     assert 'outputs = model(**tokenizer("a text", return_tensors="pt"))' in card
+
+
+def test_the_example_in_javascript_fits_the_model():
+    def example(spec, content=None):
+        weights = ModelBundle(spec=spec, params={}, tokenizer_content=content)
+        return model_card(weights, "hf", "float32", "AnyModel", [], has_programs=True).partition("In JavaScript")[2]
+
+    rules = TokenizerConfig(file="tokenizer.json", lower_case=False)
+    content = byte_bpe_content(
+        {piece: i for i, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])}, []
+    )
+    assert 'run("a <mask> text")' in example(dataclasses.replace(SPECS["roberta"], tokenizer=rules), content)
+    assert 'run("a [MASK] text")' in example(SPECS["mlm"])
+    assert 'pooling: "cls"' in example(_pooled("cls"))
+    dense = (SentenceModule(kind="dense", features=8),)
+    for spec in (_pooled("max"), _pooled("mean", "max"), _pooled("mean", modules=dense), SPECS["choice"]):
+        assert not example(spec)
+
+
+def _pooled(*pooling, modules=()):
+    return dataclasses.replace(SPECS["plain"], sentence=SentenceConfig(pooling=pooling, modules=modules))
 
 
 @pytest.mark.parametrize(
