@@ -47,7 +47,7 @@ def answers_of(command: list[str], texts: list[str], scratch: Path) -> tuple[str
 
 
 def onnx_vectors(file: Path, model: LoadedModel, texts: list[str]) -> np.ndarray:
-    """The vectors of an ONNX file, by the output sentence_embedding or the mean of the tokens."""
+    """The vectors of an ONNX file: its output sentence_embedding."""
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     rows = []
@@ -88,8 +88,8 @@ def node(options: argparse.Namespace) -> list[str]:
 
 
 def head_difference(model: LoadedModel, folder: Path, texts: list[str], options: argparse.Namespace) -> dict | None:
-    """The largest difference of a probability between transformers.js and the head of the model: of the five best
-    pieces for a mask, or of the five best classes."""
+    """The largest difference of a probability between transformers.js and the head of the model: of the best piece
+    for a mask, or of the best class, by transformers.js."""
     heads = model.spec.heads
     if not options.node_modules or not (heads.mlm or heads.sequence_labels):
         return None
