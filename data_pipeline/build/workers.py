@@ -20,7 +20,7 @@ from bert_jax.io.folder_lock import hold_folder
 from bert_jax.io.storage import Location, ObjectPath
 
 R = TypeVar("R")
-_SCRATCH = "scratch-"
+_SCRATCH, _THREADS = "scratch-", "TOKENIZERS_PARALLELISM"
 _PROCESS = uuid.uuid4().hex[:8]  # workers on several machines may share a folder and have equal process ids
 
 
@@ -35,7 +35,7 @@ class Workers:
     If ``count`` is 1, jobs run in this process or, with ``apart``, in one child process, because a signal can
     interrupt the wait for a child process, but not a long library call. If ``count`` is above 1, the threads of the
     tokenizers library are disabled. An exception or an interrupt in the block kills the processes and discards
-    their jobs.
+    their jobs. The environment variable that disables them is restored at the end of the block.
     """
 
     def __init__(self, count: int, *, apart: bool = False) -> None:
@@ -43,8 +43,9 @@ class Workers:
         self._executor: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> "Workers":
+        self._threads = os.environ.get(_THREADS)
         if self.count > 1:
-            os.environ["TOKENIZERS_PARALLELISM"] = "false"
+            os.environ[_THREADS] = "false"
         if self.count > 1 or self._apart:
             context = multiprocessing.get_context("spawn")
             self._executor = ProcessPoolExecutor(self.count, mp_context=context, initializer=_start_worker)
@@ -56,6 +57,9 @@ class Workers:
                 for process in list((self._executor._processes or {}).values()):
                     process.kill()
             self._executor.shutdown(wait=True, cancel_futures=True)
+        if self.count > 1:
+            os.environ.pop(_THREADS, None)
+            os.environ |= {} if self._threads is None else {_THREADS: self._threads}
 
     def run(self, job: Callable[..., R], arguments: Iterable[tuple[Any, ...]]) -> Iterator[R]:
         """Yield ``job(*values)`` for each tuple ``values`` in ``arguments``, in order of completion.

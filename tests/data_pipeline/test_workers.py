@@ -32,6 +32,17 @@ def test_worker_results_and_errors() -> None:
             list(workers.run(_sum, [(1, 1), (-3, 1), (2, 2)]))
 
 
+@pytest.mark.parametrize("before", [None, "true"])
+def test_the_threads_of_tokenizers_are_as_before(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TOKENIZERS_PARALLELISM"
+    monkeypatch.delenv(name, raising=False)
+    if before is not None:
+        monkeypatch.setenv(name, before)
+    with Workers(2):
+        assert os.environ[name] == "false"
+    assert os.environ.get(name) == before
+
+
 def test_workers_do_not_import_the_main_script(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
