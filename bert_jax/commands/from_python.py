@@ -6,6 +6,7 @@ and only while they run, print nothing except by ``report``, and do not end the 
 
 import contextlib
 import json
+import numbers
 import os
 import re
 import shutil
@@ -286,7 +287,7 @@ def _task_data(
 def _records(given: Mapping[str, Any], config: FinetuneConfig) -> Records:
     """Return the records of the splits ``given``."""
     kind, data = config.task.kind, config.data
-    is_share = isinstance(given.get("dev"), float)
+    is_share = isinstance(given.get("dev"), numbers.Real)
     splits = {
         split: task_data.records(value, kind, split=split, options=data)
         for split, value in given.items()

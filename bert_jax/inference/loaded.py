@@ -257,7 +257,7 @@ class LoadedModel(Engine):
         Args:
             format: None: the format of this library. Other formats: see :meth:`export`, which also compares the
                 written folder with the model.
-            force: replace a folder that is not empty.
+            force: replace a folder that is not empty, but not one that contains the source of this model.
             report: function that is called with each line about a written export.
 
         Raises ``ValueError`` for a folder that is not empty, and if the format cannot represent the model.
@@ -268,7 +268,7 @@ class LoadedModel(Engine):
         from bert_jax.interop.export import replaced_folder
         from bert_jax.interop.saved_model import write_saved
 
-        with replaced_folder(Path(path), force) as partial:
+        with replaced_folder(Path(path), force, self._kept) as partial:
             write_saved(partial, self.bundle())
 
     def save_pretrained(self, path: str | Path, *, force: bool = False) -> None:
@@ -297,8 +297,14 @@ class LoadedModel(Engine):
 
         export_model(
             self.bundle(), Path(path), format, dtype=dtype, heads=heads, width=width,
-            exact_tokenizer=exact_tokenizer, verify=verify, peer_python=peer_python, force=force, report=report,
+            exact_tokenizer=exact_tokenizer, verify=verify, peer_python=peer_python, force=force, kept=self._kept,
+            report=report,
         )  # fmt: skip
+
+    @property
+    def _kept(self) -> tuple[tuple[Path, str]]:
+        """The path that no export may delete, and its name for messages."""
+        return ((Path(self.name), "the source"),)
 
 
 def _several(texts: Any) -> Iterable[Any]:

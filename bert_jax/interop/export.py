@@ -63,6 +63,7 @@ def export_model(
     verify: bool = True,
     peer_python: str | None = None,
     publication: Publication | None = None,
+    kept: Sequence[tuple[Path, str]] = (),
     report: Callable[[str], None] = print,
 ) -> None:
     """Write the model ``source``, a path in any supported format, to the folder ``target`` in ``format``.
@@ -82,6 +83,7 @@ def export_model(
             library reads the format, and the outputs if the library that loads the format is installed.
         peer_python: Python executable that has transformers or sentence-transformers; None: the running Python.
         publication: further facts for the model card, README.md.
+        kept: further paths that ``force`` must not delete, with their names for messages.
         report: function that is called with each line of the log.
 
     Raises ``ValueError`` if the format cannot represent the model (docs/weights.md), if ``target`` may not be
@@ -89,7 +91,7 @@ def export_model(
     differ from the model. Then ``target`` is unchanged.
     """
     _check_options(format, dtype, with_onnx, calibrate is not None, check is not None)
-    kept = () if isinstance(source, ModelBundle) else ((source, "the source"),)
+    kept = kept if isinstance(source, ModelBundle) else (*kept, (source, "the source"))
     folder = replaced_folder(target, force, kept)
     weights = source if isinstance(source, ModelBundle) else read_weights(source, options)
     for note in weights.notes:
@@ -189,7 +191,7 @@ def _check_target(target: Path, force: bool, kept: Sequence[tuple[Path, str]]) -
     # --force deletes the folder, which must contain neither the source nor the working or home folder.
     for place, what in (*kept, (Path.cwd(), "the working folder"), (Path.home(), "your home")):
         if place.resolve().is_relative_to(target):
-            raise ValueError(f"{target}: --force would delete {what} ({place}); give another folder")
+            raise ValueError(f"{target}: force would delete {what} ({place}); give another folder")
 
 
 # ------------------------------------------------------------------ reading back

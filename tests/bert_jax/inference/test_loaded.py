@@ -8,7 +8,7 @@ from inference_models import make_weights, plain, shared_model
 
 import bert_jax
 from bert_jax.config import HeadsConfig, SentenceConfig
-from bert_jax.inference.loaded import LoadedModel, prepare
+from bert_jax.inference.loaded import LoadedModel, load, prepare
 from bert_jax.interop.readers import read_weights
 
 TEXTS = ["w1 w2 w3", "w4", ("w5", "w6 w7")]
@@ -101,6 +101,9 @@ def test_a_saved_model_is_the_same(tmp_path, sentence):
     assert (tmp_path / "hf" / "modules.json").exists() == (sentence is not None)
     with pytest.raises(ValueError, match=r"not empty; .* \(force=True\)"):
         loaded.save(tmp_path / "saved")
+    for format in (None, "npz"):
+        with pytest.raises(ValueError, match="force would delete the source"):
+            load(tmp_path / "saved").save(tmp_path / "saved", format, force=True)
     loaded.save(tmp_path / "saved", "npz", force=True, report=lambda line: None)
     assert (tmp_path / "saved" / "weights.npz").exists()
 
