@@ -106,7 +106,7 @@ def check(folder: Path, bundle: ModelBundle) -> tuple[float, list[str]]:
         return float("inf"), [*problems, f"{len(found)} of {len(batches)} batches; no output {', '.join(lacking)}"]
     answers = ({name: batch[name] for name in names} for batch in found)
     differences = largest_differences(
-        bundle.spec, bundle.params, lambda _: next(answers), batches, names=names, compiled=True
+        bundle.spec, bundle.params, lambda _: next(answers), batches, names=names
     )
     largest = {name: max(1.0, *(float(np.abs(batch[name]).max()) for batch in found)) for name in names}
     return max(value / largest[name] for name, value in differences.items()), problems

@@ -44,6 +44,7 @@ def write_onnx(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "floa
     else:
         graph = Graph(weights.spec, cast_weights=dtype != "float32")
     external = _save(folder / FILE, weights, graph, dtype)
+    _check(folder / FILE)
     return [
         *_notes(weights, graph, external, dtype),
         *serving.write_companions(folder, weights, "float32" if dtype == "int8" else dtype),
@@ -58,6 +59,8 @@ def write_onnx_folder(folder: Path, weights: ModelBundle) -> list[str]:
     graph = Graph(weights.spec, cast_weights=False)
     external = _save(place / FILE, weights, graph, "float32")
     _save(place / QUANTIZED_FILE, weights, BlockGraph(weights.spec, weights.params), "int8")
+    for name in (FILE, QUANTIZED_FILE):
+        _check(place / name)
     return _notes(weights, graph, external, "float32")
 
 
@@ -72,7 +75,7 @@ def write_calibration(folder: Path, weights: ModelBundle) -> dict[str, list[str]
 
 def _save(file: Path, weights: ModelBundle, graph: Graph, dtype: str, values: Iterable[str] = ()) -> bool:
     """Build the network in ``graph``, whose ``values`` are outputs too, and save it; return True if the weights are
-    in a separate file. Raises ``ValueError`` as :func:`write_onnx` does."""
+    in a separate file. Raises ``ValueError`` without the onnx package, and for wrong parameters."""
     try:
         import onnx
     except ImportError:
@@ -91,12 +94,18 @@ def _save(file: Path, weights: ModelBundle, graph: Graph, dtype: str, values: It
     model = _model(weights.spec, graph, outputs, tensors, dtype)
     model.graph.output.extend(onnx.helper.make_tensor_value_info(name, FLOAT, None) for name in values)
     onnx.save_model(model, file)
+    return external
+
+
+def _check(file: Path) -> None:
+    """Raise ``ValueError`` if the ONNX file is invalid."""
+    import onnx
+
     try:
         # The checker gets the path instead of the model, so that it also reads the file of external data.
         onnx.checker.check_model(str(file), full_check=True)
     except onnx.checker.ValidationError as error:
         raise ValueError(f"{file}: not a valid ONNX model: {one_line(error)}") from None
-    return external
 
 
 def check_onnx(

@@ -253,7 +253,9 @@ def test_programs_of_transformers_js(name, tmp_path):
     found = check_onnx(tmp_path / "onnx", weights, RAGGED)
     assert found and max(found.values()) <= BAR
     rounded = check_onnx(tmp_path / "onnx", weights, RAGGED, "model_quantized.onnx")
-    assert list(rounded) == list(found) and BAR < max(rounded.values()) < 0.05
+    values = session(tmp_path / "onnx").run(None, inputs(np.arange(80).reshape(4, 20)))
+    # Rounding to 8 bits moves a weight by at most 0.4% of the largest of its block.
+    assert list(rounded) == list(found) and BAR < max(rounded.values()) < 0.015 * max(map(np.max, values))
     stored = onnx.load(tmp_path / "onnx" / "model_quantized.onnx").graph.initializer
     kinds = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in stored}
     assert kinds["embeddings/word_embeddings/embedding"] == (onnx.TensorProto.UINT8, (101, 1, 32))
