@@ -70,7 +70,7 @@ def export_model(
 
     Args:
         dtype: dtype of the stored weights; int8 (onnx): for encoder and embeddings, and for their products.
-        force: replace a non-empty ``target`` after the new folder is complete.
+        force: replace a non-empty ``target`` when the new folder is complete, unless a path of ``kept`` is in it.
         heads: heads to export; the pooler is added if one of them needs it. None: all heads.
         width: number of the first values of a text's vector that the exported model returns. None: all.
         exact_tokenizer: write a tokenizer.json with the rules of google-research/bert (WordPiece), which only the
@@ -83,7 +83,6 @@ def export_model(
             library reads the format, and the outputs if the library that loads the format is installed.
         peer_python: Python executable that has transformers or sentence-transformers; None: the running Python.
         publication: further facts for the model card, README.md.
-        kept: further paths that ``force`` must not delete, with their names for messages.
         report: function that is called with each line of the log.
 
     Raises ``ValueError`` if the format cannot represent the model (docs/weights.md), if ``target`` may not be
@@ -106,8 +105,11 @@ def export_model(
             _verify_programs(partial / FOLDER, program, report)
         if check is not None:
             check(partial, weights)
-    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    report(f"{target.resolve()}: {format}, {size / 1e6:,.1f} MB")
+    report(f"{target.resolve()}: {format}, {_size(target) / 1e6:,.1f} MB")
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _write(
