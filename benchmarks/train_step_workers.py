@@ -1,9 +1,11 @@
 """Training steps of BERT-base on the CPU, one implementation per process; driven by ``train_step_cpu.py``.
 
-    python benchmarks/train_step_workers.py ours|flax|torch_float32|torch_bfloat16
+    python benchmarks/train_step_workers.py NAME [base|minilm]
 
-Every step is forward, backward and AdamW on one batch of 8 x 128 tokens with dropout 0.1. Ours gathers the 20
-masked positions before the vocabulary projection; the peers project every position, as published.
+NAME: ours, ours_bfloat16, flax, or torch and torch_masked with _float32 or _bfloat16. Every step is forward,
+backward and AdamW on one batch with dropout 0.1: 8 x 128 tokens of BERT-base, or 16 x 128 of a BERT with the sizes
+of MiniLM. Ours and torch_masked gather the 20 masked positions before the vocabulary projection, and torch_masked
+allows the fastest float32 products; flax and torch project every position, as published.
 Once ready, a worker reads a number of steps per line from standard input and answers with one JSON line.
 """
 
@@ -16,7 +18,11 @@ from collections.abc import Callable
 import numpy as np
 from synthetic_batch import synthetic_batch
 
-ROWS, LENGTH, MASKED, VOCAB = 8, 128, 20, 30522
+LENGTH, MASKED, VOCAB = 128, 20, 30522
+SMALL = sys.argv[2:] == ["minilm"]
+ROWS = 16 if SMALL else 8
+SIZES = {"hidden_size": 384, "intermediate_size": 1536} if SMALL else {}
+LAYERS = 6 if SMALL else 12
 LEARNING_RATE, WARMUP, WEIGHT_DECAY, EPSILON = 1e-4, 10_000, 0.01, 1e-6
 Step = Callable[[], float]
 
@@ -36,20 +42,22 @@ def reference_batch() -> dict[str, np.ndarray]:
     }
 
 
-def ours() -> Step:
+def ours(dtype: str = "float32") -> Step:
     """The project's own training step, as the training loop compiles it: clipping and the non-finite guard in."""
     import jax
     import jax.numpy as jnp
     from flax import linen as nn
 
-    from bert_jax.config import OptimizerConfig, PretrainConfig
+    from bert_jax.config import ExecutionConfig, ModelConfig, OptimizerConfig, PretrainConfig
     from bert_jax.objectives.masked_lm import MaskedLm
     from bert_jax.optim import make_optimizer
     from bert_jax.training.state import TrainState, initial_params
     from bert_jax.training.step import make_train_step
 
     config = OptimizerConfig(learning_rate=LEARNING_RATE, warmup_steps=WARMUP, weight_decay=WEIGHT_DECAY)
-    objective = MaskedLm(PretrainConfig(optimizer=config), None)
+    sizes = ModelConfig(**SIZES, num_layers=LAYERS, num_attention_heads=12)
+    execution = ExecutionConfig(dtype=dtype)
+    objective = MaskedLm(PretrainConfig(model=sizes, optimizer=config, execution=execution), None)
     model = objective.model
     optimizer = make_optimizer(config)
     step = make_train_step(objective, optimizer)
@@ -74,7 +82,7 @@ def flax() -> Step:
     import optax
     from transformers import BertConfig, FlaxBertForPreTraining
 
-    model = FlaxBertForPreTraining(BertConfig(), input_shape=(1, LENGTH), seed=0)
+    model = FlaxBertForPreTraining(BertConfig(**SIZES, num_hidden_layers=LAYERS), input_shape=(1, LENGTH), seed=0)
     schedule = optax.linear_schedule(0.0, LEARNING_RATE, WARMUP)
     optimizer = optax.adamw(schedule, eps=EPSILON, weight_decay=WEIGHT_DECAY, mask=decayed)
     arrays = reference_batch()
@@ -123,24 +131,36 @@ def decayed(params: dict) -> dict:
     return jax.tree_util.tree_map_with_path(is_decayed, params)
 
 
-def torch_step(*, bfloat16: bool) -> Step:
-    """transformers' BERT in torch with its default (SDPA) attention and torch's fused AdamW."""
+def torch_step(*, bfloat16: bool, masked: bool = False) -> Step:
+    """transformers' BERT in torch with its default (SDPA) attention and torch's fused AdamW.
+
+    ``masked``: project the masked positions only, with float32 products of the precision "medium"."""
     import torch
     from transformers import BertConfig, BertForPreTraining
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.manual_seed(0)
-    model = BertForPreTraining(BertConfig()).train()
+    model = BertForPreTraining(BertConfig(**SIZES, num_hidden_layers=LAYERS)).train()
     plain = [p for n, p in model.named_parameters() if "LayerNorm" in n or "bias" in n]
     others = [p for n, p in model.named_parameters() if not ("LayerNorm" in n or "bias" in n)]
     groups = [{"params": others, "weight_decay": WEIGHT_DECAY}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=EPSILON, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step / WARMUP, 1.0))
     batch = {n: torch.from_numpy(v.astype(np.int64)) for n, v in reference_batch().items()}
+    if masked:
+        torch.set_float32_matmul_precision("medium")
+    chosen = batch["labels"] >= 0
+
+    def loss_of_masked() -> torch.Tensor:
+        inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
+        hidden, pooled = model.bert(**inputs)[:2]
+        scores, nsp_scores = model.cls(hidden[chosen], pooled)
+        entropy = torch.nn.functional.cross_entropy
+        return entropy(scores, batch["labels"][chosen]) + entropy(nsp_scores, batch["next_sentence_label"])
 
     def run() -> float:
         with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-            loss = model(**batch).loss
+            loss = loss_of_masked() if masked else model(**batch).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -152,9 +172,12 @@ def torch_step(*, bfloat16: bool) -> Step:
 
 WORKERS: dict[str, Callable[[], Step]] = {
     "ours": ours,
+    "ours_bfloat16": lambda: ours("bfloat16"),
     "flax": flax,
     "torch_float32": lambda: torch_step(bfloat16=False),
     "torch_bfloat16": lambda: torch_step(bfloat16=True),
+    "torch_masked_float32": lambda: torch_step(bfloat16=False, masked=True),
+    "torch_masked_bfloat16": lambda: torch_step(bfloat16=True, masked=True),
 }
 
 

@@ -39,4 +39,9 @@ def __getattr__(name: str) -> "Any":
         import importlib
 
         return getattr(importlib.import_module(_MODULES[name]), name)
+    if not name.startswith("_"):
+        from bert_jax.io.elsewhere import package_hint
+
+        if hint := package_hint(name):  # the text of an AttributeError is lost in "from bert_jax import NAME"
+            raise ImportError(f"{__name__} has no {name}; {hint}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has: {', '.join(__all__)}")

@@ -10,8 +10,11 @@ import pytest
 from inference_models import make_weights
 
 import bert_jax
-from bert_jax.config import HeadsConfig
+from bert_jax.config import FinetuneConfig, HeadsConfig, PretrainConfig
+from bert_jax.config.options import all_options
 from bert_jax.inference.loaded import LoadedModel, prepare
+from bert_jax.io import elsewhere
+from bert_jax.tokenization.wordpiece import WordPieceTokenizer
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 
@@ -63,12 +66,37 @@ def test_the_version_is_that_of_the_command():
 
 def test_a_wrong_call_names_the_parameters():
     model = LoadedModel.__new__(LoadedModel)
-    with pytest.raises(TypeError, match=r"encode: got .* 'normalize_embeddings'; did you mean 'normalize'\?; its"):
+    with pytest.raises(TypeError, match=r"encode: got .*; instead of normalize_embeddings, use normalize; its par"):
         model.encode(["w1"], normalize_embeddings=True)
+    with pytest.raises(TypeError, match=r"encode: got .* 'poolin'; did you mean 'pooling'\?; its parameters: text"):
+        model.encode(["w1"], poolin="mean")
     with pytest.raises(TypeError, match="finetune: too many positional arguments; its parameters: model, task, tr"):
         bert_jax.finetune("model", ["w1"], ["a"])
     with pytest.raises(TypeError, match="load: missing a required argument: 'path'; its parameters: path, dtype"):
         bert_jax.load()
+    with pytest.raises(TypeError, match=r"TextClassifier: got .*; instead of epochs, use num_epochs; its paramete"):
+        bert_jax.TextClassifier("model", epochs=3)
+
+
+def test_every_parameter_of_another_library_has_a_remedy():
+    functions = [bert_jax.pretrain, bert_jax.finetune, bert_jax.load, bert_jax.TextClassifier, LoadedModel.encode]
+    functions += [LoadedModel.fill_mask, LoadedModel.save]
+    known = {name for one in functions for name in inspect.signature(one).parameters}
+    for name in elsewhere.OF_FUNCTIONS:
+        assert "; instead of" in elsewhere.parameter_hint(name, known), name
+    options = {*all_options(PretrainConfig), *all_options(FinetuneConfig)}
+    remedies = repr([*elsewhere.OF_FUNCTIONS.values(), *elsewhere.OF_PACKAGE.values()])
+    used = re.findall(r'options={"([a-z_.]+)"', remedies)
+    assert len(used) > 5 and {*used} <= options
+
+
+def test_a_name_of_another_library_says_what_to_use():
+    with pytest.raises(ImportError, match=r"bert_jax has no SentenceTransformer; use bert_jax\.load\(path\)\.en"):
+        from bert_jax import SentenceTransformer  # noqa: F401
+    with pytest.raises(ImportError, match=r"use bert_jax\.load\(path\) and its methods"):
+        _ = bert_jax.AutoModelForMaskedLM
+    with pytest.raises(AttributeError, match="it has: FinetuneRun, LoadedModel"):
+        _ = bert_jax.something
 
 
 def test_a_missing_attribute_names_what_to_use():
@@ -78,4 +106,6 @@ def test_a_missing_attribute_names_what_to_use():
             getattr(model, name)
     with pytest.raises(TypeError, match="a LoadedModel is not a function; use embed, predict"):
         model("w1")
+    with pytest.raises(TypeError, match=r"is not a function; use encode\(text\)"):
+        WordPieceTokenizer.__new__(WordPieceTokenizer)(["w1"], padding=True)
     assert not hasattr(model, "_repr_png_")

@@ -9,6 +9,7 @@ import numpy as np
 
 from bert_jax.commands.task_data import records
 from bert_jax.config.task import TaskKind
+from bert_jax.io.signatures import names_parameters
 from bert_jax.records import Record
 
 
@@ -19,6 +20,7 @@ class _TextEstimator:
     # Name of the type in scikit-learn; versions before 1.6 read this attribute.
     _estimator_type: ClassVar[str]
 
+    @names_parameters
     def __init__(
         self,
         model: Any,

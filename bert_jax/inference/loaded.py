@@ -17,27 +17,12 @@ from bert_jax.inference.score import Method, score
 from bert_jax.inference.zero_shot import Labels, zero_shot
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, StoredDtype
 from bert_jax.interop.readers import read_weights
+from bert_jax.io import elsewhere
 from bert_jax.io.errors import did_you_mean
 from bert_jax.io.signatures import methods_name_parameters, names_parameters
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.program_cache import use_program_cache
 from bert_jax.tasks.text_classification import probability_table
-
-# Names that people know from other libraries -> what to use here.
-_ELSEWHERE = {
-    "similarity": "multiply the vectors of encode(texts, normalize=True): a @ b.T",
-    "encode_query": 'use encode(texts, prompt_name="query")',
-    "encode_document": 'use encode(texts, prompt_name="document")',
-    "get_sentence_embedding_dimension": "use encode(text).size",
-    "max_seq_length": "use spec.max_length",
-    "transform": "use embed",
-    "classes_": "use classes",
-    "generate": "use bert-jax generate, for causal models",
-    "push_to_hub": "use save_pretrained, then hf upload",
-    "summary": "use print(model)",
-    "num_parameters": "use print(model)",
-    **dict.fromkeys(("fit", "train", "compile", "evaluate"), "use bert_jax.finetune(model, train=...)"),
-}
 
 
 @methods_name_parameters
@@ -55,13 +40,13 @@ class LoadedModel(Engine):
     def __getattr__(self, name: str) -> Any:
         """Raise ``AttributeError`` with what exists instead of ``name``."""
         known = [*(one for one in vars(LoadedModel) if not one.startswith("_")), "spec", "params", "tokenizer"]
-        what = _ELSEWHERE.get(name, f"it has: {', '.join(known)}")
-        hint = "" if name in _ELSEWHERE else did_you_mean(name, known)
+        what = elsewhere.OF_MODEL.get(name, f"it has: {', '.join(known)}")
+        hint = "" if name in elsewhere.OF_MODEL else did_you_mean(name, known)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}; {what}")
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Raise ``TypeError`` with the methods to use."""
-        methods = "embed, predict, fill_mask, hidden_states, or forward for arrays of ids"
+        methods = "embed, predict, fill_mask, sequence_output or hidden_states, or forward for arrays of ids"
         raise TypeError(f"a {type(self).__name__} is not a function; use {methods}")
 
     @property

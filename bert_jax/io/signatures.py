@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from bert_jax.io.errors import did_you_mean
+from bert_jax.io.elsewhere import parameter_hint
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -13,8 +13,8 @@ C = TypeVar("C", bound=type)
 
 
 def names_parameters(function: Callable[P, R], name: str = "") -> Callable[P, R]:
-    """Return ``function``, whose ``TypeError`` for wrong arguments begins with its name (``name`` if it is given)
-    and lists its parameters."""
+    """Return ``function``, whose ``TypeError`` for wrong arguments begins with its name (``name`` if it is given,
+    the class for a constructor) and lists its parameters."""
     signature = inspect.signature(function)
     known = [one for one in signature.parameters if one != "self"]
 
@@ -23,9 +23,11 @@ def names_parameters(function: Callable[P, R], name: str = "") -> Callable[P, R]
         try:
             signature.bind(*arguments, **options)
         except TypeError as error:
-            hint = next((did_you_mean(one, known) for one in options if one not in known), "")
-            which = f"{name or function.__name__}: {error}{hint}"
-            raise TypeError(f"{which}; its parameters: {', '.join(known)}") from None
+            hint = "".join(parameter_hint(one, known) for one in options if one not in known)
+            called_name = name or function.__name__
+            if called_name == "__init__":
+                called_name = type(arguments[0]).__name__
+            raise TypeError(f"{called_name}: {error}{hint}; its parameters: {', '.join(known)}") from None
         return function(*arguments, **options)
 
     return called

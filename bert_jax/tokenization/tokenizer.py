@@ -4,7 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Literal, TypedDict, TypeVar
+from typing import Literal, NoReturn, TypedDict, TypeVar
 
 import numpy as np
 
@@ -116,6 +116,11 @@ class Tokenizer(ABC):
         starts = ~self.continuation[ids]
         starts[:1] = True
         return ids, (np.cumsum(starts) - 1).tolist()
+
+    def __call__(self, *texts: object, **options: object) -> NoReturn:
+        """Raise ``TypeError`` with the methods to use."""
+        methods = "encode(text) for ids, decode(ids) for text, LoadedModel.tokenize(texts) for arrays of a model"
+        raise TypeError(f"a {type(self).__name__} is not a function; use {methods}")
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
