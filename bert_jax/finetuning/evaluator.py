@@ -28,6 +28,8 @@ class Evaluator:
         self._model = model.clone(heads=resolved.heads, all_layers=False)
         self._predictors: dict[Mesh, evaluation.Predictor] = {}
         self.best = BestCheckpoint()
+        # Step of the parameters in best/ and their predictions by split, if this process made them.
+        self._of_best: tuple[int, dict[str, list[Prediction]]] | None = None
         # Lines for the log before training.
         self.notes: tuple[str, ...] = ()
         config = resolved.config
@@ -63,9 +65,10 @@ class Evaluator:
         params = context.programs.gather(state)
         # Predict all splits before changing any state: after a signal in between, the evaluation is repeated.
         scores, values = {}, {}
+        predictions: dict[str, list[Prediction]] = {}
         for split in self._devs:
-            predictions = self.predictions(context, params, split, lambda: context.before_batch(step))
-            scores[split], count = evaluation.scores_of(resolved.task, resolved.records[split], predictions)
+            predictions[split] = self._predict(context, params, split, lambda: context.before_batch(step))
+            scores[split], count = evaluation.scores_of(resolved.task, resolved.records[split], predictions[split])
             values[split] = evaluation.point_values(scores[split], count)
         # The parameters of a finished run are final: an evaluation on another dev file does not select others.
         if self.best.judged < step:
@@ -76,12 +79,24 @@ class Evaluator:
             context.log.write(step, {"split": split, **values[split]})
         if is_best and resolved.config.training.restore_best:
             self._save(context, params, step, values)
+            self._of_best = step, predictions
 
     def _save(self, context: Context, params: Params, step: int, values: Values) -> None:
         with context.watchdog.phase("saving the best parameters"):
             save_parameters(context.folder, self._resolved, self._start, params, step, values)
 
-    def predictions(
+    def final_predictions(
+        self, context: Context, params: Params, step: int, split: str, before_batch: Callable[[], None]
+    ) -> list[Prediction]:
+        """Return a prediction for every record of ``split`` by :meth:`final_parameters`, those of the evaluation
+        that chose them if possible. Must be called by every process."""
+        if self.takes_best and self._of_best is not None and self._of_best[0] == step:
+            known = self._of_best[1].get(split)
+            if known is not None:
+                return known
+        return self._predict(context, params, split, before_batch)
+
+    def _predict(
         self, context: Context, params: Params, split: str, before_batch: Callable[[], None]
     ) -> list[Prediction]:
         """Return a prediction for every record of ``split``. Must be called by every process."""

@@ -46,9 +46,8 @@ def write_results(
     remarks: list[str] = []
     due = [split for split in asked if hosts.broadcast_from_lead(f"predict_{split}", is_due[split], timeout)]
     for split in due:
-        predictions = evaluator.predictions(
-            context, params, split, partial(context.watchdog.beat, f"predicting {split}")
-        )
+        before_batch = partial(context.watchdog.beat, f"predicting {split}")
+        predictions = evaluator.final_predictions(context, params, step, split, before_batch)
         if hosts.is_lead():
             pairs = zip(resolved.records[split], predictions, strict=True)
             what = f"{split}: a prediction"

@@ -26,7 +26,7 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import build_config, read_settings, take_options
 from bert_jax.finetuning import finetune as module
 from bert_jax.finetuning.best import BestCheckpoint
-from bert_jax.finetuning.evaluation import blank_scores
+from bert_jax.finetuning.evaluation import Predictor, blank_scores
 from bert_jax.finetuning.results import _export
 from bert_jax.interop.readers import read_weights
 from bert_jax.io.storage import location
@@ -250,6 +250,21 @@ def test_it_stops_when_nothing_gets_better_and_keeps_the_best(source, tmp_path):
     assert results(workdir)["dev"]["step"] == evaluations[best]["step"]
     run(source, workdir, "--training.num_epochs 30 --training.patience 2")  # complete, not continued
     assert [line for line in lines(workdir) if line.get("split") == "dev"] == evaluations
+
+
+def test_the_predictions_of_the_best_evaluation_are_kept(source, tmp_path, monkeypatch):
+    workdir, passes = tmp_path / "w", []
+    outputs = Predictor.outputs
+    monkeypatch.setattr(Predictor, "outputs", lambda *given: passes.append(1) or outputs(*given))
+    run(source, workdir, "--training.num_epochs 3 --training.patience 1")
+    evaluations = [line for line in lines(workdir) if line.get("split") == "dev"]
+    assert len(passes) == len(evaluations) and results(workdir)["dev"]["step"] < evaluations[-1]["step"]
+    predictions = (workdir / "predictions_dev.jsonl").read_text()
+    for name in ("metrics.json", "predictions_dev.jsonl", "report.html"):
+        (workdir / name).unlink()
+    run(source, workdir, "--training.num_epochs 3 --training.patience 1")
+    assert len(passes) == len(evaluations) + 1
+    assert (workdir / "predictions_dev.jsonl").read_text() == predictions
 
 
 def test_an_equal_evaluation_is_not_better():
