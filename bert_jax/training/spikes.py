@@ -13,8 +13,8 @@ from bert_jax.process import exits
 class RollBack(Exception):
     """Raised if the run must go back to the newest checkpoint before ``first_step``.
 
-    The run then skips all batches up to that of ``last_step``, and also the following
-    the batches of ``training.spike_rollback``.
+    The run then skips all batches up to that of ``last_step``, and as many further ones as
+    ``training.spike_rollback`` says.
     """
 
     def __init__(self, first_step: int, last_step: int, reason: str) -> None:
@@ -25,8 +25,8 @@ class RollBack(Exception):
 class LossGuard:
     """Detector of loss spikes. Checkpoints store its state, so a resumed run makes the same decisions.
 
-    The mean and the variance of the loss are exponential moving averages over ``training.spike_window`` steps;
-    spikes are excluded.
+    The mean and the variance of the loss are exponential moving averages over the steps that
+    ``training.spike_limit`` states; spikes are excluded.
     """
 
     def __init__(self, config: TrainingConfig) -> None:
