@@ -44,8 +44,11 @@ def automatic_steps(per_pass: int) -> int:
 
 
 class Batches(NamedTuple):
-    """Sizes of the batches of a phase: pairs (number of steps, rows) of ``ramp``, then ``rows`` rows, all of
-    ``length`` tokens."""
+    """Batch sizes of a phase.
+
+    ``ramp`` is a flattened sequence of pairs (number of steps, rows per batch); after the ramp, every batch has
+    ``rows`` rows. Every row has ``length`` tokens.
+    """
 
     ramp: Sequence[int]
     rows: int

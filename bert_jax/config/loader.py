@@ -56,7 +56,7 @@ _MOST_DIGITS = 30  # int() raises an error without a place for more than 4,300
 
 
 def python_settings(values: Mapping[str, Any]) -> tuple[Setting, ...]:
-    """Return the settings of options by name whose values are Python objects: numbers, booleans, texts, paths,
+    """Return the settings of options by name whose values are Python objects: numbers, booleans, strings, paths,
     lists of these and, for weighted items, mappings from names to weights. Raises ``ValueError`` for other
     objects."""
     return tuple(Setting(PYTHON, key, _text_of(key, value)) for key, value in values.items())
@@ -73,7 +73,10 @@ def _text_of(key: str, value: Any) -> str | list[str]:
     if isinstance(value, int | float | str | PathLike):
         return str(value)
     kind = type(value).__name__
-    raise ValueError(f"{PYTHON}: {key}: {kind} is not allowed; allowed: a number, a text, True, False, or a list")
+    raise ValueError(
+        f"{PYTHON}: {key}: {kind} is not allowed; allowed: a number, a string, a path, True, False, a list, "
+        "or a dict"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

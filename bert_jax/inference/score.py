@@ -106,7 +106,8 @@ def score(
     if loaded.spec.model.is_causal:
         if method is not None:
             raise ValueError(
-                f"method: {method!r} is not allowed for {loaded.name}, a causal model without masks; omit it"
+                f"method: {method!r} is not allowed for {loaded.name}, a causal model without a mask token; omit "
+                "method"
             )
         return _causal(loaded, texts, batches)
     if not loaded.spec.heads.mlm:

@@ -113,7 +113,7 @@ def attended(
         first, used = first + len(part), used + len(units)
     if not hits:
         raise ValueError(
-            f"too few words: none with a head in sentences of at most {maximum} tokens; give a longer file"
+            f"no word has a syntactic head in a sentence of at most {maximum} tokens; give a longer file"
         )
     sentence, relations, offsets = map(np.array, zip(*columns, strict=True))
     short = sum(len(own.words) < 2 for own in parsed)
@@ -127,8 +127,8 @@ def best_heads(train: Attended, test: Attended, seed: int = 0) -> list[Relation]
     fewest = min(len(train.relations), len(test.relations))
     if fewest < FEWEST:
         raise ValueError(
-            f"too few words: {fewest} with a head; {FEWEST} or more are required in both files; give longer files, "
-            "or a larger --limit"
+            f"too few words: {fewest} with a syntactic head; {FEWEST} or more are required in both files; give "
+            "longer files, or a larger --limit"
         )
     names, counts = np.unique(test.relations, return_counts=True)
     found = []

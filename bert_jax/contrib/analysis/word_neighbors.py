@@ -89,7 +89,7 @@ def vocabulary_words(loaded: Engine, limit: int | None = None) -> tuple[list[str
 
 def terms_of(words: Sequence[str]) -> list[list[tuple[float, str]]]:
     """Return the queries as lists of (sign, word): one query per word, or, with + and - between the words, a single
-    one. Raises ``ValueError`` unless signs stand between two words each."""
+    one. Raises ``ValueError`` unless every sign stands between two words."""
     if not {"+", "-"} & set(words):
         return [[(1.0, word)] for word in words]
     signs, operands = words[1::2], words[::2]
@@ -172,7 +172,8 @@ def find_occurrences(
             raise ValueError(f"{word!r}: not a word of the text {text[:80]!r}; write it as in the text")
         if not 1 <= occurrence <= len(places):
             raise ValueError(
-                f"--occurrence: {occurrence} is not allowed; {word!r} occurs in the text, times: {len(places)}"
+                f"--occurrence: {occurrence} is not allowed; the text has {len(places)} occurrence(s) of {word!r}, "
+                "counted from 1"
             )
         at = slice(places[occurrence - 1], places[occurrence - 1] + len(parts))
         own = spans[at]

@@ -1,5 +1,7 @@
-"""More texts that a teacher can label: words replaced by those that a masked language model expects in their place
-(TinyBERT, Jiao et al. 2020, appendix A, algorithm 1)."""
+"""Data augmentation for distillation: copies of texts in which a masked language model has replaced words.
+
+A teacher labels the copies (TinyBERT, Jiao et al. 2020, appendix A, algorithm 1).
+"""
 
 import itertools
 import unicodedata

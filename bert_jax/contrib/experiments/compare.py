@@ -166,8 +166,8 @@ def _read_run(workdir: Location, split: str) -> _Run:
     if config.task.module or kind not in _READERS:
         what = f"task.module {config.task.module}" if config.task.module else f"task.kind {kind}"
         raise ValueError(
-            f"{workdir}: the predictions of {what} lack the correct answers, so they cannot be compared; allowed: "
-            f"{', '.join(_READERS)}"
+            f"{workdir}: the predictions of {what} do not include the correct answers, so they cannot be compared; "
+            f"compare runs whose task.kind is one of {', '.join(_READERS)}"
         )
     # The metrics need no tokenizer, only the labels, all of which are in the config.
     task = TASKS[kind](config, cast(Tokenizer, None))

@@ -127,7 +127,7 @@ def test_the_command(files, capsys, tmp_path):
     ("settings", "words", "message"),
     [
         ({"model": "vectors.txt"}, (), "vectors.txt: the encoder (none) has no attention, which heads requires"),
-        ({"test": "few.conllu"}, (), "too few words: 13 with a head; 20 or more are required in both files; give"),
+        ({"test": "few.conllu"}, (), "too few words: 13 with a syntactic head; 20 or more are required in both"),
         ({"test": "missing.conllu"}, (), "missing.conllu: no such file; give a CoNLL-U file"),
         ({}, ("--layers", "1"), "--layers cannot be combined with --task heads"),
         ({}, ("--classifier", "linear"), "--classifier cannot be combined with --task heads"),
