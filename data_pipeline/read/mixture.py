@@ -1,4 +1,4 @@
-"""Readers of several folders of shards, the parts of a mixture, and the log values of the parts.
+"""Reading of several folders of shards as the parts of a mixture, and the values that are logged for each part.
 
 ``data_pipeline.read.order`` defines the order. Records are numbered consecutively across the parts.
 """

@@ -326,7 +326,10 @@ class SequentialReader:
         self._rows = lanes * share + places
 
     def wanted(self, number: int) -> np.ndarray:
-        """Return the indices of the rows of batch ``number`` that this host feeds among all rows, int64[N]."""
+        """Return the indices, int64[N], of the rows that this host feeds to batch ``number``.
+
+        The rows of all batches are numbered consecutively.
+        """
         return number * self.batch_size + self._rows
 
     def batch(self, number: int) -> RawBatch:

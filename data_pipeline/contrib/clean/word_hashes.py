@@ -45,7 +45,7 @@ def _classes() -> np.ndarray:
 
 @lru_cache(maxsize=2)
 def _powers(base: int) -> np.ndarray:
-    """Return the powers of ``base`` modulo 2^64 with the exponents 0, 1, 2, ..., uint64[_BLOCK + 1]."""
+    """Return ``base`` to the powers 0 to ``_BLOCK``, modulo 2^64, as uint64[_BLOCK + 1]."""
     powers = np.full(_BLOCK + 1, base, np.uint64)
     powers[0] = 1
     return np.multiply.accumulate(powers)
