@@ -1,16 +1,27 @@
 """Classification and regression of texts with the protocol of scikit-learn, which only its own functions import."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from bert_jax.commands.task_data import records
+from bert_jax.config.loader import OptionValue
 from bert_jax.config.task import TaskKind
 from bert_jax.io.signatures import names_parameters
 from bert_jax.records import Record
+
+# A weight for each text.
+Weights = Sequence[float] | np.ndarray
+
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
+
+    from bert_jax.commands.from_python import Model
+    from bert_jax.tasks.task import Prediction
 
 
 class _TextEstimator:
@@ -23,7 +34,7 @@ class _TextEstimator:
     @names_parameters
     def __init__(
         self,
-        model: Any,
+        model: "Model",
         *,
         dev: float | None = None,
         num_steps: int | None = None,
@@ -32,7 +43,7 @@ class _TextEstimator:
         batch_size: int | None = None,
         max_length: int | None = None,
         seed: int | None = None,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, OptionValue] | None = None,
         verbose: bool = False,
     ) -> None:
         """Store the parameters of :func:`bert_jax.finetune`; None is the default of that function.
@@ -84,7 +95,7 @@ class _TextEstimator:
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "model_")
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> "Tags":
         from sklearn.utils import ClassifierTags, InputTags, RegressorTags, Tags, TargetTags
 
         classifies = self._estimator_type == "classifier"
@@ -105,13 +116,14 @@ class _TextEstimator:
         run = bert_jax.finetune(self.model, task=self._kind, train=data, report=report, **given)
         self.model_, self.metrics_ = run.model, run.metrics
 
-    def _predictions(self, texts: Any) -> list[Any]:
+    def _predictions(self, texts: ArrayLike) -> "list[Prediction]":
         if not hasattr(self, "model_"):
             raise ValueError(f"{type(self).__name__}: not trained; call fit first")
         inputs = records((texts,), self._kind, split="X")
-        return self.model_.predict(
+        found: list[Prediction] = self.model_.predict(
             [one.text if one.text_pair is None else (one.text, one.text_pair) for one in inputs]
         )
+        return found
 
 
 class TextClassifier(_TextEstimator):
@@ -125,7 +137,7 @@ class TextClassifier(_TextEstimator):
     _kind = "classification"
     _estimator_type = "classifier"
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train a new copy of ``model`` on the texts ``X`` and their classes ``y``. Raises ``ValueError`` for the
         data and parameters that ``bert_jax.finetune`` refuses."""
         data = records((X, y), self._kind)
@@ -139,17 +151,17 @@ class TextClassifier(_TextEstimator):
         self.classes_, self._class_texts = classes, texts
         return self
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Return float64[n, classes]: the probabilities of ``classes_`` for each text."""
         found = self._predictions(X)
         return np.array([[one["probabilities"][text] for text in self._class_texts] for one in found], np.float64)
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: ArrayLike) -> np.ndarray:
         """Return the most probable of ``classes_`` for each text."""
         probabilities = self.predict_proba(X)
         return self.classes_[probabilities.argmax(axis=1)]
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: Weights | None = None) -> float:
         """Return the accuracy of :meth:`predict`."""
         return float(np.average(self.predict(X) == np.asarray(y).ravel(), weights=sample_weight))
 
@@ -164,17 +176,17 @@ class TextRegressor(_TextEstimator):
     _kind = "regression"
     _estimator_type = "regressor"
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train a new copy of ``model`` on the texts ``X`` and their values ``y``. Raises ``ValueError`` for the
         data and parameters that ``bert_jax.finetune`` refuses."""
         self._train(records((X, y), self._kind))
         return self
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: ArrayLike) -> np.ndarray:
         """Return float64[n]: the value of each text."""
         return np.array([one["value"] for one in self._predictions(X)], np.float64)
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: Weights | None = None) -> float:
         """Return R², the share of the variance of ``y`` that :meth:`predict` explains.
 
         For a constant ``y``, it is 1 if all values are predicted exactly, else 0.

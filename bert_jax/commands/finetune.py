@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from bert_jax import registry
 from bert_jax.commands.options import Caller, with_encoder
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bert_jax.finetuning.supervision import Supervision
     from bert_jax.interop.model_bundle import ModelBundle
     from bert_jax.start.start import Start
+    from bert_jax.tasks.task import OwnMetrics
 
 
 # Records by split, and the names of the splits that do not select the best parameters.
@@ -38,7 +39,7 @@ class TaskCaller(Caller):
     # Function of the config that returns the records. None: they are read from files.
     read: Callable[[FinetuneConfig], Records] | None = None
     # Further metrics by name (``Task.own_metrics``).
-    metrics: Mapping[str, Callable[[list[Any], list[Any]], float]] = field(default_factory=dict)
+    metrics: "OwnMetrics" = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

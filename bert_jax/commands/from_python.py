@@ -26,7 +26,7 @@ from bert_jax.commands.options import Caller, with_encoder
 from bert_jax.commands.plain_values import column_names
 from bert_jax.config import RunOptions
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.loader import Settings, python_settings, split_settings
+from bert_jax.config.loader import OptionValue, Settings, python_settings, split_settings
 from bert_jax.config.options import PYTHON, extended
 from bert_jax.config.task import TaskKind
 from bert_jax.io.files import whole_file
@@ -36,16 +36,17 @@ from bert_jax.json_values import Json
 from bert_jax.process import exits
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.signals import StopRequest
+from bert_jax.training.logging.logger import Callback
 
 if TYPE_CHECKING:
     from bert_jax.commands.trained import FinetuneRun, PretrainRun, TrainedRun
     from bert_jax.inference.loaded import LoadedModel
+    from bert_jax.interop.model_bundle import ModelBundle
+    from bert_jax.tasks.task import OwnMetrics
 
     Model = str | PathLike[str] | LoadedModel | TrainedRun
 
 Text = str | Mapping[str, Json]
-# Called with each line of metrics.jsonl, as a dict; the run ends after one that returns True.
-Callback = Callable[[dict[str, Any]], Any]
 C = TypeVar("C", bound=RunOptions)
 Run = TypeVar("Run", bound="TrainedRun")
 
@@ -76,7 +77,7 @@ def pretrain(
     batch_size: int | None = None,
     max_length: int | None = None,
     seed: int | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, OptionValue] | None = None,
     callbacks: Sequence[Callback] = (),
     report: Callable[[str], None] | None = print,
 ) -> "PretrainRun":
@@ -111,7 +112,7 @@ def pretrain(
     from bert_jax.commands.trained import PretrainRun
 
     with _workdir(workdir) as (folder, owned):
-        named: dict[str, Any] = {
+        named: dict[str, OptionValue | None] = {
             "training.num_steps": num_steps, "optimizer.learning_rate": learning_rate,
             "training.global_batch_size": batch_size, "data.seq_length": max_length, "training.seed": seed,
         }  # fmt: skip
@@ -141,9 +142,9 @@ def finetune(
     batch_size: int | None = None,
     max_length: int | None = None,
     seed: int | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, OptionValue] | None = None,
     callbacks: Sequence[Callback] = (),
-    metrics: Mapping[str, Callable[[list[Any], list[Any]], float]] | None = None,
+    metrics: "OwnMetrics | None" = None,
     report: Callable[[str], None] | None = print,
 ) -> "FinetuneRun":
     """Fine-tune a model on a task and return the run.
@@ -173,7 +174,7 @@ def finetune(
     """
     from bert_jax.commands.trained import FinetuneRun
 
-    named = {
+    named: dict[str, OptionValue | None] = {
         "task.kind": task, "training.num_epochs": num_epochs, "training.num_steps": num_steps,
         "optimizer.learning_rate": learning_rate, "training.global_batch_size": batch_size,
         "task.max_length": max_length, "training.seed": seed,
@@ -192,8 +193,8 @@ def finetune(
 
 
 def _options(
-    options_type: type[C], files: tuple[str, ...], named: Mapping[str, Any], options: Mapping[str, Any] | None,
-    folder: Path, model: "Model | None",
+    options_type: type[C], files: tuple[str, ...], named: Mapping[str, OptionValue | None],
+    options: Mapping[str, OptionValue] | None, folder: Path, model: "Model | None",
 ) -> tuple[C, Settings]:  # fmt: skip
     """Return the options of the run and the settings of its config. ``named``: values of parameters, None where
     they are not set. Raises ``ValueError`` for an option that is also given by a parameter."""
@@ -203,7 +204,9 @@ def _options(
             raise ValueError(f"{PYTHON}: {name}: not an option here; {_ELSEWHERE[name]}")
         if name in given and name != "data.shards":
             raise ValueError(f"{PYTHON}: {name}: also set by a parameter of the function; omit one of them")
-    places = {"workdir": folder, **({} if model is None else {"init_from": _name_of(model)})}
+    places: dict[str, OptionValue] = {"workdir": folder}
+    if model is not None:
+        places["init_from"] = _name_of(model)
     own, settings = split_settings(
         options_type, Settings(files, python_settings({**given, **(options or {}), **places}))
     )
@@ -220,8 +223,8 @@ def _name_of(model: "Model") -> str:
     return str(model) if isinstance(model, str | PathLike) else model.name
 
 
-def _in_memory(model: "Model | None") -> Any:
-    """Return the parameters of a loaded model, None for another model."""
+def _in_memory(model: "Model | None") -> "ModelBundle | None":
+    """Return a loaded model in the form from which a run can start, None for another model."""
     from bert_jax.inference.loaded import LoadedModel
 
     return model.bundle() if isinstance(model, LoadedModel) else None
@@ -270,8 +273,8 @@ def _is_file(data: Any) -> bool:
 
 
 def _task_data(
-    data: Mapping[str, Any], options: Mapping[str, Any]
-) -> tuple[dict[str, Any], Callable[[FinetuneConfig], Records] | None]:
+    data: Mapping[str, Any], options: Mapping[str, OptionValue]
+) -> tuple[dict[str, OptionValue], Callable[[FinetuneConfig], Records] | None]:
     """Return the options that name the files of ``data``, by split, or the function that returns its records if
     some are in memory. Raises ``ValueError`` for an option that excludes ``data``."""
     given = {split: value for split, value in data.items() if value is not None}

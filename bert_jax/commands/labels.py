@@ -4,7 +4,7 @@ import argparse
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bert_jax.commands.options import (
     OUTPUT,
@@ -18,6 +18,9 @@ from bert_jax.commands.options import (
     text_of,
 )
 from bert_jax.io.text_lines import Each
+
+if TYPE_CHECKING:
+    from bert_jax.inference.text_files import Entry
 
 
 def predict_command(arguments: argparse.Namespace) -> None:
@@ -34,19 +37,19 @@ def predict_command(arguments: argparse.Namespace) -> None:
     if settings is not None and settings.module:
         say(f"the run converted texts by {settings.module}, which predict does not run; give converted inputs")
 
-    def counted(value: Any) -> Any:
+    def counted(value: "Entry") -> "Entry":
         nonlocal last, documents
         place = value.get("group", value.get("document")) if isinstance(value, dict) else value
         last, documents = place, documents + (place != last)
         return value
 
     has_context = settings is not None and settings.document_context
-    inputs = Each(inputs, counted) if has_context else inputs
+    counted_inputs = Each(inputs, counted) if has_context else inputs
 
-    def rows(noted: Iterator[Any]) -> Iterator[Prediction]:
+    def rows(noted: "Iterator[Entry]") -> Iterator[Prediction]:
         return predict(loaded, noted, task=arguments.task, exit_entropy=arguments.exit_entropy, batches=batches)
 
-    write_json_lines(with_ids(inputs, rows), arguments.output)
+    write_json_lines(with_ids(counted_inputs, rows), arguments.output)
     if documents:
         say(f"documents of the words: {documents:,} (a blank line, or another document or group, begins one)")
 
@@ -64,7 +67,7 @@ def zero_shot_command(arguments: argparse.Namespace) -> None:
     labels, multi_label = _label_words(arguments.labels), arguments.multi_label
     inputs, batches = streaming(arguments)
 
-    def parsed(value: Any) -> tuple[str, Any]:
+    def parsed(value: "Entry") -> tuple[str, str | list[str] | None]:
         if not isinstance(value, str) and value.get("text_pair"):
             raise ValueError(f"{str(value)[:80]}: zero-shot accepts one text, without text_pair")
         return text_of(value), right_answer(value, [*labels], multi_label)
@@ -72,7 +75,7 @@ def zero_shot_command(arguments: argparse.Namespace) -> None:
     loaded = load_model(arguments)
     answered = []
 
-    def rows(inputs: Iterator[Any]) -> Iterator[Prediction]:
+    def rows(inputs: "Iterator[Entry]") -> Iterator[Prediction]:
         texts, answers = itertools.tee(Each(inputs, parsed))
         results = zero_shot(
             loaded, (text for text, _ in texts), labels, template=arguments.template,

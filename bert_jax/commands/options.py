@@ -16,8 +16,12 @@ from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.registry import MODULE
 
 if TYPE_CHECKING:
+    from bert_jax.inference.batching import BatchOptions
+    from bert_jax.inference.embed import VectorOptions
     from bert_jax.inference.loaded import LoadedModel
+    from bert_jax.inference.text_files import Texts
     from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
+    from bert_jax.training.logging.logger import Callback
 
 READABLE = (
     "workdir, saved model, Hugging Face or sentence-transformers folder, name on the Hugging Face Hub, TF1 "
@@ -243,7 +247,7 @@ class Caller:
 
     # See ``Launch``.
     report: Callable[[str], None] | None = None
-    callbacks: tuple[Callable[[dict[str, Any]], Any], ...] = ()
+    callbacks: "tuple[Callback, ...]" = ()
     # The model of init_from, if it is in memory.
     model: "ModelBundle | None" = None
 
@@ -285,7 +289,7 @@ def load_model(arguments: argparse.Namespace) -> "LoadedModel":
     return loaded
 
 
-def streaming(arguments: argparse.Namespace, *, of_tasks: bool = False) -> tuple[Any, Any]:
+def streaming(arguments: argparse.Namespace, *, of_tasks: bool = False) -> "tuple[Texts, BatchOptions]":
     """Return the input texts of a command, and the options of :func:`run_options`. ``of_tasks``: see
     :func:`bert_jax.inference.text_files.read_texts`."""
     from bert_jax.inference.text_files import read_texts, refuse_blank
@@ -296,7 +300,7 @@ def streaming(arguments: argparse.Namespace, *, of_tasks: bool = False) -> tuple
     return inputs, options
 
 
-def run_options(arguments: argparse.Namespace) -> Any:
+def run_options(arguments: argparse.Namespace) -> "BatchOptions":
     """Return the ``BatchOptions`` of a command that runs texts through a model."""
     if arguments.batch_tokens is not None and arguments.batch_tokens < 1:
         raise ValueError(f"--batch_tokens: {arguments.batch_tokens} is not allowed; allowed: 1 or more")
@@ -305,7 +309,9 @@ def run_options(arguments: argparse.Namespace) -> Any:
     return BatchOptions(arguments.batch_tokens, progress=_progress_counter())
 
 
-def vector_options(arguments: argparse.Namespace, prompt: str | None = None, prompt_name: str | None = None) -> Any:
+def vector_options(
+    arguments: argparse.Namespace, prompt: str | None = None, prompt_name: str | None = None
+) -> "VectorOptions":
     """Return the ``VectorOptions`` for the parsed options of :func:`pooling` and a prompt."""
     from bert_jax.inference.embed import VectorOptions
 

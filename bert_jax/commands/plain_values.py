@@ -6,10 +6,12 @@ imported.
 
 import enum
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from bert_jax.json_values import Json
 
 # Types of which a value has more digits as float64 than anybody wrote.
 _NARROW: Mapping[str, type[np.floating]] = {
@@ -17,7 +19,7 @@ _NARROW: Mapping[str, type[np.floating]] = {
 }  # fmt: skip
 
 
-def column_names(data: Any) -> list[Any]:
+def column_names(data: Any) -> list[Hashable]:
     """Return the names of the columns of a frame, a table or a dataset, [] for other objects."""
     if isinstance(data, Mapping) or not hasattr(data, "__len__"):
         return []
@@ -30,7 +32,7 @@ def is_column(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) > 0
 
 
-def column(values: Any, feature: Any = None) -> list[Any]:
+def column(values: Any, feature: Any = None) -> list[Json]:
     """Return the plain values of a column; a frame is a column of rows."""
     if column_names(values):
         return [[*row] for row in zip(*(column(values[name]) for name in column_names(values)), strict=True)]
@@ -50,7 +52,7 @@ def _items(values: Any) -> Any:
     return np.asarray(values).tolist() if hasattr(values, "__array__") else values
 
 
-def reader(feature: Any) -> Callable[[Any], Any]:
+def reader(feature: Any) -> Callable[[Any], Json]:
     """Return the function that reads a value of a column with the dtype, or the feature of ``datasets``,
     ``feature``: numbers of classes become names, and floats of less than 64 bits those with the same shortest text.
     """
@@ -62,7 +64,7 @@ def reader(feature: Any) -> Callable[[Any], Any]:
     return plain if narrow is None else lambda value: _shortened(plain(value), narrow)
 
 
-def _class_names(value: Any, names: Sequence[str]) -> Any:
+def _class_names(value: Json, names: Sequence[str]) -> Json:
     if isinstance(value, list):
         return [_class_names(one, names) for one in value]
     if isinstance(value, int):
@@ -70,13 +72,13 @@ def _class_names(value: Any, names: Sequence[str]) -> Any:
     return value
 
 
-def _shortened(value: Any, narrow: type[np.floating]) -> Any:
+def _shortened(value: Json, narrow: type[np.floating]) -> Json:
     if isinstance(value, list):
         return [_shortened(one, narrow) for one in value]
     return float(str(narrow(value))) if isinstance(value, float) else value
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any) -> Json:
     """Return ``value`` as JSON has it: a string, a number, True, False, None, a list or a dict."""
     if isinstance(value, enum.Enum):
         value = value.value

@@ -16,6 +16,7 @@ import numpy as np
 
 from bert_jax.commands.plain_values import column, column_names, is_column, plain, reader
 from bert_jax.config.task import WHOLE, WORDS, TaskDataConfig, TaskKind
+from bert_jax.json_values import Json
 from bert_jax.records import Record
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ _NEGATIVE, _CHOICE = re.compile(r"negative_?\d+"), re.compile(r"(choice|ending|o
 _log = logging.getLogger(__name__)
 
 # The place of a record, and its mapping from names of columns to values.
-_Row = tuple[str, Any]
+_Row = tuple[str, dict[str, Json]]
 
 
 def records(
@@ -216,14 +217,15 @@ def _by_role(rows: Iterable[_Row], columns: "Columns") -> Iterator[_Row]:
             if read := [f"{name} is read as {role}" for name, role in renamed[names].items()]:
                 _log.warning("%s: %s; data.columns sets the columns", columns.split, ", ".join(read))
             _require_roles({renamed[names].get(name, name) for name in names}, names, columns, place)
-        found: dict[str, Any] = {}
+        found: dict[str, Json] = {}
+        joined: dict[str, list[Json]] = {}
         for name, value in row.items():
             role = renamed[names].get(name, name)
             if role in ("negative", "choice") and value is not None:
-                found.setdefault(role, []).extend(value if isinstance(value, list) else [value])
+                joined.setdefault(role, []).extend(value if isinstance(value, list) else [value])
             else:
                 found.setdefault(role, value)
-        yield place, found
+        yield place, {**found, **joined}
 
 
 def _require_roles(roles: Set[str], names: Sequence[str], columns: "Columns", place: str) -> None:
@@ -295,7 +297,7 @@ def _fields(row: Any) -> dict[str, Any] | None:
     return None
 
 
-def _cells(row: Any, kind: TaskKind) -> list[Any]:
+def _cells(row: Any, kind: TaskKind) -> list[Json]:
     """Return the values of a record without names."""
     if kind == "tagging" and isinstance(row, list) and row and all(isinstance(one, tuple) for one in row):
         row = tuple(zip(*row, strict=False))  # (word, tag) for each word
@@ -303,7 +305,7 @@ def _cells(row: Any, kind: TaskKind) -> list[Any]:
     return cells if isinstance(cells, list) else [cells]
 
 
-def _by_position(cells: list[Any], columns: "Columns", place: str) -> dict[str, Any]:
+def _by_position(cells: list[Json], columns: "Columns", place: str) -> dict[str, Json]:
     """Return the values of a record by role; their order determines the roles."""
     kind, is_pair = columns.kind, False
     if cells and kind not in (*WORDS, "choice") and isinstance(cells[0], list) and len(cells[0]) in (1, 2):
@@ -325,7 +327,7 @@ def _by_position(cells: list[Any], columns: "Columns", place: str) -> dict[str, 
     return row
 
 
-def _roles(kind: TaskKind, cells: Sequence[Any]) -> tuple[str, ...]:
+def _roles(kind: TaskKind, cells: Sequence[Json]) -> tuple[str, ...]:
     if kind in WORDS:
         return ("words", "tags", "label")[: 2 if kind == "tagging" else 3]
     if kind == "choice":
@@ -336,11 +338,11 @@ def _roles(kind: TaskKind, cells: Sequence[Any]) -> tuple[str, ...]:
     return ("text", "text_pair", third)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Json) -> bool:
     return isinstance(value, bool | int | float)
 
 
-def _answers(value: Any) -> Any:
+def _answers(value: Json) -> Json:
     """Return answers in the form of SQuAD; an answer may be a text, or a text and its offset."""
     if isinstance(value, str) or (isinstance(value, list) and len(value) == 2 and isinstance(value[1], int)):
         value = [value] if value else []
@@ -360,9 +362,9 @@ def _is_table(data: Any) -> bool:
     return hasattr(data, "column_names") or bool(column_names(data))
 
 
-def _named_columns(data: Any, features: Mapping[str, Any], split: str) -> dict[str, list[Any]]:
+def _named_columns(data: Any, features: Mapping[str, Any], split: str) -> dict[str, list[Json]]:
     names = list(data) if isinstance(data, Mapping) else column_names(data)
-    columns = {}
+    columns: dict[str, list[Json]] = {}
     for name in names:
         values = data[name]
         if isinstance(values, Mapping) or (isinstance(data, Mapping) and _is_table(values)):
@@ -371,28 +373,31 @@ def _named_columns(data: Any, features: Mapping[str, Any], split: str) -> dict[s
             raise ValueError(f"{split}: {names.count(name)} columns are named {name!r}; rename them")
         if not is_column(values):
             raise ValueError(f"{split}: {name!r} is one value; give a column of values, or records in a list")
-        columns[str(name)] = column(values, features.get(name))
+        columns[str(name)] = column(values, features.get(str(name)))
     return columns
 
 
-def _numbered_columns(data: tuple[Any, ...], kind: TaskKind, split: str) -> dict[str, list[Any]]:
-    columns = {}
+def _numbered_columns(data: tuple[Any, ...], kind: TaskKind, split: str) -> dict[str, list[Json]]:
+    columns: dict[str, list[Json]] = {}
     for i, values in enumerate(data):
         if not is_column(values):
             raise ValueError(
                 f"{split}: a tuple contains columns, {_FORMS[kind]}; {str(values)[:40]!r} is one value; give "
                 "records in a list"
             )
-        names = column_names(values) if i and kind == "multi_label" else []  # values 0 and 1 for each label
-        rows = column(values)
-        columns[f"column {i}"] = [dict(zip(names, row, strict=True)) for row in rows] if names else rows
+        names = column_names(values) if i and kind == "multi_label" else []
+        cells = column(values)
+        if names:  # values 0 and 1 for each label
+            marks = [row for row in cells if isinstance(row, list)]
+            cells = [dict(zip(map(str, names), row, strict=True)) for row in marks]
+        columns[f"column {i}"] = cells
     first = data[0] if data else ()
     if kind not in WORDS and isinstance(first, tuple) and len(first) == 2 and all(map(is_column, first)):
         columns["column 0"] = [[*pair] for pair in _zipped(_numbered_columns(first, kind, split), split)]
     return columns
 
 
-def _zipped(columns: Mapping[str, list[Any]], split: str) -> Iterable[tuple[Any, ...]]:
+def _zipped(columns: Mapping[str, list[Json]], split: str) -> Iterable[tuple[Json, ...]]:
     """Return the rows of ``columns``. Raises ``ValueError`` if their lengths differ."""
     lengths = {name: len(values) for name, values in columns.items()}
     if len({*lengths.values()}) > 1:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bert_jax.commands.options import (
     Command,
@@ -22,6 +22,12 @@ from bert_jax.commands.options import (
 from bert_jax.io.text_lines import Each
 from bert_jax.json_values import Json
 from bert_jax.registry import load
+
+if TYPE_CHECKING:
+    from bert_jax.inference.batching import BatchOptions
+    from bert_jax.inference.embed import VectorOptions
+    from bert_jax.inference.engine import Engine
+    from bert_jax.inference.text_files import Entry
 
 POOLED = ("pooling", "normalize", "width", "prompt", "prompt_name")
 
@@ -72,7 +78,9 @@ def embed_command(arguments: argparse.Namespace) -> None:
     write_json_lines(rows, arguments.output)
 
 
-def _vector_lines(loaded: Any, texts: Iterable[str], options: Any, batches: Any) -> Iterator[dict[str, Json]]:
+def _vector_lines(
+    loaded: "Engine", texts: Iterable[str], options: "VectorOptions", batches: "BatchOptions"
+) -> Iterator[dict[str, Json]]:
     from bert_jax.inference.embed import embed
 
     for vector in embed(loaded, texts, options, batches):
@@ -87,10 +95,10 @@ def fill_mask_command(arguments: argparse.Namespace) -> None:
     inputs, batches = streaming(arguments)
     loaded = load_model(arguments)
 
-    def fill(noted: Iterator[Any]) -> Iterator[FilledText]:
+    def fill(noted: "Iterator[Entry]") -> Iterator[FilledText]:
         return fill_mask(loaded, Each(noted, text_of), top=arguments.top, batches=batches)
 
-    def rows(noted: Iterator[Any]) -> Iterator[dict[str, Json]]:
+    def rows(noted: "Iterator[Entry]") -> Iterator[dict[str, Json]]:
         for text in fill(noted):
             yield {"text": text.text, "masks": [{"predictions": mask.predictions} for mask in text.masks]}
 
@@ -123,12 +131,12 @@ def score_command(arguments: argparse.Namespace) -> None:
     loaded = load_model(arguments)
     total, tokens = 0.0, 0
 
-    def rows(noted: Iterator[Any]) -> Iterator[dict[str, Json]]:
+    def rows(noted: "Iterator[Entry]") -> Iterator[dict[str, Json]]:
         nonlocal total, tokens
         for one in score(loaded, Each(noted, text_of), method=arguments.method, batches=batches):
-            row: dict[str, Any] = {"text": one.text, "score": one.score, "tokens": len(one.pieces)}
+            row: dict[str, Json] = {"text": one.text, "score": one.score, "tokens": len(one.pieces)}
             total, tokens = total + one.score, tokens + len(one.pieces)
-            details = {"pieces": one.pieces, "log_probabilities": one.log_probabilities}
+            details: dict[str, Json] = {"pieces": one.pieces, "log_probabilities": one.log_probabilities}
             yield row | (details if arguments.per_token else {})
 
     write_json_lines(with_ids(inputs, rows), arguments.output)

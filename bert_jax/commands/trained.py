@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_jax.config import PretrainConfig, load_config
+from bert_jax.config import PretrainConfig, RunConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.options import extended
 from bert_jax.finetuning.artifacts import read_results
@@ -27,7 +27,7 @@ class TrainedRun:
     # Folder of the run.
     workdir: Path
     # The resolved options.
-    config: Any
+    config: RunConfig
     # Metrics of the last evaluation by name; None: undefined. Empty without held-out records.
     metrics: dict[str, float | None]
     # The lines of metrics.jsonl.
@@ -72,6 +72,8 @@ class TrainedRun:
 class PretrainRun(TrainedRun):
     """A pretraining run. ``best`` is the evaluation with the lowest loss."""
 
+    config: PretrainConfig
+
     @classmethod
     def of(cls, workdir: Path) -> "PretrainRun":
         """Return the run in ``workdir``."""
@@ -94,6 +96,7 @@ class FinetuneRun(TrainedRun):
     """A fine-tuning run. ``metrics`` are those of :attr:`model` on the dev records (without these, on the test
     records), and ``best`` is the evaluation that has selected its parameters."""
 
+    config: FinetuneConfig
     # Metrics of the model by split and name: dev and test.
     results: dict[str, dict[str, float | None]]
 

@@ -55,17 +55,21 @@ RECIPES = _WHEEL if _WHEEL.is_dir() else _CHECKOUT
 _MOST_DIGITS = 30  # int() raises an error without a place for more than 4,300
 
 
-def python_settings(values: Mapping[str, Any]) -> tuple[Setting, ...]:
+# A value of an option in Python. A mapping has a weight for each name.
+OptionValue = Json | PathLike[str] | Sequence[PathLike[str]]
+
+
+def python_settings(values: Mapping[str, OptionValue]) -> tuple[Setting, ...]:
     """Return the settings of options by name whose values are Python objects: numbers, booleans, strings, paths,
     lists of these and, for weighted items, mappings from names to weights. Raises ``ValueError`` for other
     objects."""
     return tuple(Setting(PYTHON, key, _text_of(key, value)) for key, value in values.items())
 
 
-def _text_of(key: str, value: Any) -> str | list[str]:
+def _text_of(key: str, value: OptionValue) -> str | list[str]:
     if isinstance(value, Mapping):
         return [f"{name}={_text_of(key, one)}" for name, one in value.items()]
-    value = value.tolist() if hasattr(value, "tolist") else value  # of numpy
+    value = value.tolist() if value is not None and hasattr(value, "tolist") else value  # of numpy
     if isinstance(value, list | tuple):
         return [str(_text_of(key, one)) for one in value]
     if isinstance(value, bool):

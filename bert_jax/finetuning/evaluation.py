@@ -24,7 +24,7 @@ from bert_jax.model.bert import bert_output
 from bert_jax.model.canonical import Params
 from bert_jax.parallel import host_rows, to_global
 from bert_jax.records import Record
-from bert_jax.tasks.task import Confusion, ModelInput, Prediction, Task
+from bert_jax.tasks.task import Confusion, ModelInput, OwnMetric, Prediction, Task
 from bert_jax.training.state import abstract_params
 
 # Maximum number of tokens of a batch per device: on CPU, on accelerators.
@@ -119,7 +119,7 @@ def _own_scores(task: Task, records: Sequence[Record], predictions: Sequence[Pre
         return []
     pairs = [answers_of(task, *both) for both in zip(records, predictions, strict=True)]
 
-    def score(name: str, function: Callable[[list[Any], list[Any]], float]) -> Score:
+    def score(name: str, function: OwnMetric) -> Score:
         def of(indices: np.ndarray) -> float:
             chosen = [pairs[i] for i in indices]
             return float(function([correct for correct, _ in chosen], [predicted for _, predicted in chosen]))

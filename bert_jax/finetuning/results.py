@@ -14,6 +14,7 @@ from bert_jax.interop.export import export_model
 from bert_jax.interop.saved_files import BEST
 from bert_jax.io.files import json_line, write_whole
 from bert_jax.model.canonical import Params
+from bert_jax.objectives.display import ReportData
 from bert_jax.process import hosts
 from bert_jax.tasks.task import Prediction
 from bert_jax.training.job import Context
@@ -73,7 +74,7 @@ def write_results(
     lines += _export(folder, "hf" if resolved.task.sentence is None else "sentence-transformers")
     values = {name: entry["value"] for result in results[:1] for name, entry in result["metrics"].items()}
     matrices = {entry["split"]: entry["confusion_matrix"] for entry in results if "confusion_matrix" in entry}
-    content = {"summary": lines, "evaluation": values, "confusion": matrices}
+    content: ReportData = {"summary": lines, "evaluation": values, "confusion": matrices}
     write_report(folder, task_display(resolved.supervision), content)
     context.log.report()
     for line in [*lines, f"report: {context.launch.workdir}/report.html"]:

@@ -4,9 +4,8 @@ Shapes: B rows, S tokens, C sequences per row, L layers, H width, E width of an 
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.config import ModelSpec, SentenceConfig, SentenceModule
+from bert_jax.config.spec import Pooling
 from bert_jax.inference.batching import BatchOptions, DeviceOutputs
 from bert_jax.inference.engine import Engine, Text, checked_texts
 from bert_jax.inference.predict import task_of
@@ -40,7 +40,7 @@ class VectorOptions:
 
     # cls, mean or max over the last layer, without the dense layers of the model. None: pooling and dense layers of
     # the model, or the mean if it has none.
-    pooling: str | None = None
+    pooling: Pooling | None = None
     # True: divide vectors by their Euclidean norm. False: do not. None: as the model defines.
     normalize: bool | None = None
     # The first values of each vector only, divided by their norm if whole vectors are. None: all.
@@ -82,7 +82,7 @@ def embed(
     return (output["vectors"] for _, _, outputs in windows for output in outputs)
 
 
-def sentence_config(spec: ModelSpec, pooling: str | None, normalize: bool | None) -> SentenceConfig:
+def sentence_config(spec: ModelSpec, pooling: Pooling | None, normalize: bool | None) -> SentenceConfig:
     """Return the pooling and the modules that reduce token outputs to one vector. ``pooling`` and ``normalize``
     override those of the model; None: as the model defines."""
     if pooling is not None and pooling not in POOLINGS:
@@ -94,11 +94,11 @@ def sentence_config(spec: ModelSpec, pooling: str | None, normalize: bool | None
             modules = modules[:-1]
     elif normalize and not (modules and modules[-1].kind == "normalize"):
         modules = (*modules, SentenceModule(kind="normalize"))
-    poolings: Any = own.pooling if pooling is None else (pooling,)
+    poolings = own.pooling if pooling is None else (pooling,)
     return SentenceConfig(pooling=poolings, modules=modules, include_prompt=own.include_prompt)
 
 
-def vector_width(spec: ModelSpec, pooling: str | None, width: int | None = None) -> int:
+def vector_width(spec: ModelSpec, pooling: Pooling | None, width: int | None = None) -> int:
     """Return E, the width of the vectors of :func:`embed`. Raises ``ValueError`` if ``width`` is not from 1
     to the width of whole vectors."""
     whole = sentence_config(spec, pooling, None).vector_width(spec.model.hidden_size)
@@ -140,7 +140,7 @@ def prompt_length(loaded: Engine, prompt: str) -> int:
 
 
 def _pooled(loaded: Engine, sentence: SentenceConfig, width: int) -> Callable[..., DeviceOutputs]:
-    def run(params: Any, batch: Batch, skipped: jax.Array) -> DeviceOutputs:
+    def run(params: Mapping[str, Params], batch: Batch, skipped: jax.Array) -> DeviceOutputs:
         is_unit = bool(sentence.modules) and sentence.modules[-1].kind == "normalize"
         encoder, head = loaded.model.clone(sentence=None), SentenceHead(loaded.spec.model, sentence)
         x_BxSxH = bert_output(encoder.apply({"params": params}, batch)).sequence_output

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
 
 from bert_jax.config import ExecutionConfig, ModelConfig
+from bert_jax.config.spec import Pooling
 from bert_jax.inference.batching import BatchOptions, Progress
 from bert_jax.inference.embed import VectorOptions, embed, vector_width
-from bert_jax.inference.engine import Engine, Text
+from bert_jax.inference.engine import Engine, Input, Result, Text
 from bert_jax.inference.fill import fill_mask
 from bert_jax.inference.forward import forward, outputs_of_texts, token_arrays
 from bert_jax.inference.predict import predict
@@ -20,6 +21,7 @@ from bert_jax.interop.readers import read_weights
 from bert_jax.io import elsewhere
 from bert_jax.io.errors import did_you_mean
 from bert_jax.io.signatures import methods_name_parameters, names_parameters
+from bert_jax.json_values import Json
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.program_cache import use_program_cache
 from bert_jax.tasks.text_classification import probability_table
@@ -37,14 +39,14 @@ class LoadedModel(Engine):
     needs.
     """
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         """Raise ``AttributeError`` with what exists instead of ``name``."""
         known = [*(one for one in vars(LoadedModel) if not one.startswith("_")), "spec", "params", "tokenizer"]
         what = elsewhere.OF_MODEL.get(name, f"it has: {', '.join(known)}")
         hint = "" if name in elsewhere.OF_MODEL else did_you_mean(name, known)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}; {what}")
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
+    def __call__(self, *arguments: Json | np.ndarray, **named: Json | np.ndarray) -> NoReturn:
         """Raise ``TypeError`` with the methods to use."""
         methods = "embed, predict, fill_mask, sequence_output or hidden_states, or forward for arrays of ids"
         raise TypeError(f"a {type(self).__name__} is not a function; use {methods}")
@@ -71,7 +73,7 @@ class LoadedModel(Engine):
         self,
         texts: str | Iterable[str],
         *,
-        pooling: Literal["cls", "mean", "max"] | None = None,
+        pooling: Pooling | None = None,
         normalize: bool | None = None,
         width: int | None = None,
         prompt: str | None = None,
@@ -100,7 +102,9 @@ class LoadedModel(Engine):
     # The name of this method in sentence-transformers.
     encode = embed
 
-    def sequence_output(self, texts: Text | Iterable[Text], *, batch_size: int = 8) -> Any:
+    def sequence_output(
+        self, texts: Text | Iterable[Text], *, batch_size: int = 8
+    ) -> np.ndarray | list[np.ndarray]:
         """Return the last layer of each text or pair of texts, special tokens included: a list of float32[tokens,
         H]; one array for a single text. ``batch_size`` texts are processed together."""
         return self._outputs(texts, "last_hidden_state", batch_size)
@@ -111,18 +115,18 @@ class LoadedModel(Engine):
         rows = self._outputs(texts, "pooler_output", batch_size)
         return np.array(rows, np.float32).reshape(-1, self.config.hidden_size) if isinstance(rows, list) else rows
 
-    def hidden_states(self, texts: Text | Iterable[Text], *, batch_size: int = 8) -> Any:
+    def hidden_states(self, texts: Text | Iterable[Text], *, batch_size: int = 8) -> np.ndarray | list[np.ndarray]:
         """Return the embeddings and the output of every layer for each text or pair of texts: a list of
         float32[layers + 1, tokens, H]; one array for a single text. Arguments as in :meth:`sequence_output`."""
         return self._outputs(texts, "hidden_states", batch_size)
 
-    def attentions(self, texts: Text | Iterable[Text], *, batch_size: int = 8) -> Any:
+    def attentions(self, texts: Text | Iterable[Text], *, batch_size: int = 8) -> np.ndarray | list[np.ndarray]:
         """Return the attention probabilities of every layer and head for each text or pair of texts: a list of
         float32[layers, heads, tokens, tokens], whose last axis sums to 1; one array for a single text. Arguments as
         in :meth:`sequence_output`."""
         return self._outputs(texts, "attentions", batch_size)
 
-    def _outputs(self, texts: Text | Iterable[Text], name: str, batch_size: int) -> Any:
+    def _outputs(self, texts: Text | Iterable[Text], name: str, batch_size: int) -> np.ndarray | list[np.ndarray]:
         return _answers(texts, lambda texts: outputs_of_texts(self, texts, name, batch_size))
 
     def forward(
@@ -141,7 +145,7 @@ class LoadedModel(Engine):
 
     def predict(
         self,
-        texts: Any,
+        texts: str | Mapping[str, Json] | Iterable[Json],
         *,
         task: str | None = None,
         exit_entropy: float | None = None,
@@ -158,7 +162,7 @@ class LoadedModel(Engine):
 
     def predict_proba(
         self,
-        texts: Any,
+        texts: str | Mapping[str, Json] | Iterable[Json],
         *,
         batch_size: int | None = None,
         batch_tokens: int | None = None,
@@ -219,13 +223,13 @@ class LoadedModel(Engine):
         ``entailment``; the sizes of batches and ``progress`` count pairs of a text and a hypothesis."""
         batches = BatchOptions(batch_tokens, batch_size, progress)
 
-        def run(texts: Iterable[str]) -> Iterator[Any]:
-            return zero_shot(
+        return _answers(
+            texts,
+            lambda texts: zero_shot(
                 self, texts, labels, template=template, multi_label=multi_label, entailment=entailment,
                 batches=batches,
-            )  # fmt: skip
-
-        return _answers(texts, run)
+            ),
+        )  # fmt: skip
 
     # ------------------------------------------------------------------ files
 
@@ -292,7 +296,7 @@ class LoadedModel(Engine):
         return ((Path(self.name), "the source"),)
 
 
-def _several(texts: Any) -> Iterable[Any]:
+def _several(texts: Iterable[Input]) -> Iterable[Input]:
     """Return ``texts``. Raises ``ValueError`` unless they are an iterable of several texts."""
     columns = getattr(texts, "columns", None)  # of a data frame, which iterates over their names
     if columns is None and isinstance(texts, Iterable) and not isinstance(texts, bytes | Mapping):
@@ -305,9 +309,9 @@ def _several(texts: Any) -> Iterable[Any]:
     raise ValueError(f"texts: {type(texts).__name__} is not allowed; {remedy}")
 
 
-def _answers(texts: Any, run: Callable[[Iterable[Any]], Iterator[Any]]) -> Any:
+def _answers(texts: Iterable[Input], run: Callable[[Iterable[Input]], Iterator[Result]]) -> Result | list[Result]:
     """Return the result of ``run`` for a single text or object, or the list of results for several."""
-    return next(run([texts])) if isinstance(texts, str | Mapping) else list(run(_several(texts)))
+    return next(run([cast(Input, texts)])) if isinstance(texts, str | Mapping) else list(run(_several(texts)))
 
 
 @names_parameters

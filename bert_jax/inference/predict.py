@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeGuard
 
 import jax
 import numpy as np
@@ -43,7 +43,7 @@ EXIT_WINDOW = 256
 
 def predict(
     loaded: Engine,
-    texts: Iterable[Any],
+    texts: Iterable[Json],
     *,
     task: str | None = None,
     exit_entropy: float | None = None,
@@ -182,14 +182,17 @@ def task_head(loaded: Engine, task: str | None = None) -> str:
     return task or present[0]
 
 
-def task_of(loaded: Engine, head: str, records: Sequence[Record] = (), **changes: Any) -> Task:
-    """Return the task of a head (``sentence``: of vectors of texts) with the settings of the model and ``changes``.
+def task_of(loaded: Engine, head: str, records: Sequence[Record] = (), max_length: int | None = None) -> Task:
+    """Return the task of a head (``sentence``: of vectors of texts) with the settings of the model.
 
-    ``records``: examples that the task is to score or to learn from; the number of choices is theirs. Raises
-    ``ValueError`` if they have different numbers.
+    ``records``: examples that the task is to score or to learn from; the number of choices is theirs.
+    ``max_length``: the longest input; None: that of the settings. Raises ``ValueError`` if the records have
+    different numbers of choices.
     """
     kind = _PROBLEMS[loaded.spec.heads.problem] if head == "sequence" else _KINDS[head]
-    settings = dataclasses.replace(loaded.spec.settings_of(kind), **changes)
+    settings = loaded.spec.settings_of(kind)
+    if max_length is not None:
+        settings = dataclasses.replace(settings, max_length=max_length)
     if kind == "choice" and records:
         settings = dataclasses.replace(settings, labels=choice_labels(records))
     return TASKS[kind](settings, loaded.need_tokenizer(), records)
@@ -276,21 +279,26 @@ def _input(decoder: Task, head: str, value: Json) -> _Input:
     return _Input(record)
 
 
-def _record(value: Any) -> Record:
+def _record(value: Json) -> Record:
     if isinstance(value, str):
         return Record(id="", source=f"{value[:40]!r}", text=value)
-    if isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(text, str) for text in value):
+    if _are_texts(value) and len(value) == 2:
         return Record(id="", source=f"{value[0][:40]!r}", text=value[0], text_pair=value[1])
-    if isinstance(value, Mapping) and _are_texts(value.get("words")) and "text" not in value:
-        start = f"{' '.join(value['words'])[:40]!r}"
-        document = f"document {value.get('group', value.get('document'))}"
-        return Record(id="", source=start, words=tuple(value["words"]), group=document)
-    if isinstance(value, Mapping) and isinstance(value.get("text"), str):
-        text, pair, choices = value["text"], value.get("text_pair"), value.get("choices", ())
+    if isinstance(value, Mapping):
+        text, words = value.get("text"), value.get("words")
+        if _are_texts(words) and "text" not in value:
+            document = f"document {value.get('group', value.get('document'))}"
+            return Record(id="", source=f"{' '.join(words)[:40]!r}", words=tuple(words), group=document)
+        pair, choices = value.get("text_pair"), value.get("choices", ())
         negatives = value.get("negative", value.get("negatives", ()))
         negatives = (negatives,) if isinstance(negatives, str) else negatives
-        are_lists = _are_texts(choices) and _are_texts(negatives)
-        if isinstance(pair, str | None) and are_lists and not (pair and choices):
+        if (
+            isinstance(text, str)
+            and isinstance(pair, str | None)
+            and not (pair and choices)
+            and _are_texts(choices)
+            and _are_texts(negatives)
+        ):
             return Record(
                 id="", source=f"{text[:40]!r}", text=text, text_pair=pair, choices=tuple(choices),
                 negatives=tuple(negatives),
@@ -299,7 +307,7 @@ def _record(value: Any) -> Record:
     raise ValueError(f"{str(value)[:80]!r} is not a valid input; allowed: {allowed}")
 
 
-def _are_texts(value: Json) -> bool:
+def _are_texts(value: Json) -> TypeGuard[Sequence[str]]:
     return isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
 
 

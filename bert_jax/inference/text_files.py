@@ -8,7 +8,7 @@ import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from bert_jax.io.text_lines import Each, numbered_lines, opened
 from bert_jax.io.untrusted_folder import json_object
 from bert_jax.json_values import Json
 
+T = TypeVar("T")
+# An input of a command: a text, or an object of a JSON line.
+Entry = str | dict[str, Json]
 # Size of the header of an npy file, which is written last, because it contains the number of rows.
 _HEADER = 128
 _BLOCK = 1 << 22
@@ -56,20 +59,20 @@ def read_texts(
     return Texts(_placed(texts, source, json_lines, of_tasks, report))
 
 
-class Texts(Iterator[Any]):
+class Texts(Iterator[Entry]):
     """Inputs of a command. ``where`` is the file and line of the last one; empty on the command line."""
 
-    def __init__(self, placed: Iterator[tuple[str, Json]]) -> None:
+    def __init__(self, placed: Iterator[tuple[str, Entry]]) -> None:
         self._placed, self.where = placed, ""
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Entry:
         self.where, value = next(self._placed)
         return value
 
 
 def _placed(
     texts: Sequence[str], source: str | None, json_lines: bool, of_tasks: bool, report: Callable[[str], None] | None
-) -> Iterator[tuple[str, Json]]:
+) -> Iterator[tuple[str, Entry]]:
     if texts:
         if source is not None:
             raise ValueError("texts on the command line and --input: give only one of them")
@@ -106,7 +109,7 @@ def _placed(
             report(f"{name}: blank lines skipped: {skipped:,}; results follow the order of the other lines")
 
 
-def _sentences(lines: Iterator[tuple[int, str]], name: str, *, is_conllu: bool) -> Iterator[tuple[str, Json]]:
+def _sentences(lines: Iterator[tuple[int, str]], name: str, *, is_conllu: bool) -> Iterator[tuple[str, Entry]]:
     """Yield the place, the words (first column; .conllu: FORM) and the document of each sentence of a CoNLL file;
     if no line begins a document, each sentence is one. Raises ``ValueError`` for a line or a file without words."""
     sentences = [*conll_sentences(lines, is_conllu=is_conllu)]
@@ -129,13 +132,13 @@ def refuse_blank(texts: Sequence[str]) -> None:
 
 
 def with_ids(
-    inputs: Iterable[Any], run: Callable[[Iterator[Any]], Iterable[Mapping[str, object]]]
+    inputs: Iterable[T], run: Callable[[Iterator[T]], Iterable[Mapping[str, object]]]
 ) -> Iterator[Mapping[str, object]]:
     """Yield the rows of ``run(inputs)``, one for each input, in order. The row of an object with ``id`` begins with
     this id."""
-    ids = deque[Any]()
+    ids = deque[Json]()
 
-    def noted(value: Json) -> Any:
+    def noted(value: T) -> T:
         ids.append(value.get("id") if isinstance(value, Mapping) else None)
         return value
 

@@ -9,7 +9,6 @@ Shapes: B rows, C sequences per row, N classes of the head, W words of all label
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ import numpy as np
 from bert_jax.inference.batching import BatchOptions, DeviceOutputs, Outputs
 from bert_jax.inference.engine import WINDOW, Engine, checked_texts
 from bert_jax.inference.predict import task_of, task_program
+from bert_jax.json_values import Json
 from bert_jax.metrics.classification import classification_scores, multi_label_scores
 from bert_jax.metrics.resampling import Interval, confidence_intervals
 from bert_jax.model.bert import bert_output, present
@@ -260,7 +260,7 @@ def _piece(loaded: Engine, word: str, written_apart: bool) -> int:
 # ------------------------------------------------------------------ right answers
 
 
-def right_answer(value: Any, labels: Sequence[str], multi_label: bool) -> Any:
+def right_answer(value: Json, labels: Sequence[str], multi_label: bool) -> str | list[str] | None:
     """Return the ``label`` of an input or, with ``multi_label``, its ``labels``; None if the input has none.
 
     Raises ``ValueError`` for a value that is not in ``labels``.
@@ -278,7 +278,7 @@ def right_answer(value: Any, labels: Sequence[str], multi_label: bool) -> Any:
 
 
 def scores(
-    right: Sequence[Any], rows: Sequence[Prediction], labels: Sequence[str], multi_label: bool
+    right: Sequence[str | list[str]], rows: Sequence[Prediction], labels: Sequence[str], multi_label: bool
 ) -> dict[str, Interval]:
     """Return accuracy, f1_macro, auroc and, with ``multi_label``, mean_average_precision, each with a 95%
     confidence interval. ``rows`` are the predictions, and ``right`` are the correct answers. Undefined scores are

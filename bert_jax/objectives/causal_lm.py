@@ -18,7 +18,7 @@ from bert_jax.model.bert import present
 from bert_jax.model.canonical import Params, Shapes
 from bert_jax.model.dense import matmul_f32_grad
 from bert_jax.model.dropout import DropoutKey
-from bert_jax.objectives.display import Column, Display, Panel, Sample, Tile
+from bert_jax.objectives.display import Column, Display, Panel, ReportData, Sample, Tile
 from bert_jax.objectives.objective import (
     TEXT_FEATURES,
     Aux,
@@ -71,7 +71,7 @@ def next_weights(sequence_ids_BxS: jax.Array) -> jax.Array:
     return ((first == second) & (first > 0)).astype(jnp.float32)
 
 
-def _sections(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _sections(data: ReportData) -> list[tuple[str, str]]:
     items = [
         f"<p>{html.escape(sample['prompt'])} <b>{html.escape(sample['continuation'])}</b></p>"
         for sample in data.get("samples", ())

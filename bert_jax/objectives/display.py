@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TypedDict
 
 
 class MaskSample(TypedDict):
@@ -19,6 +19,30 @@ class Sample(TypedDict, total=False):
     masks: list[MaskSample]
     prompt: str
     continuation: str
+
+
+class Confusion(TypedDict):
+    """Numbers of records by correct class (rows) and predicted class (columns)."""
+
+    labels: list[str]
+    counts: list[list[int]]
+
+
+class ReportData(TypedDict, total=False):
+    """Results of a run that only its report shows, the content of report_data.json."""
+
+    title: str
+    # Lines at the top.
+    summary: list[str]
+    # The final evaluation; None: undefined.
+    evaluation: Mapping[str, float | None]
+    # By split.
+    confusion: Mapping[str, Confusion]
+    # Baselines and samples of the objective.
+    unigram_loss: float | None
+    constant_accuracy: float | None
+    samples: list[Sample]
+    filled_masks: list[Sample]
 
 
 @dataclass(frozen=True)
@@ -68,7 +92,7 @@ class Display:
     # Tiles of final evaluation values and baselines.
     tiles: tuple[Tile, ...] = ()
     # (heading, HTML) of each section after the final evaluation, from the content of report_data.json.
-    sections: Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]] = lambda data: ()
+    sections: Callable[[ReportData], Sequence[tuple[str, str]]] = lambda data: ()
 
 
 # Columns of every run, after the columns of the objective; null is printed as n/a.

@@ -4,7 +4,6 @@
 import html
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from bert_jax.model.bert import bert_output, present
 from bert_jax.model.canonical import Params
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.flops import training_flops_per_sequence
-from bert_jax.objectives.display import Column, Display, MaskSample, Panel, Sample, Tile
+from bert_jax.objectives.display import Column, Display, MaskSample, Panel, ReportData, Sample, Tile
 from bert_jax.objectives.objective import (
     Aux,
     Batch,
@@ -39,7 +38,7 @@ _BASELINES = ("unigram_cross_entropy", "nsp_constant_accuracy")
 SENTENCE_ENDS = (".", "!", "?", "。")
 
 
-def _sections(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _sections(data: ReportData) -> list[tuple[str, str]]:
     masks = data.get("filled_masks")
     return [("Filled masks", _filled_masks(masks))] if masks else []
 
@@ -176,7 +175,7 @@ class MaskedLm(PretrainObjective):
                 lines.append(f"    [MASK] was {mask['answer']!r}; predicted: {best}")
         return lines
 
-    def report_data(self, final: Mapping[str, float], samples: Sequence[Sample]) -> dict[str, Any]:
+    def report_data(self, final: Mapping[str, float], samples: Sequence[Sample]) -> ReportData:
         evaluation = {name: value for name, value in final.items() if name not in ("step", "split", *_BASELINES)}
         return {
             "summary": self.result_lines(final, ()),  # the filled masks have their own section
@@ -247,7 +246,7 @@ def top_pieces(
     return np.asarray(probabilities), np.asarray(ids)
 
 
-def _filled_masks(items: Sequence[Mapping[str, Any]]) -> str:
+def _filled_masks(items: Sequence[Sample]) -> str:
     """Return the HTML of each text with the best predictions filled in (green if correct), followed by a list of
     all predictions."""
     entries = []
@@ -256,8 +255,8 @@ def _filled_masks(items: Sequence[Mapping[str, Any]]) -> str:
         masks = list(item.get("masks") or ())
         sentence, details = html.escape(pieces[0]), []
         for index, tail in enumerate(pieces[1:]):
-            mask = masks[index] if index < len(masks) else {}
-            predictions, answer = mask.get("predictions") or (), mask.get("answer")
+            mask = masks[index] if index < len(masks) else None
+            predictions, answer = (mask["predictions"], mask["answer"]) if mask is not None else ([], None)
             best = str(predictions[0][0]) if predictions else "[MASK]"
             right = " right" if best == answer else ""
             sentence += f'<span class="mask{right}">{html.escape(best)}</span>{html.escape(tail)}'

@@ -16,7 +16,7 @@ from bert_jax.config import HeadsConfig, ModelConfig, PretrainConfig, RunConfig
 from bert_jax.model.canonical import Params, Shapes
 from bert_jax.model.dropout import TOKEN_FEATURES, DropoutKey
 from bert_jax.model.layers import CACHE
-from bert_jax.objectives.display import Display, Sample
+from bert_jax.objectives.display import Display, ReportData, Sample
 from bert_jax.objectives.inputs import Inputs
 from bert_jax.tokenization import Tokenizer
 
@@ -212,7 +212,7 @@ class PretrainObjective(Objective):
         evaluation; it is empty if there was no evaluation."""
         return [f"held-out: loss {final['loss']:.4f} nats"] if final else []
 
-    def report_data(self, final: Mapping[str, float], samples: Sequence[Sample]) -> dict[str, Any]:
+    def report_data(self, final: Mapping[str, float], samples: Sequence[Sample]) -> ReportData:
         """Return the content of report_data.json; see ``bert_jax.training.logging.report.write_report``."""
         evaluation = {name: value for name, value in final.items() if name not in ("step", "split")}
         return {"summary": self.result_lines(final, ()), "evaluation": evaluation, "samples": list(samples)}

@@ -19,6 +19,7 @@ from bert_jax.config import HeadsConfig, SentenceConfig, TaskSettings
 from bert_jax.config.finetune import FinetuneConfig, LossConfig
 from bert_jax.metrics import Score
 from bert_jax.model.bert import BertOutput
+from bert_jax.objectives.display import Confusion
 from bert_jax.objectives.label_losses import softmax_loss
 from bert_jax.objectives.objective import Sums, denominator
 from bert_jax.records import Record
@@ -28,8 +29,9 @@ from bert_jax.tokenization import Tokenizer
 Level = Literal["unit", "token", "position"]
 Value = TypeVar("Value", bound=Hashable)
 
-
-OwnMetrics = Mapping[str, Callable[[list[Any], list[Any]], float]]
+# Function of the correct and the predicted answers (``evaluation.answers_of``); a higher value is better.
+OwnMetric = Callable[[list[Any], list[Any]], float]
+OwnMetrics = Mapping[str, OwnMetric]
 NO_METRICS: OwnMetrics = MappingProxyType({})
 
 
@@ -70,13 +72,6 @@ class Prediction(TypedDict, total=False):
     rank: float | None
     # Number of layers that ran, with early exit.
     layers: int
-
-
-class Confusion(TypedDict):
-    """Numbers of records by correct class (rows) and predicted class (columns)."""
-
-    labels: list[str]
-    counts: list[list[int]]
 
 
 # Values of the targets of a model input, by name.

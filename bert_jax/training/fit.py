@@ -1,7 +1,6 @@
 """Training of a run from its start to its last step: compilation of the step, the training loop, checkpoints."""
 
 from collections.abc import Callable
-from typing import Any
 
 from bert_jax.json_values import Json
 from bert_jax.parallel.hardware import find_chip, mfu
@@ -75,15 +74,15 @@ def fit(job: Job, context: Context, start: FirstState, data: Data, upload: Calla
             checkpoints.close()
 
 
-def line_writer(job: Job, context: Context) -> Callable[[int, dict[str, Any]], None]:
+def line_writer(job: Job, context: Context) -> Callable[[int, dict[str, float | None]], None]:
     """Return a function that adds the MFU (model FLOP utilization) to a log line and writes the line."""
     mesh = context.programs.mesh
     device_kind = mesh.devices.flat[0].device_kind
     # Counting FLOPs traces the model, which takes seconds; the MFU is defined only if the peak is known.
     flops = job.flops_per_sequence() if find_chip(device_kind) else 0
 
-    def write(step: int, values: dict[str, Any]) -> None:
-        rate = values.pop("sequences_per_second")
+    def write(step: int, values: dict[str, float | None]) -> None:
+        rate = values.pop("sequences_per_second") or 0.0
         values["mfu"] = mfu(rate * flops, device_kind, mesh.size) if flops else None
         context.log.write(step, values)
 

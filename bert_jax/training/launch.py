@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bert_jax.io.storage import Location
 from bert_jax.process.signals import StopRequest
-from bert_jax.training.logging.logger import Logger
+from bert_jax.training.logging.logger import Callback, Logger
 
 if TYPE_CHECKING:
     import jax
@@ -41,4 +41,4 @@ class Launch:
     # evaluation, and the metrics by name. After one returns True, the run is evaluated, saved and reported as at
     # its last step; a later start of the same run continues it. Their exceptions end the run. Must have the same
     # length on every process.
-    callbacks: tuple[Callable[[dict[str, Any]], Any], ...] = ()
+    callbacks: tuple[Callback, ...] = ()

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,21 @@ from bert_jax.training.state import TrainState, compute_shardings, make_prng_key
 Updated = tuple[Params, optax.OptState, Params | None, Params | None]
 
 
+class StepValues(TypedDict):
+    """Metrics of one step on the host."""
+
+    loss: float
+    grad_norm: float
+    # 1: the loss and the gradients are finite, so the step was not skipped.
+    finite: float
+    tokens: float
+    blank_rows: float
+    # (sum, weight) by name.
+    sums: dict[str, tuple[float, float]]
+    # Values that are not averaged over steps.
+    last: dict[str, float]
+
+
 @struct.dataclass
 class StepMetrics:
     """Metrics of one step, packed into one float32 array.
@@ -40,9 +55,9 @@ class StepMetrics:
         leaves, tree = jax.tree.flatten(metrics)
         return cls(jnp.stack([leaf.astype(jnp.float32) for leaf in leaves]), tree)
 
-    def unpack(self) -> dict[str, Any]:
+    def unpack(self) -> StepValues:
         """Wait for the step and return its metrics as floats, in a tree with the original structure."""
-        metrics: dict[str, Any] = jax.tree.unflatten(self.tree, np.asarray(self.values).tolist())
+        metrics: StepValues = jax.tree.unflatten(self.tree, np.asarray(self.values).tolist())
         return metrics
 
 

@@ -7,7 +7,7 @@ An installed package offers it by the entry point ``mlflow = mlflow_logger:Mlflo
 
 import mlflow
 
-from bert_jax.training.logging.logger import Logger, scalars, split_of
+from bert_jax.training.logging.logger import Logger, scalars, split_of, step_of
 
 ID_FILE = "mlflow_run.txt"  # in the workdir, so that a resumed run continues its run in MLflow
 
@@ -26,8 +26,8 @@ class Mlflow(Logger):
             self.line(row)
 
     def line(self, row):
-        if row["step"] > self._seen.get(split_of(row), -1):
-            mlflow.log_metrics(scalars(row), step=row["step"])
+        if step_of(row) > self._seen.get(split_of(row), -1):
+            mlflow.log_metrics(scalars(row), step=step_of(row))
 
     def report(self, page, image):
         for file in (page, image):

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 
-from bert_jax.contrib.analysis.texts_or_vectors import BLOCK, Collection, blocks, is_id, lengths_of
+from bert_jax.contrib.analysis.texts_or_vectors import BLOCK, Collection, Id, blocks, is_id, lengths_of
 from bert_jax.inference.text_files import read_texts
 from bert_jax.json_values import Json
 
@@ -232,10 +232,11 @@ def read_labels(source: str, collection: Collection) -> Sequence[str]:
                 f"{source}: {len(lines)} labels, but {collection.name} has {len(collection)} entries; give "
                 "one label per entry"
             )
-        return lines
-    known, labels = set(collection.ids), {}
+        return [str(line) for line in lines]
+    known, labels = set(collection.ids), dict[Id, str]()
     for number, line in enumerate(lines, 1):
-        where, one, label = f"{source}: entry {number}", line.get("id"), line.get("label")
+        where, entry = f"{source}: entry {number}", {} if isinstance(line, str) else line
+        one, label = entry.get("id"), entry.get("label")
         if not is_id(one) or not is_id(label):
             raise ValueError(f'{where}: must be {{"id": ..., "label": ...}}')
         if one not in known or one in labels:

@@ -2,7 +2,7 @@
 
 import argparse
 import collections
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,6 @@ from bert_jax.commands.options import (
     vector_options,
 )
 from bert_jax.io.text_lines import Each
-from bert_jax.json_values import Json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from bert_jax.contrib.analysis.texts_or_vectors import Collection, Id
     from bert_jax.contrib.analysis.vector_index import VectorIndex
     from bert_jax.inference.loaded import LoadedModel
+    from bert_jax.inference.text_files import Entry
 
 _TEXTS = "one text per line (blank lines are skipped), .jsonl with id and text, or .npy vectors of bert-jax embed"
 _PROMPT = option("--prompt", metavar="TEXT", help="text to insert before every text")
@@ -219,8 +219,9 @@ def mine_command(arguments: argparse.Namespace) -> None:
     say(f"{len(lines):,} pairs, {total / len(lines):.2f} negatives each; {without:,} pairs have none")
 
 
-def _pair(value: Mapping[str, Json], where: str) -> tuple[str, str]:
-    text, pair = value.get("text"), value.get("text_pair")
+def _pair(value: "Entry", where: str) -> tuple[str, str]:
+    entry = {} if isinstance(value, str) else value
+    text, pair = entry.get("text"), entry.get("text_pair")
     if not (isinstance(text, str) and isinstance(pair, str) and text.strip() and pair.strip()):
         raise ValueError(f'{where}: not a pair; write {{"text": "...", "text_pair": "..."}}')
     return text, pair

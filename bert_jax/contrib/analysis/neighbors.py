@@ -191,8 +191,10 @@ def read_relevant(source: Path, queries: Collection, corpus: Collection) -> dict
     known, entries = set(queries.ids), set(corpus.ids)
     relevant: dict[Id, frozenset[Id]] = {}
     for number, line in enumerate(read_texts((), f"{source}", True), 1):
-        where, query, ids = f"{source}: entry {number}", line.get("query"), line.get("relevant")
-        if not is_id(query) or not isinstance(ids, list) or not ids or not all(map(is_id, ids)):
+        where, entry = f"{source}: entry {number}", {} if isinstance(line, str) else line
+        query, given = entry.get("query"), entry.get("relevant")
+        ids = [one for one in given if is_id(one)] if isinstance(given, list) else []
+        if not is_id(query) or not ids or given != ids:
             raise ValueError(
                 f'{where}: must be {{"query": id, "relevant": [id, ...]}} with at least one relevant id'
             )

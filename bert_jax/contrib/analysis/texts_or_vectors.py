@@ -7,14 +7,14 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 
 from bert_jax.inference.batching import BatchOptions
 from bert_jax.inference.embed import VectorOptions, checked_width, embed, vector_width
 from bert_jax.inference.engine import Engine
-from bert_jax.inference.text_files import read_texts, refuse_blank
+from bert_jax.inference.text_files import Entry, read_texts, refuse_blank
 from bert_jax.json_values import Json
 
 Id = int | str
@@ -78,7 +78,7 @@ def first_twice(ids: list[Id], name: str) -> list[Id]:
     return ids
 
 
-def is_id(value: Json) -> bool:
+def is_id(value: Json) -> TypeGuard[Id]:
     """Return True if a JSON value can be an id: a string or an integer."""
     return isinstance(value, str | int) and not isinstance(value, bool)
 
@@ -128,7 +128,7 @@ def lengths_of(vectors: np.ndarray, name: str = "vectors") -> np.ndarray:
     return lengths
 
 
-def _entry(value: Any, where: str) -> tuple[Id | None, str]:
+def _entry(value: Entry, where: str) -> tuple[Id | None, str]:
     if isinstance(value, str):
         return None, value
     one, text = value.get("id"), value.get("text")

@@ -28,6 +28,7 @@ from bert_jax.contrib.analysis.texts_or_vectors import Collection, Id, blocks, i
 from bert_jax.inference.batching import BatchOptions
 from bert_jax.inference.embed import VectorOptions, embed, prompt_text
 from bert_jax.inference.engine import Engine
+from bert_jax.inference.text_files import Entry
 from bert_jax.io.files import new_folder, whole_folder
 from bert_jax.io.untrusted_folder import json_object, needed, read_small
 
@@ -42,7 +43,7 @@ _SAME = 0.99
 
 
 def write_index(
-    folder: Path, entries: Iterable[Any], vectors: Iterable[np.ndarray], precision: str, prompt: str = ""
+    folder: Path, entries: Iterable[Entry], vectors: Iterable[np.ndarray], precision: str, prompt: str = ""
 ) -> tuple[int, int]:
     """Write an index of ``entries`` (texts, or objects with "text" and "id") and their ``vectors``, float32[E], to
     the new folder ``folder``; return (entries, width).
@@ -89,7 +90,7 @@ def write_index(
 def index_texts(
     folder: Path,
     model: Engine,
-    entries: Iterable[tuple[Any, str]],
+    entries: Iterable[tuple[Entry, str]],
     precision: str,
     options: VectorOptions = VectorOptions(),
     batches: BatchOptions = BatchOptions(),
@@ -222,9 +223,10 @@ class _Lines:
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
-    def __getitem__(self, number: int) -> Any:
+    def __getitem__(self, number: int) -> Entry:
         start, end = self._offsets[number], self._offsets[number + 1]
-        return json.loads(self._bytes[start:end].tobytes())
+        entry: Entry = json.loads(self._bytes[start:end].tobytes())
+        return entry
 
 
 class _Fields(Sequence[Any]):

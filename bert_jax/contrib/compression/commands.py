@@ -3,8 +3,9 @@
 import argparse
 import dataclasses
 import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bert_jax.commands.options import (
     OUTPUT,
@@ -17,6 +18,10 @@ from bert_jax.commands.options import (
     reading,
     run_options,
 )
+from bert_jax.json_values import Json
+
+if TYPE_CHECKING:
+    from bert_jax.interop.model_bundle import ModelBundle
 
 
 def trim_command(arguments: argparse.Namespace) -> None:
@@ -90,14 +95,17 @@ def augment_command(arguments: argparse.Namespace) -> None:
     write_json_lines(augment(load_model(arguments), texts, replacement, run_options(arguments)), arguments.output)
 
 
-def _texts(value: Any, where: str) -> tuple[str, ...]:
-    texts = tuple(value[name] for name in ("text", "text_pair") if value.get(name) is not None)
-    if not texts or "text" not in value or not all(isinstance(text, str) for text in texts):
+def _texts(value: Mapping[str, Json], where: str) -> tuple[str, ...]:
+    given = [value[name] for name in ("text", "text_pair") if value.get(name) is not None]
+    texts = tuple(one for one in given if isinstance(one, str))
+    if not texts or "text" not in value or len(texts) < len(given):
         raise ValueError(f'{where}: no text; write {{"text": "..."}}, with "text_pair" for a pair')
     return texts
 
 
-def export_functions(arguments: argparse.Namespace) -> tuple[Any, Any]:
+def export_functions(
+    arguments: argparse.Namespace,
+) -> "tuple[Callable[[ModelBundle], ModelBundle] | None, Callable[[Path, ModelBundle], None] | None]":
     """Return the functions that calibrate an int8 export and check its scores, for ``--calibration``, ``--check``
     and ``--check_loss`` of ``export``; each is None without its option."""
     calibrate = check = None

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, parameter_sh
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.io.files import new_folder, whole_folder
+from bert_jax.json_values import Json
 from bert_jax.process import exits
 from bert_jax.tokenization import build_tokenizer
 
@@ -72,11 +72,11 @@ def _texts(corpus: Sequence[str]) -> Iterator[str]:
             yield from found
 
 
-def _texts_of(entry: Mapping[str, Any]) -> Iterator[str]:
+def _texts_of(entry: Mapping[str, Json]) -> Iterator[str]:
     """Yield all texts of an object that ``bert-data records`` or ``bert-jax mine`` prints; words are one text."""
     for name in ("text", "text_pair"):
-        if isinstance(entry.get(name), str):
-            yield entry[name]
+        if isinstance(text := entry.get(name), str):
+            yield text
     for name in ("words", "choices", "negatives", "negative"):
         texts = entry.get(name)
         if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):

@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 
 from bert_jax.io.files import write_whole
-from bert_jax.training.logging.logger import LoggedRun, Logger, Row, scalars, split_of
+from bert_jax.training.logging.logger import LoggedRun, Logger, Row, scalars, split_of, step_of
 
 # File in a workdir with the id of its run in Weights & Biases, which a resumed run continues.
 ID_FILE = "wandb_run.txt"
@@ -37,8 +37,8 @@ class WeightsAndBiases(Logger):
             self.line(row)
 
     def line(self, row: Row) -> None:
-        if row["step"] > self._seen.get(split_of(row), -1):
-            self._run.log({"step": row["step"], **scalars(row)})
+        if step_of(row) > self._seen.get(split_of(row), -1):
+            self._run.log({"step": step_of(row), **scalars(row)})
 
     def report(self, page: Path, image: Path) -> None:
         self._run.log(

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from bert_jax.commands.options import (
     OUTPUT,
@@ -17,6 +17,9 @@ from bert_jax.commands.options import (
 )
 from bert_jax.io.text_lines import Each
 from bert_jax.json_values import Json
+
+if TYPE_CHECKING:
+    from bert_jax.inference.text_files import Entry
 
 
 def generate_command(arguments: argparse.Namespace) -> None:
@@ -33,7 +36,7 @@ def generate_command(arguments: argparse.Namespace) -> None:
     inputs = read_texts(arguments.prompt or (), arguments.input, arguments.json_lines, report=say)
     loaded = load_model(arguments)
 
-    def rows(noted: Iterator[Any]) -> Iterator[dict[str, Json]]:
+    def rows(noted: "Iterator[Entry]") -> Iterator[dict[str, Json]]:
         for row in generate(
             loaded, Each(noted, text_of), max_new_tokens=arguments.max_new_tokens, sampling=sampling,
             batch_size=arguments.batch_size,

@@ -8,10 +8,13 @@ llama.cpp's own converter.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from bert_jax.config import HeadsConfig, ModelSpec, SentenceConfig
 from bert_jax.config.spec import Pooling
@@ -29,6 +32,7 @@ from bert_jax.interop.model_bundle import (
     parameter_shapes,
 )
 from bert_jax.interop.stored_model import StoredName, stored_array
+from bert_jax.json_values import Json
 
 FILE, MAGIC = "model.gguf", b"GGUF"
 # Values of general.file_type.
@@ -48,7 +52,7 @@ class Architecture:
     # Key of the file, without the name of the architecture -> key of config.json.
     keys: Mapping[str, str]
     # Keys that llama.cpp reads and that follow from the family.
-    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fixed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 _SIZES = {
@@ -74,9 +78,11 @@ ARCHITECTURES = {
     "nomic_bert": Architecture("nomic-bert", _SIZES | {_EPSILON: "layer_norm_eps", "rope.freq_base": "rope_theta"}),
 }
 _TYPES = "tokenizer.ggml.token_type_count"
+# Type of a tensor, a member of ``gguf.GGMLQuantizationType``, and its values in that type.
+Tensor = tuple[IntEnum, np.ndarray]
 
 
-def _library() -> Any:
+def _library() -> ModuleType:
     try:
         import gguf
     except ImportError:
@@ -103,7 +109,7 @@ def unsupported(spec: ModelSpec) -> list[str]:
     ]
 
 
-def _network_values(spec: ModelSpec) -> dict[str, Any]:
+def _network_values(spec: ModelSpec) -> dict[str, Json]:
     """Return the keys that describe the network."""
     kind, config = ARCHITECTURES[spec.family], config_json.hf_config(_encoder(spec), "float32")
     config |= {"rope_theta": spec.model.rotary_base}
@@ -114,7 +120,7 @@ def _network_values(spec: ModelSpec) -> dict[str, Any]:
     return {"general.architecture": kind.name, **values, **types}
 
 
-def _network(values: Mapping[str, Any], vocab_size: int, where: str) -> config_json.HfConfig:
+def _network(values: Mapping[str, Json], vocab_size: int, where: str) -> config_json.HfConfig:
     """Return the network that the keys of a file describe."""
     stated = values["general.architecture"]
     family = next((name for name, kind in ARCHITECTURES.items() if kind.name == stated), None)
@@ -145,7 +151,7 @@ def _names(spec: ModelSpec) -> dict[str, StoredName]:
     }
 
 
-def _tensors(weights: ModelBundle, dtype: str) -> dict[str, tuple[Any, np.ndarray]]:
+def _tensors(weights: ModelBundle, dtype: str) -> dict[str, Tensor]:
     """Return name in the file -> (type, values in that type). Vectors and the tables that llama.cpp adds to float32
     values are float32."""
     gguf, places = _library(), dict[str, list[str]]()
@@ -163,7 +169,7 @@ def _tensors(weights: ModelBundle, dtype: str) -> dict[str, tuple[Any, np.ndarra
     return tensors
 
 
-def _params(spec: ModelSpec, tensors: Mapping[str, tuple[Any, np.ndarray]], where: str) -> dict[str, np.ndarray]:
+def _params(spec: ModelSpec, tensors: Mapping[str, Tensor], where: str) -> dict[str, np.ndarray]:
     """Return the parameters in the ``tensors`` of a file, as float32."""
     gguf, params, shapes = _library(), {}, parameter_shapes(_encoder(spec))
     for ours, entry in _names(spec).items():
@@ -255,16 +261,16 @@ def read_gguf(path: Path, options: ReadOptions) -> ModelBundle:
     )  # fmt: skip
 
 
-def _contents(file: Path) -> tuple[dict[str, Any], dict[str, tuple[Any, np.ndarray]]]:
+def _contents(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the keys and the tensors of ``file``; the values of tensors are views of the file."""
 
     class Reader(_library().GGUFReader):  # type: ignore[misc]
         count = 0
 
-        def _get(self, offset: int, dtype: Any, count: int = 1, *more: Any, **options: Any) -> Any:
+        def _get(self, offset: int, dtype: DTypeLike, count: int = 1, *more: str, **options: str) -> np.ndarray:
             # The package's reader continues beyond the end of a file, for as long as the file says.
             self.count += 1
-            values = super()._get(offset, dtype, count, *more, **options)
+            values: np.ndarray = super()._get(offset, dtype, count, *more, **options)
             if len(values) != int(count) or self.count > _MOST_VALUES:
                 raise LookupError("it ends early")
             return values
@@ -277,9 +283,7 @@ def _contents(file: Path) -> tuple[dict[str, Any], dict[str, tuple[Any, np.ndarr
     return values, {tensor.name: (tensor.tensor_type, tensor.data) for tensor in reader.tensors}
 
 
-def _described(
-    values: Mapping[str, Any], tensors: Mapping[str, tuple[Any, np.ndarray]], file: Path
-) -> tuple[ModelSpec, bytes]:
+def _described(values: Mapping[str, Any], tensors: Mapping[str, Tensor], file: Path) -> tuple[ModelSpec, bytes]:
     """Return the description of the model in ``file`` and the content of its tokenizer."""
     model = _network(values, len(values["tokenizer.ggml.tokens"]), str(file)).model
     try:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_jax.config import TokenizerConfig
+from bert_jax.json_values import Json
 from bert_jax.tokenization import build_tokenizer
 
 # Values of tokenizer.ggml.token_type.
@@ -14,7 +15,7 @@ _IDS = {"bos": "cls", "eos": "sep", "seperator": "sep", "unknown": "unk", "paddi
 _JSON = "tokenizer.huggingface.json"
 
 
-def written(rules: TokenizerConfig | None, content: bytes | None, rows: int) -> dict[str, Any]:
+def written(rules: TokenizerConfig | None, content: bytes | None, rows: int) -> dict[str, Json]:
     """Return the keys of a tokenizer for a word embedding table with so many ``rows``.
 
     Raises ``ValueError`` for a tokenizer that llama.cpp does not have: all but WordPiece, uncased and with CJK
@@ -27,17 +28,18 @@ def written(rules: TokenizerConfig | None, content: bytes | None, rows: int) -> 
     types = [_CONTROL if is_special else _NORMAL for is_special in tokenizer.special]
     types[tokenizer.unk_id] = _UNKNOWN
     if rules.file.endswith(".txt"):
-        more = _wordpiece(rules, pieces)
+        pieces, more = _wordpiece(rules, pieces)
     else:
-        more = _byte_bpe(content, pieces, types)
-    pieces = [*more.pop("tokenizer.ggml.tokens"), *(f"[PAD{i}]" for i in range(len(pieces), rows))]
+        more = _byte_bpe(content, types)
+    pieces = [*pieces, *(f"[PAD{i}]" for i in range(len(pieces), rows))]
     types += [_CONTROL] * (rows - len(types))
     ids = {f"tokenizer.ggml.{key}_token_id": getattr(tokenizer, f"{name}_id") for key, name in _IDS.items()}
     framed = dict.fromkeys(("tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token"), True)
     return {"tokenizer.ggml.tokens": pieces, "tokenizer.ggml.token_type": types, **more, **ids, **framed}
 
 
-def _wordpiece(rules: TokenizerConfig, pieces: list[str]) -> dict[str, Any]:
+def _wordpiece(rules: TokenizerConfig, pieces: list[str]) -> tuple[list[str], dict[str, Json]]:
+    """Return the pieces and the other keys of a WordPiece vocabulary."""
     if not (rules.lower_case and rules.strip_accents in (None, True) and rules.split_cjk and not rules.cjk_words):
         raise ValueError("gguf: llama.cpp lower-cases texts and splits CJK characters; the tokenizer does not")
     for piece in pieces:
@@ -45,7 +47,7 @@ def _wordpiece(rules: TokenizerConfig, pieces: list[str]) -> dict[str, Any]:
             raise ValueError(
                 f"gguf: the piece {piece!r} of the vocabulary has the name of another one in llama.cpp"
             )
-    return {"tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": [_their_piece(piece) for piece in pieces]}
+    return [_their_piece(piece) for piece in pieces], {"tokenizer.ggml.model": "bert"}
 
 
 def _is_bracketed(piece: str) -> bool:
@@ -65,7 +67,7 @@ def _our_piece(piece: str) -> str:
     return piece[1:] if piece[:1] == "\u2581" else f"##{piece}"
 
 
-def _byte_bpe(content: bytes, pieces: list[str], types: list[int]) -> dict[str, Any]:
+def _byte_bpe(content: bytes, types: list[int]) -> dict[str, Json]:
     """Return the keys of a byte-level BPE; set the types of added tokens in ``types``."""
     state: dict[str, Any] = json.loads(content) if content[:1] == b"{" else {}
     model, steps = state.get("model") or {}, state.get("pre_tokenizer") or {}
@@ -79,8 +81,8 @@ def _byte_bpe(content: bytes, pieces: list[str], types: list[int]) -> dict[str, 
         types[token["id"]] = _CONTROL if token["special"] else _USER_DEFINED
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
     return {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "modern-bert", "tokenizer.ggml.tokens": pieces,
-        "tokenizer.ggml.merges": merges, _JSON: content.decode(),
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "modern-bert", "tokenizer.ggml.merges": merges,
+        _JSON: content.decode(),
     }  # fmt: skip
 
 

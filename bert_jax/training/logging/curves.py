@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_jax.objectives.display import FIRST_PANELS, LAST_PANELS, Panel
+from bert_jax.objectives.display import FIRST_PANELS, LAST_PANELS, Confusion, Panel, ReportData
+from bert_jax.training.logging.logger import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +43,7 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-def series(records: Sequence[Mapping[str, Any]], split: str, key: str) -> tuple[np.ndarray, np.ndarray]:
+def series(records: Sequence[Row], split: str, key: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the steps and the non-null values of the metric ``key`` in ``split``, each as float64[points]."""
     points = [
         (record["step"], record[key])
@@ -76,9 +77,7 @@ def smooth(values: np.ndarray) -> np.ndarray:
     return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 
 
-def draw_curves(
-    records: Sequence[Mapping[str, Any]], data: Mapping[str, Any], panels: Sequence[Panel], title: str
-) -> tuple[bytes, str]:
+def draw_curves(records: Sequence[Row], data: ReportData, panels: Sequence[Panel], title: str) -> tuple[bytes, str]:
     """Plot the panels and, below them, the confusion matrix of each split; return PNG bytes and an inline SVG
     element.
 
@@ -89,7 +88,7 @@ def draw_curves(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure, FigureBase
 
-    matrices = data.get("confusion") or {}
+    matrices, known = data.get("confusion") or {}, baselines(data, panels)
     present = [
         panel
         for panel in (*_task_panels(records), *FIRST_PANELS, *panels, *LAST_PANELS)
@@ -115,7 +114,7 @@ def draw_curves(
         if not present:
             curves.text(0.5, 0.45, "no metrics yet", ha="center", color="#868e96", fontsize=12)
         for index, panel in enumerate(present):
-            _draw_panel(curves.add_subplot(rows, columns, index + 1), panel, records, data)
+            _draw_panel(curves.add_subplot(rows, columns, index + 1), panel, records, known)
         if figure.axes and (engine := figure.get_layout_engine()) is not None:
             engine.execute(figure)
         figure.set_layout_engine("none")  # layout takes as long as drawing, so it is computed once for both files
@@ -126,11 +125,17 @@ def draw_curves(
     return image.getvalue(), _inline_svg(vector.getvalue())
 
 
-def _task_panels(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
+def baselines(data: ReportData, panels: Sequence[Panel]) -> dict[str, float]:
+    """Return the baselines of the panels that ``data`` contains, by key."""
+    values, keys = dict(data.items()), [panel.baseline[0] for panel in panels]
+    return {key: value for key in keys if isinstance(value := values.get(key), int | float)}
+
+
+def _task_panels(records: Sequence[Row]) -> list[Panel]:
     """Return the panels of a fine-tuning task: one for each of the first few metrics of each evaluated split."""
     splits: dict[str, list[str]] = {}
     for record in records:
-        split = record.get("split", "eval")
+        split = str(record.get("split", "eval"))
         if split != "eval":
             splits.setdefault(split, [name for name, value in record.items() if isinstance(value, float)])
     return [
@@ -140,7 +145,7 @@ def _task_panels(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
     ]
 
 
-def _draw_panel(axes: "Axes", panel: Panel, records: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> None:
+def _draw_panel(axes: "Axes", panel: Panel, records: Sequence[Row], known: Mapping[str, float]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     steps, values = thin(*series(records, "train", panel.key))
@@ -163,8 +168,8 @@ def _draw_panel(axes: "Axes", panel: Panel, records: Sequence[Mapping[str, Any]]
             label="held-out" if panel.split == "eval" else panel.split,
         )
     key, label = panel.baseline
-    if data.get(key) is not None:
-        axes.axhline(data[key], color=_BASELINE_COLOR, linestyle="--", linewidth=1, label=label)
+    if key in known:
+        axes.axhline(known[key], color=_BASELINE_COLOR, linestyle="--", linewidth=1, label=label)
     drawn = np.concatenate([values, eval_values])
     if panel.log and len(drawn) and drawn.min() > 0 and drawn.max() > 10 * drawn.min():
         axes.set_yscale("log")
@@ -200,7 +205,7 @@ def _side_of(classes: int) -> float:
     return min(9.0, max(3.6, 1.6 + 0.37 * classes))
 
 
-def _draw_confusion(figure: "Figure", matrices: Mapping[str, Mapping[str, Any]], columns: int) -> None:
+def _draw_confusion(figure: "Figure", matrices: Mapping[str, Confusion], columns: int) -> None:
     """Draw the confusion matrix of each split into a matplotlib (sub)figure with ``columns`` matrices per row.
 
     ``matrices`` maps each split to {"labels": names [C], "counts": [C][C]}, with a row per label and a column per
@@ -215,7 +220,7 @@ def _draw_confusion(figure: "Figure", matrices: Mapping[str, Mapping[str, Any]],
         axes.set_axis_off()
 
 
-def _draw_matrix(axes: Any, split: str, names: list[str], counts: np.ndarray) -> None:
+def _draw_matrix(axes: "Axes", split: str, names: list[str], counts: np.ndarray) -> None:
     classes = len(names)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="none")
@@ -224,9 +229,10 @@ def _draw_matrix(axes: Any, split: str, names: list[str], counts: np.ndarray) ->
             color = "white" if shares[row, column] > 0.5 else "#495057"
             axes.text(column, row, f"{count}", ha="center", va="center", color=color, fontsize=7)
     shown = range(0, classes, math.ceil(classes / _MOST_NAMES))
-    text = {"labels": [names[i] for i in shown], "parse_math": False, "fontsize": 8 if len(shown) <= 12 else 6.5}
-    axes.set_yticks(shown, **text)
-    axes.set_xticks(shown, **text, rotation=0 if sum(map(len, names)) <= 24 else 90)
+    text, size = [names[i] for i in shown], 8 if len(shown) <= 12 else 6.5
+    turned = 0 if sum(map(len, names)) <= 24 else 90
+    axes.set_yticks(shown, text, parse_math=False, fontsize=size)
+    axes.set_xticks(shown, text, parse_math=False, fontsize=size, rotation=turned)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_anchor("W")

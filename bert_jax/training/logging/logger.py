@@ -1,14 +1,17 @@
 """Loggers: where the metrics of a run go, in addition to metrics.jsonl. This module does not import jax."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from bert_jax import registry
+from bert_jax.json_values import Json
 
 # A line of metrics.jsonl: ``step`` int, ``split`` str (only of an evaluation), and numbers, texts or None by name.
-Row = Mapping[str, Any]
+Value = str | float | None
+Row = Mapping[str, Value]
+# Function that is called with each line of metrics.jsonl; after one returns True, the run ends.
+Callback = Callable[[dict[str, Value]], bool | None]
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class LoggedRun:
     # Name of the workdir.
     name: str
     # Every option of the run, by section and name.
-    config: Mapping[str, Any]
+    config: Mapping[str, Json]
     # Rows up to the step from which the run continues.
     rows: Sequence[Row] = ()
     # Last step by split that a run in this folder has logged, ``train`` included. Those after the last of ``rows``
@@ -55,8 +58,14 @@ class Logger:
 
 def split_of(row: Row) -> str:
     """Return the split of a row: ``train`` or, of an evaluation, its split."""
-    split: str = row.get("split", "train")
-    return split
+    return str(row.get("split", "train"))
+
+
+def step_of(row: Row) -> int:
+    """Return the step of a row."""
+    step = row["step"]
+    assert isinstance(step, int)
+    return step
 
 
 def scalars(row: Row) -> dict[str, float]:

@@ -10,7 +10,7 @@ from bert_jax.batch import BatchInfo, DataBudgetError
 from bert_jax.config import TrainingConfig
 from bert_jax.json_values import Json
 from bert_jax.training.spikes import LossGuard
-from bert_jax.training.step import StepMetrics
+from bert_jax.training.step import StepMetrics, StepValues
 
 # Maximum number of steps in flight: large enough to hide the work of the host, small enough to limit memory.
 MAX_IN_FLIGHT = 2
@@ -32,7 +32,7 @@ class IntervalMeter:
         self._sums: dict[str, list[float]] = {}
         self._last: dict[str, float] = {}
 
-    def add(self, metrics: Mapping[str, Any]) -> None:
+    def add(self, metrics: StepValues) -> None:
         """Add the metrics of one step (host values). A skipped step is counted, but its values are not added.
 
         The values in ``metrics["last"]`` are not averaged: a line contains those of the last step. Raises
@@ -110,7 +110,7 @@ class Recorder:
     meter: IntervalMeter
     guard: LossGuard
     # Called with the step and the values of each log line.
-    write: Callable[[int, dict[str, Any]], None]
+    write: Callable[[int, dict[str, float | None]], None]
     # Called with the current activity whenever a step is complete.
     beat: Callable[[str], None] = lambda doing: None
     # Called with each message about the data.

@@ -9,10 +9,14 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from bert_jax.io.files import write_whole
-from bert_jax.training.logging.logger import Row, split_of
+from bert_jax.training.logging.logger import Row, Value, split_of, step_of
+
+if TYPE_CHECKING:
+    import jax
+    import numpy as np
 
 METRICS_FILE = "metrics.jsonl"
 # Keys of values that differ between two equal runs; all other values of a line are reproducible.
@@ -40,7 +44,7 @@ class MetricsWriter:
     def __init__(self, workdir: Path | str, start_step: int = 0, *, lead: bool = True):
         self._lead = lead
         # The rows of the file at the start, and the last step by split before lines were removed.
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Row] = []
         self.seen: dict[str, int] = {}
         # Last written step by split, so that no line is written twice.
         self._last_step: dict[str, int] = {}
@@ -50,14 +54,14 @@ class MetricsWriter:
         workdir.mkdir(parents=True, exist_ok=True)
         self._path = path = workdir / METRICS_FILE
         self.rows, self.seen = _trim(path, start_step)
-        self._last_step = {split_of(row): row["step"] for row in self.rows}
+        self._last_step = {split_of(row): step_of(row) for row in self.rows}
         self._file = path.open("ab")
 
     def has(self, step: int, split: str = "train") -> bool:
         """Return True if metrics.jsonl contains a line for ``step`` and ``split``."""
         return step <= self._last_step.get(split, -1)
 
-    def write(self, step: int, metrics: Mapping[str, Any]) -> Row | None:
+    def write(self, step: int, metrics: "Mapping[str, Value | np.generic | jax.Array]") -> Row | None:
         """Append one line to metrics.jsonl and flush the file.
 
         Args:
@@ -71,7 +75,8 @@ class MetricsWriter:
         """
         if not self._lead:
             return None
-        record = {"step": int(step)} | {name: _plain(value) for name, value in metrics.items() if name != "step"}
+        record: dict[str, Value] = {"step": int(step)}
+        record |= {name: _plain(value) for name, value in metrics.items() if name != "step"}
         if self.has(step, split_of(record)):
             return None
         # One write call per line, so that a kill leaves at most one incomplete line, the last one.
@@ -102,9 +107,9 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
         return False
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: "Value | np.generic | jax.Array") -> Value:
     """Convert a metric to a JSON value: numpy and JAX scalars to Python numbers, non-finite numbers to None."""
-    if hasattr(value, "item"):
+    if value is not None and hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return None
@@ -112,7 +117,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _complete_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
+def _complete_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Value]]]:
     """Yield (raw line, parsed record) for each line that ends with a newline and is a JSON object with a step."""
     for line in content.splitlines(keepends=True):
         if not line.endswith(b"\n"):
@@ -125,16 +130,16 @@ def _complete_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
             yield line, record
 
 
-def _trim(path: Path, start_step: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def _trim(path: Path, start_step: int) -> tuple[list[Row], dict[str, int]]:
     """Remove lines of steps after ``start_step``, incomplete lines and duplicates. Return the remaining records,
     and the last step by split before the removal."""
     if not path.exists():
         return [], {}
     content = path.read_bytes()
-    kept: list[tuple[bytes, dict[str, Any]]] = []
+    kept: list[tuple[bytes, Row]] = []
     last_step, seen = dict[str, int](), dict[str, int]()
     for line, record in _complete_lines(content):
-        split, step = split_of(record), record["step"]
+        split, step = split_of(record), step_of(record)
         seen[split] = max(seen.get(split, -1), step)
         if last_step.get(split, -1) < step <= start_step:
             last_step[split] = step

@@ -5,9 +5,9 @@ import datetime
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from bert_jax.objectives.display import RUN_COLUMNS, Column
+from bert_jax.training.logging.logger import Row, Value
 
 # Number of log lines whose mean speed determines the ETA: a compromise between stability and fast response.
 _ETA_WINDOW = 20
@@ -41,7 +42,7 @@ def format_count(value: float) -> str:
 def format_line(
     step: int,
     total_steps: int,
-    metrics: Mapping[str, Any],
+    metrics: Row,
     eta: float | None = None,
     columns: Sequence[Column] = (),
 ) -> str:
@@ -58,8 +59,7 @@ def format_line(
     # A run without a head reports null or no value for its metrics, and the line omits their columns.
     parts += [_column(column, metrics) for column in columns if metrics.get(column.key) is not None]
     parts += [_column(column, metrics) for column in RUN_COLUMNS if column.key in metrics]
-    if metrics.get("tokens_per_second") is not None:
-        parts.append(f"{format_count(metrics['tokens_per_second'])} tok/s")
+    parts += _rate(metrics)
     if "mfu" in metrics:
         parts.append(f"mfu {_number(metrics['mfu'], '.1%')}")
     if split not in ("", "eval"):  # metrics of a fine-tuning task, the most important first
@@ -75,17 +75,22 @@ def format_line(
     return "  ".join(parts)
 
 
-def _column(column: Column, metrics: Mapping[str, Any]) -> str:
+def _column(column: Column, metrics: Row) -> str:
     text = column.template.format(_number(metrics[column.key], column.style))
     return f"{text} (acc {_number(metrics.get(column.accuracy), column.style)})" if column.accuracy else text
 
 
-def _part(name: str, metrics: Mapping[str, Any]) -> str:
+def _rate(metrics: Row) -> list[str]:
+    rate = metrics.get("tokens_per_second")
+    return [f"{format_count(float(rate))} tok/s"] if rate is not None else []
+
+
+def _part(name: str, metrics: Row) -> str:
     """Format the share of the rows, and the number of passes, of one part of a mixture."""
     return f"{name} {metrics[f'share_{name}']:.1%} epoch {metrics[f'epoch_{name}']:.2f}"
 
 
-def _number(value: Any, style: str) -> str:
+def _number(value: Value, style: str) -> str:
     return "n/a" if value is None else format(float(value), style)
 
 
@@ -152,7 +157,7 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, completed=step, description=self._title(step))
 
-    def update(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def update(self, step: int, metrics: Row) -> None:
         """Show the metrics of a logged step or, if ``metrics`` contains ``split``, of an evaluation."""
         if not self._lead:
             return
@@ -187,7 +192,7 @@ class Progress:
     def _title(self, step: int) -> str:
         return f"step {step:,}/{self._total:,}"
 
-    def _eta(self, step: int, metrics: Mapping[str, Any]) -> float | None:
+    def _eta(self, step: int, metrics: Row) -> float | None:
         """Estimate the remaining seconds, including evaluations and saves, from the speed over the last log lines.
         Return None if the speed is unknown."""
         if len(self._marks) >= 2:
@@ -213,12 +218,11 @@ class Progress:
             self._console.file.write(text + "\n")
             self._console.file.flush()
 
-    def _status(self, metrics: Mapping[str, Any], eta: float | None) -> str:
+    def _status(self, metrics: Row, eta: float | None) -> str:
         """Return the short status text that is shown to the right of the bar."""
         first = [column for column in self._columns[:1] if metrics.get(column.key) is not None]
         parts = [column.template.format(_number(metrics[column.key], column.style)) for column in first]
-        if metrics.get("tokens_per_second") is not None:
-            parts.append(f"{format_count(metrics['tokens_per_second'])} tok/s")
+        parts += _rate(metrics)
         if eta is not None:
             parts.append(f"eta {format_duration(eta)}")
         return "  ".join(parts)

@@ -6,13 +6,13 @@ again at any time, even while the run is in progress. Sections without data are 
 
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bert_jax.io.files import write_whole
-from bert_jax.objectives.display import RUN_TILES, Display
-from bert_jax.training.logging.curves import draw_curves
+from bert_jax.objectives.display import RUN_TILES, Display, ReportData
+from bert_jax.training.logging.curves import baselines, draw_curves
+from bert_jax.training.logging.logger import Row, Value
 from bert_jax.training.logging.metrics_file import read_metrics
 from bert_jax.training.logging.progress import format_count
 
@@ -21,7 +21,7 @@ IMAGE_FILE = "report.png"
 DATA_FILE = "report_data.json"
 
 
-def write_report(workdir: Path | str, display: Display, data: Mapping[str, Any] | None = None) -> Path:
+def write_report(workdir: Path | str, display: Display, data: ReportData | None = None) -> Path:
     """Write report.html and report.png into ``workdir``; return the path of report.html.
 
     Args:
@@ -79,22 +79,14 @@ pre { overflow-x: auto; font-size: 13px; margin: 0; } summary { cursor: pointer;
 """
 
 
-def _page(
-    title: str,
-    display: Display,
-    data: Mapping[str, Any],
-    records: Sequence[Mapping[str, Any]],
-    svg: str,
-    config: str,
-) -> str:
-    baselines = {panel.baseline[0]: data.get(panel.baseline[0]) for panel in display.panels}
-    baselines = {name: value for name, value in baselines.items() if value is not None}
+def _page(title: str, display: Display, data: ReportData, records: Sequence[Row], svg: str, config: str) -> str:
+    known = baselines(data, display.panels)
     sections = [f"<h1>{html.escape(str(title))}</h1>"]
     sections += [f'<div class="soft">{html.escape(str(line))}</div>' for line in data.get("summary") or ()]
-    sections.append(_tiles(display, records, dict(data.get("evaluation") or {}) | baselines))
+    sections.append(_tiles(display, records, {**(data.get("evaluation") or {}), **known}))
     sections.append(f'<h2>Curves</h2><div class="card">{svg}</div>')
     if data.get("evaluation"):
-        sections.append("<h2>Final evaluation</h2>" + _evaluation_table(dict(data["evaluation"]) | baselines))
+        sections.append("<h2>Final evaluation</h2>" + _evaluation_table({**data["evaluation"], **known}))
     sections += [f"<h2>{html.escape(heading)}</h2>{body}" for heading, body in display.sections(data)]
     if config:
         sections.append(
@@ -110,7 +102,7 @@ def _page(
     )
 
 
-def format_value(name: str, value: Any) -> str:
+def format_value(name: str, value: Value) -> str:
     """Format a value as text: accuracies, fractions and MFU as percentages, counts with commas, None as n/a."""
     if value is None:
         return "n/a"
@@ -123,9 +115,9 @@ def format_value(name: str, value: Any) -> str:
     return f"{value:.4g}"
 
 
-def _tiles(display: Display, records: Sequence[Mapping[str, Any]], evaluation: Mapping[str, Any]) -> str:
+def _tiles(display: Display, records: Sequence[Row], evaluation: Row) -> str:
     """Return HTML tiles with the values of the final evaluation and the last logged values of training."""
-    last: dict[str, Any] = {}
+    last: dict[str, Value] = {}
     for record in records:
         if record.get("split", "train") == "train":
             last |= record
@@ -140,11 +132,13 @@ def _tiles(display: Display, records: Sequence[Mapping[str, Any]], evaluation: M
     return f'<div class="tiles">{"".join(cells)}</div>' if cells else ""
 
 
-def _tile_value(name: str, value: Any) -> str:
-    return format_count(value) if name == "tokens_per_second" else format_value(name, value)
+def _tile_value(name: str, value: Value) -> str:
+    if name == "tokens_per_second" and isinstance(value, int | float):
+        return format_count(value)
+    return format_value(name, value)
 
 
-def _evaluation_table(values: Mapping[str, Any]) -> str:
+def _evaluation_table(values: Row) -> str:
     rows = [
         f'<tr><td>{html.escape(name)}</td><td class="n">{html.escape(format_value(name, value))}</td></tr>'
         for name, value in values.items()

@@ -1,6 +1,6 @@
 """The logs of a run: metrics.jsonl, train.log, the terminal, loggers and callbacks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from bert_jax.io.errors import one_line
 from bert_jax.objectives.display import Column
 from bert_jax.process import hosts
 from bert_jax.training.launch import Launch
-from bert_jax.training.logging.logger import LoggedRun
+from bert_jax.training.logging.logger import LoggedRun, Row
 from bert_jax.training.logging.metrics_file import MetricsWriter, read_metrics
 from bert_jax.training.logging.progress import Progress
 from bert_jax.training.logging.report import HTML_FILE, IMAGE_FILE
@@ -40,7 +40,7 @@ class RunLog:
         rows, seen = self._metrics.rows, self._metrics.seen
         self._tell("open", LoggedRun(folder, launch.workdir.name, to_dict(config), rows, seen))
 
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
+    def write(self, step: int, values: Row) -> None:
         """Write and show the log line of a step or, if ``values`` contains ``split``, of an evaluation, unless the
         log already contains it. Must be called by every process. Exceptions of callbacks are raised."""
         row = self._metrics.write(step, values)
@@ -75,7 +75,7 @@ class RunLog:
         self._metrics.close()
         self._progress.close()
 
-    def _tell(self, method: str, *arguments: Any) -> None:
+    def _tell(self, method: str, *arguments: LoggedRun | Row | Path) -> None:
         """Call ``method`` of each logger. A logger that fails is removed, because it must not end a run."""
         for logger in [*self._loggers]:
             try:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax.training.logging.logger import LoggedRun, Logger, Row, scalars, split_of
+from bert_jax.training.logging.logger import LoggedRun, Logger, Row, scalars, split_of, step_of
 
 FOLDER = "tensorboard"
 
@@ -38,7 +38,7 @@ class TensorBoard(Logger):
         # A START event at step 0 makes a running TensorBoard discard the events of the older files.
         self._writer.write_event(Event(wall_time=now, step=0, session_log=SessionLog(status=SessionLog.START)))
         for row in run.rows:
-            self._write(row, wall_times.get((split_of(row), row["step"]), now))
+            self._write(row, wall_times.get((split_of(row), step_of(row)), now))
         self._writer.flush()
         # Delete the old files before the rename: after a kill in between, the next start rebuilds the events. In
         # the other order, steps could occur twice.
@@ -58,7 +58,7 @@ class TensorBoard(Logger):
 
     def _write(self, row: Row, wall_time: float) -> None:
         """Append each number in one row as a scalar with the tag SPLIT/NAME, such as train/loss."""
-        event = self._event(wall_time=wall_time, step=row["step"])
+        event = self._event(wall_time=wall_time, step=step_of(row))
         for tag, value in scalars(row).items():
             event.summary.value.add(tag=tag, simple_value=value)
         self._writer.write_event(event)

@@ -1,15 +1,16 @@
 """Scores of an exported program and of its model: does rounding reduce quality on the user's texts?"""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.contrib.compression.examples import read_examples, with_classes
 from bert_jax.contrib.compression.onnx.session import OnnxNetwork
 from bert_jax.finetuning.evaluation import choosing_score, scores_of
-from bert_jax.inference.batching import by_level
+from bert_jax.inference.batching import DeviceOutputs, Function, by_level
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.loaded import prepare
 from bert_jax.inference.predict import HEADS, task_of
@@ -108,22 +109,23 @@ def predictions(
     ``folder``."""
     program = OnnxNetwork(folder, engine.spec, engine.need_tokenizer().pad_id)
 
-    def of_program(params: Params, batch: Mapping[str, Any]) -> Any:
-        return by_level(task.outputs(program(batch), batch))
+    def of_program(params: Params, batch: Batch) -> DeviceOutputs:
+        arrays = {name: np.asarray(values) for name, values in batch.items()}
+        return by_level(task.outputs(program(arrays), batch))
 
     programs = _program_of(engine, task), of_program
     first, second = (_predicted(engine, task, records, run) for run in programs)
     return first, second
 
 
-def _program_of(engine: Engine, task: Task) -> Callable[..., Any]:
-    def run(params: Params, batch: Batch) -> Any:
+def _program_of(engine: Engine, task: Task) -> Function:
+    def run(params: Params, batch: Batch) -> DeviceOutputs:
         return by_level(task.outputs(bert_output(engine.model.apply({"params": params}, batch)), batch))
 
     return engine.program("check", run)
 
 
-def _predicted(engine: Engine, task: Task, records: Sequence[Record], run: Callable[..., Any]) -> list[Prediction]:
+def _predicted(engine: Engine, task: Task, records: Sequence[Record], run: Function) -> list[Prediction]:
     ((_, units, outputs),) = engine.windows(
         records, lambda part: task.featurize(part, training=False), run,
         sequences=task.sequences_of, targets=task.targets, window=len(records),
