@@ -103,7 +103,7 @@ class LossConfig(Section, prefix="loss."):
     )
     # Encoder layers (1 = the first) from whose first token the same head also predicts the label.
     layers: tuple[int, ...] = only((), {KIND: WHOLE})
-    # Weight of the loss of each of these layers.
+    # Loss weight of each of these layers.
     layer_weight: Positive[float] = only(0.1, {KIND: WHOLE})
     # Head of these layers: that of the last layer (shared), or a pooler and an output layer for each (own), where
     # a prediction can stop (early exit; Xin et al. 2020).

@@ -5,7 +5,7 @@
 The state is that of the recipe with its moments in float32 (1.3 GB for BERT-base). The step updates all of it, its
 buffers donated, and multiplies matrices for the rest of the time of a realistic step (--matmuls). Steps continue
 during one save, including its digest and list of checksums. Then the same steps run again without a save, and the
-restored state is compared, bit by bit, with the state at the save. Prints one JSON object.
+restored state is compared, bit for bit, with the state at the save. Prints one JSON object.
 Exit code 3 above the limits of LIMITS, or if a bit differs. Linux only (reads /proc).
 """
 

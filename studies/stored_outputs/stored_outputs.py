@@ -7,7 +7,7 @@ distribution of masked tokens, the hidden states and the relations of its last l
 the step, and with stored ones. Then both the writing of the outputs and the training are ended by SIGKILL and
 continued. The table shows the largest difference of a loss of any step, whether arrays and parameters are equal bit
 by bit, and by how much the loss of the soft targets differs if only the K most probable pieces are stored. Exit
-code 3 if a loss differs by more than 1e-6 of its value, if anything is not equal bit by bit after a kill, or if
+code 3 if a loss differs by more than 1e-6 of its value, if anything is not equal bit for bit after a kill, or if
 dynamic masks are not refused. About 1 GB of outputs; 3 minutes on two cores.
 """
 

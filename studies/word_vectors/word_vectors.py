@@ -140,7 +140,7 @@ def unit(path: Path, words: list[str]) -> np.ndarray:
 
 
 def is_read_by_gensim(workdir: Path, gensim: Path, work: Path) -> bool:
-    """Return True if gensim reads the same words and, bit by bit, the same values from both files of the model in
+    """Return True if gensim reads the same words and, bit for bit, the same values from both files of the model in
     ``workdir``."""
     from bert_jax.contrib.ancestors.formats.word2vec import BINARY_FILE, TABLE, TEXT_FILE, write_word2vec
     from bert_jax.interop.model_bundle import ReadOptions
