@@ -120,7 +120,7 @@ def split_off(
     from data_pipeline.tasks.record_splits import chosen_records, seeded_hash
 
     if not 0 < fraction < 1:
-        raise ValueError(f"dev={fraction}: not allowed; allowed: a share above 0 and below 1, or records")
+        raise ValueError(f"dev={fraction} is not allowed; allowed: a share above 0 and below 1, or records")
     groups: dict[object, list[int]] = {}
     for i, one in enumerate(records):
         groups.setdefault(one.group or (one.text, one.text_pair, one.words, one.choices), []).append(i)
@@ -318,7 +318,7 @@ def _by_position(cells: list[Json], columns: "Columns", place: str) -> dict[str,
         roles = (roles[0], roles[2])
     if len(cells) > len(roles):
         form = f"columns are given in a tuple, {_FORMS[kind]}, and records in a list"
-        raise ValueError(f"{place}: {len(cells)} values; allowed for {kind}: at most {len(roles)}; {form}")
+        raise ValueError(f"{place}: {len(cells)} values, but {kind} has at most {len(roles)}; {form}")
     row = dict(zip(roles, cells, strict=False))
     missing = [role for role in (*columns.inputs, *columns.targets) if role not in row]
     if missing and (columns.needs_labels or missing[0] in columns.inputs):

@@ -1,4 +1,4 @@
-"""Computation of every output of a model for arrays of token ids, as in transformers.
+"""Compute every output of a model from arrays of token ids, as in transformers.
 
 Shapes: B rows, S tokens, H width, L layers, A heads, V vocabulary.
 """
@@ -39,7 +39,7 @@ def forward_npz(
     with NpzFile(source) as arrays:
         unknown = [name for name in arrays.names if name not in INPUTS]
         if unknown:
-            raise ValueError(f"{source}: contains {listed(unknown, 10)}; allowed: {', '.join(INPUTS)}")
+            raise ValueError(f"{source}: contains {listed(unknown, 10)}; allowed arrays: {', '.join(INPUTS)}")
         inputs = {name: arrays.read(name) for name in arrays.names}
     outputs = forward(loaded, inputs, hidden_states=hidden_states, attentions=attentions)
     with whole_file(target) as partial, partial.open("wb") as stream:

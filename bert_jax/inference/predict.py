@@ -303,8 +303,8 @@ def _record(value: Json) -> Record:
                 id="", source=f"{text[:40]!r}", text=text, text_pair=pair, choices=tuple(choices),
                 negatives=tuple(negatives),
             )  # fmt: skip
-    allowed = "a text, or an object with words, or with text and text_pair or choices"
-    raise ValueError(f"{str(value)[:80]!r} is not a valid input; allowed: {allowed}")
+    remedy = "give a string, or an object with words, or with text and text_pair or choices"
+    raise ValueError(f"{str(value)[:80]!r} is not a valid input; {remedy}")
 
 
 def _are_texts(value: Json) -> TypeGuard[Sequence[str]]:

@@ -105,7 +105,7 @@ def _words_of(labels: Labels, multi_label: bool) -> dict[str, Sequence[str]]:
     seen: dict[str, str] = {}
     for label, words in pairs:
         if isinstance(words, str) or not words or not all(word.strip() for word in words):
-            raise ValueError(f"labels: {label!r} has the words {words!r}; allowed: a list of non-empty words")
+            raise ValueError(f"labels: {label!r} has the words {words!r}; give a list of non-empty words")
         for word in words:
             if word in seen:
                 raise ValueError(f"labels: {word!r} belongs to {seen[word]!r} and {label!r}; use each word once")
@@ -196,7 +196,7 @@ def _by_prompt(
     parts = tokenizer.mask_pattern.split(template)
     mask = tokenizer.pieces([tokenizer.mask_id])[0]
     if len(parts) != 2:
-        raise ValueError(f"template: {template!r} contains {mask} {len(parts) - 1} times; allowed: once")
+        raise ValueError(f"template: {template!r} contains {mask} {len(parts) - 1} times; write it once")
     written_apart = template[: template.index(mask)][-1:].isspace()
     ids_W = np.array([_piece(loaded, word, written_apart) for word in words], np.int32)
 

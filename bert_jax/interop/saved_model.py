@@ -192,7 +192,9 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
 
 
 def _networks(names: tuple[str, ...]) -> str:
-    return f"allowed: {', '.join(names)}" if names else "the run trained one network; omit --network"
+    if not names:
+        return "the run trained one network; omit --network"
+    return f"not a network of the run; use {' or '.join(names)}"
 
 
 def replace_saved(folder: Path, weights: ModelBundle, step: int) -> None:

@@ -63,7 +63,8 @@ def generator_config(config: PretrainConfig) -> ModelConfig:
     heads = max(1, width // model.head_size)
     if width % heads:
         given = f"objective.generator_size: {share:g} is not allowed"
-        raise ValueError(f"{given}; allowed: a width (now {width}) that its {heads} heads divide")
+        why = f"because its {heads} heads do not divide the width of the generator, {width}"
+        raise ValueError(f"{given}, {why}; use another share")
     if model.word_rank and objective.embedding_sharing == "disentangled":
         given = f"model.word_rank: {model.word_rank} is not allowed"
         raise ValueError(f"{given} with objective.embedding_sharing disentangled; allowed: 0")
@@ -72,7 +73,8 @@ def generator_config(config: PretrainConfig) -> ModelConfig:
     if model.word_rank and model.word_rank >= (embedding or width):
         given = f"objective.generator_size: {share:g} is not allowed"
         raise ValueError(
-            f"{given} with model.word_rank {model.word_rank}; allowed: a generator wider than that (now {width})"
+            f"{given} with model.word_rank {model.word_rank}, because the word embeddings of the generator have "
+            f"the width {embedding or width}; use a larger share or a smaller rank"
         )
     return dataclasses.replace(
         model, hidden_size=width, num_attention_heads=heads, layer_heads=(), layer_units=(),

@@ -25,7 +25,7 @@ def named_vocabulary(name: str, given: Given) -> tuple[TokenizerConfig, bytes]:
     path, names = Path(name), {Path(file).suffix: file for file in FILE_NAMES.values()}
     if path.suffix not in names or not path.is_file():
         kinds = "a vocab.txt (WordPiece), .model (SentencePiece) or tokenizer.json"
-        raise ValueError(f"data.vocab: {path} is not a vocabulary file; allowed: {kinds}")
+        raise ValueError(f"data.vocab: {path} is not a vocabulary file; give {kinds}")
     lower_case, strip = (value_of(given, f"data.{name}", value) for name, value in CASE.items())
     tokenizer = load_tokenizer(path, lower_case=lower_case, strip_accents=SWITCH[strip])
     if isinstance(tokenizer, WordPieceTokenizer) and path.suffix == ".json":

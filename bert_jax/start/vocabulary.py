@@ -199,7 +199,7 @@ def _one_word(given: str, tokenizer: WordPieceTokenizer, where: str) -> str:
         parts = f"the tokenizer splits it into {' | '.join(found)}" if found else "the tokenizer removes all of it"
         raise ValueError(f"{where}: {given!r} is not one word: {parts}; write one word per line")
     if len(found[0]) > MAX_CHARS_PER_WORD:
-        raise ValueError(f"{where}: a word of {len(found[0])} characters; allowed: at most {MAX_CHARS_PER_WORD}")
+        raise ValueError(f"{where}: the word has {len(found[0])} characters; the maximum is {MAX_CHARS_PER_WORD}")
     return found[0]
 
 
@@ -241,8 +241,8 @@ def compare(tokenizer: WordPieceTokenizer, pieces: Sequence[str], name: str) -> 
         if i < len(old) and piece == old[i]:
             continue
         if i < len(old) and not _SLOT.fullmatch(old[i]):
-            allowed = "allowed: words in place of [unusedN] or after the last piece"
-            raise ValueError(f"{name}: piece {i} is {piece!r}, but {old[i]!r} in the model; {allowed}")
+            remedy = "replace only [unusedN] pieces, or append words"
+            raise ValueError(f"{name}: piece {i} is {piece!r}, but {old[i]!r} in the model; {remedy}")
         if _SLOT.fullmatch(piece):
             continue  # reserved for words that are added later
         if _one_word(piece, tokenizer, f"{name}: piece {i}") != piece:

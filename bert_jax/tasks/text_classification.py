@@ -371,7 +371,7 @@ def _named(record: Record, names: Sequence[str]) -> Record:
         return record
     if len(values) != len(names) or not _INDICATORS.keys() >= {*values}:
         allowed = f"{len(names)} values 0 and 1, one for each of the labels {', '.join(names[:9])}"
-        raise ValueError(f"{record.source}: labels {', '.join(values)}; allowed: {allowed}")
+        raise ValueError(f"{record.source}: labels {', '.join(values)} are not allowed; use {allowed}")
     labels = itertools.compress(names, map(_INDICATORS.__getitem__, values))
     return dataclasses.replace(record, labels=tuple(labels))
 
@@ -466,5 +466,7 @@ def number_of(record: Record) -> float:
 
 def _unknown_label(record: Record, label: str | None, labels: tuple[str, ...]) -> str:
     shown = ", ".join(labels[:20]) + (f" and {len(labels) - 20} more" if len(labels) > 20 else "")
-    what = "no label" if label is None else f"label {label!r} is not in data.labels"
+    if label is None:
+        return f"{record.source}: no label; give one of data.labels: {shown}"
+    what = f"label {label!r} is not in data.labels"
     return f"{record.source}: {what}; allowed: {shown}; correct the label, or add it to data.labels"

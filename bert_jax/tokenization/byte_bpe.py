@@ -95,7 +95,7 @@ class ByteBPETokenizer(LibraryTokenizer):
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{name}: not JSON ({error})") from None
         if model.get("type") != "BPE":
-            raise ValueError(f"{name}: not a byte-level BPE; allowed: a tokenizer.json like that of RoBERTa")
+            raise ValueError(f"{name}: not a byte-level BPE; use a tokenizer.json like that of RoBERTa")
         pieces = json_parts.pieces_by_id(model.get("vocab"), name)
         _require_special(pieces, name)
         super().__init__(pieces)

@@ -1,4 +1,4 @@
-"""Input of a pretraining run: shards to batches, in the order of ``data_pipeline.read.order``.
+"""Turn shards into the batches of a pretraining run, in the order of ``data_pipeline.read.order``.
 
 A stream (``data_pipeline.read.streams``) reads and verifies the serialized examples of a batch, parses them and
 creates the features of ``bert_jax.batch``, ``data.prefetch`` batches ahead. Damaged records become blank rows,
@@ -324,8 +324,8 @@ def pretrain_batches(
     if data.is_contiguous and (usable != batch_size or batch_ramp):
         raise ValueError(
             f"data.row_order: {data.row_order} is not allowed with {usable} lanes, {fewest} records and batches of "
-            f"{', '.join(map(str, sizes.all))} rows; allowed: as many lanes as rows, at most one per record; use "
-            "smaller batches of one size, or more text"
+            f"{', '.join(map(str, sizes.all))} rows, because it needs a lane for every row and a record for every "
+            "lane; use smaller batches of one size, or more text"
         )
     if usable != lanes:
         where = f" in {records.indexes[records.counts.index(fewest)].folder}" if len(records.counts) > 1 else ""

@@ -1,4 +1,4 @@
-"""Checks that shards match the config, before a record is read: settings of the build, features in the index."""
+"""Check that shards match the config before a record is read: compare build settings and indexed features."""
 
 import logging
 from collections.abc import Mapping
@@ -218,7 +218,7 @@ def _check_ranges(
             summary = entry.features.get(features[name][0])
             if summary is None or (summary.min_value >= 0 and summary.max_value < limit):
                 continue
-            what = f"{name} from {summary.min_value} to {summary.max_value}, allowed: 0 to {limit - 1}"
+            what = f"{name} from {summary.min_value} to {summary.max_value} instead of 0 to {limit - 1}"
             remedy = (
                 "the shards were built with another vocabulary; name it in data.vocab"
                 if name in ("input_ids", "masked_lm_ids")

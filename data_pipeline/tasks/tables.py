@@ -211,9 +211,9 @@ def _misfit(
     """
     exact = header is not None
     more = sum(len(fields) < width or (exact and any(fields[width:])) for _, fields in rows)
-    allowed = f"{width}, the number of columns in the header" if exact else f"{width} or more (data.columns)"
+    needed = f"{width}, as the header has" if exact else f"{width} or more (data.columns)"
     others = f", and {more} more such lines" if more else ""
-    return f"{path}:{line}: {len(fields)} field(s){others}; allowed: {allowed}; fix or remove them"
+    return f"{path}:{line}: {len(fields)} field(s){others}; a line needs {needed}; fix or remove them"
 
 
 def read_jsonl(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Record]:

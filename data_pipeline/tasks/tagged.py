@@ -71,7 +71,7 @@ def read_slots(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Re
     """
     folder = find(name)
     if not folder.is_dir():
-        raise ValueError(f"{folder}: the path is a file; allowed: a folder with seq.in, seq.out and label")
+        raise ValueError(f"{folder}: the path is a file; give a folder with seq.in, seq.out and label")
     texts = _lines(folder / "seq.in", data) or []
     needed = columns.needs_labels
     tags = _lines(folder / "seq.out", data, needed=needed)

@@ -64,7 +64,7 @@ def find_file(name: str) -> Location:
     """Return the path of an existing file. Raises ``ValueError`` if it is missing or a folder."""
     path = find(name)
     if path.is_dir():
-        raise ValueError(f"{path}: the path is a folder; allowed: a file (a folder only with data.format slots)")
+        raise ValueError(f"{path}: the path is a folder; give a file, or set data.format slots to read a folder")
     return path
 
 

@@ -23,7 +23,7 @@ def read_tfds(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Rec
     builder = _builder(tfds, dataset, data.tfds_data_dir)
     splits = listed(builder.info.splits)
     if not split:
-        raise ValueError(f"tfds:{dataset}: the split is missing; write {dataset}:SPLIT; allowed: {splits}")
+        raise ValueError(f"tfds:{dataset}: the split is missing; write {dataset}:SPLIT; splits: {splits}")
     features = builder.info.features
     names = sorted(features)
     places = columns.find(names, f"tfds:{dataset}")
@@ -36,7 +36,7 @@ def read_tfds(name: str, columns: Columns, data: TaskDataConfig) -> Iterator[Rec
         )
     except Exception as error:  # TFDS raises exceptions of several types for a missing split
         raise ValueError(
-            f"tfds:{dataset}: cannot read the split {split!r}: {first_line(error)}; allowed: {splits}"
+            f"tfds:{dataset}: cannot read the split {split!r}: {first_line(error)}; splits: {splits}"
         ) from None
     for number, example in enumerate(tfds.as_numpy(records)):
         fields = [(role, _plain(example[names[i]], features[names[i]])) for role, i in places]

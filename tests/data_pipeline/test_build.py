@@ -333,7 +333,7 @@ def test_external_shards(place: Path) -> None:
         with pytest.raises(ValueError, match=message):
             build(external, **change)
     write_vocab(place.parent / "vocab.txt", words=20)
-    with pytest.raises(ValueError, match=r"input_ids from 0 to \d+, allowed: 0 to 35"):
+    with pytest.raises(ValueError, match=r"input_ids from 0 to \d+ instead of 0 to 35"):
         build(external)
 
 

@@ -289,10 +289,10 @@ def test_unusable_values_are_refused_before_training(tmp_path):
         (
             "a",
             {"input_ids": VOCAB},
-            r"a\.tfrecord: input_ids from 0 to 1000, allowed: 0 to 999; .*another vocabulary",
+            r"a\.tfrecord: input_ids from 0 to 1000 instead of 0 to 999; .*another vocabulary",
         ),
         ("b", {"masked_lm_ids": -1}, "masked_lm_ids from -1"),
-        ("c", {"masked_lm_positions": S}, "masked_lm_positions from 1 to 16, allowed: 0 to 15"),
+        ("c", {"masked_lm_positions": S}, "masked_lm_positions from 1 to 16 instead of 0 to 15"),
         ("d", {"input_mask": 2}, "input_mask from 0 to 2"),
         ("e", {"next_sentence_labels": None}, "lack the feature next_sentence_labels"),
         ("f", {"masked_lm_ids": None}, "static, but the shards .* contain no masks"),

@@ -238,7 +238,7 @@ def test_foreign_packed_rows_need_sequence_keys(
     )
     assert "packed instances" in capsys.readouterr().out
     features["sequence_ids"] = features["sequence_ids"] * 99
-    with pytest.raises(ValueError, match=r"sequence_ids from 0 to \d+, allowed: 0 to \d+; build the shards again"):
+    with pytest.raises(ValueError, match=r"sequence_ids from 0 to \d+ instead of 0 to \d+; build the shards again"):
         next(eval_batches(data, folder=write("ids", ""), batch_size=4))
 
 

@@ -89,7 +89,7 @@ def test_stored_outputs_teach_as_the_teacher_does(run, place):
     shutil.move(place / "teacher", place / "away")
     try:
         assert "outputs of the teacher: train" not in run("second", *stored)
-        # It goes on without a flag, bit by bit.
+        # It goes on without a flag, bit for bit.
         shutil.rmtree(place / "second/checkpoints/8")
         (place / "second/report.html").unlink()
         assert "continuing at step 4" in run("second")

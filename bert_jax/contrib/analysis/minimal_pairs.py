@@ -1,4 +1,4 @@
-"""Minimal pairs: how often a language model finds the acceptable sentence of two more probable.
+"""Minimal pairs: count how often a language model assigns the acceptable sentence the higher probability.
 
 The files have the format of BLiMP (Warstadt et al. 2020, arXiv:1912.00582): JSON lines with ``sentence_good`` and
 ``sentence_bad``; ``UID`` names the paradigm of a pair, ``linguistics_term`` its phenomenon and ``field`` its field
@@ -71,7 +71,7 @@ def read_pairs(file: Path, limit: int | None = None) -> list[dict[str, str]]:
                     raise ValueError(f"{where}: no {name}{_NEEDED}")
             for name in LEVELS.values():
                 if not isinstance(pair.get(name, ""), str):
-                    raise ValueError(f"{where}: {name}: {pair[name]!r} is not allowed; use a text")
+                    raise ValueError(f"{where}: {name}: {pair[name]!r} is not allowed; use a string")
             if "field" in pair:
                 pair["field"] = pair["field"].replace("/", "_")
             taken[pair.get("UID", "")] += 1

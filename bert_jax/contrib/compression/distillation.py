@@ -1,5 +1,5 @@
-"""Distillation before a task: masked tokens, and the outputs of a teacher that reads the same batch (DistilBERT,
-Sanh et al. 2019; TinyBERT, Jiao et al. 2020; MiniLM v2, Wang et al. 2021).
+"""Distillation in pretraining: the student learns masked tokens and the outputs of a teacher that reads the same
+batch (DistilBERT, Sanh et al. 2019; TinyBERT, Jiao et al. 2020; MiniLM v2, Wang et al. 2021).
 
 Shapes: B rows, S tokens, L layers, H width.
 """
@@ -152,7 +152,7 @@ class Distillation(MaskedLm):
         if (every or options.attention_loss == "scores") and config.num_layers % own.num_layers:
             raise ValueError(
                 f"model.num_layers: {own.num_layers} is not allowed with a teacher of {config.num_layers} layers, "
-                f"whose layers are compared in proportion; allowed: a divisor of {config.num_layers}"
+                f"whose layers are compared in proportion; use a divisor of {config.num_layers}"
             )
         self._check_attention(config, own)
         heads = HeadsConfig(mlm=options.soft_weight > 0)

@@ -1,4 +1,4 @@
-"""Vocabulary files: the pieces that each kind needs in addition to those of texts, and the removal of the
+"""Find the pieces that each kind of vocabulary file needs in addition to the pieces of texts, and remove the
 others."""
 
 import itertools
@@ -209,8 +209,8 @@ class _Json(VocabularyFile):
             }
             if self.model.get("continuing_subword_prefix") or self.model.get("ignore_merges"):
                 raise ValueError(
-                    f"{name}: BPE with continuing_subword_prefix or ignore_merges cannot be trimmed; allowed: BPE "
-                    "without them, WordPiece, unigram"
+                    f"{name}: BPE with continuing_subword_prefix or ignore_merges cannot be trimmed; use a model "
+                    "with other BPE, WordPiece or unigram"
                 )
             self._merges = _Merges(lambda left, right: self._pairs.get((left, right)))
 

@@ -18,8 +18,10 @@ _BINARY, _TWO, _THREE = ("0", "1"), ("entailment", "not_entailment"), ("entailme
 
 
 class GlueFile(NamedTuple):
-    """The leaderboard file of a test set: name without .tsv, number of records, and classes (empty: predictions are
-    numbers)."""
+    """The leaderboard file of a test set: its name without .tsv, its number of records, and its classes.
+
+    ``classes`` is empty if the predictions are numbers.
+    """
 
     name: str
     records: int
@@ -93,8 +95,8 @@ def _file(workdir: Location, split: str, wanted: GlueFile) -> str:
         if number is None or answers[number] is not None:
             wrong = "is not allowed" if number is None else "occurs twice"
             raise ValueError(
-                f"{where}: index {identity!r} {wrong} in {wanted.name}; allowed: 0 to {last:,}, each once, "
-                "as in the GLUE test file"
+                f"{where}: index {identity!r} {wrong} in {wanted.name}; the GLUE test file has the indices 0 to "
+                f"{last:,}, each once"
             )
         answers[number] = _answer(line.get("label" if wanted.classes else "value"), wanted, where)
     if None in answers:

@@ -18,6 +18,7 @@ from bert_jax.tokenization.json_tokenizer import INPUT_PIECES, with_input_pieces
 
 # Families that become a Longformer: those with its network, but for windows and global tokens.
 CONVERTIBLE = ("bert", "roberta", "xlm-roberta", "camembert")
+_REMEDY = f"use a model of a family that can be converted: {', '.join(CONVERTIBLE)}"
 # Keys on each side of a query in a converted model, half of the window of the published models.
 WINDOW = 256
 _LAYER = re.compile(r"encoder/layer_(\d+)/")
@@ -147,9 +148,9 @@ def _unconvertible(model: ModelConfig) -> str:
         kind = model.position_embeddings
         return f"the positions of the model are {kind} and have no table; omit --to_long and set the length"
     if model.relative_positions != "none":
-        return f"the model has relative positions ({model.relative_positions}); allowed: {', '.join(CONVERTIBLE)}"
+        return f"the model has relative positions ({model.relative_positions}); {_REMEDY}"
     if model.family_name not in CONVERTIBLE:
-        return f"the model is of the family {model.family_name}; allowed: {', '.join(CONVERTIBLE)}"
+        return f"the model is of the family {model.family_name}; {_REMEDY}"
     if model.attention == "causal" or model.shared_layers or model.embedding_size not in (0, model.hidden_size):
         return "the model is causal, has shared layers or narrow embeddings, which a Longformer does not have"
     return ""

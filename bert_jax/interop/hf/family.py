@@ -332,7 +332,7 @@ def with_pruned_heads(model: ModelConfig, values: Values) -> ModelConfig:
     if not left:
         return model
     if model.num_layers > layers:
-        problem = f"pruned_heads: the model has {model.num_layers} layers; allowed: up to {layers}"
+        problem = f"pruned_heads: the model has {model.num_layers} layers; at most {layers} are supported"
         raise ValueError(f"{values.name}: {problem}")
     return dataclasses.replace(model, layer_heads=tuple(left.get(i, most) for i in range(model.num_layers)))
 

@@ -165,7 +165,7 @@ class _FolderReader(StoredModel):
         problem = self.config.problem or ("regression" if len(labels) == 1 else "single_label")
         if kind == "sequence" and problem == "regression" and len(labels) > 1:
             outputs = f"the classifier has {len(labels)} outputs"
-            raise ValueError(f"{self.path}: problem_type is regression, but {outputs}; allowed: one output")
+            raise ValueError(f"{self.path}: problem_type is regression, but {outputs}; regression needs one output")
         pooler = self._pooler()
         own = next((head for head in found if "pooler" in family.heads[head]), None)
         has_pooler = any(map(self.has, pooler))
@@ -249,7 +249,9 @@ class _FolderReader(StoredModel):
             return "token"  # the other heads need the pooler
         classes = ", ".join(name for name, held in family.classes.items() if set(held) & set(heads))
         file = self.path / CONFIG_FILE
-        raise ValueError(f"{file}: architectures does not determine the kind of {module}; allowed: {classes}")
+        raise ValueError(
+            f"{file}: architectures does not determine the kind of {module}; set it to one of {classes}"
+        )
 
     def _class_names(self, kind: str) -> tuple[str, ...]:
         shape = self.shape(f"{self.config.family.output_layer(kind)}.weight")

@@ -120,12 +120,14 @@ def _cross_encoder(path: Path, modules: list[tuple[str, Path]], options: ReadOpt
     if [kind for kind, _ in modules] != ["Transformer"]:
         names = ", ".join(kind for kind, _ in modules)
         problem = f"the modules of the CrossEncoder are {names}"
-        raise ValueError(f"{path / MODULES_FILE}: {problem}; allowed: Transformer")
+        raise ValueError(f"{path / MODULES_FILE}: {problem}; only a single Transformer module is supported")
     plain = {key: values for key, values in _PLAIN.items() if key not in _OF_TASK}
     weights = _with_settings(read_hf(modules[0][1], options), modules[0][1], path, plain)
     heads, notes = weights.spec.heads, weights.notes
     if not heads.sequence_labels:
-        raise ValueError(f"{path}: the CrossEncoder has no classifier; allowed: a class ForSequenceClassification")
+        raise ValueError(
+            f"{path}: the CrossEncoder has no classifier; use a model of a class ForSequenceClassification"
+        )
     activation = cross_encoder_activation({"sentence_transformers": settings}, str(file), 0) or heads.activation
     if not activation and heads.problem == "regression":
         activation = "sigmoid"  # the default of CrossEncoder for one label
@@ -288,7 +290,7 @@ def _with_model_settings(sentence: SentenceConfig, path: Path) -> SentenceConfig
     _one_of(file, settings, "model_type", "SentenceTransformer")
     prompts = settings.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
-        raise ValueError(f"{file}: prompts is not a map from names to texts")
+        raise ValueError(f"{file}: prompts is not a map from names to strings")
     return dataclasses.replace(
         sentence,
         prompts=tuple((name, text or "") for name, text in prompts.items()),

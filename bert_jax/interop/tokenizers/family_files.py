@@ -62,8 +62,8 @@ def sentencepiece_family_json(
     parsed, trainer, normalizer = json_format.parse_model(content)
     kind = json_format.model_kind(trainer)
     if kind is None or trainer.get(35, 0):  # byte_fallback
-        rule = "SentencePiece models of the types unigram and BPE without byte fallback"
-        raise ValueError(f"{name}: allowed: {rule}")
+        rule = "use a SentencePiece model of the type unigram or BPE without byte fallback"
+        raise ValueError(f"{name}: the type of the model, or its byte fallback, is not supported; {rule}")
     rules = _FAMILIES[family]
     scored = [*rules.first, *((piece.text, piece.score) for piece in parsed[rules.replaced :])]
     if family == "albert":

@@ -191,8 +191,8 @@ class _Files:
             return by_json, self.byte_bpe(state)
         if kind not in (None, "WordPiece"):
             raise ValueError(
-                f"{self.folder / 'tokenizer.json'}: a {str(kind)[:40]} tokenizer is not supported; allowed: "
-                "WordPiece, BPE, Unigram, tokenizer.model (SentencePiece) like that of BERT"
+                f"{self.folder / 'tokenizer.json'}: a {str(kind)[:40]} tokenizer is not supported; use "
+                "WordPiece, BPE, Unigram or a tokenizer.model (SentencePiece) with BERT's special tokens"
             )
         vocabulary = self.content("vocab.txt")
         table = self.json("vocab.json") if state is None and vocabulary is None else None

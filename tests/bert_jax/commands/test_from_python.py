@@ -190,7 +190,7 @@ def test_pretraining_is_planned_as_by_the_command(tmp_path, planned):
         ({"options": {"seeds": 3}}, "--sweep and --seeds: starts several runs; use bert-jax finetune"),
         ({"workdir": "gs://bucket/run"}, "workdir: gs://bucket/run: a URL is not allowed"),
         ({"train": (TEXTS, LABELS[:3])}, "train: the columns differ in length"),
-        ({"dev": 1.5}, "dev=1.5: not allowed; allowed: a share above 0 and below 1"),
+        ({"dev": 1.5}, "dev=1.5 is not allowed; allowed: a share above 0 and below 1"),
     ],
 )
 def test_mistakes_have_one_line_and_leave_nothing(arguments, message, source, tmp_path, monkeypatch):

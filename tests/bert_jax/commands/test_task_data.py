@@ -432,7 +432,7 @@ Named = collections.namedtuple("Named", "text label")
         (
             [["a", "b", "c", "d"]],
             "classification",
-            "train[0]: 4 values; allowed for classification: at most 3; columns",
+            "train[0]: 4 values, but classification has at most 3; columns",
         ),
         (("a", "x"), "classification", "train: a tuple contains columns, (texts, labels)"),
         ({"text": "a", "label": ["x"]}, "classification", "train: 'text' is one value; give a column of values"),
@@ -549,7 +549,7 @@ def test_values_are_split_at_random():
 
 @pytest.mark.parametrize("fraction", [0, 1, 0.0, 1.0, -0.1, 1.5, float("nan")])
 def test_fractions_outside_of_0_and_1(fraction):
-    with pytest.raises(ValueError, match=rf"dev={fraction}: not allowed; allowed: a share above 0 and below 1, or"):
+    with pytest.raises(ValueError, match=rf"dev={fraction} is not allowed; allowed: a share above 0 and below 1"):
         split_off(made("ab"), fraction, 0, "classification")
 
 

@@ -70,7 +70,7 @@ def test_probabilities_in_the_order_of_the_classes():
 @pytest.mark.parametrize("value", [5, None, b"w1"])
 def test_other_inputs_are_refused_in_one_line(name, value):
     method = getattr(shared_model(HeadsConfig(pooler=True, mlm=True, sequence_labels=("a", "b"))), name)
-    with pytest.raises(ValueError, match=f"texts: {type(value).__name__} is not allowed; give a text or a list"):
+    with pytest.raises(ValueError, match=f"texts: {type(value).__name__} is not allowed; give a string or a list"):
         method(value)
 
 

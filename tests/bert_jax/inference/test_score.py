@@ -243,7 +243,7 @@ class TestPairs:
             (b'{"sentence_good": "a"}', r'pairs\.jsonl:1: no sentence_bad; write \{"sentence_good"'),
             (b'{"sentence_good": " ", "sentence_bad": "a"}', r"pairs\.jsonl:1: no sentence_good"),
             (b'\n{"sentence_good": "a", "sentence_bad": 1}', r"pairs\.jsonl:2: no sentence_bad"),
-            (b'{"sentence_good": "a", "sentence_bad": "b", "UID": 3}', r"UID: 3 is not allowed; use a text"),
+            (b'{"sentence_good": "a", "sentence_bad": "b", "UID": 3}', r"UID: 3 is not allowed; use a string"),
             (b"[1]", r"pairs\.jsonl:1: not a JSON object; write"),
             (b"a", r"pairs\.jsonl:1: not JSON"),
             (b"\xff", r"pairs\.jsonl:1: not valid UTF-8"),

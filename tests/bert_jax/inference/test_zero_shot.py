@@ -151,7 +151,7 @@ def test_without_a_class_of_contradiction_it_is_the_share_of_all(classes, at, op
             {"labels": {"a": ["w1"], "b": ["w1"]}},
             "'w1' belongs to 'a' and 'b'",
         ),
-        (HeadsConfig(mlm=True), {"template": "{text}"}, r"\[MASK\] 0 times; allowed: once"),
+        (HeadsConfig(mlm=True), {"template": "{text}"}, r"\[MASK\] 0 times; write it once"),
         (HeadsConfig(mlm=True), {"template": "[MASK] {text} [MASK]"}, "2 times"),
         (HeadsConfig(mlm=True), {"template": "{text} [MASK]" + " w1" * 67}, "70 of"),
         (

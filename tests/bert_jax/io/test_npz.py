@@ -1,4 +1,4 @@
-"""npz folders: every model out and back bit by bit, read with numpy alone; no declared size is believed."""
+"""npz folders: every model out and back bit for bit, read with numpy alone; no declared size is believed."""
 
 import dataclasses
 import io

@@ -188,7 +188,9 @@ def test_it_trains_resumes_and_both_networks_are_read(tmp_path, curves):
         export_model(tmp_path / "cut", tmp_path / name, "hf", options=options)
         assert read_weights(tmp_path / name).spec.heads.present() == (head,)
     assert read_weights(tmp_path / "cut").spec.heads.rtd
-    with pytest.raises(ValueError, match="--network critic: allowed: discriminator, generator"):
+    with pytest.raises(
+        ValueError, match="--network critic: not a network of the run; use discriminator or generator"
+    ):
         read_weights(tmp_path / "cut", ReadOptions(network="critic"))
     with pytest.raises(ValueError, match="omit --network"):
         read_weights(tmp_path / "generator", ReadOptions(network="generator"))
@@ -253,7 +255,7 @@ def test_flops_are_those_of_both_networks():
         ),
         (
             f"{OPTIONS} --objective.embedding_sharing none --model.word_rank 16",
-            r"generator_size: 0.5 .* model.word_rank 16; allowed: a generator wider than that \(now 16\)",
+            r"generator_size: 0.5 .* model.word_rank 16, because .* have the width 16; use a larger",
         ),
     ],
 )

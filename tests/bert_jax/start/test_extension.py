@@ -42,7 +42,7 @@ def test_words_are_written_as_the_tokenizer_writes_them_and_known_ones_left_out(
         (["##ing"], "words.txt:1: '##ing' is not one word: the tokenizer splits it into # | # | ing;"),
         (["\u4e2d\u6587"], "splits it into \u4e2d | \u6587;"),
         (["\u200b"], "words.txt:1: '\\u200b' is not one word: the tokenizer removes all of it"),
-        (["a" * 201], "words.txt:1: a word of 201 characters; allowed: at most 200"),
+        (["a" * 201], "words.txt:1: the word has 201 characters; the maximum is 200"),
         (["", " "], "words.txt has no words; write one word per line"),
     ],
 )

@@ -98,7 +98,7 @@ def test_questions(data_dir):
         (
             "tfds:my_glue/rte",
             ("text=sentence1",),
-            "tfds:my_glue/rte: the split is missing; write my_glue/rte:SPLIT; allowed: train, test",
+            "tfds:my_glue/rte: the split is missing; write my_glue/rte:SPLIT; splits: train, test",
         ),
         ("tfds:my_glue/rte:dev", ("text=sentence1",), "tfds:my_glue/rte: cannot read the split 'dev': "),
         (

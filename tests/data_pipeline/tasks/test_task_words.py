@@ -180,7 +180,7 @@ def test_mistakes_in_slots(tmp_path, contents, message):
 def test_a_file_is_no_folder_of_slots(tmp_path):
     path = write(tmp_path / "seq.in", "a\n")
     assert refusal(path, kind="joint", format="slots") == (
-        f"{path}: the path is a file; allowed: a folder with seq.in, seq.out and label"
+        f"{path}: the path is a file; give a folder with seq.in, seq.out and label"
     )
 
 

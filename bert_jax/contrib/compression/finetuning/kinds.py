@@ -106,7 +106,7 @@ class Choices(Classes):
 
 
 class Tags(SoftTargets):
-    """The divergence of the distribution of tags of each word; with a CRF, of its marginal probabilities."""
+    """The divergence of each word's tag distribution or, with a CRF, of its marginal tag probabilities."""
 
     needs = "an output layer for tags"
 
@@ -191,7 +191,7 @@ class Both(Tags):
 
 
 class Places(SoftTargets):
-    """The divergence of the distributions of the start and of the end of the answer, the mean of both."""
+    """The mean divergence of two distributions, over the start and over the end of the answer."""
 
     needs = "an output layer for answers"
 
@@ -235,8 +235,9 @@ class Places(SoftTargets):
 
 
 class Vectors(SoftTargets):
-    """1 minus the cosine between the vectors of a text, the mean over the texts of an example (Reimers and Gurevych
-    2020 have the squared error, which depends on the width and on the norm).
+    """1 minus the cosine between the teacher's and the student's vector of a text, averaged over an example.
+
+    Reimers and Gurevych (2020) use the squared error, which depends on the width and the norm.
 
     Vectors of a teacher of more than the student's width are projected to the directions in which those of the
     training texts are longest; narrower ones get zeros at their end, which changes no cosine.
@@ -308,8 +309,7 @@ def soft_targets(task: Task) -> SoftTargets:
             return KINDS[kinds[base]](task)
     names = ", ".join(base.__name__ for base in kinds)
     raise ValueError(
-        f"--teacher: the task of {task.config.task.module} has no soft targets; allowed: a task that extends one "
-        f"of {names}"
+        f"--teacher: the task of {task.config.task.module} has no soft targets; derive the task from one of {names}"
     )
 
 

@@ -31,7 +31,7 @@ def find_teacher(
     one, or if ``outputs`` is neither complete nor of a named model.
     """
     if len(names) > 1:
-        raise ValueError(f"--teacher: {len(names)} models are not allowed in pretraining; allowed: one")
+        raise ValueError(f"--teacher: {len(names)} models are not allowed in pretraining; give one")
     (recorded,) = _recorded(workdir) or [{}]
     outputs = outputs or recorded.get("outputs", "")
     stored = stored_teacher(Path(outputs)) if outputs else None

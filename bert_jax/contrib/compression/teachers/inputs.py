@@ -36,7 +36,7 @@ class TeacherInputs(Inputs):
             raise ValueError("--teacher: missing; name the model whose outputs the run learns to reproduce")
         if teacher.outputs and config.data.masking != "static":
             shown = f"data.masking: {config.data.masking} is not allowed with --teacher_outputs"
-            raise ValueError(f"{shown}, because each pass has other masks; allowed: static")
+            raise ValueError(f"{shown}, because each pass has other masks; use static")
         return cls(teacher)
 
     def check_vocabulary(self, tokenizer: Tokenizer | None, vocabulary: Location) -> None:

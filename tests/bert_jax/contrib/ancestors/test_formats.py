@@ -1,4 +1,4 @@
-"""Vectors of word2vec and GloVe and the files of AllenNLP: round trips bit by bit, damaged files, refusals."""
+"""Vectors of word2vec and GloVe and the files of AllenNLP: round trips bit for bit, damaged files, refusals."""
 
 import gzip
 import json

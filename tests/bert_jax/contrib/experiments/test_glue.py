@@ -136,12 +136,12 @@ def changed(number, **fields):
         (
             "wnli",
             lambda lines: [*lines, lines[3]],
-            "test.jsonl:147: index '3' occurs twice in WNLI; allow",
+            "test.jsonl:147: index '3' occurs twice in WNLI; the GLUE",
         ),
         (
             "wnli",
             changed(5, id="146"),
-            "test.jsonl:6: index '146' is not allowed in WNLI; allowed: 0 to 145, each",
+            "test.jsonl:6: index '146' is not allowed in WNLI; the GLUE test file has the indices 0 to 145",
         ),
         ("wnli", changed(5, id="05"), "test.jsonl:6: index '05' is not allowed in WNLI"),
         ("wnli", changed(5, id=5), "test.jsonl:6: index 5 is not allowed in WNLI"),

@@ -381,7 +381,7 @@ def test_options_without_their_meaning_are_told(two_layers, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             job_of(tmp_path, kind, teaching, options, splits, two_layers)
-    with pytest.raises(ValueError, match=r"^--teacher: 2 models are not allowed in pretraining; allowed: one$"):
+    with pytest.raises(ValueError, match=r"^--teacher: 2 models are not allowed in pretraining; give one$"):
         find_teacher(["a", "b"], tmp_path, ReadOptions())
 
 
