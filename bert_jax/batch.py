@@ -86,8 +86,7 @@ class RowShape:
     counts_rows: bool = False
 
     def rows(self, size: int) -> int:
-        """Return the number of rows of a batch of the given size: that many rows, or rows of about that many
-        sequences.
+        """Return the number of rows in a batch of the given size, which counts rows or sequences.
 
         With packed sequences, it is the nearest multiple of the largest power of two that is at most a sixteenth
         of the exact number, so that most meshes divide it; it differs from the exact number by at most 1/32, or by

@@ -1,4 +1,4 @@
-"""The text of ``--help`` for a config class: every option with type, default and the comment above its field."""
+"""The text of ``--help`` for a config class, which lists every option with type, default and comment."""
 
 import dataclasses
 import inspect

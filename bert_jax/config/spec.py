@@ -169,7 +169,7 @@ class SentenceConfig:
     include_prompt: bool = True
 
     def vector_width(self, hidden_size: int) -> int:
-        """Return the number of values of the vector of a text, for token outputs of width ``hidden_size``."""
+        """Return the width of a text vector, for token outputs of width ``hidden_size``."""
         dense = [module.features for module in self.modules if module.kind == "dense"]
         return dense[-1] if dense else hidden_size * len(self.pooling)
 

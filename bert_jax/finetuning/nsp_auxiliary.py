@@ -1,4 +1,4 @@
-"""Auxiliary next-sentence loss of fine-tuning: does the second part of a text follow the first part?
+"""Auxiliary loss of fine-tuning, which predicts whether the second part of a text follows the first part.
 
 This is the pretraining loss (Devlin et al. 2018, section 3.1) on the texts of the task. Every example of a batch is
 added a second time, split into two parts; in half of these copies, the second part comes from another record. The

@@ -1,4 +1,4 @@
-"""Vectors of texts: one per text (Sentence-BERT; Reimers and Gurevych 2019), or one per token and layer.
+"""Compute one vector per text (Sentence-BERT; Reimers and Gurevych 2019), or one per token and layer.
 
 Shapes: B rows, S tokens, C sequences per row, L layers, H width, E width of an embedding.
 """

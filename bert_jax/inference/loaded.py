@@ -302,7 +302,7 @@ def _several(texts: Iterable[Input]) -> Iterable[Input]:
     if columns is None and isinstance(texts, Iterable) and not isinstance(texts, bytes | Mapping):
         return texts
     remedy = (
-        "give a text or a list of texts"
+        "give a string or a list of strings"
         if columns is None
         else f"give one column, of {', '.join(map(str, columns))}"
     )

@@ -1,4 +1,4 @@
-"""Log-probability of texts: by the tokens of a masked language model one after the other, or by a causal one.
+"""Log-probability of texts, by a masked language model, which predicts one token at a time, or by a causal one.
 
 * Masked models: the pseudo-log-likelihood (PLL) of a text is the sum over its tokens of log P(token | the rest),
   each from a copy of the text in which the token is masked (Salazar et al. 2020, arXiv:1910.14659).

@@ -1,4 +1,4 @@
-"""Names of the files of saved models and of workdirs, by which these are recognized without reading them."""
+"""File names by which saved models and workdirs are recognized without reading them."""
 
 from pathlib import Path
 

@@ -1,5 +1,7 @@
-"""Facts that a run keeps from its initial model in addition to sizes and parameters: the conversion of texts to
-vectors, and limits of the inputs. ``WORKDIR/warm_start.yaml`` records them."""
+"""Settings that a run keeps from its initial model in addition to sizes and parameters.
+
+They are the conversion of texts to vectors and the limits of the inputs; ``WORKDIR/warm_start.yaml`` records them.
+"""
 
 import dataclasses
 from collections.abc import Mapping

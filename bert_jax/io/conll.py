@@ -18,8 +18,11 @@ _ID, _FORM, _UPOS, _HEAD, _DEPREL, _COLUMNS = 0, 1, 3, 6, 7, 10
 
 
 class ConllSentence(NamedTuple):
-    """The number of the first line, the index of the document (0: before the first document), and for every word
-    its line number and columns."""
+    """A sentence of a CoNLL file.
+
+    It has the number of its first line, the index of its document (0: before the first document), and for every
+    word the line number and the columns.
+    """
 
     line: int
     document: int
@@ -27,8 +30,10 @@ class ConllSentence(NamedTuple):
 
 
 class ParsedSentence(NamedTuple):
-    """A sentence of a treebank: of each word the form, the part of speech, the index of its head (-1: the root)
-    and its relation to the head."""
+    """A sentence of a treebank.
+
+    Each word has a form, a part of speech, the index of its head (-1: the root) and its relation to the head.
+    """
 
     words: tuple[str, ...]
     upos: tuple[str, ...]

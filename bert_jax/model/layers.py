@@ -116,9 +116,11 @@ def output_residual_norm(
     dropout_key: DropoutKey | None,
     activate: Callable[..., jax.Array] = lambda x: x,
 ) -> jax.Array:
-    """Apply the last operations of an attention or feed-forward block to ``inner``, arrays [B, S, ...] or [N, ...]:
-    ``activate``, the output projection ``dense``, dropout, the addition of the residual ``x`` and, if
-    ``norm_position`` is post, LayerNorm."""
+    """Apply the last operations of an attention or feed-forward block to ``inner``, arrays [B, S, ...] or [N, ...].
+
+    The operations are ``activate``, the output projection ``dense``, dropout, the addition of the residual ``x``
+    and, if ``norm_position`` is post, LayerNorm.
+    """
     config, dtype, mesh = block.config, compute_dtype(block.execution), block.mesh
     length, width = x_BxSxH.shape[1:]
     kernel, bias = dense.parameters(inner[0].shape[-1])

@@ -1,4 +1,4 @@
-"""Memory of the machine: the least that a run needs, and freed memory that the C library keeps."""
+"""Check that the machine has the memory that a run needs, and control how much freed memory the C library keeps."""
 
 import ctypes
 import os
@@ -68,7 +68,7 @@ def require_memory(config: RunConfig, length: int, processes: int) -> None:
 
 
 def _parameters(model: ModelConfig) -> int:
-    """Return about the number of parameters of a transformer of these sizes."""
+    """Return the approximate number of parameters of a Transformer with these sizes."""
     width = model.hidden_size
     layers = width * (model.num_layers * 4 * width + 2 * sum(model.units_by_layer))
     layers //= model.num_layers if model.shared_layers else 1

@@ -1,5 +1,8 @@
-"""First import of each command: a Python that cannot run it gets one line, and a signal while the rest is imported
-ends it without a traceback. Imports nothing that takes time or that an old Python lacks."""
+"""First import of each command.
+
+A Python version that cannot run the command prints one line, and a signal during the other imports ends the command
+without a traceback. This module imports nothing that takes time or that an old Python lacks.
+"""
 
 import importlib.util
 import os

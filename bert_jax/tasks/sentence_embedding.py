@@ -143,7 +143,7 @@ class SentenceTask(Task):
         if 0 < len(without) < len(records):
             raise ValueError(
                 f"{without[0].source}: the record has no negative, but other records of the split have one; "
-                "allowed: triplets only, or pairs only; add a negative (role negative), or move the triplets to "
+                "a split has triplets only or pairs only: add a negative (role negative), or move the triplets to "
                 "a separate file"
             )
         for record in records:

@@ -1,4 +1,4 @@
-"""Conversion of words to model inputs: windows that never split a word and that score every word exactly once.
+"""Convert words to model inputs, in windows that never split a word and that score every word exactly once.
 
 Words are numbered consecutively in a text, which is one sentence or, with document context (Devlin et al. 2018,
 section 5.3), all sentences of a document. ``starts`` int64[words + 1] contains the index of the first piece of each

@@ -1,4 +1,4 @@
-"""Gradients on the replicas of a mesh, the indices of its axis ``data``: computed apart, then summed."""
+"""Compute the gradient of each replica (index along the mesh axis ``data``) separately, and sum the gradients."""
 
 from collections.abc import Callable
 from typing import Any

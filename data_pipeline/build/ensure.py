@@ -1,4 +1,4 @@
-"""The vocabulary and the shards of a DataConfig: checked if they exist, built if they are missing.
+"""Check the vocabulary and the shards of a DataConfig if they exist, and build them if they are missing.
 
 A build creates the vocabulary, the token store and, for each split, the parts, the shards and the folder; a
 complete file or folder gets its final name by one rename. A build works in ``SHARDS/.build-*``; ``train/`` and

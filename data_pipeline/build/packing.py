@@ -1,5 +1,6 @@
-"""Packing of instances into rows, the records that a build keeps until the rows of a shard are known, and places of
-sequences in rows that are read.
+"""Pack instances into rows, and locate the sequences of packed rows that are read.
+
+A build keeps the instances as encoded sequences until the rows of a shard are known.
 
 The instances of a shard are packed by best fit, longest first: each goes into the row with the least free space
 that is enough, otherwise into a new row (Krell et al. 2021, "Efficient Sequence Packing without

@@ -1,4 +1,4 @@
-"""Jobs that convert a token store to shards: jobs that write parts, then one merge per shard.
+"""Jobs that convert a token store to shards. The first jobs write parts; then one job merges each shard.
 
 A part consists of a table and of the serialized instances of consecutive documents in one pass, sorted by shard and
 then by a random sort key (the place of an instance in its shard; of its document if rows are contiguous). The

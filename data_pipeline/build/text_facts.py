@@ -1,4 +1,4 @@
-"""Facts about the text of a build: how it was read, its unknown tokens, merged characters, and its rows.
+"""Statistics of the text of a build: how it was read, unknown tokens, merged characters, and tokens in rows.
 
 The numbers are in ``store.json`` (``text``) and in the manifest of each split (``text``, ``counts``). Stores and
 shards of before lack them.

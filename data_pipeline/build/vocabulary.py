@@ -1,4 +1,4 @@
-"""The vocabulary of a DataConfig: checked if it exists, trained if it is missing."""
+"""Check the vocabulary of a DataConfig if it exists, and train it if it is missing."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ def load_vocabulary(data: DataConfig, path: Location, vocab_size: int) -> Tokeni
     if data.strip_accents != "auto" and path.suffix != ".txt":
         raise ValueError(
             f"data.strip_accents: {data.strip_accents} is not allowed with {path.name}, which has its own rules; "
-            "allowed: auto, or a vocab.txt in data.vocab"
+            "use auto, or set data.vocab to a vocab.txt"
         )
     tokenizer = load_tokenizer(local_copy(path), **data.rules)
     if tokenizer.vocab_size > vocab_size:

@@ -1,4 +1,4 @@
-"""Reading of several folders of shards as the parts of a mixture, and the values that are logged for each part.
+"""Read several folders of shards as the parts of a mixture, and compute the values that are logged for each part.
 
 ``data_pipeline.read.order`` defines the order. Records are numbered consecutively across the parts.
 """
@@ -55,7 +55,7 @@ class PartRecords:
         )
 
     def sequences(self, layout: Layout) -> float:
-        """Return the mean number of sequences of a row of the mixture.
+        """Return the mean number of sequences per row of the mixture.
 
         Raises ``ValueError`` if a folder of packed rows has no manifest, which contains the number of sequences.
         """

@@ -252,8 +252,11 @@ class BatchDecoder:
 
 
 class _Column(NamedTuple):
-    """One feature of many records: for each record that has the feature, the number of bytes of its values (for a
-    list of byte strings, the number of strings), and the bytes of all values (none for byte strings)."""
+    """One feature of many records.
+
+    It has, for each record with the feature, the number of bytes of its values (for a list of byte strings, the
+    number of strings), and the bytes of all values (none for byte strings).
+    """
 
     kind: str
     sizes: list[int]

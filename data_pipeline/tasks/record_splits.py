@@ -1,4 +1,4 @@
-"""Records of a run: train, dev and test files, or a dev split taken from the training records."""
+"""Read the records of a run from train, dev and test files, or take the dev split from the training records."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""Borders of grapheme clusters: of characters that a reader sees as one."""
+"""Find the borders of grapheme clusters, which a reader sees as single characters."""
 
 import re
 import unicodedata

@@ -1,4 +1,4 @@
-"""Lines of text files: decompression, character encodings, line ends, and lines of any length in bounded memory."""
+"""Read lines of text files: decompress, decode, split at line ends, and bound the memory of long lines."""
 
 import codecs
 import re

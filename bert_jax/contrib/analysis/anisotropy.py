@@ -1,6 +1,7 @@
-"""Anisotropy (the tendency to share a direction) of text vectors and, per frequency band, of piece embeddings; and
-whitening, which removes it (Su et al. 2021, "Whitening Sentence Representations for Better Semantics and Faster
-Retrieval").
+"""Measure the anisotropy of text vectors and, per frequency band, of piece embeddings, and remove it by whitening.
+
+Anisotropic vectors tend to share a direction. Whitening follows Su et al. (2021, "Whitening Sentence
+Representations for Better Semantics and Faster Retrieval").
 
 Shapes: N vectors, V pieces, E width of a vector, D dimensions kept.
 """

@@ -1,5 +1,5 @@
-"""Attention heads that follow a dependency relation, against the best fixed offset (Clark et al. 2019, section 4.2
-and table 1).
+"""Find the attention heads that follow a dependency relation best, and compare them with the best fixed offset
+(Clark et al. 2019, section 4.2 and table 1).
 
 Shapes: B rows, S tokens, D directions, L layers, A heads, N words of all sentences, W words of a row or a sentence.
 """

@@ -1,4 +1,4 @@
-"""Probes of every layer of a network: a property of words or sentences, predicted by a linear classifier from
+"""Probe every layer of a network: train a linear classifier that predicts a property of words or sentences from
 frozen vectors (Tenney et al. 2019; Hewitt and Liang 2019; Conneau et al. 2018).
 
 Shapes: L layers, R stored vectors, N examples, H width, C classes.
@@ -46,7 +46,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of both splits as integers: classes of one group are consecutive. -1: not a label of training."""
+    """The labels of both splits as integers.
+
+    The classes of one group are consecutive. Labels that do not occur in training are -1.
+    """
 
     names: Sequence[tuple[str, str]]  # group and label of each class
     train: np.ndarray  # int64[N]
@@ -191,8 +194,10 @@ class Probe:
         return {score.name: interval for score, interval in zip(scores, intervals, strict=True)}
 
     def _macro_f1(self, predicted: np.ndarray, count: int) -> Score:
-        """Return the mean over groups of the mean F1 of the classes of a group. A class that is neither in the
-        labels nor in the predictions is skipped."""
+        """Average F1 over the classes in each group, and return the mean of these averages.
+
+        A class that is neither in the labels nor in the predictions is skipped.
+        """
         classes, names = len(self.labels.names), sorted({group for group, _ in self.labels.names})
         group_of = np.array([names.index(group) for group, _ in self.labels.names])
         hit = np.where(predicted == self.labels.test, predicted, -1)

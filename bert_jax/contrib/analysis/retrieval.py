@@ -1,5 +1,7 @@
-"""Retrieval beyond nearest vectors: hits in the order of a cross-encoder, a model that reads a query and a text
-together (Nogueira and Cho 2019), and hard negatives, on which retrieval is trained (Karpukhin et al. 2020)."""
+"""Rerank search hits with a cross-encoder, and mine hard negatives.
+
+A cross-encoder reads a query and a text together (Nogueira and Cho 2019). Hard negatives are training data for
+retrieval (Karpukhin et al. 2020)."""
 
 import itertools
 from collections.abc import Iterator, Sequence

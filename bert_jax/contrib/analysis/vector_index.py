@@ -1,4 +1,4 @@
-"""Indexes of text vectors in a folder: a bit per value in memory, a byte per value on disk.
+"""Indexes of text vectors in a folder. An index takes a bit per value in memory and a byte per value on disk.
 
 A search with bits has three stages. All entries are compared by the Hamming distance of the signs of query and
 entry; the nearest 1,000 by the sum of the query's values with the signs of the entry (Yamada et al. 2021,

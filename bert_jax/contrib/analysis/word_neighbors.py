@@ -1,5 +1,7 @@
-"""Words that are nearest to a word: by the table of input embeddings (one vector per word, whatever its meaning),
-or by the contextual vector of an occurrence in a text.
+"""Find the words that are nearest to a word.
+
+A word is compared by its input embedding, which is one vector for all its meanings, or by the contextual vector of
+an occurrence in a text.
 
 Shapes: Q queries, N candidates, V pieces, H width.
 """

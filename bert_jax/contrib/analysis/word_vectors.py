@@ -1,4 +1,4 @@
-"""Contextual vectors of words: the mean, or the first, of the vectors of the pieces of each word, at any layer.
+"""Contextual vectors of words at any layer. A word has the mean, or the first, of the vectors of its pieces.
 
 Shapes: B rows, S tokens, P pieces, W words, N layers, H width. Layer 0 is the output of the embeddings, layer i is
 the output of layer i of the network, and -1 is the last layer (:attr:`BertOutput.hidden_states`, before the final

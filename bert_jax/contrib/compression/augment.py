@@ -23,8 +23,14 @@ _WINDOW, _SPARE = 256, 8
 
 @dataclass(frozen=True)
 class Replacement:
-    """Number of new texts per text, share of the words that each new text replaces, and number of most probable
-    pieces from which a word is sampled. Raises ``ValueError`` for values that are not allowed."""
+    """Settings of the augmentation. Raises ``ValueError`` for values that are not allowed.
+
+    Args:
+        copies: new texts per text.
+        share: share of the words that each new text replaces.
+        candidates: number of most probable pieces from which a word is sampled.
+        seed: seed of the samples.
+    """
 
     copies: int = 20
     share: float = 0.4

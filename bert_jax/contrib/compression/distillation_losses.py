@@ -40,8 +40,10 @@ def cosine_distance_loss(
 def squared_error_loss(
     name: str, student_BxSxH: jax.Array, teacher_BxSxH: jax.Array, weights_BxS: jax.Array
 ) -> Sums:
-    """Return ``{name}_loss``: the mean over H of the squared difference of the vectors of a token (TinyBERT,
-    equation 8; a projection of the student to the width of the teacher comes before it)."""
+    """Return ``{name}_loss``, the squared difference between the two vectors of each token, averaged over H.
+
+    TinyBERT, equation 8. The caller projects the student's vectors to the teacher's width first.
+    """
     difference = student_BxSxH.astype(jnp.float32) - jax.lax.stop_gradient(teacher_BxSxH).astype(jnp.float32)
     error_BxS = jnp.mean(difference**2, axis=-1)
     return {f"{name}_loss": (jnp.sum(error_BxS * weights_BxS), jnp.sum(weights_BxS))}

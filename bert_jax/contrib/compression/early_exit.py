@@ -1,4 +1,4 @@
-"""Measurement of early exit: cost and quality, on labeled examples, of predictions that stop at lower layers.
+"""Measure cost and quality of early exit (predictions that stop at lower layers) on labeled examples.
 
 Xin et al. 2020 (DeeBERT), section 4: an entropy threshold trades layers for quality.
 """

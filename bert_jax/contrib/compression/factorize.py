@@ -1,4 +1,4 @@
-"""``bert-jax factorize``: the table of word embeddings as the product of two smaller ones."""
+"""``bert-jax factorize`` replaces the table of word embeddings by the product of two smaller tables."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,8 +16,9 @@ _TABLE, _FACTOR = "embeddings/word_embeddings/embedding", "embeddings/word_facto
 
 
 def factorized(weights: ModelBundle, rank: int) -> tuple[ModelBundle, float]:
-    """Return ``weights`` with the best approximation of ``rank`` of its table of word embeddings, in least squares
-    (Eckart and Young 1936), and the share of the sum of the squares of the table that it keeps.
+    """Return ``weights`` with a word-embedding table of rank ``rank``, and the kept share of its squared norm.
+
+    The factors are the best approximation of the table in least squares (Eckart and Young 1936).
 
     Both factors have the square roots of the singular values. Raises ``ValueError`` for a rank that saves nothing,
     and a model without such a table.

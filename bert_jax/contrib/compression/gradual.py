@@ -1,4 +1,4 @@
-"""Gradual pruning: rounds of fine-tuning and removal of attention heads and feed-forward units.
+"""Gradual pruning alternates fine-tuning with the removal of attention heads and feed-forward units.
 
 WORKDIR/rounds/K is the workdir of the training of round K, from 1, and WORKDIR/rounds/K/pruned the smaller model,
 with which the next round starts; the last training happens in WORKDIR itself. A round whose smaller model exists is
@@ -55,7 +55,7 @@ class Rounds:
         check_prunable(model, Pruning(heads=self.heads, units=self.units, importance="magnitude"), name)
 
     def counts(self, model: ModelConfig) -> list[tuple[int, int]]:
-        """Return the numbers of heads and of units of ``model`` that are left after each round that removes any."""
+        """Return how many heads and units ``model`` has left after each round that removes any."""
         before = sum(model.heads_by_layer), sum(model.units_by_layer)
         found = [before]
         for number in range(1, self.count + 1):

@@ -1,5 +1,4 @@
-"""Attention heads and feed-forward units of a network: masks, choice of the most important ones, removal of the
-others.
+"""Mask attention heads and feed-forward units of a network, choose the most important ones, and remove the others.
 
 Shapes: L layers; of each layer A heads of size D, N = A * D, and F units.
 """

@@ -72,7 +72,7 @@ def movement_importance(
 
 
 def _squares(params: Mapping[str, np.ndarray], place: str) -> np.ndarray:
-    """Return the sum of the squares of the parameters of each lane between the projections of a block."""
+    """Return the sum of squared parameters for each lane between the projections of a block, float64[lanes]."""
     total = np.square(params[f"{place}output/kernel"], dtype=np.float64).sum(axis=1)
     for name, values in params.items():
         if name.startswith(place) and not name.startswith((f"{place}output/", f"{place}layer_norm/")):

@@ -1,4 +1,4 @@
-"""``bert-jax prune``: a model with fewer layers, attention heads and feed-forward units."""
+"""``bert-jax prune`` writes a model with fewer layers, attention heads and feed-forward units."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

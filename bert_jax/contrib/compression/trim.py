@@ -1,4 +1,4 @@
-"""``bert-jax trim``: a model with the part of its vocabulary that a corpus uses."""
+"""``bert-jax trim`` writes a model with the part of its vocabulary that a corpus uses."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""``bert-jax benchmark-inference``: time, size and memory of a model in every form in which it can run here."""
+"""``bert-jax benchmark-inference`` measures time, size and memory of a model in every form that can run here."""
 
 import importlib.util
 import json
@@ -30,8 +30,10 @@ FORMS = {
 
 @dataclass(frozen=True)
 class Load:
-    """Sizes to run: batches of ``batches`` texts of ``lengths`` tokens, each size for ``seconds`` and at least
-    ``repeats`` times, on ``cpus`` processors (0: all)."""
+    """Batch sizes (``batches``, in texts) and lengths (``lengths``, in tokens) to measure.
+
+    Each combination runs for ``seconds`` and at least ``repeats`` times, on ``cpus`` processors (0: all).
+    """
 
     batches: Sequence[int] = (1, 8, 64)
     lengths: Sequence[int] = (16, 128, 512)

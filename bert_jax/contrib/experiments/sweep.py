@@ -1,4 +1,4 @@
-"""Sweeps: several fine-tuning runs started by one command, each in its own workdir, and a table of their results.
+"""A sweep starts several fine-tuning runs with one command, each in its own workdir, and writes a result table.
 
 WORKDIR/runs/NAME is the workdir of a run. Finished runs are not repeated, so the same command continues a killed
 sweep, and several processes on one WORKDIR divide the runs among themselves. The table is computed only from the

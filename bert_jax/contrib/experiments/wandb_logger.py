@@ -1,4 +1,4 @@
-"""Metrics of a run in Weights & Biases: online, or in WORKDIR/wandb with WANDB_MODE=offline."""
+"""Log the metrics of a run to Weights & Biases, online or, with WANDB_MODE=offline, in WORKDIR/wandb."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Vectors of texts by llama.cpp: ``python -c SOURCE FILE SCRATCH``.
+"""Compute text vectors with llama.cpp; started as ``python -c SOURCE FILE SCRATCH``.
 
 The Python needs xllamacpp, but no module of this library.
 """

@@ -1,5 +1,7 @@
-"""Estimated time of a compiled step: on a TPU from the cycle estimates of the compiler, on a GPU the least time of
-each kernel (``bert_jax.contrib.planner.kernels``).
+"""Estimate the time of a compiled step.
+
+On a TPU, the estimate uses the compiler's cycle estimates; on a GPU, it uses a lower bound for each kernel
+(``bert_jax.contrib.planner.kernels``).
 
 The compiler for TPUs annotates nearly every instruction of the scheduled program with a cycle estimate.
 ``step_cost`` adds the estimates in the order of the schedule, counts those in a loop once per iteration, and models

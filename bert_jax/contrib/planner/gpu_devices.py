@@ -1,4 +1,4 @@
-"""Devices of GPUs that are not attached: XLA's CUDA compiler needs only their description.
+"""Descriptions of GPUs that need not be attached; XLA's CUDA compiler needs nothing else.
 
 The fields are those of XLA's ``GpuTargetConfigProto``, with the numbers that XLA publishes for these boards
 (xla/backends/gpu/target_config/specs in openxla/xla) and, for the H100 NVL, of NVIDIA's data sheet. Without a board

@@ -1,5 +1,6 @@
-"""Search for the fastest layout of a recipe on a slice: the mesh, the number of sequences per device, the
-recomputation, and scanned or unrolled layers.
+"""Search for the fastest layout of a recipe on a slice.
+
+A layout is a mesh, a number of sequences per device, a kind of recomputation, and scanned or unrolled layers.
 
 Candidates keep the global batch size of the recipe, so that training is unchanged, and vary the number of
 microbatches; ``batches`` sets other global batch sizes. Arithmetic estimates drop the candidates that cannot fit

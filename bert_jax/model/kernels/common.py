@@ -70,8 +70,10 @@ def capability_of(mesh: Mesh | None) -> float:
 
 
 def fast_memory_of(mesh: Mesh | None) -> int:
-    """Return the bytes of vector memory of the TPUs of ``mesh``; of other devices, which interpret the kernels, the
-    most that a TPU has."""
+    """Return the bytes of vector memory on each TPU in ``mesh``.
+
+    Other devices interpret the kernels; for them, the largest value of any TPU is returned.
+    """
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     chip = find_chip(device.device_kind) if device.platform == "tpu" else TPUS["TPU v5e"]
     return chip.fast_memory_mib * 2**20 if chip else 2**24

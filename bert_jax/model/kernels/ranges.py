@@ -1,5 +1,7 @@
-"""Keys that a query sees, and ranges of the blocks of keys that a block of queries sees: kernels skip all
-others."""
+"""Compute the keys that a query sees, and the range of key blocks that a query block sees.
+
+Kernels skip all other blocks.
+"""
 
 from dataclasses import dataclass
 

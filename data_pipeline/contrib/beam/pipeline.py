@@ -1,4 +1,4 @@
-"""Building shards with Apache Beam: one pipeline runs the jobs of the process pool, for very large corpora.
+"""Build shards of very large corpora with Apache Beam: one pipeline runs the jobs of the process pool.
 
     files of text -> tokenized chunks -> token store -> parts -> shards -> index and manifest
 

@@ -1,4 +1,4 @@
-"""``bert-data clean``."""
+"""The command ``bert-data clean``."""
 
 import dataclasses
 from collections.abc import Sequence

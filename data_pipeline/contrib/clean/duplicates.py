@@ -203,7 +203,7 @@ def _save_groups(plan: Plan, labels: np.ndarray) -> None:
 
 
 def _text_sizes(plan: Plan, documents: np.ndarray) -> np.ndarray:
-    """Return the number of bytes of each of the kept ``documents`` int64[M]."""
+    """Return the size in bytes of each kept document in ``documents``, int64[M]."""
     sizes = np.zeros(len(documents), np.int64)
     order = np.argsort(documents)
     at = 0

@@ -1,4 +1,4 @@
-"""Last steps of ``bert-data clean``: the files of text, and moving them and the report to the output folder."""
+"""Last steps of ``bert-data clean``: write the text files, and move them and the report to the output folder."""
 
 import json
 from functools import lru_cache, partial

@@ -1,4 +1,4 @@
-"""``bert-data clean``: text without duplicates, boilerplate and broken encoding, by processes or under Apache Beam.
+"""``bert-data clean`` removes duplicates, boilerplate and broken text, with processes or Apache Beam.
 
     sources -> chunks, rules on documents -> exact duplicates -> repeated lines -> signatures -> candidates
     -> comparison -> files of text, report

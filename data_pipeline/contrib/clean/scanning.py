@@ -1,4 +1,4 @@
-"""First jobs of ``bert-data clean``: the rules on single documents, exact duplicates, and the count of lines."""
+"""First jobs of ``bert-data clean``: apply the rules on single documents, find exact duplicates and count lines."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial

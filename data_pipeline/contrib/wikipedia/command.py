@@ -1,4 +1,4 @@
-"""``bert-data wikipedia``."""
+"""The command ``bert-data wikipedia``."""
 
 from collections.abc import Sequence
 

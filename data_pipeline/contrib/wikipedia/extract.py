@@ -1,4 +1,4 @@
-"""``bert-data wikipedia``: text files of a corpus from MediaWiki XML dumps.
+"""``bert-data wikipedia`` extracts the text files of a corpus from MediaWiki XML dumps.
 
 One process reads the dumps and sends chunks of wikitext to workers, which write the paragraphs of each chunk to a
 file; the chunks are joined in order. The output depends only on the dumps. A build writes to the folder

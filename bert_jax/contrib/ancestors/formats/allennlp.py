@@ -1,4 +1,4 @@
-"""ELMo's files: ``options.json`` and weights in HDF5, as AllenNLP and bilm-tf have them, with ``vocab.txt``.
+"""Read and write ELMo's files: ``options.json``, HDF5 weights as in AllenNLP and bilm-tf, and ``vocab.txt``.
 
 Names and layouts of the weights: ``allennlp/modules/elmo.py`` and ``elmo_lstm.py``, ``bilm/training.py`` of
 github.com/allenai/bilm-tf. These files contain no output layer. AllenNLP reads the characters of any word; a model

@@ -1,4 +1,4 @@
-"""GloVe: vectors whose products are logarithms of co-occurrence counts (Pennington et al. 2014;
+"""GloVe trains vectors whose products approximate logarithms of co-occurrence counts (Pennington et al. 2014;
 github.com/stanfordnlp/GloVe).
 
 Shapes: B rows, S tokens per row, V vocabulary size, D width of a vector, N entries of the matrix of counts.

@@ -104,7 +104,7 @@ class WordVectorObjective(PretrainObjective):
         return values | {"loss": values.get(loss, float("nan"))}
 
     def random_tokens(self, batch: Batch, key: DropoutKey | None) -> TokenKey:
-        """Return the key of the random numbers of the tokens of ``batch``, the same in every evaluation."""
+        """Return the random key for the tokens in ``batch``, which is the same in every evaluation."""
         own = jax.random.key(0) if key is None else whole_key(key)
         return TokenKey.of(own, batch["sequence_keys"], batch["sequence_ids"], batch["position_ids"])
 

@@ -1,4 +1,4 @@
-"""Scores of an exported program and of its model: does rounding reduce quality on the user's texts?"""
+"""Compare the scores of an exported program and its model, which shows the cost of rounding on the user's texts."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -56,8 +56,10 @@ def program_scores(folder: Path, weights: ModelBundle, file: str) -> Scores:
 
 
 def model_score(weights: ModelBundle, file: str) -> tuple[str, float, int]:
-    """Return name, value and number of records of the score of the model ``weights``, as in :func:`program_scores`
-    but without an exported program. Raises ``ValueError`` as this function does."""
+    """Return the metric's name, its value for the model ``weights``, and the number of records.
+
+    As :func:`program_scores`, but without an exported program; raises ``ValueError`` in the same cases.
+    """
     engine = prepare(weights)
     task, records = _labelled(engine, file)
     score, count, value = _chosen(task, records, _predicted(engine, task, records, _program_of(engine, task)))

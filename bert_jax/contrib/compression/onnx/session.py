@@ -1,4 +1,4 @@
-"""An ONNX export as the network of a task: onnxruntime in place of the model, on the batches of the tasks.
+"""Run an ONNX export as the network of a task: onnxruntime replaces the model on the batches of the task.
 
 Shapes: B rows, S tokens, C sequences per row, N sequences of a batch.
 """
