@@ -8,6 +8,7 @@ import sys
 import types
 from pathlib import Path
 
+import command
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -54,6 +55,25 @@ def test_import_linter_contracts_hold():
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Contracts: 7 kept, 0 broken." in done.stdout
+
+
+@pytest.mark.slow
+def test_a_pretraining_run_imports_no_room(tmp_path):
+    recipe = command.recipe(tmp_path, training={"num_steps": 2, "eval_interval": 2})
+    words = ["run_pretrain.py", "--config", str(recipe), "--workdir", str(tmp_path / "run")]
+    code = f"""
+import json, runpy, sys
+sys.argv = {words!r}
+try:
+    runpy.run_path("run_pretrain.py", run_name="__main__")
+except SystemExit as end:
+    assert not end.code
+print(json.dumps(["bert_jax.training.loop" in sys.modules, [name for name in sys.modules if ".contrib." in name]]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    trained, rooms = json.loads(done.stdout.splitlines()[-1])
+    assert trained and not [name for name in rooms if name.startswith(("bert_jax.", "data_pipeline."))]
 
 
 def test_the_library_brings_neither_tensorflow_nor_the_data_pipeline():

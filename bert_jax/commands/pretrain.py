@@ -99,7 +99,6 @@ def train(
 
     import jax
 
-    from bert_jax.interop.export_table import formats_of
     from bert_jax.process import hosts
     from bert_jax.start.plan import pretraining_spec
     from bert_jax.training.pretrain import PretrainJob
@@ -135,7 +134,7 @@ def train(
     source.more = inputs.features(config, objective, source, stop, caller.say)
     run(PretrainJob(config, objective, tokenizer, vocabulary, source, inputs), launch)
     if hosts.is_lead():
-        caller.say(f"exports: {', '.join(formats_of(spec))} (bert-jax export --model {launch.workdir} --help)")
+        caller.say(f"exports: bert-jax export --model {launch.workdir} names the formats that hold this model")
 
 
 def _prepared(

@@ -31,6 +31,10 @@ def export_command(arguments: argparse.Namespace) -> None:
     from bert_jax.interop.model_card import Publication
     from bert_jax.io.hub import push
 
+    if arguments.format is None:
+        raise ValueError(f"--format: not given; formats that hold this model: {', '.join(_formats_of(arguments))}")
+    if arguments.target is None:
+        raise ValueError("--to: not given; name a new folder")
     publication = Publication(tuple(arguments.language), arguments.license, arguments.push)
     calibrate = check = None
     if any(getattr(arguments, name) is not None for name in ("calibration", "check", "check_loss")):
@@ -57,6 +61,13 @@ def export_command(arguments: argparse.Namespace) -> None:
         print(f"uploaded to {push(arguments.target, arguments.push)}")
 
 
+def _formats_of(arguments: argparse.Namespace) -> list[str]:
+    from bert_jax.interop.export_table import formats_of
+    from bert_jax.interop.readers import read_weights
+
+    return formats_of(read_weights(Path(arguments.source), read_options(arguments)).spec)
+
+
 _CHECKING = (
     option("--no_verify", action="store_true", help="do not compare outputs with those of the other library"),
     option(
@@ -68,7 +79,8 @@ _CHECKING = (
 
 def _format(parser: argparse.ArgumentParser) -> None:
     formats = (*_FORMATS, *names("formats"))
-    parser.add_argument("--format", required=True, choices=formats, help="see docs/weights.md")
+    described = "see docs/weights.md; without it, the command names the formats that hold the model"
+    parser.add_argument("--format", choices=formats, help=described)
 
 
 COMMANDS = (
@@ -80,7 +92,7 @@ COMMANDS = (
     )),
     Command("export", "write a model in a format of another library", export_command, (
         SOURCE,
-        option("--to", dest="target", required=True, type=Path, metavar="DIR", help="the new folder"),
+        option("--to", dest="target", type=Path, metavar="DIR", help="the new folder"),
         _format,
         option(
             "--dtype", choices=("float32", "float16", "bfloat16", "int8"), default="float32",

@@ -231,6 +231,10 @@ def test_refusals(folder, call, refused, tmp_path):
     assert "not empty" in refused(
         "export", "--from", folder / "sentence", "--to", folder / "classifier", "--format", "hf"
     )
+    export = ["export", "--from", folder / "classifier"]
+    formats = "hf, sentence-transformers, tf1, onnx, stablehlo, npz, gguf"
+    assert refused(*export) == f"error: --format: not given; formats that hold this model: {formats}\n"
+    assert refused(*export, "--format", "npz") == "error: --to: not given; name a new folder\n"
     export = ["export", "--from", "x", "--to", "y", "--format"]
     for words in (["embed"], [*export, "other"], [*export, "hf", "--heads", ""], ["unknown"]):
         with pytest.raises(SystemExit) as ended:
