@@ -28,6 +28,7 @@ from bert_jax.contrib.llama_cpp.llama import llama_vectors
 from bert_jax.inference.loaded import LoadedModel
 from bert_jax.interop.export import export_model
 
+QUIET = {"report": lambda line: None, "verify": False}
 LEAST = {"float32": 0.9999, "int8": 0.999}
 SENTENCES = """
 import json, sys, sentence_transformers
@@ -63,8 +64,7 @@ def vectors(
     model: LoadedModel, folder: Path, texts: list[str], options: argparse.Namespace
 ) -> Iterator[tuple[str, str, np.ndarray]]:
     """Yield library and version, dtype, and its vectors."""
-    quiet = {"report": lambda line: None, "verify": False}
-    export_model(Path(options.model), folder / "st", "sentence-transformers", with_onnx=True, **quiet)
+    export_model(Path(options.model), folder / "st", "sentence-transformers", with_onnx=True, **QUIET)
     if options.peer_python:
         command = [options.peer_python, "-c", SENTENCES, str(folder / "st")]
         version, found = answers_of(command, texts, folder)
@@ -77,7 +77,7 @@ def vectors(
         version, found = answers_of([*node(options), str(folder / "st"), "feature-extraction", name], texts, folder)
         yield f"transformers.js {version}", dtype, np.array(found)
     for dtype in ("float32", "int8") if model.spec.family in ARCHITECTURES else ():
-        export_model(Path(options.model), folder / dtype, "gguf", dtype=dtype, **quiet)
+        export_model(Path(options.model), folder / dtype, "gguf", dtype=dtype, **QUIET)
         answer = llama_vectors(folder / dtype / "model.gguf", texts, options.peer_python)
         if answer is not None:
             yield answer[0], dtype, answer[1]
@@ -94,15 +94,7 @@ def head_difference(model: LoadedModel, folder: Path, texts: list[str], options:
     if not options.node_modules or not (heads.mlm or heads.sequence_labels):
         return None
     task, head = ("text-classification", "sequence") if heads.sequence_labels else ("fill-mask", "mlm")
-    export_model(
-        Path(options.model),
-        folder / "hf",
-        "hf",
-        with_onnx=True,
-        heads=[head],
-        report=lambda line: None,
-        verify=False,
-    )
+    export_model(Path(options.model), folder / "hf", "hf", with_onnx=True, heads=[head], **QUIET)
     if task == "fill-mask":
         mask = model.tokenizer.special_pieces[4]
         texts = [" ".join([*text.split()[:6], mask, "."]) for text in texts if len(text.split()) > 3]

@@ -12,14 +12,14 @@ more than half of the base's. Needs the extra ``gpu``; no GPU is used.
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from harness import ROOT, environment, json_lines, write_json_lines
+
 BAR = 0.5
 LARGE = {
     "model.hidden_size": 1024, "model.num_layers": 24, "model.num_attention_heads": 16,
@@ -43,9 +43,7 @@ def main() -> int:
     if options.worker:
         worker(options.worker[0], Path(options.worker[1]))
         return 0
-    before = (
-        [json.loads(line) for line in options.output.read_text().splitlines()] if options.output.exists() else []
-    )
+    before = json_lines(options.output)
     base = {line["shape"]: line for line in before if line["checkout"] != "this"}
     lines, good = [], True
     for shape in options.shapes:
@@ -59,7 +57,7 @@ def main() -> int:
         lines.append(line)
         print(json.dumps(line), flush=True)
     kept = [line for line in before if line["checkout"] == "this" and line["shape"] not in options.shapes]
-    options.output.write_text("".join(json.dumps(line) + "\n" for line in [*base.values(), *kept, *lines]))
+    write_json_lines(options.output, [*base.values(), *kept, *lines])
     return 0 if good and base else 3
 
 
@@ -73,16 +71,13 @@ def measure(shape: str, checkout: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "target").write_text(target_config(chip))
         command = [sys.executable, str(Path(__file__).resolve()), "--worker", shape, folder]
-        environment = os.environ | {"PYTHONPATH": str(checkout.resolve()), "JAX_PLATFORMS": "cpu"}
-        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, env=environment(checkout.resolve()), check=True, stdout=subprocess.DEVNULL)
         text = Path(folder, "program.txt").read_text()
         temporary = int(Path(folder, "temporary").read_text())
     cost = step_cost(text, chip, {"data": 1}, (1,))
-    revision = subprocess.run(
-        ["git", "rev-parse", "--short=7", "HEAD"], cwd=checkout, capture_output=True, text=True, check=True
-    )
+    revision = subprocess.check_output(["git", "rev-parse", "--short=7", "HEAD"], cwd=checkout, text=True)
     return {
-        "checkout": "this" if checkout == ROOT else revision.stdout.strip(),
+        "checkout": "this" if checkout == ROOT else revision.strip(),
         "shape": shape,
         "temporary_bytes": temporary,
         "moved_bytes": round(cost.moved_bytes),

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import ROOT
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 VALUES = (2**31 - 1, 2**63 - 1, -1, 0, 1e308)
 ADDRESS_SPACE = 4 << 30
@@ -45,6 +45,10 @@ class Outcome:
     end: str
     seconds: float
 
+    def is_good(self, most: float) -> bool:
+        """Return True for a model that was read, or refused in at most ``most`` seconds."""
+        return self.end == "read" or (self.end == "refused" and self.seconds <= most)
+
 
 def folders(place: Path, only: list[str]) -> dict[str, tuple[Path, Path, str]]:
     """Write a model of each family and format, or of those in ``only``; return family -> (path to read, folder,
@@ -60,46 +64,44 @@ def folders(place: Path, only: list[str]) -> dict[str, tuple[Path, Path, str]]:
     from bert_jax.interop.hf.sentence_transformers import write_sentence_transformers
     from bert_jax.interop.npz import write_npz
     from bert_jax.interop.saved_model import write_saved
+    from bert_jax.interop.tf1.checkpoint import PREFIX, write_tf1
 
-    def wanted(family: str) -> bool:
-        return not only or family in only
+    found = dict[str, tuple[Path, Path, str]]()
 
-    found = {}
-    for file in sorted((REPOSITORY / "tests/golden/fixtures/families").glob("*.npz")):
+    def add(family: str, files: str, write: Callable[..., Any], *given: Any, file: str = "", package: bool = False):
+        """Add the model that ``write(folder, *given)`` writes, which is read by its ``file``. ``package``: the
+        writer needs an optional one, without which the model is left out."""
+        folder = place / family.replace(" ", "_")
+        if not only or family in only:
+            folder.mkdir()
+            try:
+                write(folder, *given)
+                found[family] = folder / file, folder, files
+            except ValueError as error:
+                if not package:
+                    raise
+                print(f"{family}: left out ({error})", file=sys.stderr)
+
+    for file in sorted((ROOT / "tests/golden/fixtures/families").glob("*.npz")):
         told = json.loads(file.with_suffix(".json").read_text())
         name = next(iter(told))
-        if not wanted(file.stem) or not isinstance(told[name], dict) or "config" not in told[name]:
-            continue
-        family_folders.make_folder(place / file.stem, file.stem, name)
-        found[file.stem] = (place / file.stem, place / file.stem, "config.json")
-    for name in filter(wanted, ("BertForPreTraining", "RobertaForMaskedLM")):
-        hf_folders.make_folder(place / name, name)
-        found[name] = (place / name, place / name, "config.json")
+        if isinstance(told[name], dict) and "config" in told[name]:
+            add(file.stem, "config.json", family_folders.make_folder, file.stem, name)
+    for name in ("BertForPreTraining", "RobertaForMaskedLM"):
+        add(name, "config.json", hf_folders.make_folder, name)
 
+    def model(heads: HeadsConfig, **more: Any) -> Any:
+        return drawn(ModelSpec(model=tiny_model(40), heads=heads, tokenizer=tokenizer, **more), 0.1, words(35))
+
+    tokenizer, pooled = TokenizerConfig(max_length=20), HeadsConfig(pooler=True)
+    classifier = HeadsConfig(pooler=True, sequence_labels=("a", "b"))
+    task = TaskSettings(kind="classification", max_length=20, labels=("a", "b"))
     sentence = SentenceConfig(modules=(SentenceModule(kind="dense", features=4),))
-    tokenizer = TokenizerConfig(max_length=20)
-    spec = ModelSpec(
-        model=tiny_model(40), heads=HeadsConfig(pooler=True, sequence_labels=("a", "b")), tokenizer=tokenizer
-    )
-    if wanted("saved model"):
-        write_saved(place / "saved", drawn(spec, 0.1, words(35)))
-        found["saved model"] = (place / "saved", place / "saved", "model.json")
-    if wanted("npz"):
-        (place / "npz").mkdir()
-        task = TaskSettings(kind="classification", max_length=20, labels=("a", "b"))
-        write_npz(place / "npz", drawn(dataclasses.replace(spec, task=task), 0.1, words(35)))
-        found["npz"] = (place / "npz", place / "npz", "model.json")
-    if wanted("sentence-transformers"):
-        (place / "sentences").mkdir()
-        plain = ModelSpec(
-            model=tiny_model(40), heads=HeadsConfig(pooler=True), sentence=sentence, tokenizer=tokenizer
-        )
-        exact = dataclasses.replace(drawn(plain, 0.1, words(35)), exact_tokenizer=True)
-        write_sentence_transformers(place / "sentences", exact)
-        files = "config.json 1_Pooling/config.json 2_Dense/config.json sentence_bert_config.json"
-        found["sentence-transformers"] = (
-            place / "sentences", place / "sentences", f"{files} tokenizer_config.json"
-        )  # fmt: skip
+    add("saved model", "model.json", write_saved, model(classifier))
+    add("npz", "model.json", write_npz, model(classifier, task=task))
+    files = "config.json 1_Pooling/config.json 2_Dense/config.json sentence_bert_config.json tokenizer_config.json"
+    exact = dataclasses.replace(model(pooled, sentence=sentence), exact_tokenizer=True)
+    add("sentence-transformers", files, write_sentence_transformers, exact)
     pieces = words(4)
     elmo = ModelConfig.of(
         vocab_size=len(pieces), encoder="bidirectional_lstm", num_layers=1, hidden_size=8, embedding_size=4,
@@ -108,27 +110,14 @@ def folders(place: Path, only: list[str]) -> dict[str, tuple[Path, Path, str]]:
     )  # fmt: skip
     weights = drawn(ModelSpec(model=elmo, heads=HeadsConfig(), tokenizer=TokenizerConfig()), 0.1, pieces)
     weights.params[CHARACTER_IDS] = stored_ids(pieces, len(pieces), elmo.max_characters)
-    if wanted("saved ELMo"):
-        write_saved(place / "elmo_saved", weights)
-        found["saved ELMo"] = (place / "elmo_saved", place / "elmo_saved", "model.json")
-    if wanted("ELMo"):
-        (place / "elmo").mkdir()
-        try:
-            write_allennlp(place / "elmo", weights)
-            found["ELMo"] = (place / "elmo", place / "elmo", "options.json")
-        except ValueError as error:
-            print(f"ELMo: left out ({error})", file=sys.stderr)
-    if wanted("TF1"):
-        from bert_jax.interop.tf1.checkpoint import PREFIX, write_tf1
+    add("saved ELMo", "model.json", write_saved, weights)
+    add("ELMo", "options.json", write_allennlp, weights, package=True)
 
-        (place / "tf1").mkdir()
-        try:
-            encoder = dataclasses.replace(spec, heads=HeadsConfig(pooler=True))
-            write_tf1(place / "tf1", drawn(encoder, 0.1, words(35)))
-            (place / "tf1" / "bert_jax.json").unlink()
-            found["TF1"] = (place / "tf1" / PREFIX, place / "tf1", "bert_config.json")
-        except ValueError as error:
-            print(f"TF1: left out ({error})", file=sys.stderr)
+    def write_foreign_tf1(folder: Path) -> None:
+        write_tf1(folder, model(pooled))
+        (folder / "bert_jax.json").unlink()
+
+    add("TF1", "bert_config.json", write_foreign_tf1, file=PREFIX, package=True)
     return found
 
 
@@ -191,8 +180,7 @@ def cases(family: str, path: Path, folder: Path, files: str, runs: bool) -> Iter
 
             own = FAMILIES[content["model_type"]].keys.items()
             sizes = [key for key, entry in own if type(getattr(ModelConfig(), entry.field)) is int]
-            keys += [(key,) for key in sizes if (key,) not in keys]
-            keys += [(key,) for key in ("num_labels",) if (key,) not in keys]
+            keys += [(key,) for key in (*sizes, "num_labels") if (key,) not in keys]
         for key in keys:
             shown = ".".join(map(str, key))
             if any(word in shown for word in NO_SIZES):
@@ -207,43 +195,34 @@ def cases(family: str, path: Path, folder: Path, files: str, runs: bool) -> Iter
         file.write_text(original)
 
 
-def run(only: list[str], place: Path, runs: bool) -> Iterator[Outcome]:
-    """Yield the outcome of every case, in an address space of 4 GB."""
-    from bert_jax.interop.readers import read_weights
-
-    for family, (path, folder, files) in folders(place, only).items():
-        read_weights(path)  # sound, and everything imported
-        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, resource.getrlimit(resource.RLIMIT_AS)[1]))
-        yield from cases(family, path, folder, files, runs)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="FAMILY")
     parser.add_argument("--seconds", type=float, default=0.2)
     parser.add_argument("--read_only", action="store_true")
     options = parser.parse_args()
-    outcomes: dict[str, list[Outcome]] = collections.defaultdict(list)
+    from bert_jax.interop.readers import read_weights
+
+    outcomes: dict[str, list[Outcome]] = {}
     with tempfile.TemporaryDirectory() as place:
-        for one in run(options.only, Path(place), not options.read_only):
-            outcomes[one.family].append(one)
-            if one.end not in ("read", "refused") or (one.end == "refused" and one.seconds > options.seconds):
-                print(
-                    f"{one.family} {one.key} = {one.value}: {one.end}, {one.seconds:.2f} s",
-                    file=sys.stderr,
-                    flush=True,
-                )
+        for family, (path, folder, files) in folders(Path(place), options.only).items():
+            read_weights(path)  # sound, and everything imported
+            resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, resource.getrlimit(resource.RLIMIT_AS)[1]))
+            outcomes[family] = []
+            for one in cases(family, path, folder, files, not options.read_only):
+                outcomes[family].append(one)
+                if not one.is_good(options.seconds):
+                    shown = f"{one.family} {one.key} = {one.value}: {one.end}, {one.seconds:.2f} s"
+                    print(shown, file=sys.stderr, flush=True)
     print("| family | keys | refused | slowest, s | read | slowest, s | other |\n|---|---|---|---|---|---|---|")
     failed = 0
     for family, own in outcomes.items():
         count = collections.Counter(one.end if one.end in ("read", "refused") else "other" for one in own)
-        slowest = {
-            end: max((one.seconds for one in own if one.end == end), default=0) for end in ("refused", "read")
-        }
-        failed += count["other"] + sum(one.end == "refused" and one.seconds > options.seconds for one in own)
-        keys = len({one.key for one in own})
-        ends = " | ".join(f"{count[end]} | {seconds:.3f}" for end, seconds in slowest.items())
-        print(f"| {family} | {keys} | {ends} | {count['other']} |")
+        failed += sum(not one.is_good(options.seconds) for one in own)
+        row = [family, str(len({one.key for one in own}))]
+        for end in ("refused", "read"):
+            row += [str(count[end]), f"{max((one.seconds for one in own if one.end == end), default=0):.3f}"]
+        print(f"| {' | '.join(row)} | {count['other']} |")
     print("\nread:")
     for family, own in outcomes.items():
         by_key = collections.defaultdict(list)

@@ -15,7 +15,6 @@ import bz2
 import gzip
 import json
 import lzma
-import os
 import random
 import subprocess
 import sys
@@ -23,10 +22,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import zstandard
+from build_speed import process_tree, proportional_bytes
+from harness import environment
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 MOST = 200  # MB above ordinary text
 _WORDS = ("stone", "river", "house", "walks", "slowly", "winter", "bread", "letter", "teacher", "boat", "morning")
 _PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"acgt.", "##a", "##c", "##g", "##t", *_WORDS)
@@ -96,48 +97,26 @@ CASES: dict[str, tuple[str, Callable[[int], Iterator[bytes]], bool, int]] = {
 
 
 def _write(path: Path, blocks: Iterator[bytes]) -> None:
-    if path.suffix == ".zst":
-        with path.open("wb") as raw, zstandard.ZstdCompressor().stream_writer(raw) as file:
-            for block in blocks:
-                file.write(block)
-        return
-    openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": zstandard.open}
     with openers.get(path.suffix, open)(path, "wb") as file:
         for block in blocks:
             file.write(block)
 
 
-def _memory(process: int) -> int:
-    """Return the proportional set size of a process and its descendants in bytes."""
-    total = 0
-    try:
-        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-            total += int(line.split()[1]) << 10 if line.startswith("Pss:") else 0
-        for task in Path(f"/proc/{process}/task").iterdir():
-            total += sum(map(_memory, map(int, (task / "children").read_text().split())))
-    except (OSError, ValueError):  # the process has ended
-        pass
-    return total
-
-
-def run(folder: Path, name: str, size: int) -> dict[str, object]:
+def run(folder: Path, name: str, size: int) -> dict[str, Any]:
     """Build shards from the text of a case; return its figures."""
     file, content, has_words, code = CASES[name]
     _write(folder / file, content(size))
-    words = [
-        sys.executable, "-m", "bert_jax.commands.data", "shards", "--corpus", str(folder / file),
-        "--vocab_size", "300",
-        "--shards", str(folder / "shards"), "--seq_length", "128", "--dupe_factor", "1", "--num_shards", "2",
-        "--workers", "2", "--eval_fraction", "0",
-    ]  # fmt: skip
+    options = "--vocab_size 300 --seq_length 128 --dupe_factor 1 --num_shards 2 --workers 2 --eval_fraction 0"
+    words = [sys.executable, "-m", "bert_jax.commands.data", "shards", *options.split()]
+    words += ["--corpus", str(folder / file), "--shards", str(folder / "shards")]
     if not has_words:
         (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in _PIECES))
         words += ["--vocab", str(folder / "vocab.txt")]
     start, peak = time.monotonic(), 0
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment) as process:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment()) as process:
         while process.poll() is None:
-            peak = max(peak, _memory(process.pid))
+            peak = max(peak, sum(map(proportional_bytes, process_tree(process.pid))))
             time.sleep(0.05)
         assert process.stdout is not None
         last = process.stdout.read().decode().strip().splitlines()[-1:]
@@ -157,10 +136,10 @@ def main() -> int:
     for name in dict.fromkeys(["ordinary", *options.cases]):
         with tempfile.TemporaryDirectory() as folder:
             found = run(Path(folder), name, options.megabytes * 1_000_000 if name != "ordinary" else 10_000_000)
-        ordinary = ordinary or int(str(found["peak_mb"]))
-        found["above_mb"] = int(str(found["peak_mb"])) - ordinary
+        ordinary = ordinary or found["peak_mb"]
+        found["above_mb"] = found["peak_mb"] - ordinary
         print(json.dumps(found), flush=True)
-        good &= bool(found["expected"]) and found["above_mb"] <= MOST
+        good &= found["expected"] and found["above_mb"] <= MOST
     return 0 if good else 3
 
 

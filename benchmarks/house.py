@@ -74,12 +74,11 @@ class House:
 
     @staticmethod
     def _reach(room: str, edges: dict[str, set[str]]) -> set[str]:
-        seen: set[str] = set()
-        todo = [room]
+        seen, todo = set[str](), [room]
         while todo:
-            for other in edges.get(todo.pop(), set()) - seen:
-                seen.add(other)
-                todo.append(other)
+            new = edges.get(todo.pop(), set()) - seen
+            seen |= new
+            todo += new
         return seen
 
     def many_imports(self) -> dict[str, int]:
@@ -126,14 +125,9 @@ class House:
 def _code_lines(text: str, tree: ast.Module) -> Iterator[int]:
     docstrings: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
-            first = node.body[0]
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                docstrings |= set(range(first.lineno, first.end_lineno + 1))
+        is_described = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_described and ast.get_docstring(node) is not None:
+            docstrings |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     silent = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in silent:

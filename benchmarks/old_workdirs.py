@@ -10,7 +10,6 @@ differs by more than 1e-6, or if the call on the finished run fails or trains.
 
 import argparse
 import json
-import os
 import random
 import shutil
 import subprocess
@@ -18,7 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-OWN = Path(__file__).resolve().parents[1]
+from harness import ROOT, environment, json_lines, write_json_lines
+
 WORDS = [f"w{i}" for i in range(50)]
 KINDS = ("classification", "regression", "multi_label", "choice", "qa", "tagging", "joint", "sentence")
 
@@ -51,17 +51,14 @@ def example(kind: str, draw: random.Random) -> dict:
     """Return one record of a task as a JSON line."""
     text, words = sentence(draw), sentence(draw).split()
     label = str(int("w1" in text))
-    if kind == "qa":
-        return {
-            "text": "which", "text_pair": " ".join(words),
-            "answers": [{"text": words[0], "answer_start": 0}],
-        }  # fmt: skip
+    answers = [{"text": words[0], "answer_start": 0}]
     tags = ["B-X" if word.endswith("1") else "O" for word in words]
     return {
         "classification": {"text": text, "label": label},
         "regression": {"text": text, "label": len(text.split()) / 3},
         "multi_label": {"text": text, "labels": [word for word in ("w1", "w2", "w3") if word in text.split()]},
         "choice": {"text": text, "choice": [sentence(draw), text], "label": "1"},
+        "qa": {"text": "which", "text_pair": " ".join(words), "answers": answers},
         "tagging": {"words": words, "tags": tags},
         "joint": {"words": words, "tags": tags, "label": label},
         "sentence": {"text": text, "text_pair": sentence(draw), "label": draw.random()},
@@ -71,53 +68,46 @@ def example(kind: str, draw: random.Random) -> dict:
 def task_arguments(kind: str, folder: Path, model: Path) -> list[str]:
     draw = random.Random(1)
     for split, count in (("train", 64), ("dev", 16)):
-        lines = [json.dumps(example(kind, draw)) + "\n" for _ in range(count)]
-        (folder / f"{kind}_{split}.jsonl").write_text("".join(lines))
-    arguments = [
-        "--init_from", str(model), "--task.kind", kind, "--data.train", str(folder / f"{kind}_train.jsonl"),
-        "--data.dev", str(folder / f"{kind}_dev.jsonl"), "--task.max_length", "32", "--training.log_interval", "2",
-        "--training.global_batch_size", "8", "--optimizer.learning_rate", "1e-3",
-        "--optimizer.warmup_steps", "2",
-    ]  # fmt: skip
-    return arguments + (["--sentence.loss", "cosine"] if kind == "sentence" else [])
+        write_json_lines(folder / f"{kind}_{split}.jsonl", [example(kind, draw) for _ in range(count)])
+    arguments = f"--task.kind {kind} --task.max_length 32 --optimizer.learning_rate 1e-3 --optimizer.warmup_steps 2"
+    arguments += " --training.global_batch_size 8 --training.log_interval 2"
+    arguments += " --sentence.loss cosine" if kind == "sentence" else ""
+    files = ["--data.train", str(folder / f"{kind}_train.jsonl"), "--data.dev", str(folder / f"{kind}_dev.jsonl")]
+    return ["--init_from", str(model), *files, *arguments.split()]
 
 
 def call(checkout: Path, arguments: list[str]) -> tuple[int, str]:
-    environment = os.environ | {"PYTHONPATH": str(checkout), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=checkout, env=environment, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=checkout, env=environment(checkout), capture_output=True, text=True)
     return done.returncode, (done.stderr or done.stdout).strip().splitlines()[-1:][0] if done.returncode else ""
 
 
 def losses(workdir: Path) -> list[float]:
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if line.get("loss") is not None]
+    return [line["loss"] for line in json_lines(workdir / "metrics.jsonl") if line.get("loss") is not None]
 
 
 def compare(base: Path, folder: Path, name: str, program: str, arguments: list[str], steps: str) -> dict:
     """Train halfway with ``base``, continue with both versions, and return the row of the run."""
-    half, results = folder / f"{name}_half", {}
     half_steps, all_steps = ("30", "60") if program == "run_pretrain.py" else ("1", "2")
-    code, line = call(base, [program, *arguments, "--workdir", str(half), steps, half_steps])
+    half, of_base, of_own = (folder / f"{name}_{part}" for part in ("half", "base", "own"))
+
+    def run(checkout: Path, workdir: Path, count: str = all_steps) -> tuple[int, str, list[float]]:
+        code, line = call(checkout, [program, *arguments, "--workdir", str(workdir), steps, count])
+        return code, line, losses(workdir) if not code else []
+
+    code, line, _ = run(base, half, half_steps)
     if code:
         return {"run": name, "base_code": code, "line": line, "ok": False}
-    for version, checkout in (("base", base), ("own", OWN)):
-        workdir = folder / f"{name}_{version}"
+    for workdir in (of_base, of_own):  # both continue a run that was not finished
         shutil.copytree(half, workdir)
-        # What a finished run wrote at its end would end the continued one.
-        code, line = call(checkout, [program, *arguments, "--workdir", str(workdir), steps, all_steps])
-        results[version] = code, line, losses(workdir) if not code else []
-    pairs = list(zip(results["base"][2], results["own"][2], strict=False))
+    (base_code, _, theirs), (own_code, line, ours) = run(base, of_base), run(ROOT, of_own)
+    finished_code, finished_line, again = run(ROOT, of_base)
+    pairs = list(zip(theirs, ours, strict=False))
     worst = max((abs(a - b) / max(abs(a), 1e-12) for a, b in pairs), default=None)
-    ok = results["own"][0] == 0 and len(results["base"][2]) == len(results["own"][2]) and worst <= 1e-6
-    finished = folder / f"{name}_base"
-    finished_code, finished_line = call(OWN, [program, *arguments, "--workdir", str(finished), steps, all_steps])
-    ok = ok and finished_code == 0 and losses(finished) == results["base"][2]
+    ok = own_code == 0 and len(theirs) == len(ours) and worst <= 1e-6 and finished_code == 0 and again == theirs
     return {
-        "run": name, "base_code": results["base"][0], "own_code": results["own"][0],
-        "finished_code": finished_code, "line": results["own"][1] or finished_line,
-        "losses": len(pairs), "largest_relative_difference": worst, "ok": bool(ok),
+        "run": name, "base_code": base_code, "own_code": own_code, "finished_code": finished_code,
+        "line": line or finished_line, "losses": len(pairs), "largest_relative_difference": worst, "ok": bool(ok),
     }  # fmt: skip
 
 

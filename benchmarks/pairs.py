@@ -16,7 +16,6 @@ statistics. Exit code 3 for a median above 1.03 whose interval lies above 1.
 
 import argparse
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -26,54 +25,24 @@ from collections.abc import Callable
 from math import comb
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+from harness import ROOT, Worker, environment
+
 MOST = 1.03
 SENTENCES = 400
 TINY = (
     "--model.hidden_size 32 --model.num_layers 1 --model.intermediate_size 64 --data.seq_length 32 "
     "--data.max_predictions 5 --training.global_batch_size 16 --training.log_interval 10"
 )
-Measure = Callable[[], float]
-
-
-def environment(checkout: Path) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(checkout), "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
+Measure = Callable[[], list[float]]
 
 
 def output_of(checkout: Path, *words: object) -> str:
     """Standard output of a benchmark of ``checkout``. ``CalledProcessError`` if it fails, except for a bar (3)."""
-    command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, cwd=checkout, env=environment(checkout), stdout=subprocess.PIPE, text=True)
+    command, quiet = [sys.executable, *map(str, words)], environment(checkout, PYTHONWARNINGS="ignore")
+    done = subprocess.run(command, cwd=checkout, env=quiet, stdout=subprocess.PIPE, text=True)
     if done.returncode not in (0, 3):
         raise subprocess.CalledProcessError(done.returncode, command)
     return done.stdout
-
-
-class Worker:
-    """A process that measures on request: a number of repetitions in, JSON with ``seconds`` out."""
-
-    def __init__(self, checkout: Path, script: str, repetitions: int, *words: object) -> None:
-        self._repetitions = repetitions
-        self._process = subprocess.Popen(
-            [sys.executable, f"benchmarks/{script}", "ours", *map(str, words)], cwd=checkout, text=True,
-            env=environment(checkout), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        self._answer()
-
-    def _answer(self) -> dict:
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{' '.join(self._process.args)}: stopped with code {self._process.wait()}")
-        return json.loads(line)
-
-    def __call__(self) -> float:
-        self._process.stdin.write(f"{self._repetitions}\n")
-        self._process.stdin.flush()
-        return statistics.median(self._answer()["seconds"])
-
-    def close(self) -> None:
-        self._process.stdin.close()
-        self._process.wait()
 
 
 class Measurements:
@@ -83,14 +52,15 @@ class Measurements:
         self._arguments, self._folder = arguments, folder
 
     def train_step_cpu(self, checkout: Path) -> Measure:
-        return Worker(checkout, "train_step_workers.py", 2)
+        return Worker(2, "train_step_workers.py", "ours", checkout=checkout)
 
     def embed_speed(self, checkout: Path) -> Measure:
         texts = self._folder / "texts.json"
         if not texts.exists():
             lines = self._arguments.corpus.read_text(encoding="utf-8").splitlines()
             texts.write_text(json.dumps([line.strip() for line in lines if len(line) > 40][:SENTENCES]))
-        return Worker(checkout, "embed_workers.py", 1, self._arguments.model.resolve(), texts)
+        words = ("ours", self._arguments.model.resolve(), texts)
+        return Worker(1, "embed_workers.py", *words, checkout=checkout)
 
     def loop_overhead(self, checkout: Path) -> Measure:
         # The same recipe and the same shards for both; the older checkout makes them.
@@ -98,22 +68,22 @@ class Measurements:
         shards = self._folder / "quickstart"
         words = ["--config", recipe, "--data.shards", shards, "--rounds", 1, "--steps", 300, *TINY.split()]
         loop = re.compile(r"loop: ([\d.]+) steps/s")
-        return lambda: 1 / float(loop.search(output_of(checkout, "benchmarks/loop_overhead.py", *words))[1])
+        return lambda: [1 / float(loop.search(output_of(checkout, "benchmarks/loop_overhead.py", *words))[1])]
 
     def build_speed(self, checkout: Path) -> Measure:
         vocabulary = self._folder / "vocab.txt"
         if not vocabulary.exists():
             words = ["--corpus", self._arguments.corpus.resolve(), "--output", vocabulary, "--vocab_size", 8192]
-            output_of(REPOSITORY, "-m", "bert_jax.commands.data", "vocab", *words)
+            output_of(ROOT, "-m", "bert_jax.commands.data", "vocab", *words)
         words = ["--corpus", self._arguments.corpus.resolve(), "--vocab", vocabulary, "--runs", 1]
-        return lambda: json.loads(output_of(checkout, "benchmarks/build_speed.py", *words))["cpu_seconds"]
+        return lambda: [json.loads(output_of(checkout, "benchmarks/build_speed.py", *words))["cpu_seconds"]]
 
     def reader_speed(self, checkout: Path) -> Measure:
         words = ["--folder", self._folder / "reader", "--small", "--only", "length 128, 16", "--repeat", 2]
 
-        def measure() -> float:
+        def measure() -> list[float]:
             line = output_of(checkout, "benchmarks/reader_speed.py", *words).strip().splitlines()[-1]  # tf.data
-            return 1e6 / json.loads(line[line.index("{") :])["examples_per_second"]
+            return [1e6 / json.loads(line[line.index("{") :])["examples_per_second"]]
 
         return measure
 
@@ -143,12 +113,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.only:
             make = getattr(Measurements(arguments, Path(folder)), name)
-            here, base = make(REPOSITORY), make(arguments.base.resolve())
+            here, base = make(ROOT), make(arguments.base.resolve())
             base(), here()  # caches of both are warm
             pairs = []
             for number in range(arguments.pairs):
                 first, second = (here, base) if number % 2 else (base, here)
-                values = {first: first(), second: second()}
+                values = {one: statistics.median(one()) for one in (first, second)}
                 pairs.append((values[here], values[base]))
             for worker in (here, base):
                 if isinstance(worker, Worker):

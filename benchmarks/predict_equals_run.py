@@ -10,13 +10,15 @@ sentence-transformers) predict the same records by ``bert_jax.load(...).predict`
 """
 
 import argparse
-import json
+import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from harness import ROOT, json_lines, write_json_lines
 
 BAR = 1e-5
 # Fields of ``predictions_SPLIT.jsonl`` that depend on the record or on the split; the command gives the id too.
@@ -93,8 +95,6 @@ TRAINING = (
 
 def records_of(name: str, count: int, seed: int) -> list[dict[str, Any]]:
     """Return drawn records, as lines of JSON; a third of their texts is longer than the limits of the runs."""
-    import random
-
     draw = random.Random(f"{name}{seed}")
     tags, labels = ("O", "B-A", "B-B"), ("no", "maybe", "yes")
 
@@ -177,8 +177,6 @@ def compared(expected: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str,
 
 def start_model(folder: Path) -> Path:
     """Write a model with drawn weights, from which every run starts; return its folder."""
-    import dataclasses
-
     from builders import drawn, tiny_model, words
 
     from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
@@ -189,8 +187,7 @@ def start_model(folder: Path) -> Path:
         model=tiny_model(len(pieces), hidden_size=32, max_position_embeddings=96),
         heads=HeadsConfig(pooler=True), tokenizer=TokenizerConfig(),
     )  # fmt: skip
-    weights = drawn(spec, 0.2, pieces)
-    write_saved(folder, dataclasses.replace(weights))
+    write_saved(folder, drawn(spec, 0.2, pieces))
     return folder
 
 
@@ -200,9 +197,7 @@ def run(name: str, source: Path, folder: Path, records: int = 48) -> Path:
 
     one = RUNS[name]
     for number, split in enumerate(("train", "dev")):
-        lines = records_of(one.data, records, number)
-        text = "".join(f"{json.dumps(line)}\n" for line in lines)
-        (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
+        write_json_lines(folder / f"{split}.jsonl", records_of(one.data, records, number))
     workdir = folder / "run"
     places = f"--init_from {source} --workdir {workdir} --data.dir {folder} --data.train train.jsonl"
     words = f"--task.kind {one.kind} {places} --data.dev dev.jsonl {one.options} {TRAINING}"
@@ -212,11 +207,6 @@ def run(name: str, source: Path, folder: Path, records: int = 48) -> Path:
     return workdir
 
 
-def lines_of(file: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSON lines file."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-
-
 def results(name: str, workdir: Path, forms: Sequence[str] = FORMS) -> Iterator[tuple[str, float, str]]:
     """Yield (form, largest difference, its place) for each form of the model of a run."""
     import bert_jax
@@ -224,8 +214,8 @@ def results(name: str, workdir: Path, forms: Sequence[str] = FORMS) -> Iterator[
     from bert_jax.interop.export import export_model
 
     folder = workdir.parent
-    expected = lines_of(workdir / "predictions_dev.jsonl")
-    inputs = lines_of(folder / "dev.jsonl")
+    expected = json_lines(workdir / "predictions_dev.jsonl")
+    inputs = json_lines(folder / "dev.jsonl")
     for form in forms:
         model = workdir / "best" if form in ("best", "command") else folder / form
         if form in ("hf", "sentence-transformers") and form != RUNS[name].export:
@@ -234,7 +224,7 @@ def results(name: str, workdir: Path, forms: Sequence[str] = FORMS) -> Iterator[
             words = f"predict --model {workdir} --input {folder}/dev.jsonl --output {folder}/found.jsonl"
             if code := command(words.split()):
                 raise SystemExit(f"{name}: exit code {code}")
-            yield form, *compared(expected, lines_of(folder / "found.jsonl"))
+            yield form, *compared(expected, json_lines(folder / "found.jsonl"))
             continue
         if form != "best":
             export_model(workdir / "best", model, form, verify=True, report=lambda line: None)
@@ -272,5 +262,5 @@ def line_of(name: str, form: str, size: float, place: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(ROOT))
     sys.exit(main())

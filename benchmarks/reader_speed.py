@@ -124,11 +124,8 @@ def main() -> int:
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
-        print(
-            json.dumps(
-                run_case(**{k: Path(v) if k == "folder" else v for k, v in json.loads(options.case).items()})
-            )
-        )
+        case = json.loads(options.case)
+        print(json.dumps(run_case(**case | {"folder": Path(case["folder"])})))
         return 0
     is_slow = False
     with tempfile.TemporaryDirectory() as temporary:

@@ -67,11 +67,6 @@ def is_array(value: Any) -> bool:
     return type(value).__name__ not in ("ndarray", "ArrayImpl") or any(np.asarray(value).flat)
 
 
-def is_traced(value: Any) -> bool:
-    """Return True for a value that stands for an array while JAX traces a program."""
-    return "Tracer" in type(value).__name__
-
-
 def own_name(path: Path) -> str | None:
     """Return the name of a file of the project, or None for other files, such as a .venv in it."""
     name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
@@ -133,7 +128,7 @@ class Route:
         if is_record(value):
             self._ids.setdefault(0, None)
             return True
-        if is_traced(value):  # outside the step: shapes of parameters and counts of operations
+        if "Tracer" in type(value).__name__:  # outside the step: shapes of parameters and counts of operations
             return self._in_step > 0 and name in ID_NAMES
         if not self._ids and not self._in_step:  # no record was read yet
             return depth > 0 and any(self._holds(inner, depth - 1) for inner in contents(value).values())

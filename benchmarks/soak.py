@@ -30,9 +30,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from soak_kinds import PRETRAIN, REPOSITORY, Kind, kinds, recipe, write_inputs
+from harness import ROOT, environment
+from soak_kinds import PRETRAIN, Kind, kinds, recipe, write_inputs
 
-sys.path.insert(0, str(REPOSITORY))
+sys.path.insert(0, str(ROOT))
 GROWTH = 1.05
 MOST_KILLS = 5  # of one chain
 PATIENCE = 1800.0  # seconds until a command counts as stuck
@@ -40,11 +41,10 @@ PATIENCE = 1800.0  # seconds until a command counts as stuck
 
 def start(words: Sequence[str], out: Path) -> subprocess.Popen[bytes]:
     """Start a job in a session of its own, its output appended to ``out`` with the suffix .log."""
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(REPOSITORY)}
     with out.with_name(f"{out.name}.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, *words], stdout=log, stderr=subprocess.STDOUT, cwd=REPOSITORY, env=environment,
-            start_new_session=True,
+            [sys.executable, *words], stdout=log, stderr=subprocess.STDOUT, cwd=ROOT,
+            env=environment(XLA_FLAGS=""), start_new_session=True,
         )  # fmt: skip
 
 
@@ -66,18 +66,19 @@ def differences(kind: Kind, whole: Mapping[str, str], out: Path) -> list[str]:
     return sorted(name for name in {*whole, *found} if whole.get(name) != found.get(name))
 
 
+def empty(name: str, kind: Kind, out: Path) -> None:
+    """Remove the output of an earlier job, and make the folder if the job expects one."""
+    shutil.rmtree(out, ignore_errors=True)
+    (out if kind.whole and name != "export_hf" else out.parent).mkdir(parents=True, exist_ok=True)
+
+
 def undisturbed(name: str, kind: Kind, out: Path) -> dict[str, Any]:
     """Run a job to its end; return its line."""
-    shutil.rmtree(out, ignore_errors=True)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if kind.whole and name != "export_hf":
-        out.mkdir()
+    empty(name, kind, out)
     if end(start(kind.command(out), out), PATIENCE) != 0:  # makes the shards and the compilation cache
         raise SystemExit(f"{name}: the undisturbed job failed; see {out}.log")
     first = kind.outcome(out)
-    shutil.rmtree(out)
-    if kind.whole and name != "export_hf":
-        out.mkdir()
+    empty(name, kind, out)
     began = time.monotonic()
     code = end(start(kind.command(out), out), PATIENCE)
     seconds = time.monotonic() - began
@@ -91,9 +92,7 @@ def chain(
     name: str, kind: Kind, line: Mapping[str, Any], out: Path, kills: int, rng: random.Random
 ) -> dict[str, Any]:
     """Run a job through at most ``kills`` kills to its end; return the line of the chain."""
-    shutil.rmtree(out, ignore_errors=True)
-    if kind.whole and name != "export_hf":
-        out.mkdir(parents=True)
+    empty(name, kind, out)
     delays, different, code = list[float](), list[str](), None
     while code is None:
         delay = rng.uniform(0.05, 1.0) * line["seconds"] if len(delays) < kills else PATIENCE
@@ -118,9 +117,8 @@ def run_matrix(folder: Path, chosen: Sequence[str], kills: int, steps: int, seed
     every = kinds(inputs, steps)
     if unknown := [name for name in chosen if name not in every]:
         raise SystemExit(f"--kinds: {unknown[0]} is not allowed; allowed: {', '.join(every)}")
-    lines = (
-        [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")] if log.exists() else []
-    )
+    texts = log.read_text().splitlines() if log.exists() else []
+    lines = [json.loads(text) for text in texts if text.endswith("}")]
 
     def add(line: dict[str, Any]) -> dict[str, Any]:
         with log.open("a") as file:
@@ -178,8 +176,8 @@ def run_for_memory(folder: Path, steps: int) -> int:
     write_inputs(folder / "inputs")
     workdir, samples = folder / "long", list[dict[str, int]]()
     intervals = ["--training.checkpoint_interval", "50", "--training.eval_interval", "200"]
-    config = str(recipe(folder / "inputs", "masked", steps))
-    process = start([*PRETRAIN, "--config", config, "--workdir", str(workdir), *intervals], workdir)
+    words = [*PRETRAIN, *recipe(folder / "inputs", "masked", steps), "--workdir", str(workdir), *intervals]
+    process = start(words, workdir)
     try:
         while process.poll() is None:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError, KeyError):  # it has just ended

@@ -9,49 +9,33 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
+from harness import ROOT, write_json_lines
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 WORDS = ["the", "cat", "dog", "friend", "sees", "likes", "hears", "bird", "house", "music", "river", "old", "red"]
-PRETRAIN, FINETUNE = ([str(REPOSITORY / name)] for name in ("run_pretrain.py", "run_finetune.py"))
+PRETRAIN, FINETUNE = ([str(ROOT / name)] for name in ("run_pretrain.py", "run_finetune.py"))
 JAX, DATA = ["-m", "bert_jax.commands.main"], ["-m", "bert_jax.commands.data"]
 # File names that differ between equal runs, and files that hold times.
 _OTHERS = ("events.out.", ".lock", "train.log", "report.html", "config.yaml", "compilation_cache")
 
 # Options of each pretraining job besides those of ``recipe``; together they have every optimizer.
-NO_PAIRS: dict[str, Any] = {"next_sentence": "none"}
-PLAIN: dict[str, Any] = {"type_vocab_size": 0, "mlm_layer": "none"}
-OF_LSTM: dict[str, Any] = PLAIN | {"position_embeddings": "none", "embedding_norm": "no", "final_norm": "no"}
-PRETRAINING: dict[str, dict[str, dict[str, Any]]] = {
-    "masked": {"training": {"accumulation_steps": 2}, "optimizer": {"ema_decay": 0.9}},
-    "masked_packed_muon": {
-        "data": NO_PAIRS | {"packing": "best_fit", "seq_length": 64}, "optimizer": {"name": "muon"},
-        "model": {"max_position_embeddings": 64},
-    },
-    "replaced_bert_adam": {
-        "data": NO_PAIRS | {"masking": "dynamic"}, "objective": {"name": "replaced_tokens"},
-        "optimizer": {"name": "bert_adam"},
-    },
-    "causal_lamb": {
-        "data": NO_PAIRS, "objective": {"name": "causal_lm"}, "model": PLAIN | {"attention": "causal"},
-        "optimizer": {"name": "lamb"},
-    },
-    "skip_gram_adagrad": {
-        "data": NO_PAIRS, "objective": {"name": "skip_gram"}, "optimizer": {"name": "adagrad", "epsilon": 10},
-        "model": {"encoder": "none", "num_layers": 0, "type_vocab_size": 0, "position_embeddings": "none",
-                  "embedding_norm": "no", "pooling": "mean"},
-    },
-    "elmo_stable_adamw": {
-        "data": NO_PAIRS, "objective": {"name": "bidirectional_lm"},
-        "optimizer": {"name": "stable_adamw", "clip_norm": 0},
-        "model": OF_LSTM | {"encoder": "bidirectional_lstm", "embedding_size": 16, "lstm_cells": 16},
-    },
-    "lstm_carried_sgd": {
-        "data": NO_PAIRS | {"contiguous": True}, "objective": {"name": "causal_lm", "carry_state": True},
-        "optimizer": {"name": "sgd"}, "model": OF_LSTM | {"encoder": "lstm", "lstm_cells": 32},
-    },
-    "distillation": {"data": NO_PAIRS, "objective": {"name": "distillation"}},
-}  # fmt: skip
+NO_PAIRS, PLAIN = "--data.next_sentence none", "--model.type_vocab_size 0 --model.mlm_layer none"
+OF_LSTM = f"{PLAIN} --model.position_embeddings none --model.embedding_norm no --model.final_norm no"
+PRETRAINING = {
+    "masked": "--training.accumulation_steps 2 --optimizer.ema_decay 0.9",
+    "masked_packed_muon": f"{NO_PAIRS} --data.packing best_fit --data.seq_length 64 --optimizer.name muon "
+    "--model.max_position_embeddings 64",
+    "replaced_bert_adam": f"{NO_PAIRS} --data.masking dynamic --objective.name replaced_tokens "
+    "--optimizer.name bert_adam",
+    "causal_lamb": f"{NO_PAIRS} --objective.name causal_lm {PLAIN} --model.attention causal --optimizer.name lamb",
+    "skip_gram_adagrad": f"{NO_PAIRS} --objective.name skip_gram --optimizer.name adagrad --optimizer.epsilon 10 "
+    "--model.encoder none --model.num_layers 0 --model.type_vocab_size 0 --model.position_embeddings none "
+    "--model.embedding_norm no --model.pooling mean",
+    "elmo_stable_adamw": f"{NO_PAIRS} --objective.name bidirectional_lm {OF_LSTM} --optimizer.name stable_adamw "
+    "--optimizer.clip_norm 0 --model.encoder bidirectional_lstm --model.embedding_size 16 --model.lstm_cells 16",
+    "lstm_carried_sgd": f"{NO_PAIRS} --data.contiguous true --objective.name causal_lm "
+    f"--objective.carry_state true --optimizer.name sgd {OF_LSTM} --model.encoder lstm --model.lstm_cells 32",
+    "distillation": f"{NO_PAIRS} --objective.name distillation",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,9 +111,9 @@ def sweep_outcome(workdir: Path) -> dict[str, str]:
     return found
 
 
-def recipe(inputs: Path, name: str, steps: int) -> Path:
-    """Write and return the recipe of a pretraining job on the made-up text."""
-    sections: dict[str, dict[str, Any]] = {
+def recipe(inputs: Path, name: str, steps: int) -> list[str]:
+    """Write the recipe of a pretraining job on the made-up text; return the options of the job."""
+    sections = {
         "data": {
             "corpus": [str(inputs / "corpus.txt")], "vocab": str(inputs / "vocab.txt"), "seq_length": 32,
             "shards": str(inputs / f"shards_{name}"), "max_predictions": 5, "dupe_factor": 2, "num_shards": 2,
@@ -145,18 +129,16 @@ def recipe(inputs: Path, name: str, steps: int) -> Path:
             "eval_interval": steps // 2, "compilation_cache": str(inputs / "cache"),
         },
     }  # fmt: skip
-    for section, options in PRETRAINING[name].items():
-        sections[section] = sections.get(section, {}) | options
     path = inputs / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(sections))
-    return path
+    path.write_text(json.dumps(sections))  # JSON is YAML
+    return ["--config", str(path), *PRETRAINING[name].split()]
 
 
 def write_inputs(inputs: Path) -> None:
     """Write text, a vocabulary, records and small models with drawn weights, unless they are there."""
     if (inputs / "complete").exists():
         return
-    sys.path.insert(0, str(REPOSITORY / "tests"))
+    sys.path.insert(0, str(ROOT / "tests"))
     from builders import content, drawn, tiny_model
 
     from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
@@ -174,12 +156,11 @@ def write_inputs(inputs: Path) -> None:
     pieces = [*SPECIAL_PIECES, *WORDS, "."]
     (inputs / "vocab.txt").write_bytes(content(pieces))
     labelled = [text() for _ in range(160)]
-    lines = [json.dumps({"text": one, "label": "red" if "red" in one else "other"}) for one in labelled]
-    (inputs / "train.jsonl").write_text("\n".join(lines[:120]) + "\n")
-    (inputs / "dev.jsonl").write_text("\n".join(lines[120:]) + "\n")
+    lines = [{"text": one, "label": "red" if "red" in one else "other"} for one in labelled]
     tagged = ["\n".join(f"{word}\t{'B-X' if word == 'red' else 'O'}" for word in one.split()) for one in labelled]
-    (inputs / "train.conll").write_text("\n\n".join(tagged[:120]) + "\n\n")
-    (inputs / "dev.conll").write_text("\n\n".join(tagged[120:]) + "\n\n")
+    for split, part in (("train", slice(120)), ("dev", slice(120, None))):
+        write_json_lines(inputs / f"{split}.jsonl", lines[part])
+        (inputs / f"{split}.conll").write_text("\n\n".join(tagged[part]) + "\n\n")
     (inputs / "texts.txt").write_text("".join(f"{text(24)}\n" for _ in range(6000)))
     for name, heads in {
         "model": HeadsConfig(pooler=True), "teacher": HeadsConfig(mlm=True),
@@ -195,8 +176,8 @@ def kinds(inputs: Path, steps: int) -> dict[str, Kind]:
 
     def pretraining(name: str) -> Kind:
         more = ["--teacher", f"{inputs}/teacher"] if name == "distillation" else []
-        config = str(recipe(inputs, name, steps))
-        return Kind(lambda out: [*PRETRAIN, "--config", config, "--workdir", str(out), *more], run_outcome)
+        words = [*PRETRAIN, *recipe(inputs, name, steps), *more]
+        return Kind(lambda out: [*words, "--workdir", str(out)], run_outcome)
 
     def finetuning(kind: str, suffix: str, *more: str) -> Callable[[Path], list[str]]:
         words = ["--init_from", f"{inputs}/model", "--task.kind", kind, "--data.train", f"{inputs}/train.{suffix}"]
@@ -205,30 +186,22 @@ def kinds(inputs: Path, steps: int) -> dict[str, Kind]:
         words += ["--training.checkpoint_interval", "5", "--training.log_interval", "2"]
         return lambda out: [*FINETUNE, *words, "--workdir", str(out), *more]
 
+    def job(program: Sequence[str], words: str) -> Callable[[Path], list[str]]:
+        """Return the command of a program; OUT in ``words`` is the folder of its output."""
+        return lambda out: [*program, *(word.replace("OUT", str(out)) for word in words.split())]
+
     cache = ("--training.compilation_cache", f"{inputs}/cache")
     grid = ("--sweep", "optimizer.learning_rate=1e-3,5e-4", "--seeds", "2")
-    shards = (
-        f"--corpus {inputs}/corpus.txt --vocab {inputs}/vocab.txt --seq_length 32 --max_predictions 5 --workers 2"
-    )
-    texts = ["--input", f"{inputs}/texts.txt"]
+    texts, corpus = f"--input {inputs}/texts.txt --output", f"--corpus {inputs}/corpus.txt --workers 2 --output OUT"
+    shards = f"shards {corpus} --vocab {inputs}/vocab.txt --seq_length 32 --max_predictions 5"
+    export = f"export --from {inputs}/model --to OUT --format hf --force"
     return {name: pretraining(name) for name in PRETRAINING} | {
         "classification": Kind(finetuning("classification", "jsonl", *cache), run_outcome),
         "tagging": Kind(finetuning("tagging", "conll", *cache), run_outcome),
         "sweep": Kind(finetuning("classification", "jsonl", *cache, *grid), sweep_outcome),
-        "shards": Kind(lambda out: [*DATA, "shards", *shards.split(), "--output", str(out)], files),
-        "clean": Kind(
-            lambda out: [*DATA, *f"clean --corpus {inputs}/corpus.txt --workers 2 --output {out}".split()],
-            lambda out: files(out, ("seconds",)),
-        ),
-        "export_hf": Kind(
-            lambda out: [*JAX, *f"export --from {inputs}/model --to {out} --format hf --force".split()], files, True
-        ),
-        "embed": Kind(
-            lambda out: [*JAX, "embed", "--model", f"{inputs}/model", *texts, "--output", f"{out}/v.npy"],
-            files, True,
-        ),
-        "predict": Kind(
-            lambda out: [*JAX, "predict", "--model", f"{inputs}/classifier", *texts, "--output", f"{out}/p.jsonl"],
-            files, True,
-        ),
-    }  # fmt: skip
+        "shards": Kind(job(DATA, shards), files),
+        "clean": Kind(job(DATA, f"clean {corpus}"), lambda out: files(out, ("seconds",))),
+        "export_hf": Kind(job(JAX, export), files, True),
+        "embed": Kind(job(JAX, f"embed --model {inputs}/model {texts} OUT/v.npy"), files, True),
+        "predict": Kind(job(JAX, f"predict --model {inputs}/classifier {texts} OUT/p.jsonl"), files, True),
+    }

@@ -15,11 +15,11 @@ import argparse
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from harness import ROOT, json_lines, write_json_lines
+
 _BASE = "--execution.dtype bfloat16 --execution.prng rbg --topology v5e:4x4"
 _LARGE = (
     "--model.hidden_size 1024 --model.num_layers 24 --model.num_attention_heads 16 --model.intermediate_size 4096"
@@ -29,25 +29,17 @@ _512 = "--data.seq_length 512 --data.max_predictions 76 --training.global_batch_
 _MODERN = "--config configs/modernbert_base.yaml --topology v5e:2x2 --training.batch_ramp"
 # Least rate of packed rows, beside rows of one sequence.
 PACKED = 0.9
-
-
-@dataclass(frozen=True)
-class Program:
-    """Options of a plan, and the least MFU."""
-
-    options: str
-    bar: float
-
-
+# Options of each plan, and the least MFU.
 PROGRAMS = {
-    "base_128": Program(f"{_BASE} {_128}", 0.5217),
-    "large_128": Program(f"{_BASE} {_LARGE} {_128}", 0.6496),
-    "base_512": Program(f"{_BASE} {_512}", 0.5091),
-    "base_512_packed": Program(
-        f"{_BASE} {_512} --data.packing best_fit --data.sequences_per_row 20 --training.batch_unit rows", 0.0
+    "base_128": (f"{_BASE} {_128}", 0.5217),
+    "large_128": (f"{_BASE} {_LARGE} {_128}", 0.6496),
+    "base_512": (f"{_BASE} {_512}", 0.5091),
+    "base_512_packed": (
+        f"{_BASE} {_512} --data.packing best_fit --data.sequences_per_row 20 --training.batch_unit rows",
+        0.0,
     ),
-    "modernbert_1024": Program(f"{_MODERN} --training.global_batch_size 32", 0.4),
-    "modernbert_8192": Program(
+    "modernbert_1024": (f"{_MODERN} --training.global_batch_size 32", 0.4),
+    "modernbert_8192": (
         f"{_MODERN} --training.global_batch_size 4 --data.seq_length 8192 --data.max_predictions 2458 "
         "--model.rotary_base 160_000",
         0.3,
@@ -61,7 +53,7 @@ KEPT = (
 
 def plan(name: str) -> dict[str, Any]:
     """Return the figures of a program; with ``error`` if it does not compile."""
-    command = [sys.executable, "-m", "bert_jax.commands.main", "plan", "--json", *PROGRAMS[name].options.split()]
+    command = [sys.executable, "-m", "bert_jax.commands.main", "plan", "--json", *PROGRAMS[name][0].split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         return {"program": name, "fits": False, "error": (done.stderr.strip().splitlines() or ["?"])[-1]}
@@ -75,7 +67,7 @@ def is_good(line: dict[str, Any], lines: list[dict[str, Any]]) -> bool:
     if not (line["fits"] and plain["fits"]):
         return False
     is_quick = line["tokens_per_second"] >= PACKED * plain["tokens_per_second"]
-    return is_quick and line["predicted_mfu"] >= PROGRAMS[line["program"]].bar
+    return is_quick and line["predicted_mfu"] >= PROGRAMS[line["program"]][1]
 
 
 def main() -> int:
@@ -85,12 +77,12 @@ def main() -> int:
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     arguments = parser.parse_args()
     output = arguments.output
-    lines = [json.loads(line) for line in output.read_text().splitlines()] if output and output.exists() else []
+    lines = json_lines(output) if output else []
     for name in arguments.programs:
         if all(line["program"] != name for line in lines):
             lines.append(plan(name))
             if output:
-                output.write_text("".join(json.dumps(line) + "\n" for line in lines))
+                write_json_lines(output, lines)
     for line in lines:
         print(json.dumps(line))
     return 0 if all(is_good(line, lines) for line in lines) else 3

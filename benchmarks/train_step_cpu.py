@@ -9,55 +9,14 @@ or 1.7 x torch in float32, which both project every position; torch_masked proje
 """
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
-from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from harness import Worker
+
 TOKENS = {"base": 8 * 128, "minilm": 16 * 128}
 BARS = {"flax": 1.15, "torch_float32": 1.7}
 PEERS = ("flax", "torch_float32", "torch_masked_float32", "torch_bfloat16", "torch_masked_bfloat16")
-
-
-class Worker:
-    """One implementation in its own process and environment."""
-
-    def __init__(self, name: str, python: str, size: str) -> None:
-        script = REPOSITORY / "benchmarks" / "train_step_workers.py"
-        environment = os.environ | {
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": str(REPOSITORY),
-            "PYTHONWARNINGS": "ignore",
-        }
-        self.name = name
-        self.seconds: list[float] = []
-        self.process = subprocess.Popen(
-            [python, str(script), name, size], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, env=environment,
-        )  # fmt: skip
-        self.setup = self._answer()
-
-    def _answer(self) -> dict:
-        line = self.process.stdout.readline()
-        if not line:
-            raise ValueError(
-                f"{self.name}: the worker stopped with code {self.process.wait()}; run it alone to see the error"
-            )
-        return json.loads(line)
-
-    def run(self, steps: int) -> None:
-        """Run ``steps`` timed steps."""
-        self.process.stdin.write(f"{steps}\n")
-        self.process.stdin.flush()
-        self.seconds += self._answer()["seconds"]
-
-    def close(self) -> None:
-        """End the process by closing its input."""
-        self.process.stdin.close()
-        self.process.wait()
 
 
 def main() -> int:
@@ -71,20 +30,22 @@ def main() -> int:
     arguments = parser.parse_args()
 
     mine = {name: "ours_bfloat16" if name.endswith("bfloat16") else "ours" for name in arguments.only}
-    workers = [Worker(name, arguments.ours_python, arguments.size) for name in sorted({"ours", *mine.values()})]
-    workers += [Worker(name, arguments.peer_python, arguments.size) for name in arguments.only]
-    while len(workers[-1].seconds) < arguments.steps:
-        for worker in workers:
-            worker.run(2)
-    rates = {worker.name: TOKENS[arguments.size] / statistics.median(worker.seconds) for worker in workers}
-    for worker in workers:
+    pythons = dict.fromkeys(sorted({"ours", *mine.values()}), arguments.ours_python)
+    pythons |= dict.fromkeys(arguments.only, arguments.peer_python)
+    script, size = "train_step_workers.py", arguments.size
+    workers = {name: Worker(2, script, name, size, python=python) for name, python in pythons.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in workers}
+    while len(seconds["ours"]) < arguments.steps:
+        for name, worker in workers.items():
+            seconds[name] += worker()
+    rates = {name: TOKENS[size] / statistics.median(own) for name, own in seconds.items()}
+    for name, worker in workers.items():
         worker.close()
-        low, high = min(worker.seconds), max(worker.seconds)
-        median, setup = statistics.median(worker.seconds), worker.setup
+        own, setup = seconds[name], worker.setup
         print(
-            f"{worker.name:21} {rates[worker.name]:7.1f} tokens/s   {median:.3f} s, median of"
-            f" {len(worker.seconds)} steps ({low:.3f} to {high:.3f}), ready after {setup['setup_seconds']:.0f} s,"
-            f" loss {setup['loss']:.3f}"
+            f"{name:21} {rates[name]:7.1f} tokens/s   {statistics.median(own):.3f} s, median of {len(own)} steps"
+            f" ({min(own):.3f} to {max(own):.3f}), ready after {setup['setup_seconds']:.0f} s, loss"
+            f" {setup['loss']:.3f}"
         )
     passed = True
     for name in arguments.only:
