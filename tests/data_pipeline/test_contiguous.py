@@ -142,7 +142,7 @@ def test_a_position_of_the_other_order_is_refused(tmp_path):
 def test_more_rows_than_records_are_refused(tmp_path):
     folder = make_shards(tmp_path, 10)
     message = (
-        r"^data\.row_order: contiguous is not allowed with 8 lanes, 10 records and batches of 16 rows; allowed: "
+        r"^data\.row_order: contiguous is not allowed with 8 lanes, 10 records and batches of 16 rows, because "
     )
     with pytest.raises(ValueError, match=message):
         stream(folder, small(row_order="contiguous", next_sentence="none"), lanes=16)

@@ -170,7 +170,7 @@ def test_sentence_values_and_choices_and_several_labels(tmp_path):
 @pytest.mark.parametrize("kind", ["tagging", "qa", "joint"])
 def test_predictions_that_do_not_say_what_was_right(tmp_path, kind):
     folder = workdir(tmp_path / "a", f"--task.kind {kind}", [{"id": "0", "tags": ["O"]}])
-    with pytest.raises(ValueError, match=f"task.kind {kind} .*allowed: classification, m"):
+    with pytest.raises(ValueError, match=f"task.kind {kind} .*whose task.kind is one of classification, m"):
         compare(folder, folder)
 
 

@@ -194,8 +194,8 @@ def test_pretraining_starts_from_it_too(tmp_path: Path) -> None:
     ("changes", "options", "words", "message"),
     [
         ({"position_embeddings": "rotary"}, {}, (), "--to_long: .* are rotary and have no table"),
-        ({"relative_positions": "buckets"}, {}, (), r"--to_long: .* relative positions \(buckets\); allowed: bert"),
-        ({"family": "distilbert"}, {}, (), "--to_long: .* of the family distilbert; allowed: bert, roberta"),
+        ({"relative_positions": "buckets"}, {}, (), r"--to_long: .* relative positions \(buckets\); use .*: bert"),
+        ({"family": "distilbert"}, {}, (), "--to_long: .* of the family distilbert; use .*: bert, roberta"),
         ({"attention": "causal"}, {}, (), "--to_long: the model is causal"),
         ({"embedding_size": 8}, {}, (), "--to_long: .* narrow embeddings"),
         ({"attention_windows": (4,)}, {}, (), "--to_long: the model has windows already; .*--extend_positions"),
