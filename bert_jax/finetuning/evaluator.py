@@ -28,8 +28,8 @@ class Evaluator:
         self._model = model.clone(heads=resolved.heads, all_layers=False)
         self._predictors: dict[Mesh, evaluation.Predictor] = {}
         self.best = BestCheckpoint()
-        # Step of the parameters in best/ and their predictions by split, if this process made them.
-        self._of_best: tuple[int, dict[str, list[Prediction]]] | None = None
+        # Predictions by split of the parameters in best/; empty if another process saved these.
+        self._of_best: dict[str, list[Prediction]] = {}
         # Lines for the log before training.
         self.notes: tuple[str, ...] = ()
         config = resolved.config
@@ -79,21 +79,19 @@ class Evaluator:
             context.log.write(step, {"split": split, **values[split]})
         if is_best and resolved.config.training.restore_best:
             self._save(context, params, step, values)
-            self._of_best = step, predictions
+            self._of_best = predictions
 
     def _save(self, context: Context, params: Params, step: int, values: Values) -> None:
         with context.watchdog.phase("saving the best parameters"):
             save_parameters(context.folder, self._resolved, self._start, params, step, values)
 
     def final_predictions(
-        self, context: Context, params: Params, step: int, split: str, before_batch: Callable[[], None]
+        self, context: Context, params: Params, split: str, before_batch: Callable[[], None]
     ) -> list[Prediction]:
         """Return a prediction for every record of ``split`` by :meth:`final_parameters`, those of the evaluation
         that chose them if possible. Must be called by every process."""
-        if self.takes_best and self._of_best is not None and self._of_best[0] == step:
-            known = self._of_best[1].get(split)
-            if known is not None:
-                return known
+        if self.takes_best and split in self._of_best:
+            return self._of_best[split]
         return self._predict(context, params, split, before_batch)
 
     def _predict(

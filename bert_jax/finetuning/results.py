@@ -48,7 +48,7 @@ def write_results(
     due = [split for split in asked if hosts.broadcast_from_lead(f"predict_{split}", is_due[split], timeout)]
     for split in due:
         before_batch = partial(context.watchdog.beat, f"predicting {split}")
-        predictions = evaluator.final_predictions(context, params, step, split, before_batch)
+        predictions = evaluator.final_predictions(context, params, split, before_batch)
         if hosts.is_lead():
             pairs = zip(resolved.records[split], predictions, strict=True)
             what = f"{split}: a prediction"

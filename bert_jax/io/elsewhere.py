@@ -1,7 +1,8 @@
 """Names of sentence-transformers, transformers, KerasHub and scikit-learn, and what to use here instead."""
 
-import difflib
-from collections.abc import Iterable
+from collections.abc import Collection
+
+from bert_jax.io.errors import did_you_mean
 
 _FINETUNE = "use bert_jax.finetune(model, train=(texts, labels), dev=0.1)"
 _VECTORS = "use bert_jax.load(path).encode(texts)"
@@ -77,11 +78,9 @@ def package_hint(name: str) -> str | None:
     return _METHODS if name.startswith(_PREFIXES) else OF_PACKAGE.get(name)
 
 
-def parameter_hint(name: str, known: Iterable[str]) -> str:
-    """Return ``; use NAME`` for the parameter of another library, or a similar name of ``known``, or ""."""
-    known = list(known)
+def parameter_hint(name: str, known: Collection[str]) -> str:
+    """Return ``; instead of NAME, use OTHER`` for a parameter of another library, else :func:`did_you_mean`."""
     for other in OF_FUNCTIONS.get(name, ()):
         if other in known or not other.isidentifier():
             return f"; instead of {name}, use {other}"
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return did_you_mean(name, known)
