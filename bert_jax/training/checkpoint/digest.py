@@ -5,6 +5,7 @@ crc32c of every file, written after the commit, with a digest of the list itself
 shape, dtype and bits of every canonical leaf. The digest of the leaves does not depend on the mesh or the layout.
 """
 
+import errno
 import functools
 import hashlib
 import json
@@ -178,7 +179,12 @@ def file_checksum(path: Location) -> str:
 
 
 def write_checksums(folder: Location) -> None:
-    """Atomically write the size and crc32c of every file under ``folder`` to the checksum file of ``folder``."""
+    """Atomically write the size and crc32c of every file under ``folder`` to the checksum file of ``folder``.
+
+    Raises ``FileNotFoundError`` if ``folder`` does not exist.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "the checkpoint was not committed", str(folder))
     held: Iterable[Location] = folder.rglob("*")
     files = {
         path.relative_to(folder).as_posix(): [path.stat().st_size, file_checksum(path)]

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -42,6 +43,8 @@ def _quiet_failed_saves() -> None:
     # asyncio logs a traceback for each further write that fails (test_disk_full_while_a_checkpoint_is_saved).
     report = logging.Formatter()
     logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in report.format(record))
+    # Python warns about each write that was not begun (test_disk_full_while_a_checkpoint_is_saved).
+    warnings.filterwarnings("ignore", r"coroutine '.*\.write_fragment' was never awaited", RuntimeWarning)
     hook = sys.unraisablehook
 
     def without_late_writes(unraisable: "sys.UnraisableHookArgs") -> None:
@@ -203,12 +206,16 @@ class CheckpointWriter:
         self._unlisted = step
 
     def poll(self) -> None:
-        """Write the checksums of a save committed since the last call. Cheap enough to call at every step."""
+        """Write the checksums of a save committed since the last call. Raises the error of a save that failed.
+
+        Cheap enough to call at every step.
+        """
         self._raise_lost()
         if self._unlisted is not None and not self._manager.is_saving_in_progress():
             step, self._unlisted = self._unlisted, None
             with self._one_line():
-                self._manager.check_for_errors()
+                # check_for_errors() raises an error only once, and the thread that ends the save has called it.
+                self._manager.wait_until_finished()
             if hosts.is_lead():
                 self._beside = self._thread.submit(write_checksums, self.folder / str(step))
 

@@ -1,9 +1,11 @@
 """Damage to checkpoints: every file, three ways; fall back, never silently, never to a fresh start."""
 
 import asyncio
+import errno
 import gc
 import json
 import shutil
+import time
 from pathlib import Path
 
 import jax
@@ -297,6 +299,22 @@ def test_a_checkpoint_of_other_options_is_not_taken_for_damage(run, tmp_path, mo
     assert saved_steps(workdir) == [2, 4, 6]
 
 
+def full_disk():
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_failed_save_is_raised_by_the_next_poll(run, tmp_path):
+    """It leaves no folder that the next start would take for a damaged checkpoint."""
+    (tmp_path / "w").mkdir()
+    writer = CheckpointWriter(tmp_path / "w", CONFIG, before_commit=full_disk)
+    writer.save(restore(run, read_only=True)[0].state, {"data": {}})
+    while writer.is_writing():
+        time.sleep(0.01)
+    with pytest.raises(OSError, match="No space left on device"):
+        writer.poll()
+    assert saved_steps(tmp_path / "w") == []
+
+
 def test_what_is_saved_is_what_was_given(run, tmp_path):
     """The JSON part is written in the background, after the run has gone on."""
     from bert_jax.training.checkpoint.restore import read_meta
@@ -308,6 +326,12 @@ def test_what_is_saved_is_what_was_given(run, tmp_path):
     meter["sums"]["loss"] = [1.0, 1.0]
     writer.close()
     assert read_meta(checkpoint_folder(tmp_path / "w") / "6")["meter"] == {"sums": {}}
+
+
+def test_checksums_make_no_checkpoint(tmp_path):
+    with pytest.raises(FileNotFoundError, match="checkpoints/10"):
+        write_checksums(tmp_path / "checkpoints" / "10")
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.slow
