@@ -25,29 +25,37 @@ from bert_jax.io.storage import Location, location
 from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest
 
-USAGE = """usage: bert-data COMMAND [options]
-
-commands:
+_VOCAB = """\
   vocab    train a vocabulary
-             bert-data vocab --corpus TEXT... --vocab_size 30522 --kind wordpiece --output vocab.txt
+             bert-data vocab --corpus my_texts/ --vocab_size 30522 --kind wordpiece --output vocab.txt
+"""
+_SHARDS = """\
   shards   build the vocabulary (if the recipe names none), the token store and the shards of a recipe
              bert-data shards --config configs/quickstart.yaml --workers 4
            with Apache Beam, on this machine, or on a cluster that the Beam options after -- select
              bert-data shards --config RECIPE --runner beam [-- --runner=DataflowRunner --project=P ...]
-{rooms}  index    write the index of TFRecords that another program wrote
+           --tfds NAME is short for --corpus tfds:NAME: text prepared by TensorFlow Datasets
+           (--tfds_data_dir FOLDER)
+"""
+_INDEX = """\
+  index    write the index of TFRecords that another program wrote
              bert-data index DIR
+"""
+_INSPECT = """\
   inspect  report on a folder of shards; --vocab FILE: its vocabulary, --records N: read at most N (20000)
              bert-data inspect DIR --examples 3
+"""
+_RECORDS = """\
   records  print a fine-tuning file as JSON lines, for the commands of bert-jax; name its columns or a recipe
              bert-data records dev.tsv --columns text=sentence label=label
              bert-data records dev.tsv --config configs/finetune/sst2.yaml --data.dir glue/SST-2
-
-shards --tfds NAME is short for --corpus tfds:NAME: text prepared by TensorFlow Datasets (--tfds_data_dir FOLDER).
+"""
+_NOTES = """\
 vocab and shards accept --config FILE (a recipe of run_pretrain.py) and every --data.OPTION; "data." may be omitted.
 --vocab_size sets model.vocab_size, --kind sets data.tokenizer, and shards --output sets data.shards.
 A recipe whose encoder is in a Python file also needs --model.module FILE, as in training.
 records accepts the options of run_finetune.py; "data." may be omitted, and --kind sets task.kind.
-bert-data COMMAND --help lists the options of a command.
+bert-data COMMAND --help: the options of a command
 """
 _SHORT = {"vocab_size": "model.vocab_size", "kind": "data.tokenizer"}
 C = TypeVar("C")
@@ -69,11 +77,11 @@ class RecordOptions:
 
 @dataclass(frozen=True)
 class DataCommand:
-    """A command of ``bert-data``: ``run`` is called with its arguments, ``usage`` is its part of the help, and
-    ``options`` is the class of the options that its help lists."""
+    """A command of ``bert-data``: ``run`` is called with its arguments, ``usage`` is its part of the help, with an
+    example on the line after its name, and ``options`` is the class of the options that its help lists."""
 
     run: Callable[[list[str]], None]
-    usage: str = ""
+    usage: str
     options: type | None = None
 
 
@@ -82,30 +90,43 @@ def main(argv: Sequence[str] | None = None, program: str = "bert-data") -> int:
     ``program`` is the name of the command in its help."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in HELP:
-        print(_usage(program), end="")
+        commands = {
+            **_own(),
+            **{name: registry.load("data_commands", name) for name in registry.names("data_commands")},
+        }
+        usage = "".join(command.usage for command in commands.values())
+        _show(f"usage: bert-data COMMAND [options]\n\ncommands:\n{usage}\n{_NOTES}", program)
         return 0 if words else 2
     return run_command(lambda: _run(words[0], words[1:], program))
 
 
-def _usage(program: str) -> str:
-    rooms = "".join(registry.load("data_commands", name).usage for name in registry.names("data_commands"))
-    return USAGE.replace("{rooms}", rooms).replace("bert-data", program)
+def _show(usage: str, program: str) -> None:
+    print(usage.replace("bert-data", program), end="")
+
+
+def _own() -> dict[str, DataCommand]:
+    """Return the commands of the trunk."""
+    return {
+        "vocab": DataCommand(_vocab, _VOCAB, DataOptions),
+        "shards": DataCommand(_shards, _SHARDS, DataOptions),
+        "index": DataCommand(_index, _INDEX),
+        "inspect": DataCommand(_inspect, _INSPECT),
+        "records": DataCommand(_records, _RECORDS, RecordOptions),
+    }
 
 
 def _run(name: str, words: list[str], program: str) -> None:
-    own = {
-        "vocab": DataCommand(_vocab, options=DataOptions), "shards": DataCommand(_shards, options=DataOptions),
-        "index": DataCommand(_index), "inspect": DataCommand(_inspect),
-        "records": DataCommand(_records, options=RecordOptions),
-    }  # fmt: skip
+    own = _own()
     names = [*own, *registry.names("data_commands")]
     if name not in names:
         raise ValueError(f"{name}: unknown command; allowed: {', '.join(names)}{unknown_command(name, names)}")
     command: DataCommand = own.get(name) or registry.load("data_commands", name)
     if not HELP & set(words):
         return command.run(words)
-    print(_usage(program))
+    _show(f"usage: bert-data {name} [options]\n\n{command.usage}", program)
     if command.options is not None:
+        print()
+        _show(_NOTES, program)
         with contextlib.suppress(SystemExit):
             show_help(command.options, Settings(), f"{program} {name}")
     sys.stdout.flush()  # run_command ignores the error of a closed pipe (`| head`) only if it is raised here

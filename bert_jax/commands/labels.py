@@ -123,7 +123,7 @@ COMMANDS = (
             "with loss.layer_heads own; see early-exit)",
         ),
         OUTPUT,
-    )),
+    ), group="use", example='--model runs/sst2 "a film that one likes to see twice"'),
     Command("zero-shot", "classes that the model was not trained on", zero_shot_command, (
         model("texts, before --labels; for JSON lines with a label, scores are printed", with_labels=False),
         option(
@@ -141,5 +141,5 @@ COMMANDS = (
             help="name of the entailment class (default: the class whose name begins with entail)",
         ),
         OUTPUT,
-    ), {"epilog": 'Example: bert-jax zero-shot "What a goal!" --model NLI_MODEL --labels sport politics'}),
+    ), group="use", example='"What a goal!" --model NLI_MODEL --labels sport politics'),
 )  # fmt: skip

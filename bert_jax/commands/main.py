@@ -7,12 +7,14 @@ early.start()
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import get_args
 
 from bert_jax import __version__, registry
 from bert_jax.commands import labels, texts, weights
-from bert_jax.commands.options import Command, take_encoder
-from bert_jax.io.errors import unknown_command
+from bert_jax.commands.options import Command, Group, help_width, take_encoder
+from bert_jax.io.errors import did_you_mean, unknown_command
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 from bert_jax.process.exits import run_command
 from bert_jax.process.signals import STOPPED, StopRequest
@@ -56,26 +58,49 @@ def _run(words: list[str]) -> None:
 def _parsed(words: list[str]) -> argparse.Namespace:
     """Parse the arguments of a subcommand. Only the module of this subcommand is imported; for help, all
     modules."""
-    parser = argparse.ArgumentParser(
-        prog="bert-jax", description="Pretrain, fine-tune, use and convert encoders of text."
-    )
-    parser.add_argument("--version", action="version", version=f"bert-jax {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (_, what) in PROGRAMS.items():
-        commands.add_parser(name, help=what)
     own = {one.name: one for one in COMMANDS}
     names = [*PROGRAMS, *own, *registry.names("commands")]
     known = bool(words) and words[0] in names
-    for name in [words[0]] if known else names[len(PROGRAMS) :]:
-        (own.get(name) or _of_a_room(name)).add(commands)
+    listed = [own.get(name) or _of_a_room(name) for name in ([words[0]] if known else names[len(PROGRAMS) :])]
+    parser = argparse.ArgumentParser(
+        prog="bert-jax",
+        usage="bert-jax [-h] [--version] COMMAND ...",
+        description=f"Pretrain, fine-tune, use and convert encoders of text.\n\n{_in_groups(listed)}",
+        epilog="bert-jax COMMAND --help: the options of a command, and an example",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"bert-jax {__version__}")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS, prog="bert-jax"
+    )
+    for one in listed:
+        one.add(commands)
     if words and not words[0].startswith("-") and not known:
         parser.error(f"{words[0]}: unknown command; allowed: {', '.join(names)}{unknown_command(words[0], names)}")
     arguments, rest = parser.parse_known_args(words)
     if arguments.takes_recipe:
         arguments.recipe = rest
     elif rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        options = [name for one in commands.choices[words[0]]._actions for name in one.option_strings]
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{did_you_mean(rest[0], options)}")
     return arguments
+
+
+def _in_groups(commands: Iterable[Command]) -> str:
+    """Return the list of the programs and ``commands`` in the help of ``bert-jax``."""
+    groups: dict[str, list[tuple[str, str]]] = {group: [] for group in get_args(Group)}
+    groups["train"] += [(name, what) for name, (_, what) in PROGRAMS.items()]
+    for one in commands:
+        groups[one.group].append((one.name, one.help))
+    width = max(len(name) for rows in groups.values() for name, _ in rows) + 4
+    lines: list[str] = []
+    for group, rows in groups.items():
+        lines += ["", f"{group}:"] if lines else [f"{group}:"]
+        for name, what in rows:
+            lines += textwrap.wrap(
+                what, help_width(), initial_indent=f"  {name}".ljust(width), subsequent_indent=" " * width
+            )
+    return "\n".join(lines)
 
 
 def _of_a_room(name: str) -> Command:

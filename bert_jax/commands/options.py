@@ -1,11 +1,14 @@
 """The class of a ``bert-jax`` subcommand, and the options that several subcommands share."""
 
 import argparse
+import inspect
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bert_jax import registry
 from bert_jax.config import ModelConfig
@@ -32,12 +35,14 @@ _ONE_FILE = f"{MODULE}: needs one file, such as {MODULE} fnet_encoder.py"
 
 # A function that adds options to a parser.
 Options = Callable[[argparse.ArgumentParser], argparse.Action | None]
+# Part of ``bert-jax --help`` that lists a command.
+Group = Literal["train", "use", "export and inspect", "more"]
 
 
 @dataclass(frozen=True)
 class Command:
     """A subcommand: ``run`` is called with the parsed arguments, and the docstring of ``run`` is the description of
-    the subcommand in ``--help``."""
+    the subcommand in ``--help``. ``example`` holds the arguments of an example in its help."""
 
     name: str
     help: str
@@ -49,13 +54,27 @@ class Command:
     is_whole: bool = True
     # True: arguments that are no options of the command are those of a recipe.
     takes_recipe: bool = False
+    group: Group = "more"
+    example: str = ""
 
     def add(self, commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         """Add the parser of this subcommand to the subparsers ``commands``."""
-        parser = commands.add_parser(self.name, help=self.help, description=self.run.__doc__, **self.parser)
+        description = textwrap.fill(inspect.cleandoc(self.run.__doc__ or ""), help_width())
+        parser = commands.add_parser(
+            self.name,
+            description=description,
+            epilog=f"example:\n  bert-jax {self.name} {self.example}" if self.example else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **self.parser,
+        )
         parser.set_defaults(run=self.run, is_whole=self.is_whole, takes_recipe=self.takes_recipe)
         for add in self.options:
             add(parser)
+
+
+def help_width() -> int:
+    """Return the number of characters in a line of help."""
+    return shutil.get_terminal_size().columns - 2
 
 
 def option(*names: str, **settings: Any) -> Options:

@@ -190,12 +190,12 @@ COMMANDS = (
             "--per_token", action="store_true",
             help="write the vectors of every token as extract_features.py of google-research/bert does",
         ),
-    )),
+    ), group="use", example="--model runs/quickstart --input texts.txt --output vectors.npy"),
     Command("fill-mask", "the best pieces for each [MASK] of a text", fill_mask_command, (
         model("texts with [MASK]"),
         option("--top", type=int, default=5, help="pieces per mask (default: 5)"),
         option("--json", action="store_true", help="one JSON object per text"),
-    )),
+    ), group="use", example='--model runs/quickstart "the [MASK] of the united states"'),
     Command("score", "log-probabilities of texts, and minimal pairs", score_command, (
         model("texts", with_labels=False),
         option(
@@ -219,12 +219,14 @@ COMMANDS = (
             "--output", type=Path, metavar="FILE",
             help="JSON lines (default: standard output); with --pairs: a line for each group, paradigms too",
         ),
-    ), {"epilog": 'Example: bert-jax score "A cat sat there." "A cat sat their." --model runs/quickstart'}),
+    ), group="use", example='--model runs/quickstart "A cat sat there." "A cat sat their."'),
     Command("forward", "every output of the model for arrays of token ids", forward_command, (
         model(),
         option("--input", required=True, type=Path, metavar="IN.npz", help="input_ids int[B, S], ..."),
         option("--output", required=True, type=Path, metavar="OUT.npz"),
         option("--hidden_states", action="store_true", help="add hidden_states [L+1, B, S, H]"),
         option("--attentions", action="store_true", help="add attentions [L, B, A, S, S]"),
-    )),
+    ), group="export and inspect",
+        example="--model DIR --input ids.npz --output out.npz --hidden_states --attentions",
+    ),
 )  # fmt: skip

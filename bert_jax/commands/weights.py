@@ -89,7 +89,7 @@ COMMANDS = (
         option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
         reading(),
         *_CHECKING,
-    )),
+    ), group="export and inspect", example="--model path/to/model --to saved/"),
     Command("export", "write a model in a format of another library", export_command, (
         SOURCE,
         option("--to", dest="target", type=Path, metavar="DIR", help="the new folder"),
@@ -145,5 +145,5 @@ COMMANDS = (
         ),
         reading(),
         *_CHECKING,
-    )),
+    ), group="export and inspect", example="--model runs/quickstart --to out/ --format hf"),
 )  # fmt: skip

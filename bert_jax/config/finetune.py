@@ -252,6 +252,8 @@ class FinetuneConfig:
 
     # Name of the option that defines the length of sequences.
     SEQ_LENGTH_OPTION = "task.max_length"
+    # Arguments of the example in --help.
+    EXAMPLE = "--config finetune/csv --init_from MODEL --data.train my.csv --data.columns text=review label=stars"
     # Options of --help; --help_all prints the others too.
     USUAL = (
         "config", "workdir", "init_from", "print_config", "task.kind", "task.max_length", "task.metric", "data.dir",

@@ -19,7 +19,7 @@ def print_help(
     *, whole: bool = True,
 ) -> None:  # fmt: skip
     """Print the options of ``extra``, then those of ``config_type`` by section; with ``whole`` False, those that
-    ``config_type.USUAL`` names.
+    ``config_type.USUAL`` names. ``config_type.EXAMPLE``: the arguments of an example.
 
     ``chosen`` are the classes of the sections that ``given`` chooses. ``given`` (key -> value) contains the options
     on the command line. Options that these exclude are not printed; the others are printed with their conditions.
@@ -30,6 +30,8 @@ def print_help(
         return {key: option for key, option in options.items() if not usual or key in usual}
 
     print(f"usage: {prog} [--config FILE ...] [--SECTION.OPTION VALUE ...]\n\n{_first_line(config_type)}")
+    if example := getattr(config_type, "EXAMPLE", ""):
+        print(f"\nexample:\n  {prog} {example}")
     own, options = options_of(extra) if extra else {}, options_of(config_type, chosen)
     if extra:
         _print_section(_first_line(extra), extra, "", shown(own), given)

@@ -264,6 +264,8 @@ class PretrainConfig:
 
     # Name of the option that defines the length of sequences.
     SEQ_LENGTH_OPTION = "data.seq_length"
+    # Arguments of the example in --help.
+    EXAMPLE = "--config quickstart --data.corpus my_texts/ --data.shards data/mine --workdir runs/mine"
     # Options of --help; --help_all prints the others too.
     USUAL = (
         "config", "workdir", "init_from", "continue_from", "print_config", "model.hidden_size", "model.num_layers",

@@ -256,7 +256,7 @@ def test_help_to_a_reader_that_leaves() -> None:
         ["bash", "-o", "pipefail", "-c", command], cwd=Path(__file__).parents[2], capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    assert (run.returncode, run.stdout, run.stderr) == (0, "usage: bert-data COMMAND [options]\n", "")
+    assert (run.returncode, run.stdout, run.stderr) == (0, "usage: bert-data shards [options]\n", "")
 
 
 @pytest.mark.parametrize(

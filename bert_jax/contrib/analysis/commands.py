@@ -361,7 +361,7 @@ COMMANDS = (
         ),
         option("--whiten", action="store_true", help="whiten vectors, fitted on the corpus (Su et al. 2021)"),
         option("--dimensions", type=int, metavar="N", help="with --whiten: keep the N strongest directions"),
-    )),
+    ), group="use", example='--model DIR --corpus corpus.txt "a query"'),
     Command("mine", "hard negatives for pairs of texts, on which retrieval is trained", mine_command, (
         model(required=False, with_labels=False),
         option("--pairs", required=True, metavar="FILE", help="JSON lines with text and its answer, text_pair"),
@@ -376,7 +376,7 @@ COMMANDS = (
         pooling,
         option("--corpus_prompt", metavar="TEXT", help="text to insert before every answer and text of the corpus"),
         option("--query_prompt", metavar="TEXT", help="text to insert before every first text"),
-    )),
+    ), group="more", example="--model DIR --pairs pairs.jsonl --output mined.jsonl"),
     Command("cluster", "groups of similar texts", cluster_command, (
         model(required=False, with_labels=False),
         option("--input", required=True, metavar="FILE", help=_TEXTS),
@@ -396,11 +396,11 @@ COMMANDS = (
         OUTPUT,
         pooling,
         _PROMPT,
-    )),
+    ), group="use", example="--model DIR --input texts.txt --clusters 20"),
     Command("anisotropy", "how strongly the vectors of texts share one direction", anisotropy_command, (
         model(required=False, with_labels=False),
         option("--input", required=True, metavar="FILE", help=_TEXTS),
         pooling,
         _PROMPT,
-    )),
+    ), group="export and inspect", example="--model DIR --input texts.txt"),
 )  # fmt: skip

@@ -181,7 +181,7 @@ COMMANDS = (
         option("--batch_tokens", type=int, metavar="N", help="number of tokens per batch"),
         option("--top", type=int, default=10, metavar="K", help="number of neighbors (default: 10)"),
         _OUTPUT,
-    ), {"epilog": 'Example: bert-jax neighbors bank --in "he sat on the bank of the river" --model DIR'}),
+    ), group="export and inspect", example='bank --in "he sat on the bank of the river" --model DIR'),
     Command("probe", "properties of words that a linear classifier reads from each layer", probe_command, (
         model(required=True, with_labels=False),
         option(
@@ -212,5 +212,5 @@ COMMANDS = (
         ),
         option("--batch_tokens", type=int, metavar="N", help="number of tokens per batch"),
         _OUTPUT,
-    ), {"epilog": "Example: bert-jax probe --task pos --train train.conllu --test test.conllu --model DIR"}),
+    ), group="export and inspect", example="--task pos --train train.conllu --test test.conllu --model DIR"),
 )  # fmt: skip

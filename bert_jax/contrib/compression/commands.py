@@ -141,7 +141,7 @@ COMMANDS = (
             "none (default: 5)",
         ),
         reading(),
-    )),
+    ), group="more", example="--model DIR --to small/ --corpus texts.txt"),
     Command("factorize", "word embeddings of a smaller rank", factorize_command, (
         SOURCE,
         option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
@@ -151,7 +151,7 @@ COMMANDS = (
             help="labeled JSON lines as for fine-tuning: print the scores of both models",
         ),
         reading(),
-    )),
+    ), group="more", example="--model runs/sst2 --to small/ --rank 128 --check dev.jsonl"),
     Command("prune", "remove layers, attention heads and feed-forward units", prune_command, (
         SOURCE,
         option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
@@ -191,7 +191,7 @@ COMMANDS = (
         ),
         option("--seed", type=int, default=0, metavar="N", help="seed of draws (default: 0)"),
         reading(),
-    )),
+    ), group="more", example="--model runs/sst2 --to small/ --heads 0.5 --units 0.5 --examples train.jsonl"),
     Command("early-exit", "speed and quality of predictions that stop at lower layers", early_exit_command, (
         model(),
         option(
@@ -203,7 +203,7 @@ COMMANDS = (
             help="values of --exit_entropy (default: 0.05, 0.1, 0.2, 0.4 and 0.8 of the greatest entropy)",
         ),
         option("--output", type=Path, metavar="FILE", help="also write JSON lines"),
-    )),
+    ), group="more", example="--model runs/sst2 --examples dev.jsonl"),
     Command("augment", "more texts for a teacher to label, with words replaced", augment_command, (
         model(required=True, with_labels=False),
         option(
@@ -216,5 +216,5 @@ COMMANDS = (
         option("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)"),
         option("--batch_tokens", type=int, metavar="N", help="number of tokens per batch"),
         OUTPUT,
-    )),
+    ), group="more", example="--model BERT --input train.jsonl --copies 20 --output more.jsonl"),
 )  # fmt: skip

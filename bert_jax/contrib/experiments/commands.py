@@ -90,7 +90,7 @@ COMMANDS = (
         option("--seed", type=int, default=0, metavar="N", help="seed of the bootstrap (default: 0)"),
         option("--resamples", type=int, default=1000, metavar="N", help="bootstrap resamples (default: 1000)"),
         option("--json", action="store_true", help="one JSON object"),
-    )),
+    ), group="train", example="runs/a runs/b --split dev"),
     Command("benchmark-inference", "how fast a model answers, form by form", benchmark_command, (
         model_or_place,
         option(
@@ -109,9 +109,9 @@ COMMANDS = (
         option("--repeats", type=int, metavar="N", help="runs of each size at least (default: 20)"),
         option("--cpus", type=int, default=0, metavar="N", help="processors to use (default: all)"),
         option("--output", type=Path, metavar="FILE", help="write JSON lines too"), reading(),
-    ), is_whole=False),
+    ), is_whole=False, group="export and inspect", example="--model runs/sst2 --quick"),
     Command("submission", "the files for GLUE's leaderboard", submission_command, (
         option("workdirs", nargs="+", metavar="WORKDIR", help="workdir of run_finetune.py with a GLUE recipe"),
         option("--output", type=Path, required=True, metavar="DIR", help="folder in which to write the files"),
-    )),
+    ), group="more", example="runs/cola runs/mnli --output submission"),
 )  # fmt: skip

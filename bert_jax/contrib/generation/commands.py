@@ -76,5 +76,5 @@ COMMANDS = (
         option("--batch_size", type=int, default=8, metavar="N", help="texts that run together (default: 8)"),
         OUTPUT,
         reading(with_labels=False),
-    ), {"epilog": 'Example: bert-jax generate --model GPT2_FOLDER --prompt "The capital of France is"'}),
+    ), group="use", example='--model GPT2_FOLDER --prompt "The capital of France is"'),
 )  # fmt: skip

@@ -8,13 +8,13 @@ from bert_jax.commands.options import Command, names_of, option
 _PLAN = {
     "allow_abbrev": False,
     "usage": "bert-jax plan --config FILE --topology NAME [options] [--section.key VALUE ...]",
-    "epilog": "--section.key VALUE: any option of a recipe, as for run_pretrain.py. See docs/planning.md.",
 }
 
 
 def plan_command(arguments: argparse.Namespace) -> None:
     """Predict memory, step time, MFU, duration and cost of a pretraining recipe on a TPU slice or on GPUs, by
-    compiling its training step ahead of time (extra: tpu or gpu). No accelerator is needed."""
+    compiling its training step ahead of time (extra: tpu or gpu). No accelerator is needed. --section.key VALUE
+    sets any option of the recipe, as for run_pretrain.py. See docs/planning.md."""
     from bert_jax.contrib.planner.topology import prepare_environment
 
     prepare_environment()  # before JAX starts
@@ -45,5 +45,7 @@ COMMANDS = (
             help="with --search: sequences per device to try; they replace the global batch of the recipe",
         ),
         option("--output", type=Path, metavar="FILE", help="with --search: recipe of the fastest layout"),
-    ), _PLAN, is_whole=False, takes_recipe=True),
+    ), _PLAN, is_whole=False, takes_recipe=True, group="train",
+        example="--config configs/bert_base_phase1.yaml --topology v5e:16x16 --price_per_chip_hour 1.2",
+    ),
 )  # fmt: skip

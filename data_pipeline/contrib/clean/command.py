@@ -26,7 +26,7 @@ def clean_command(words: Sequence[str]) -> None:
 
 USAGE = """\
   clean    drop duplicates, repeated lines, broken encoding, other languages, too short documents; text and report
-             bert-data clean --corpus TEXT... --output FOLDER --near_duplicates 0.7 --languages en
+             bert-data clean --corpus web_texts/ --output my_texts/ --near_duplicates 0.7 --languages en
            --runner beam and options after --: as for shards
            its options: "data." and "clean." may be omitted
 """
