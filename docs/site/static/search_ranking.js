@@ -1,0 +1,51 @@
+// Ranks pages and sections by the rare words of the query that they contain. Sphinx itself lists only pages that
+// contain every word, so that a question in a whole sentence finds nothing.
+document.addEventListener("DOMContentLoaded", () => {
+  if (typeof Search === "undefined") return;
+  Search.performTermsSearch = (searchTerms, excludedTerms) => {
+    const { terms, titleterms, titles, alltitles, docnames, filenames } = Search._index;
+    const filesOf = (table, word) => (Object.hasOwn(table, word) ? [table[word]].flat() : []);
+    const lengths = docnames.map(() => 0);
+    Object.values(terms).forEach((files) => [files].flat().forEach((file) => (lengths[file] += 1)));
+    const mean = lengths.reduce((sum, one) => sum + one, 0) / lengths.length;
+    const scores = docnames.map(() => 0), matched = docnames.map(() => 0), weights = new Map();
+    let total = 0;
+    for (const word of searchTerms) {
+      let inText = filesOf(terms, word), share = 1;
+      const inTitle = new Set(filesOf(titleterms, word));
+      if (!inText.length && !inTitle.size && word.length > 3) {
+        inText = Object.keys(terms).filter((one) => one.startsWith(word)).flatMap((one) => filesOf(terms, one));
+        share = 0.5;
+      }
+      const files = new Set([...inText, ...inTitle]);
+      if (!files.size) continue;
+      const weight = Math.log(1 + docnames.length / files.size);
+      weights.set(word, weight);
+      total += weight;
+      for (const file of files) {
+        matched[file] += weight;
+        scores[file] += share * weight * (inTitle.has(file) ? 2.5 : 1);
+      }
+    }
+    const excluded = new Set([...excludedTerms].flatMap((word) => filesOf(terms, word)));
+    const results = [];
+    docnames.forEach((name, file) => {
+      if (!total || matched[file] < total / 2 || excluded.has(file)) return;
+      const score = (10 * scores[file]) / total / Math.sqrt(0.5 + (0.5 * lengths[file]) / mean);
+      results.push([name, titles[file], "", null, score, filenames[file], SearchResultKind.text]);
+    });
+    const stemmer = new Stemmer();
+    for (const [title, places] of Object.entries(alltitles)) {
+      const own = new Set(splitQuery(title.toLowerCase()).map((word) => stemmer.stemWord(word)));
+      const share = [...weights].reduce((sum, [word, weight]) => sum + (own.has(word) ? weight : 0), 0) / total;
+      if (!(share >= 0.5)) continue;
+      for (const [file, id] of places) {
+        if (id === null || titles[file] === title || excluded.has(file)) continue;
+        const score = 14 * share + 4 / (1 + own.size);
+        const name = `${titles[file]} > ${title}`;
+        results.push([docnames[file], name, `#${id}`, null, score, filenames[file], SearchResultKind.title]);
+      }
+    }
+    return results;
+  };
+});

@@ -1,0 +1,60 @@
+"""The site is built without a warning, asks no other host, and its search finds words in English and in Chinese."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def test_words_of_a_query():
+    pytest.importorskip("sphinx")
+    spec = importlib.util.spec_from_file_location("site_search", REPOSITORY / "docs/site/search.py")
+    search = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(search)
+    assert search.words("如何预训练BERT?") == ["预训", "训练", "BERT"]
+    assert search.words("resume a_run 词") == ["resume", "a_run", "词"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", str(folder / "cache")]
+    command += ["-c", str(REPOSITORY / "docs/site"), str(REPOSITORY), str(folder / "html")]
+    built = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    )
+    assert built.returncode == 0, built.stderr
+    return folder / "html"
+
+
+@pytest.mark.slow  # builds the site
+def test_pages_load_nothing_from_other_hosts(site):
+    pages = [*site.rglob("*.html")]
+    assert len(pages) > 50
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert not re.findall(r'(?:<script[^>]* src|<link[^>]* href|<img[^>]* src)="(?:https?:)?//[^"]*', text), (
+            page
+        )
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", style.read_text(encoding="utf-8")), style
+
+
+@pytest.mark.slow  # builds the site
+def test_the_index_has_english_and_chinese_words(site):
+    index = json.loads((site / "searchindex.js").read_text(encoding="utf-8").removeprefix("Search.setIndex(")[:-1])
+
+    def pages(word):
+        files = index["terms"].get(word, [])
+        return {index["docnames"][file] for file in (files if isinstance(files, list) else [files])}
+
+    assert "README" in pages("checkpoint") and "README.zh-CN" in pages("训练")
+    assert not any(page.startswith("studies/") for word in index["terms"] for page in pages(word))
+    assert "docs/generated/options-pretrain" in pages("warmup_step") | pages("warmup_steps")
