@@ -57,4 +57,6 @@ def test_the_index_has_english_and_chinese_words(site):
 
     assert "README" in pages("checkpoint") and "README.zh-CN" in pages("训练")
     assert not any(page.startswith("studies/") for word in index["terms"] for page in pages(word))
+    language = (site / "_static" / "language_data.js").read_text(encoding="utf-8")
+    assert "Stemmer = EnglishStemmer;" in language and "var splitQuery" in language
     assert "docs/generated/options-pretrain" in pages("warmup_step") | pages("warmup_steps")

@@ -44,19 +44,23 @@ html_show_sphinx = html_copy_source = False
 # A link that may lead to a folder, whose page pages.py writes; the name of a paragraph.
 _LINK = re.compile(r"\]\(([\w./-]+)\)")
 _NAME = re.compile(r'^<a id="([\w-]+)"></a>', re.MULTILINE)
+# The heading of a function of docs/api.md with its parameters, which are too long for a table of contents.
+_SIGNATURE = re.compile(r"^### `([\w.]+)(\(.*)`$", re.MULTILINE)
 # Pages that search does not list: figures of single studies.
 _NOT_SEARCHED = "studies/"
 
 
-def _adapt_links(app, name, source):
-    """Replace links to folders by links to their generated pages, and names in HTML by those of MyST."""
+def _adapt(app, name, source):
+    """Replace links to folders by links to their generated pages, and names in HTML by those of MyST; move the
+    parameters of functions out of headings."""
     here = (REPOSITORY / name).parent
 
     def page(match):
         folder = here / match[1]
         return f"]({os.path.relpath(pages.page_of(folder), here)})" if folder.is_dir() else match[0]
 
-    source[0] = _NAME.sub(r"(\1)=\n", _LINK.sub(page, source[0]))
+    text = _NAME.sub(r"(\1)=\n", _LINK.sub(page, source[0]))
+    source[0] = _SIGNATURE.sub(r"### `\1`\n`\1\2`\n", text)
 
 
 def _keep_from_search(app, doctree):
@@ -76,6 +80,6 @@ def setup(app):
     """Write the generated pages, and register the search and the links to folders."""
     pages.write()
     app.add_search_language(search.EnglishAndChinese)
-    app.connect("source-read", _adapt_links)
+    app.connect("source-read", _adapt)
     app.connect("doctree-read", _keep_from_search)
     app.connect("build-finished", _first_page)

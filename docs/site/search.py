@@ -31,11 +31,11 @@ class EnglishAndChinese(SearchEnglish):
     """English words and Chinese pairs of characters."""
 
     lang = "en-zh"
-    language_name = "English and Chinese"
+    language_name = "English"  # the name of its stemmer in JavaScript
     stopwords = SearchEnglish.stopwords | set(QUESTIONS.split())
     # The same as ``words``, in the browser.
     js_splitter_code = f"""
-const splitQuery = (query) =>
+var splitQuery = (query) =>
   (query.match(/[\\u3400-\\u9fff]+|[\\p{{L}}\\p{{N}}_]+/gu) || []).flatMap((run) => {{
     if (run[0] < "\\u3400" || run[0] > "\\u9fff") return [run];
     const parts = run.split(/{PARTICLES}/).filter((part) => part);
