@@ -1,0 +1,92 @@
+"""The code of both READMEs, of docs/pretraining.md and of the pages in Chinese: every command is accepted, and the
+tutorials run."""
+
+import contextlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from command_lines import check_command, check_data_command
+
+from bert_jax.commands import main
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+ZH = REPOSITORY / "docs" / "zh"
+PAGES = [*(REPOSITORY / name for name in ("README.md", "README.zh-CN.md", "docs/pretraining.md"))]
+PAGES += sorted(ZH.glob("*.md"))
+PROGRAMS = {"run_pretrain.py": "bert-jax pretrain", "run_finetune.py": "bert-jax finetune"}
+# The tutorials in order: each uses files of those before. With what makes their runs short.
+TUTORIALS = ("tutorial-reviews", "tutorial-domain", "tutorial-python")
+SHORT = {
+    "count=6000": "count=240",
+    "range(1500)": "range(140)",
+    "num_epochs=2": "num_steps=3",
+    "num_steps=100": "num_steps=3",
+    "--training.num_steps 600": "--training.num_steps 3",
+    "--training.num_epochs 2": "--training.num_steps 3",
+    "--workdir runs/domain\n": "--workdir runs/domain --training.num_steps 3\n",
+}
+
+
+def blocks(page, language):
+    text = page.read_text(encoding="utf-8")
+    return [block.replace("\\\n", " ") for block in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)]
+
+
+def commands(text):
+    """The words of every command of this project in a block."""
+    for script, program in PROGRAMS.items():
+        text = re.sub(rf"^(.*&& )?\S*python {re.escape(script)}", program, text, flags=re.MULTILINE)
+    lines = re.findall(r"^(bert-jax|bert-data) ([^\n|>]*)", text, re.MULTILINE)
+    return [(program, shlex.split(words, comments=True)) for program, words in lines]
+
+
+CASES = [
+    pytest.param(program, words, id=f"{page.stem}: {' '.join(words)}"[:60])
+    for page in PAGES
+    for block in blocks(page, "bash")
+    for program, words in commands(block)
+]
+
+
+def test_there_are_commands():
+    assert len(CASES) > 30
+
+
+@pytest.mark.parametrize(("program", "words"), CASES)
+def test_commands_are_understood(program, words, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    check_data_command(words[0], words[1:]) if program == "bert-data" else check_command(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_compiles(page):
+    for block in blocks(page, "python"):
+        compile(block, str(page), "exec")
+
+
+@pytest.mark.slow
+def test_the_tutorials_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in TUTORIALS:
+        text, names = (ZH / f"{name}.md").read_text(encoding="utf-8"), {}
+        for long, short in SHORT.items():
+            text = text.replace(long, short)
+        for language, block in re.findall(r"```(bash|python)\n(.*?)```", text, re.DOTALL):
+            if language == "python":
+                exec(compile(block, name, "exec"), names)
+                continue
+            for _, words in commands(block.replace("\\\n", " ")):
+                if not any("google-bert" in word for word in words):  # needs the network
+                    with contextlib.suppress(SystemExit):
+                        assert main.main(words) == 0, words
+    assert {place.name for place in Path("runs").iterdir()} == {
+        "zh",
+        "zh_reviews",
+        "domain",
+        "domain_reviews",
+        "zh_python",
+    }
+    assert Path("out/zh/config.json").exists() and Path("clusters.jsonl").exists()
+    assert "条错误" in capsys.readouterr().out
