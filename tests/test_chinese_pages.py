@@ -1,7 +1,6 @@
 """The code of both READMEs, of docs/pretraining.md and of the pages in Chinese: every command is accepted, and the
-tutorials run."""
+code of README and of the tutorials runs."""
 
-import contextlib
 import re
 import shlex
 from pathlib import Path
@@ -66,21 +65,25 @@ def test_python_compiles(page):
         compile(block, str(page), "exec")
 
 
+def run_page(text, names):
+    """Run the Python blocks of a page, with ``names``, and the commands of its bash blocks, in order."""
+    for language, block in re.findall(r"```(bash|python)\n(.*?)```", text, re.DOTALL):
+        if language == "python":
+            exec(compile(block, "page", "exec"), names)
+            continue
+        for _, words in commands(block.replace("\\\n", " ")):
+            if not any("google-bert" in word for word in words):  # needs the network
+                assert main.main(words) == 0, words
+
+
 @pytest.mark.slow
 def test_the_tutorials_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in TUTORIALS:
-        text, names = (ZH / f"{name}.md").read_text(encoding="utf-8"), {}
+        text = (ZH / f"{name}.md").read_text(encoding="utf-8")
         for long, short in SHORT.items():
             text = text.replace(long, short)
-        for language, block in re.findall(r"```(bash|python)\n(.*?)```", text, re.DOTALL):
-            if language == "python":
-                exec(compile(block, name, "exec"), names)
-                continue
-            for _, words in commands(block.replace("\\\n", " ")):
-                if not any("google-bert" in word for word in words):  # needs the network
-                    with contextlib.suppress(SystemExit):
-                        assert main.main(words) == 0, words
+        run_page(text, {})
     assert {place.name for place in Path("runs").iterdir()} == {
         "zh",
         "zh_reviews",
@@ -90,3 +93,22 @@ def test_the_tutorials_run(tmp_path, monkeypatch, capsys):
     }
     assert Path("out/zh/config.json").exists() and Path("clusters.jsonl").exists()
     assert "条错误" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_code_of_readme_runs(tmp_path, monkeypatch):
+    """The lines of Python and of shell of README, on a small text, with three steps each."""
+    monkeypatch.chdir(tmp_path)
+    texts = [f"the {'good' if i % 2 else 'bad'} film number {i} is about the united states" for i in range(200)]
+    labels = ["good" if i % 2 else "bad" for i in range(200)]
+    Path("my_texts").mkdir()
+    Path("my_texts/all.txt").write_text("\n\n".join(f"{text} .\nso it is ." for text in texts))
+    rows = "\n".join(f"{text},{label}" for text, label in zip(texts, labels, strict=True))
+    Path("reviews.csv").write_text(f"text,label\n{rows}\n")
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    text = text[text.index("## From Python") :].replace("num_steps=500", "num_steps=3")
+    text = text.replace("dev=0.1)", "dev=0.1, num_steps=3)").replace(
+        "--workdir", "--training.num_steps 3 --workdir"
+    )
+    run_page(text.replace("runs/quickstart", "runs/mine"), {"texts": texts, "labels": labels})
+    assert Path("tuned/config.json").exists() and Path("out/config.json").exists()
