@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from bert_jax.commands.estimators import TextClassifier, TextRegressor
     from bert_jax.commands.from_python import finetune, pretrain
+    from bert_jax.commands.report import report
     from bert_jax.commands.trained import FinetuneRun, PretrainRun
     from bert_jax.inference.loaded import LoadedModel, load
 
@@ -28,9 +29,11 @@ _MODULES = {
     "finetune": "bert_jax.commands.from_python",
     "load": "bert_jax.inference.loaded",
     "pretrain": "bert_jax.commands.from_python",
+    "report": "bert_jax.commands.report",
 }
 __all__ = [
     "FinetuneRun", "LoadedModel", "PretrainRun", "TextClassifier", "TextRegressor", "finetune", "load", "pretrain",
+    "report",
 ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Logs of a run without the run."""
 
 from bert_jax.config import PretrainConfig
+from bert_jax.objectives.display import Display
 from bert_jax.process.signals import StopRequest
 from bert_jax.start.start import Start
 from bert_jax.training.launch import Launch
@@ -11,7 +12,7 @@ def open_log(workdir, start_step=0, loggers=(), callbacks=()):
     """The logs of a run that continues after ``start_step``."""
     start = Start()
     launch = Launch(workdir=workdir, stop=StopRequest(), start=start, loggers=loggers, callbacks=callbacks)
-    return RunLog(workdir, PretrainConfig(), launch, start_step, ())
+    return RunLog(workdir, PretrainConfig(), launch, start_step, Display())
 
 
 def train_metrics(step):

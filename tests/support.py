@@ -112,7 +112,7 @@ def whole_and_resumed(config: PretrainConfig, folder: Path, times: int, **option
     from bert_jax.process.exits import Stop
     from bert_jax.training.logging.metrics_file import read_metrics
 
-    with mock.patch("bert_jax.training.logging.report.draw_curves", lambda *_: (b"", "<svg></svg>")):
+    with mock.patch("bert_jax.training.logging.report.draw_curves", lambda *_: b""):
         train_synthetic(config, folder / "whole", **options)
         with pytest.raises(Stop):
             train_synthetic(config, folder / "cut", stop=StopAt(times), **options)

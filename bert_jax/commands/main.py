@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from bert_jax import __version__, registry
-from bert_jax.commands import labels, texts, weights
+from bert_jax.commands import labels, report, texts, weights
 from bert_jax.commands.options import Command, Group, help_width, take_encoder
 from bert_jax.io.errors import did_you_mean, unknown_command
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
@@ -23,6 +23,7 @@ COMMANDS = (
     *weights.COMMANDS,
     *texts.COMMANDS,
     *labels.COMMANDS,
+    *report.COMMANDS,
 )
 # Commands that parse their own arguments: the options of a recipe, or further commands.
 PROGRAMS = {

@@ -11,7 +11,7 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.options import extended
 from bert_jax.finetuning.artifacts import read_results
 from bert_jax.training.logging.metrics_file import read_metrics
-from bert_jax.training.logging.report import HTML_FILE
+from bert_jax.training.logging.run_files import HTML_FILE
 
 if TYPE_CHECKING:
     from bert_jax.inference.loaded import LoadedModel
@@ -48,7 +48,7 @@ class TrainedRun:
 
     @property
     def report(self) -> Path:
-        """The file report.html, which exists when the run is complete."""
+        """The file report.html, which is written at the start and again at every evaluation."""
         return self.workdir / HTML_FILE
 
     def __repr__(self) -> str:

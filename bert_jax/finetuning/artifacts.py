@@ -10,9 +10,10 @@ from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.loader import build_config, read_yaml
 from bert_jax.io.storage import Location
 from bert_jax.io.untrusted_folder import json_object
+from bert_jax.objectives.display import PlainAnswer
 from bert_jax.records import Record
 from bert_jax.tasks.task import Confusion
-from bert_jax.training.logging.report import HTML_FILE
+from bert_jax.training.logging.run_files import has_report
 
 METRICS, PREDICTIONS = "metrics.json", "predictions_{}.jsonl"
 
@@ -31,12 +32,9 @@ class ChosenBy(TypedDict):
     higher_is_better: bool
 
 
-class Baseline(TypedDict):
-    """The value of ``metric`` for an answer that needs no training, and whether the run is better."""
+class Baseline(PlainAnswer):
+    """An answer that needs no training, and whether the run is better."""
 
-    answer: str
-    metric: str
-    value: float | None
     is_beaten: bool
 
 
@@ -71,7 +69,7 @@ def stored_options(workdir: Location, names: Collection[str]) -> FinetuneConfig:
 
 def read_results(workdir: Location) -> list[Result]:
     """Return the entries of ``metrics.json``; an empty list if the run is not complete (has no report yet)."""
-    if not ((workdir / METRICS).is_file() and (workdir / HTML_FILE).is_file()):
+    if not ((workdir / METRICS).is_file() and has_report(workdir)):
         return []
     entries: list[Result] = json.loads((workdir / METRICS).read_text(encoding="utf-8"))
     return entries

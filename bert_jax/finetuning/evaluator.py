@@ -1,6 +1,6 @@
 """Evaluation during a fine-tuning run: predictions, logged metrics, and selection of the best parameters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +8,12 @@ from jax.sharding import Mesh
 
 from bert_jax.finetuning import evaluation
 from bert_jax.finetuning.best import BestCheckpoint, Values, describe_again, read_parameters, save_parameters
+from bert_jax.finetuning.findings import findings_of
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.model import BertModel
 from bert_jax.model.canonical import Params
+from bert_jax.objectives.display import Confusion, Findings, PlainAnswer, ReportData
+from bert_jax.process import hosts
 from bert_jax.start.start import Start
 from bert_jax.tasks.task import Prediction
 from bert_jax.training.job import Context
@@ -77,9 +80,24 @@ class Evaluator:
             is_best = self.best.judge(score, value, step, digest)
         for split in self._devs:
             context.log.write(step, {"split": split, **values[split]})
+        if hosts.is_lead():
+            context.log.show(self._report_data(context, predictions))
         if is_best and resolved.config.training.restore_best:
             self._save(context, params, step, values)
             self._of_best = predictions
+
+    def _report_data(self, context: Context, predictions: Mapping[str, Sequence[Prediction]]) -> ReportData:
+        """Return what the predictions of the dev splits show in the report."""
+        resolved, found, matrices = self._resolved, dict[str, Findings](), dict[str, Confusion]()
+        metric, answers = self.best.metric or resolved.config.task.metric, dict[str, PlainAnswer]()
+        for split, own in predictions.items():
+            records = resolved.records[split]
+            found[split] = findings_of(resolved.task, records, own)
+            if (matrix := evaluation.confusion_of(resolved.task, records, own)) is not None:
+                matrices[split] = matrix
+            if known := evaluation.baseline(resolved, split, own, metric, context.log.at(0, split)):
+                answers[split] = known
+        return {"findings": found, "confusion": matrices, "plain_answers": answers}
 
     def _save(self, context: Context, params: Params, step: int, values: Values) -> None:
         with context.watchdog.phase("saving the best parameters"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from bert_jax.finetuning import evaluation
 from bert_jax.finetuning.artifacts import METRICS, PREDICTIONS, Result, read_results
 from bert_jax.finetuning.evaluator import Evaluator
+from bert_jax.finetuning.findings import findings_of
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.finetuning.task_objective import task_display
 from bert_jax.interop.export import export_model
@@ -19,6 +20,7 @@ from bert_jax.process import hosts
 from bert_jax.tasks.task import Prediction
 from bert_jax.training.job import Context
 from bert_jax.training.logging.report import write_report
+from bert_jax.training.logging.run_files import read_data
 
 # Folder of the export in a workdir.
 EXPORT = "export"
@@ -45,6 +47,8 @@ def write_results(
     is_due = {split: split not in entries or entries[split].get("digest") != digests[split] for split in asked}
     timeout = context.launch.host_timeout
     remarks: list[str] = []
+    known = read_data(folder).get("findings", {}) if entries else {}
+    found = {split: known[split] for split in asked if split in known}
     due = [split for split in asked if hosts.broadcast_from_lead(f"predict_{split}", is_due[split], timeout)]
     for split in due:
         before_batch = partial(context.watchdog.beat, f"predicting {split}")
@@ -55,6 +59,7 @@ def write_results(
             lines = [json_line({"id": record.id, **one}, what) for record, one in pairs]
             write_whole(folder / PREDICTIONS.format(split), "".join(f"{line}\n" for line in lines))
         entries[split] = _result_entry(resolved, split, predictions, evaluator, context.log.at(0, split))
+        found[split] = findings_of(resolved.task, resolved.records[split], predictions)
         remarks += evaluation.remarks_of(resolved.task, split, resolved.records[split], predictions)
         entries[split]["step"], entries[split]["seconds"] = step, round(time.perf_counter() - began, 3)
     if not hosts.is_lead():
@@ -74,8 +79,8 @@ def write_results(
     lines += _export(folder, "hf" if resolved.task.sentence is None else "sentence-transformers")
     values = {name: entry["value"] for result in results[:1] for name, entry in result["metrics"].items()}
     matrices = {entry["split"]: entry["confusion_matrix"] for entry in results if "confusion_matrix" in entry}
-    content: ReportData = {"summary": lines, "evaluation": values, "confusion": matrices}
-    write_report(folder, task_display(resolved.supervision), content)
+    content: ReportData = {"summary": lines, "evaluation": values, "confusion": matrices, "findings": found}
+    write_report(folder, task_display(resolved.supervision), content, name=context.launch.workdir.name)
     context.log.report()
     for line in [*lines, f"report: {context.launch.workdir}/report.html"]:
         context.log.line(line)

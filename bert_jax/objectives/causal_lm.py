@@ -73,10 +73,11 @@ def next_weights(sequence_ids_BxS: jax.Array) -> jax.Array:
 
 def _sections(data: ReportData) -> list[tuple[str, str]]:
     items = [
-        f"<p>{html.escape(sample['prompt'])} <b>{html.escape(sample['continuation'])}</b></p>"
+        f'<li dir="auto">{html.escape(sample["prompt"])} <b>{html.escape(sample["continuation"])}</b></li>'
         for sample in data.get("samples", ())
     ]
-    return [("Held-out beginnings, continued by the most probable tokens", "".join(items))] if items else []
+    body = f'<div class="card"><ul class="list">{"".join(items)}</ul></div>'
+    return [("Held-out beginnings, continued by the most probable tokens", body)] if items else []
 
 
 class CausalLm(PretrainObjective):

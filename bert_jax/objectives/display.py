@@ -28,6 +28,53 @@ class Confusion(TypedDict):
     counts: list[list[int]]
 
 
+class Mistake(TypedDict, total=False):
+    """A record with a wrong prediction: its texts, the correct and the predicted answer as text, and the score of
+    the prediction. ``words``: the words of a tagged text with their correct and predicted tags."""
+
+    text: str
+    text_pair: str
+    gold: str
+    predicted: str
+    score: float
+    words: list[tuple[str, str, str]]
+
+
+class Counts(TypedDict):
+    """Numbers of records by group, of each series."""
+
+    title: str
+    groups: list[str]
+    series: dict[str, list[int]]
+
+
+class Points(TypedDict):
+    """Pairs of values of a sample of the records."""
+
+    title: str
+    x: str
+    y: str
+    values: list[tuple[float, float]]
+
+
+class Findings(TypedDict, total=False):
+    """What the predictions of a split show: the numbers of scored and of wrong records, and the worst mistakes."""
+
+    scored: int
+    wrong: int
+    mistakes: list[Mistake]
+    counts: Counts
+    points: Points
+
+
+class PlainAnswer(TypedDict):
+    """The value of ``metric`` for ``answer`` (in words), which needs no training."""
+
+    answer: str
+    metric: str
+    value: float | None
+
+
 class ReportData(TypedDict, total=False):
     """Results of a run that only its report shows, the content of report_data.json."""
 
@@ -38,6 +85,8 @@ class ReportData(TypedDict, total=False):
     evaluation: Mapping[str, float | None]
     # By split.
     confusion: Mapping[str, Confusion]
+    findings: Mapping[str, Findings]
+    plain_answers: Mapping[str, PlainAnswer]
     # Baselines and samples of the objective.
     unigram_loss: float | None
     constant_accuracy: float | None
@@ -74,10 +123,11 @@ class Panel:
 
 @dataclass(frozen=True)
 class Tile:
-    """A number at the top of the report."""
+    """A number at the top of the report. ``beside``: key of a second number, shown below it, and its name."""
 
     label: str
     key: str
+    beside: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True)
@@ -111,8 +161,7 @@ LAST_PANELS = (
 )
 # Tiles of every run, from the last training line.
 RUN_TILES = (
-    Tile("step", "step"),
-    Tile("examples seen", "examples_seen"),
+    Tile("examples seen", "examples_seen", ("epoch", "passes over the data")),
     Tile("tokens per second", "tokens_per_second"),
     Tile("model FLOP utilization", "mfu"),
 )

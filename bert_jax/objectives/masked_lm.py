@@ -66,11 +66,9 @@ class MaskedLm(PretrainObjective):
         columns=COLUMNS,
         panels=PANELS,
         tiles=(
-            Tile("held-out masked-token loss", "mlm_loss"),
-            Tile("of the unigram distribution", "unigram_loss"),
+            Tile("held-out masked-token loss", "mlm_loss", ("unigram_loss", "by word frequencies alone (unigram)")),
             Tile("held-out masked-token accuracy", "mlm_accuracy"),
-            Tile("held-out sentence-pair accuracy", "nsp_accuracy"),
-            Tile("of the constant answer", "constant_accuracy"),
+            Tile("held-out sentence-pair accuracy", "nsp_accuracy", ("constant_accuracy", "by a constant answer")),
         ),
         sections=_sections,
     )
@@ -260,12 +258,13 @@ def _filled_masks(items: Sequence[Sample]) -> str:
             best = str(predictions[0][0]) if predictions else "[MASK]"
             right = " right" if best == answer else ""
             sentence += f'<span class="mask{right}">{html.escape(best)}</span>{html.escape(tail)}'
-            guesses = "".join(
-                f'<span class="guess">{html.escape(str(piece))} {probability:.0%}</span>'
+            guesses = " ".join(
+                f'<span class="guess"><bdi>{html.escape(str(piece))}</bdi> {probability:.0%}</span>'
                 for piece, probability in predictions
             )
-            original = f"<b>{html.escape(str(answer))}</b>: " if answer is not None else ""
+            original = f"<bdi><b>{html.escape(str(answer))}</b></bdi>: " if answer is not None else ""
             details.append(f'<div class="soft">{original}{guesses}</div>')
-        entries.append(f'<li class="sentence">{sentence}{"".join(details)}</li>')
-    note = '<div class="soft">best prediction in place, green if correct; below: original and predictions</div>'
-    return f'<div class="card">{note}<ul>{"".join(entries)}</ul></div>'
+        entries.append(f'<li><div dir="auto">{sentence}</div>{"".join(details)}</li>')
+    note = "The best guess is filled in: green if it is the original word, yellow if not. Below: the original word"
+    note = f'<p class="soft">{note} and the guesses.</p>'
+    return f'<div class="card">{note}<ul class="list">{"".join(entries)}</ul></div>'

@@ -20,6 +20,7 @@ from bert_jax.process import hosts
 from bert_jax.tokenization import Tokenizer
 from bert_jax.training.job import Context, Data, Job
 from bert_jax.training.logging.report import write_report
+from bert_jax.training.logging.run_files import has_report
 from bert_jax.training.memory import OutOfMemory, explain_memory
 from bert_jax.training.programs import TrainPrograms, pretraining_batch, train_programs
 from bert_jax.training.state import TrainState
@@ -156,11 +157,12 @@ class PretrainJob(Job):
         if not lead:
             return
         final = context.log.last(self.eval_split)
-        write_report(context.folder, objective.display, objective.report_data(final, samples))
+        data = objective.report_data(final, samples)
+        write_report(context.folder, objective.display, data, name=context.launch.workdir.name)
         context.log.report()
         for line in objective.result_lines(final, samples):
             context.log.line(line)
         context.log.line(f"report: {context.launch.workdir}/report.html")
 
     def is_finished(self, folder: Path) -> bool:
-        return (folder / "report.html").exists()
+        return has_report(folder)

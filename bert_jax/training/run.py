@@ -86,6 +86,7 @@ class Run:
             if data.batches is None or complete:
                 self._finish_complete(context, start)
                 return
+            context.log.begin_report()
             with self.watchdog.phase("compiling the training step"):
                 programs.step_for(job.batch_shapes(programs.mesh, start.step - start.phase_start))
                 # Processes compile at different speeds, and a collective has a shorter timeout than this barrier.
@@ -131,8 +132,8 @@ class Run:
 
     def _open_log(self, programs: TrainPrograms, start: FirstState) -> Context:
         """Open the logs; write the messages collected so far and a line about the model and the devices."""
-        config, mesh, columns = self.job.config, programs.mesh, programs.objective.display.columns
-        log = RunLog(self.logs.folder, config, self.launch, start.step, columns)
+        config, mesh = self.job.config, programs.mesh
+        log = RunLog(self.logs.folder, config, self.launch, start.step, programs.objective.display)
         for message in self.messages:
             log.line(message)
         devices = f"{mesh.size} x {mesh.devices.flat[0].device_kind}"

@@ -23,6 +23,7 @@ from bert_jax.io.storage import Location, ObjectPath, StorageError
 from bert_jax.process import exits
 from bert_jax.training.checkpoint.folder import saved_steps
 from bert_jax.training.launch import RECORD, Launch
+from bert_jax.training.logging.run_files import remove_report
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ def describe_run(folder: Path, config: RunConfig, record: str) -> None:
     write_whole(folder / "config.yaml", dump_yaml(config))
     if record:
         write_whole(folder / RECORD, record)
-    (folder / "report.html").unlink(missing_ok=True)
+    remove_report(folder)
 
 
 def read_record(workdir: Location) -> dict[str, Any] | None:

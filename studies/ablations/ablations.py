@@ -188,7 +188,7 @@ class Study:
     def model(self, arm: str, seed: int) -> Path:
         """Return the workdir of a pretrained model."""
         key = self.pretrained(arm, seed)["key"]
-        if not (self.workdir(key) / "report.html").exists():  # the line was made on another machine
+        if not (self.workdir(key) / "report_data.json").exists():  # the line was made on another machine
             report(f"run {key} again")
             self.train(arm, key)
         return self.workdir(key)

@@ -77,7 +77,7 @@ class Study:
         """Return the workdir of a run with the best rate, which is made if it is missing."""
         rate = self.rate(arm)
         workdir = self.workdir(part, arm, seed, rate)
-        return workdir if (workdir / "report.html").exists() else self.train(part, arm, seed, rate)[0]
+        return workdir if (workdir / "report_data.json").exists() else self.train(part, arm, seed, rate)[0]
 
     def rate(self, arm: str) -> float:
         def found(rate: float) -> float:

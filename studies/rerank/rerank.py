@@ -66,7 +66,7 @@ def write_pairs(path: Path, articles: Sequence[Any], model: LoadedModel) -> None
 def tuned(folder: Path, model: Path, articles: Sequence[Any]) -> Path:
     """Return the workdir of the cross-encoder, which is trained if it is missing."""
     workdir = folder / "cross"
-    if not (workdir / "report.html").exists():
+    if not (workdir / "report_data.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         write_pairs(folder / "pairs.jsonl", articles, load(model))
         options = {

@@ -101,7 +101,7 @@ class Study:
 
     def encoder(self, arm: str, rate: float, steps: int, seed: int) -> Path:
         workdir = self.folder / "runs" / f"{arm}-{rate:g}-{steps}-{seed}"
-        if not (workdir / "report.html").exists():
+        if not (workdir / "report_data.json").exists():
             pretrain(self.pretraining(arm, rate, steps, seed), workdir)
         return workdir
 

@@ -102,7 +102,7 @@ class Study:
         """Return the workdir of the teacher of a seed, which is trained if it is missing."""
         part, rate = "rates" if seed == RATE_SEED else "results", self.rate(task, "teacher")
         workdir = self.workdir(self.key(part, task, "teacher", seed, rate))
-        if not (workdir / "report.html").exists():
+        if not (workdir / "report_data.json").exists():
             self.run(part, task, "teacher", seed, rate, {})
         return workdir
 

@@ -1,8 +1,7 @@
-"""Plots of a run: metrics over steps, and confusion matrices of classifiers."""
+"""The series of a run's panels, and report.png: metrics over steps, and confusion matrices of classifiers."""
 
 import io
 import math
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -36,8 +35,6 @@ _STYLE: dict[Any, Any] = {
     "font.size": 9,
     "grid.color": "#e9ecef",
     "legend.frameon": False,
-    "svg.fonttype": "none",  # text is stored as text: small, and searchable in the page
-    "svg.hashsalt": "report",  # equal curves result in equal bytes
     "xtick.color": "#868e96",
     "ytick.color": "#868e96",
 }
@@ -77,23 +74,37 @@ def smooth(values: np.ndarray) -> np.ndarray:
     return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 
 
-def draw_curves(records: Sequence[Row], data: ReportData, panels: Sequence[Panel], title: str) -> tuple[bytes, str]:
-    """Plot the panels and, below them, the confusion matrix of each split; return PNG bytes and an inline SVG
-    element.
+def panels_of(records: Sequence[Row], panels: Sequence[Panel]) -> list[Panel]:
+    """Return the panels with data: those of the task, of every run, and ``panels``, those of the objective. The
+    panel of the total loss is omitted if the panel of a single loss has the same curves."""
+    curves = [
+        (panel, series(records, "train", panel.key)[1], series(records, panel.split, panel.key)[1])
+        for panel in (*_task_panels(records), *FIRST_PANELS, *panels, *LAST_PANELS)
+    ]
+    curves = [one for one in curves if len(one[1]) or len(one[2])]
 
-    Panels without data are skipped. ``data`` contains the baselines and the confusion matrices (see
-    ``write_report``).
+    def is_again(panel: Panel, *values: np.ndarray) -> bool:
+        others = [other[1:] for other in curves if other[0] not in FIRST_PANELS]
+        # The weights of the mean over a log interval differ.
+        return panel in FIRST_PANELS and any(
+            all(len(a) == len(b) and np.allclose(a, b, rtol=0.01) for a, b in zip(values, one, strict=True))
+            for one in others
+        )
+
+    return [one[0] for one in curves if not is_again(*one)]
+
+
+def draw_curves(records: Sequence[Row], data: ReportData, panels: Sequence[Panel], title: str) -> bytes:
+    """Plot the panels with data and, below them, the confusion matrix of each split; return PNG bytes.
+
+    ``data`` contains the baselines and the confusion matrices (see ``write_report``).
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure, FigureBase
 
     matrices, known = data.get("confusion") or {}, baselines(data, panels)
-    present = [
-        panel
-        for panel in (*_task_panels(records), *FIRST_PANELS, *panels, *LAST_PANELS)
-        if len(series(records, "train", panel.key)[0]) or len(series(records, panel.split, panel.key)[0])
-    ]
+    present = panels_of(records, panels)
     columns = min(3, max(1, len(present)))
     rows = max(1, -(-len(present) // columns))
     side = max((_side_of(len(matrix["labels"])) for matrix in matrices.values()), default=0.0)
@@ -101,7 +112,7 @@ def draw_curves(records: Sequence[Row], data: ReportData, panels: Sequence[Panel
     beside = max(1, min(len(matrices), int(width / side))) if matrices else 1
     below = side * -(-len(matrices) // beside)
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        # The font of matplotlib lacks some scripts; their letters appear as boxes in the PNG, but not in the page.
+        # The font of matplotlib lacks some scripts; their letters appear as boxes.
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         figure = Figure(figsize=(width, height + below), layout="constrained")
         FigureCanvasAgg(figure)
@@ -110,19 +121,14 @@ def draw_curves(records: Sequence[Row], data: ReportData, panels: Sequence[Panel
             parts: np.ndarray = np.asarray(figure.subfigures(2, 1, height_ratios=(height, below)))
             curves, lower = parts
             _draw_confusion(lower, matrices, beside)
-        curves.suptitle(f"{title}  (over steps)", x=0.01, ha="left", fontsize=12, color="#868e96")
+        curves.suptitle(f"{title}  (over steps)", x=0.01, ha="left", fontsize=12, color="#868e96", parse_math=False)
         if not present:
             curves.text(0.5, 0.45, "no metrics yet", ha="center", color="#868e96", fontsize=12)
         for index, panel in enumerate(present):
             _draw_panel(curves.add_subplot(rows, columns, index + 1), panel, records, known)
-        if figure.axes and (engine := figure.get_layout_engine()) is not None:
-            engine.execute(figure)
-        figure.set_layout_engine("none")  # layout takes as long as drawing, so it is computed once for both files
-        image, vector = io.BytesIO(), io.StringIO()
+        image = io.BytesIO()
         figure.savefig(image, format="png", dpi=130)
-        curves.suptitle("")  # the page has its own heading
-        figure.savefig(vector, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return image.getvalue(), _inline_svg(vector.getvalue())
+    return image.getvalue()
 
 
 def baselines(data: ReportData, panels: Sequence[Panel]) -> dict[str, float]:
@@ -139,7 +145,13 @@ def _task_panels(records: Sequence[Row]) -> list[Panel]:
         if split != "eval":
             splits.setdefault(split, [name for name, value in record.items() if isinstance(value, float)])
     return [
-        Panel(f"{split}: {name.replace('_', ' ')}", name, noisy=False, split=split)
+        Panel(
+            f"{split}: {name.replace('_', ' ')}",
+            name,
+            percent=name.endswith("accuracy"),
+            noisy=False,
+            split=split,
+        )
         for split, names in splits.items()
         for name in names[:_TASK_METRICS]
     ]
@@ -189,15 +201,6 @@ def _draw_panel(axes: "Axes", panel: Panel, records: Sequence[Row], known: Mappi
     axes.set_axisbelow(True)
     if len(axes.get_legend_handles_labels()[1]) > 1:
         axes.legend(fontsize=8)
-
-
-def _inline_svg(text: str) -> str:
-    """Return the svg element of ``text``, scaled to the page, without attributes that only an SVG file needs."""
-    element = text[text.index("<svg") :]
-    head, rest = element.split(">", 1)
-    head = re.sub(r'\s(?:xmlns(?::\w+)?|width|height)="[^"]*"', "", head)
-    rest = re.sub(r"<metadata>.*?</metadata>", "", rest, flags=re.DOTALL).replace("xlink:href", "href")
-    return f'{head} role="img" aria-label="curves of the run">{rest}'
 
 
 def _side_of(classes: int) -> float:

@@ -28,7 +28,7 @@ def read_metrics(workdir: Path) -> list[dict[str, Any]]:
     path = Path(workdir) / METRICS_FILE
     if not path.exists():
         return []
-    return [record for _, record in _complete_lines(path.read_bytes())]
+    return [record for _, record in rows_of(path.read_bytes())]
 
 
 class MetricsWriter:
@@ -117,7 +117,7 @@ def _plain(value: "Value | np.generic | jax.Array") -> Value:
     return value
 
 
-def _complete_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Value]]]:
+def rows_of(content: bytes) -> Iterator[tuple[bytes, dict[str, Value]]]:
     """Yield (raw line, parsed record) for each line that ends with a newline and is a JSON object with a step."""
     for line in content.splitlines(keepends=True):
         if not line.endswith(b"\n"):
@@ -138,7 +138,7 @@ def _trim(path: Path, start_step: int) -> tuple[list[Row], dict[str, int]]:
     content = path.read_bytes()
     kept: list[tuple[bytes, Row]] = []
     last_step, seen = dict[str, int](), dict[str, int]()
-    for line, record in _complete_lines(content):
+    for line, record in rows_of(content):
         split, step = split_of(record), step_of(record)
         seen[split] = max(seen.get(split, -1), step)
         if last_step.get(split, -1) < step <= start_step:

@@ -1,28 +1,48 @@
 """The report of a run: WORKDIR/report.html (self-contained) and WORKDIR/report.png.
 
-The report is created from metrics.jsonl, config.yaml and report_data.json in the same folder, so it can be written
-again at any time, even while the run is in progress. Sections without data are omitted.
+The report is made from the files of the workdir (:mod:`run_files`), so it can be written again at any time. While a
+run is in progress, its lead process writes the page again and again, and browsers reload it.
 """
 
-import html
 import json
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from bert_jax.io.errors import one_line
 from bert_jax.io.files import write_whole
 from bert_jax.objectives.display import RUN_TILES, Display, ReportData
-from bert_jax.training.logging.curves import baselines, draw_curves
+from bert_jax.training.logging.charts import Scale, line_chart, panel_lines
+from bert_jax.training.logging.curves import baselines, draw_curves, panels_of
 from bert_jax.training.logging.logger import Row, Value
-from bert_jax.training.logging.metrics_file import read_metrics
-from bert_jax.training.logging.progress import format_count
+from bert_jax.training.logging.metrics_file import METRICS_FILE
+from bert_jax.training.logging.page import (
+    card,
+    document,
+    escape,
+    facts,
+    folded,
+    format_value,
+    isolated,
+    pair,
+    panels,
+    section,
+    table,
+    tiles,
+)
+from bert_jax.training.logging.progress import format_count, format_duration
+from bert_jax.training.logging.run_files import DATA_FILE, HTML_FILE, IMAGE_FILE, RunFiles, read_run
+from bert_jax.training.logging.task_report import task_sections, task_tiles
 
-HTML_FILE = "report.html"
-IMAGE_FILE = "report.png"
-DATA_FILE = "report_data.json"
+# Seconds after which a browser loads the page of a run in progress again.
+RELOAD_SECONDS = 20
+# Seconds after which the page is written at the next line of metrics, even without an evaluation.
+_LONGEST_WAIT = 60.0
 
 
-def write_report(workdir: Path | str, display: Display, data: ReportData | None = None) -> Path:
-    """Write report.html and report.png into ``workdir``; return the path of report.html.
+def write_report(workdir: Path | str, display: Display, data: ReportData | None = None, *, name: str = "") -> Path:
+    """Write report.html and report.png of a complete run into ``workdir``; return the path of report.html.
 
     Args:
         workdir: folder of the run.
@@ -30,117 +50,212 @@ def write_report(workdir: Path | str, display: Display, data: ReportData | None 
         data: results that no other file of the folder contains. They are written to report_data.json, from which
             later calls without ``data`` read the results. All keys are optional: ``title`` str; ``summary`` list of
             lines; ``evaluation`` {name: number or None}, the final evaluation; ``confusion`` {split: {"labels":
-            [C], "counts": [C][C]}}, with a row per label and a column per prediction; baselines and samples of the
-            objective.
+            [C], "counts": [C][C]}}, with a row per label and a column per prediction; ``findings`` and
+            ``plain_answers`` by split; baselines and samples of the objective.
+        name: name of the run (default: that of the folder).
 
     Raises:
         OSError: a file could not be written.
     """
     workdir = Path(workdir)
-    data_path = workdir / DATA_FILE
-    if data is not None:
-        write_whole(data_path, json.dumps(data, indent=1, ensure_ascii=False))
-    elif data_path.exists():
-        data = json.loads(data_path.read_text(encoding="utf-8"))
-    data = data or {}
-    records = read_metrics(workdir)
-    config_path = workdir / "config.yaml"
-    config = config_path.read_text(encoding="utf-8") if config_path.exists() else ""
-
-    title = data.get("title", workdir.resolve().name)
-    image, svg = draw_curves(records, data, display.panels, title)
-    write_whole(workdir / IMAGE_FILE, image)
-    page = _page(title, display, data, records, svg, config)
-    write_whole(workdir / HTML_FILE, page)
+    run = read_run(workdir, None if data is None else "complete", data, name)
+    write_whole(workdir / IMAGE_FILE, draw_curves(run.rows, run.data, display.panels, run.title))
+    write_whole(workdir / HTML_FILE, run_page(run, display))
+    if data is not None:  # last: with it, the run counts as complete
+        write_whole(workdir / DATA_FILE, json.dumps(data, indent=1, ensure_ascii=False))
     return workdir / HTML_FILE
 
 
-# Page -----------------------------------------------------------------------------------------------------------
+class LiveReport:
+    """The page of a run that is not complete. An error of writing it does not end the run."""
 
-_STYLE = """
-:root { color-scheme: light; --ink: #212529; --soft: #868e96; --line: #e9ecef; --mark: #fff3bf; }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: #f8f9fa; margin: 0; }
-main { max-width: 1120px; margin: 0 auto; padding: 28px 20px 60px; }
-h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 36px 0 10px; }
-.card { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 16px; }
-.tiles { display: flex; flex-wrap: wrap; gap: 12px; margin-top: 18px; }
-.tile { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 10px 16px;
-  min-width: 118px; }
-.tile b { display: block; font-size: 21px; font-variant-numeric: tabular-nums; }
-.tile span, .soft { color: var(--soft); font-size: 13px; }
-svg { width: 100%; height: auto; display: block; }
-svg text { font-family: system-ui, sans-serif !important; }
-table { border-collapse: collapse; } td, th { padding: 5px 18px 5px 0; text-align: left; vertical-align: top; }
-tr + tr td { border-top: 1px solid var(--line); } td.n { text-align: right; font-variant-numeric: tabular-nums; }
-.mask { background: var(--mark); border-radius: 4px; padding: 1px 5px; white-space: nowrap; }
-.right { background: #d3f9d8; } .guess { margin-right: 14px; white-space: nowrap; }
-ul { margin: 6px 0; padding-left: 20px; } li.sentence { margin: 0 0 14px; }
-pre { overflow-x: auto; font-size: 13px; margin: 0; } summary { cursor: pointer; }
-"""
+    def __init__(self, workdir: Path, display: Display, name: str, say: Callable[[str], None]) -> None:
+        self._workdir, self._display, self._name, self._say = workdir, display, name, say
+        self._written = -math.inf
+        self._failed = False
+        # What the last evaluation found.
+        self.data: ReportData = {}
 
-
-def _page(title: str, display: Display, data: ReportData, records: Sequence[Row], svg: str, config: str) -> str:
-    known = baselines(data, display.panels)
-    sections = [f"<h1>{html.escape(str(title))}</h1>"]
-    sections += [f'<div class="soft">{html.escape(str(line))}</div>' for line in data.get("summary") or ()]
-    sections.append(_tiles(display, records, {**(data.get("evaluation") or {}), **known}))
-    sections.append(f'<h2>Curves</h2><div class="card">{svg}</div>')
-    if data.get("evaluation"):
-        sections.append("<h2>Final evaluation</h2>" + _evaluation_table({**data["evaluation"], **known}))
-    sections += [f"<h2>{html.escape(heading)}</h2>{body}" for heading, body in display.sections(data)]
-    if config:
-        sections.append(
-            "<h2>Configuration</h2><details class='card'><summary>every option of this run</summary>"
-            f"<pre>{html.escape(config)}</pre></details>"
-        )
-    body = "\n".join(sections)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(str(title))}</title><style>{_STYLE}</style></head>\n"
-        f"<body><main>\n{body}\n</main></body></html>\n"
-    )
+    def write(self, *, running: bool = True, is_due: bool = True) -> None:
+        """Write the page; if it is not due, only if the last one is a minute old. ``running``: browsers reload
+        it."""
+        is_due = is_due or time.monotonic() - self._written >= _LONGEST_WAIT
+        if self._failed or not is_due or not (self._workdir / METRICS_FILE).is_file():  # deleted or moved
+            return
+        try:
+            run = read_run(self._workdir, "running" if running else "stopped", self.data, self._name)
+            write_whole(self._workdir / HTML_FILE, run_page(run, self._display))
+        except Exception as error:
+            self._failed = True
+            self._say(f"WARNING: {HTML_FILE}: {one_line(error)}; the run continues without it")
+        self._written = time.monotonic()
 
 
-def format_value(name: str, value: Value) -> str:
-    """Format a value as text: accuracies, fractions and MFU as percentages, counts with commas, None as n/a."""
-    if value is None:
-        return "n/a"
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return str(value)
-    if name == "mfu" or name.endswith(("accuracy", "fraction")):
-        return f"{value:.1%}"
-    if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
-        return f"{int(value):,}"
-    return f"{value:.4g}"
-
-
-def _tiles(display: Display, records: Sequence[Row], evaluation: Row) -> str:
-    """Return HTML tiles with the values of the final evaluation and the last logged values of training."""
-    last: dict[str, Value] = {}
-    for record in records:
-        if record.get("split", "train") == "train":
-            last |= record
-    tiles = [(tile, evaluation.get(tile.key)) for tile in display.tiles]
-    tiles += [(tile, last.get(tile.key)) for tile in RUN_TILES]
-    cells = [
-        f'<div class="tile"><b>{html.escape(_tile_value(tile.key, value))}</b>'
-        f"<span>{html.escape(tile.label)}</span></div>"
-        for tile, value in tiles
-        if value is not None
+def run_page(run: RunFiles, display: Display) -> str:
+    """Return the page of one run."""
+    known = baselines(run.data, display.panels)
+    evaluation = {**(run.data.get("evaluation") or run.last("eval")), **known}
+    evaluation = {key: value for key, value in evaluation.items() if key not in ("step", "split")}
+    entries = [*task_tiles(run), *_tiles(display, run, evaluation)]
+    body = [
+        f"<h1>{isolated(run.title)}</h1>",
+        _state(run),
+        *(f'<div class="warning">{isolated(line)}</div>' for line in _lines(run) if line.startswith("WARNING")),
+        tiles(entries),
+        *task_sections(run),
+        section("Curves", _panels(run, display)),
+        *(section(heading, content) for heading, content in display.sections(run.data)),
     ]
-    return f'<div class="tiles">{"".join(cells)}</div>' if cells else ""
+    about = [card(facts(_about(run)), heading="Model, data and hardware")]
+    if evaluation and not run.is_finetuning:
+        rows = [(escape(name), escape(format_value(name, value))) for name, value in evaluation.items()]
+        heading = "Final evaluation" if run.state == "complete" else "Last evaluation"
+        about.append(card(table((), rows, numbers=(1,)), heading=heading))
+    body.append(section("About this run", pair(*about)))
+    notes = [line for line in _lines(run) if not line.startswith("WARNING")]
+    if notes:
+        items = "".join(f'<li dir="auto">{escape(line)}</li>' for line in notes)
+        body.append(folded("messages of the run", f'<ul class="soft">{items}</ul>'))
+    if run.config_text:
+        body.append(folded("every option of this run", f"<pre>{escape(run.config_text)}</pre>"))
+    return document(run.title, body, reload_seconds=RELOAD_SECONDS if run.state == "running" else 0)
+
+
+def _lines(run: RunFiles) -> list[str]:
+    """Return the messages of the run: those of its results, or of its log."""
+    return list(dict.fromkeys([*(run.data.get("summary") or ()), *run.log.lines[:40]]))
+
+
+def _state(run: RunFiles) -> str:
+    """Return what kind of run this is, and how far it has come."""
+    kind = "Pretraining"
+    if run.is_finetuning:
+        kind = f"Fine-tuning: {run.option('task.kind') or 'task'}"
+    elif run.config:
+        kind += f": {run.option('objective.name') or 'masked_lm'}"
+    step, total = run.step, run.num_steps
+    words = {"complete": "complete", "running": "in progress", "stopped": "stopped"}[run.state]
+    way = f"step {step:,} of {total:,}" if total else f"step {step:,}"
+    if run.state == "complete" and total and step < total:
+        words = "complete, ended early"
+    parts = [escape(kind), f'<span class="state {run.state}">{words}</span>', way]
+    if run.log.seconds >= 1:
+        parts.append(format_duration(run.log.seconds))
+    if run.state == "running":
+        parts.append(f"as of {time.strftime('%Y-%m-%d %H:%M:%S')}; this page reloads itself")
+    bar = ""
+    if run.state != "complete" and total:
+        bar = f'<div class="bar"><i style="width:{min(100.0, 100 * step / total):.1f}%"></i></div>'
+    return f'<div class="soft">{" · ".join(parts)}</div>{bar}'
+
+
+def _tiles(display: Display, run: RunFiles, evaluation: Row) -> list[tuple[str, str, str]]:
+    """Return (value, label, remark) of the evaluation, of the last logged values of training, and of the model."""
+    last, entries = run.last(), list[tuple[str, str, str]]()
+    for tile, values in [*((one, evaluation) for one in display.tiles), *((one, last) for one in RUN_TILES)]:
+        if (value := values.get(tile.key)) is None:
+            continue
+        key, words = tile.beside
+        beside = values.get(key)
+        remark = "" if beside is None else f"{_tile_value(key, beside)} {words}"
+        entries.append((_tile_value(tile.key, value), tile.label, remark))
+    if run.log.parameters:
+        entries.append((format_count(run.log.parameters), "parameters", ""))
+    if run.log.seconds >= 1:
+        entries.append((format_duration(run.log.seconds), "duration (h:m:s)", ""))
+    return entries
 
 
 def _tile_value(name: str, value: Value) -> str:
     if name == "tokens_per_second" and isinstance(value, int | float):
         return format_count(value)
-    return format_value(name, value)
+    return f"{value:.2f}" if name == "epoch" else format_value(name, value)
 
 
-def _evaluation_table(values: Row) -> str:
-    rows = [
-        f'<tr><td>{html.escape(name)}</td><td class="n">{html.escape(format_value(name, value))}</td></tr>'
-        for name, value in values.items()
+def _panels(run: RunFiles, display: Display) -> str:
+    """Return a chart for each panel with data."""
+    answers, known = run.plain_answers(), baselines(run.data, display.panels)
+    charts = []
+    for panel in panels_of(run.rows, display.panels):
+        lines = panel_lines(panel, run.rows)
+        key, label = panel.baseline
+        levels = [(known[key], label)] if key in known else []
+        answer = answers.get(panel.split)
+        if answer and answer["metric"] == panel.key and answer["value"] is not None:
+            levels.append((answer["value"], answer["answer"]))
+        scale = Scale(panel.log, panel.percent, panel.key in ("tokens_per_second", "mfu"))
+        charts.append(card(line_chart(lines, scale, levels, title=panel.title), heading=panel.title))
+    return panels(charts) or card("no metrics yet")
+
+
+# About the run ----------------------------------------------------------------------------------------------------
+
+
+def _about(run: RunFiles) -> list[tuple[str, str]]:
+    """Return (name, HTML) of model, data, hardware and duration, as far as the files tell."""
+    model, log, last = run.config.get("model") or {}, run.log, run.last()
+    shape = ""
+    if isinstance(model, Mapping) and model.get("num_layers"):
+        parts = [f"{model['num_layers']} layers", f"width {model.get('hidden_size')}"]
+        if model.get("num_attention_heads"):
+            parts.append(f"{model['num_attention_heads']} attention heads")
+        if model.get("intermediate_size"):
+            parts.append(f"feed-forward width {_count(model['intermediate_size'])}")
+        parts += [f"vocabulary {_count(model.get('vocab_size', 0))}", str(model.get("family", ""))]
+        shape = ", ".join(part for part in parts if part)
+    epoch, seen, passes = last.get("epoch"), last.get("examples_seen"), ""
+    if isinstance(epoch, int | float) and isinstance(seen, int | float) and epoch > 0:
+        passes = f"{epoch:.2f} passes over {round(seen / epoch):,} training examples"
+    hardware = ", ".join(part for part in (log.devices, f"mesh {log.mesh}" if log.mesh else "", log.dtype) if part)
+    optimizer = run.option("optimizer.name")
+    rate = run.option("optimizer.learning_rate")
+    return [
+        ("model", escape(shape)),
+        ("parameters", f"{log.parameters:,}" if log.parameters else ""),
+        ("starts from", isolated(_start(run)) if _start(run) else ""),
+        ("data", "<br>".join(isolated(one) for one in _data(run))),
+        ("read", escape(passes)),
+        ("batch", _batch(run)),
+        ("optimizer", escape(f"{optimizer}, learning rate {rate}") if optimizer and rate else ""),
+        ("hardware", escape(hardware)),
+        ("duration", _duration(run)),
     ]
-    return f'<div class="card"><table>{"".join(rows)}</table></div>'
+
+
+def _count(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _start(run: RunFiles) -> str:
+    line = next((line for line in run.log.lines if line.startswith("starts from ")), "")
+    return line.removeprefix("starts from ")
+
+
+def _data(run: RunFiles) -> list[str]:
+    """Return the files of the run, and what its log says about classes."""
+    found = []
+    for key in ("corpus", "dir", "train", "dev", "test", "shards", "mixture"):
+        value = run.option(f"data.{key}")
+        values = value if isinstance(value, list) else [value] if isinstance(value, str) else []
+        if any(values):
+            found.append(f"{key}: {', '.join(map(str, values))}")
+    return found
+
+
+def _batch(run: RunFiles) -> str:
+    size, length = (
+        run.option("training.global_batch_size"),
+        run.option("data.seq_length") or run.option("task.max_length"),
+    )
+    parts = [
+        f"{_count(size)} examples" if size else "",
+        f"at most {_count(length)} tokens each" if length else "",
+    ]
+    return escape(", ".join(part for part in parts if part))
+
+
+def _duration(run: RunFiles) -> str:
+    if run.log.seconds < 1:
+        return ""
+    often = f" in {run.log.attempts} starts" if run.log.attempts > 1 else ""
+    return f"{format_duration(run.log.seconds)}{often}"

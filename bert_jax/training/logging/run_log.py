@@ -1,6 +1,5 @@
 """The logs of a run: metrics.jsonl, train.log, the terminal, loggers and callbacks."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,32 +7,34 @@ import numpy as np
 
 from bert_jax.config import RunConfig, to_dict
 from bert_jax.io.errors import one_line
-from bert_jax.objectives.display import Column
+from bert_jax.objectives.display import Display, ReportData
 from bert_jax.process import hosts
 from bert_jax.training.launch import Launch
 from bert_jax.training.logging.logger import LoggedRun, Row
 from bert_jax.training.logging.metrics_file import MetricsWriter, read_metrics
 from bert_jax.training.logging.progress import Progress
-from bert_jax.training.logging.report import HTML_FILE, IMAGE_FILE
+from bert_jax.training.logging.report import LiveReport
+from bert_jax.training.logging.run_files import HTML_FILE, IMAGE_FILE
 
 
 class RunLog:
-    """The logs of a run in ``folder``, continued after ``first_step``.
+    """The logs of a run in ``folder``, continued after ``first_step``, and its report until it is complete.
 
     Only the lead process writes and shows them, and calls the loggers and callbacks of ``launch``.
     """
 
-    def __init__(
-        self, folder: Path, config: RunConfig, launch: Launch, first_step: int, columns: Sequence[Column]
-    ) -> None:
+    def __init__(self, folder: Path, config: RunConfig, launch: Launch, first_step: int, display: Display) -> None:
         lead, total_steps = hosts.is_lead(), config.training.num_steps
         self.folder, self._launch = folder, launch
         self._progress = Progress(
-            total_steps, first_step, folder / "train.log", columns=columns, lead=lead, report=launch.report
+            total_steps, first_step, folder / "train.log", columns=display.columns, lead=lead, report=launch.report
         )
         self._metrics = MetricsWriter(folder, first_step, lead=lead)
         self.line, self.tick = self._progress.line, self._progress.tick
         self.has, self.require_file = self._metrics.has, self._metrics.require_file
+        self._display = display
+        # The report, from its first to its last page before the run is complete.
+        self._live: LiveReport | None = None
         # True on every process after a callback of the lead process has returned True.
         self.ends_early = False
         self._loggers = [*launch.loggers] if lead else []
@@ -47,6 +48,8 @@ class RunLog:
         if row is not None:
             self._tell("evaluation" if "split" in row else "line", row)
             self._progress.update(step, values)
+            if self._live is not None:
+                self._live.write(is_due="split" in row)
         if not self._launch.callbacks:
             return
         answers = [] if row is None else [callback(dict(row)) for callback in self._launch.callbacks]
@@ -55,8 +58,21 @@ class RunLog:
             self.ends_early = True
             self.line(f"step {step:,}: a callback ends the run here; the same call continues it")
 
+    def begin_report(self) -> None:
+        """Write the report now and after every evaluation."""
+        if hosts.is_lead():
+            self._live = LiveReport(self.folder, self._display, self._launch.workdir.name, self.line)
+            self._live.write()
+
+    def show(self, data: ReportData) -> None:
+        """Add what an evaluation found to the report."""
+        if self._live is not None:
+            self._live.data = data
+            self._live.write()
+
     def report(self) -> None:
-        """Pass the report in the folder to the loggers."""
+        """Pass the report in the folder, which is complete, to the loggers."""
+        self._live = None
         self._tell("report", self.folder / HTML_FILE, self.folder / IMAGE_FILE)
 
     def last(self, split: str) -> dict[str, Any]:
@@ -72,6 +88,9 @@ class RunLog:
         """Close the files and the loggers, and remove the progress bar; may be called twice."""
         self._tell("close")
         self._loggers = []
+        if self._live is not None:
+            self._live.write(running=False)
+            self._live = None
         self._metrics.close()
         self._progress.close()
 

@@ -77,8 +77,8 @@ def read_page(workdir):
     # Nothing is loaded from elsewhere.
     assert not re.search(r"https?:|//[a-z]|@import|<script|<link|<img|src=|url\((?!#)", page)
     assert all(target.startswith("#") for target in re.findall(r'href="([^"]*)"', page))
-    svg = page[page.index("<svg") : page.index("</svg>") + 6]
-    ElementTree.fromstring(svg)
+    for svg in re.findall("<svg.*?</svg>", page, re.DOTALL):
+        ElementTree.fromstring(svg)
     parser = _Balance()
     parser.feed(page)
     assert parser.open == []

@@ -1,0 +1,215 @@
+"""What the predictions of a split show in the report: the worst mistakes with their texts, and charts."""
+
+import bisect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_jax.objectives.display import Counts, Findings, Mistake
+from bert_jax.records import Record
+from bert_jax.tasks.task import Prediction, Task
+
+# Number of mistakes and of points of a split, and of characters of a text, that the report shows.
+_MISTAKES, _POINTS, _CHARACTERS = 12, 400, 400
+# Groups of the lengths of answers and of ranks: the smallest value of each, and its name.
+_LENGTHS = {0: "none", 1: "1", 2: "2", 3: "3", 4: "4-5", 6: "6-9", 10: "10+"}
+_RANKS = {1: "1", 2: "2-3", 4: "4-10", 11: "11-100", 101: "101+"}
+
+
+def findings_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> Findings:
+    """Return what the predictions of the records that ``Task.scored`` selects show; empty for a task of the user
+    whose records or predictions have other fields than those of this package."""
+    numbers = task.scored(records)
+    records, predictions = [records[i] for i in numbers], [predictions[i] for i in numbers]
+    fields: Mapping[str, Any] = predictions[0] if predictions else {}
+    kind = next((name for name in _KINDS if name in fields), None)
+    try:
+        return {} if kind is None else _KINDS[kind](task, records, predictions)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return {}
+
+
+def _worst(
+    records: Sequence[Record],
+    errors: np.ndarray,
+    mistake: Callable[[int], Mistake],
+    *,
+    wrong: np.ndarray | None = None,
+) -> Findings:
+    """Return the records with the largest ``errors`` float64[n], of those that are ``wrong`` bool[n] if this is
+    known, and 0 errors not at all."""
+    order = np.argsort(-np.nan_to_num(errors, nan=0.0), kind="stable")
+    chosen = [int(i) for i in order if (errors[i] > 0 if wrong is None else wrong[i])][:_MISTAKES]
+    texts = [_texts(records[i]) | mistake(i) for i in chosen]
+    found: Findings = {"scored": len(records), "mistakes": texts}
+    return found if wrong is None else found | {"wrong": int(wrong.sum())}
+
+
+def _texts(record: Record) -> Mistake:
+    found: Mistake = {"text": _cut(record.text)} if record.text else {}
+    return found | {"text_pair": _cut(record.text_pair)} if record.text_pair else found
+
+
+def _cut(text: str, start: int = 0) -> str:
+    """Return at most _CHARACTERS characters of ``text``, around ``start``."""
+    begin = max(0, start - _CHARACTERS // 2) if len(text) > _CHARACTERS else 0
+    part = text[begin : begin + _CHARACTERS]
+    return ("… " if begin else "") + part + (" …" if begin + len(part) < len(text) else "")
+
+
+def _classes(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> Findings:
+    names = dict(zip(task.settings.labels, task.names, strict=False))
+    pairs = [(record.label or "", one["label"]) for record, one in zip(records, predictions, strict=True)]
+    sure = np.array([one.get("score", 0.5) for one in predictions])
+
+    def mistake(i: int) -> Mistake:
+        gold, predicted = (names.get(label, label) for label in pairs[i])
+        return {"gold": gold, "predicted": predicted, "score": float(sure[i])}
+
+    return _worst(records, sure, mistake, wrong=np.array([gold != predicted for gold, predicted in pairs]))
+
+
+def _label_sets(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> Findings:
+    pairs = [({*(record.labels or ())}, {*one["labels"]}) for record, one in zip(records, predictions, strict=True)]
+    errors = np.array([float(len(gold ^ predicted)) for gold, predicted in pairs])
+
+    def mistake(i: int) -> Mistake:
+        gold, predicted = (", ".join(sorted(one)) or "none" for one in pairs[i])
+        return {"gold": gold, "predicted": predicted}
+
+    return _worst(records, errors, mistake, wrong=errors > 0)
+
+
+def _values(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> Findings:
+    gold = np.array([float(record.label or "nan") for record in records])
+    return _numbers(records, gold, np.array([one["value"] for one in predictions]), "predicted", scaled=False)
+
+
+def _numbers(
+    records: Sequence[Record], gold: np.ndarray, predicted: np.ndarray, name: str, *, scaled: bool
+) -> Findings:
+    """Return the largest differences of values; with ``scaled``, of values with mean 0 and deviation 1."""
+
+    def standard(values: np.ndarray) -> np.ndarray:
+        return (values - values.mean()) / (values.std() or 1.0)
+
+    errors = np.abs(standard(gold) - standard(predicted)) if scaled else np.abs(gold - predicted)
+    found = _worst(records, errors, lambda i: {"gold": f"{gold[i]:.4g}", "predicted": f"{name} {predicted[i]:.4g}"})
+    shown = _sample(len(gold))
+    points = [(float(gold[i]), float(predicted[i])) for i in shown]
+    return found | {"points": {"title": f"{name} over label", "x": "label", "y": name, "values": points}}
+
+
+def _sample(count: int) -> list[int]:
+    return np.unique(np.linspace(0, count - 1, min(count, _POINTS)).astype(int)).tolist()
+
+
+def _choices(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> Findings:
+    pairs = [(int(record.label or 0), one["choice"]) for record, one in zip(records, predictions, strict=True)]
+    sure = np.array([max([*one.get("probabilities", ()), 0.0]) for one in predictions], float)
+
+    def mistake(i: int) -> Mistake:
+        gold, predicted = (_cut(records[i].choices[number]) for number in pairs[i])
+        return {"gold": gold, "predicted": predicted, "score": float(sure[i])}
+
+    return _worst(records, sure, mistake, wrong=np.array([gold != predicted for gold, predicted in pairs]))
+
+
+def _tags(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> Findings:
+    pairs = [
+        (record.tags or (), [token["label"] for token in one["tokens"]])
+        for record, one in zip(records, predictions, strict=True)
+    ]
+    errors = np.array([float(sum(a != b for a, b in zip(*pair, strict=False))) for pair in pairs])
+
+    def mistake(i: int) -> Mistake:
+        words = zip(records[i].words, *pairs[i], strict=False)
+        return {"words": [*words][:80]}
+
+    return _worst(records, errors, mistake, wrong=errors > 0)
+
+
+def _spans(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> Findings:
+    score = next(score for score in task.scores(records, predictions) if score.name in ("f1", "exact"))
+    right = np.array([score.of(np.array([i])) for i in range(len(records))])
+    sure = np.array([one.get("score", 0.0) for one in predictions], float)
+    errors = 1 - right / (max(right.max(), 1.0)) + 1e-9 * np.argsort(np.argsort(sure))
+    in_characters = getattr(task.settings, "answer_scoring", "") == "chinese"
+
+    def length(answer: str) -> int:
+        return len(answer) if in_characters else len(answer.split())
+
+    def mistake(i: int) -> Mistake:
+        record, one = records[i], predictions[i]
+        golds = list(dict.fromkeys(answer.text for answer in record.answers or ()))
+        start = next((a.start for a in record.answers or () if a.start >= 0), one.get("start", 0))
+        return {
+            "text_pair": _cut(record.text_pair or "", start),
+            "gold": " / ".join(golds[:3]) or "no answer",
+            "predicted": one["answer"] or "no answer",
+        }
+
+    best = max(right.max(), 1.0)
+    counts: Counts = {
+        "title": f"lengths of answers in {'characters' if in_characters else 'words'}",
+        "groups": [*_LENGTHS.values()],
+        "series": {
+            "correct": _grouped(
+                [min((length(a.text) for a in one.answers or ()), default=0) for one in records], _LENGTHS
+            ),
+            "predicted": _grouped([length(one["answer"]) for one in predictions], _LENGTHS),
+        },
+    }
+    return _worst(records, errors, mistake, wrong=right < best) | {"counts": counts}
+
+
+def _grouped(values: Sequence[float], groups: Mapping[int, str]) -> list[int]:
+    """Return the number of ``values`` in each of the ``groups``."""
+    starts, counts = [*groups], [0] * len(groups)
+    for value in values:
+        counts[max(0, bisect.bisect_right(starts, value) - 1)] += 1
+    return counts
+
+
+def _cosines(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> Findings:
+    if "label" in predictions[0]:
+        return _classes(task, records, predictions)
+    cosines = np.array([one["cosine"] for one in predictions])
+    if all("cosine_negative" in one for one in predictions):
+        others = np.array([one["cosine_negative"] for one in predictions])
+
+        def nearer(i: int) -> Mistake:
+            return {
+                "gold": f"{_cut(records[i].text_pair or '')} (cosine {cosines[i]:.3f})",
+                "predicted": f"{_cut(records[i].negatives[0])} (cosine {others[i]:.3f})",
+                "text_pair": "",
+            }
+
+        points = [(float(others[i]), float(cosines[i])) for i in _sample(len(records))]
+        names = ("cosine of the dissimilar text", "cosine of the similar text")
+        found = _worst(records, others - cosines, nearer, wrong=others >= cosines)
+        return found | {"points": {"title": "cosines", "x": names[0], "y": names[1], "values": points}}
+    if all("rank" in one for one in predictions):
+        ranks = np.array([one["rank"] or np.nan for one in predictions], float)
+        found = _worst(records, ranks, lambda i: {"predicted": f"rank {ranks[i]:g}"}, wrong=ranks > 1)
+        counts: Counts = {
+            "title": "rank of the right text",
+            "groups": [*_RANKS.values()],
+            "series": {"records": _grouped(ranks[~np.isnan(ranks)].tolist(), _RANKS)},
+        }
+        return found | {"counts": counts}
+    gold = np.array([float(record.label or "nan") for record in records])
+    return _numbers(records, gold, cosines, "cosine", scaled=True)
+
+
+# Field of a prediction -> function.
+_KINDS: dict[str, Callable[[Task, Sequence[Record], Sequence[Prediction]], Findings]] = {
+    "tokens": _tags,
+    "answer": _spans,
+    "choice": _choices,
+    "cosine": _cosines,
+    "labels": _label_sets,
+    "label": _classes,
+    "value": _values,
+}

@@ -1,0 +1,149 @@
+"""A page with several runs side by side: their curves over each other, their evaluations, and their options."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_jax.objectives.display import Display, Panel
+from bert_jax.training.logging.charts import Line, Scale, line_chart, panel_lines
+from bert_jax.training.logging.curves import panels_of
+from bert_jax.training.logging.page import (
+    RUN_COLORS,
+    card,
+    document,
+    escape,
+    format_value,
+    isolated,
+    pair,
+    panels,
+    section,
+    table,
+)
+from bert_jax.training.logging.progress import format_count, format_duration
+from bert_jax.training.logging.report import RELOAD_SECONDS
+from bert_jax.training.logging.run_files import RunFiles
+
+# Number of rows of the tables of scores and of options, and of characters of a value.
+_MOST_ROWS, _MOST_OPTIONS, _LONGEST_VALUE = 24, 40, 60
+
+
+def comparison_page(runs: Sequence[tuple[RunFiles, Display]]) -> str:
+    """Return the page of several runs with their displays; browsers reload it while one of them is in progress."""
+    files, names = [run for run, _ in runs], _names([run for run, _ in runs])
+    body = [
+        f"<h1>{len(runs)} runs</h1>",
+        pair(card(_overview(files, names), heading="Runs"), card(_scores(files, names), heading="Evaluation")),
+        section("Curves", _curves(runs, names)),
+        section("Options that differ", card(_options(files, names))),
+    ]
+    is_running = any(run.state == "running" for run in files)
+    return document(" / ".join(names), body, reload_seconds=RELOAD_SECONDS if is_running else 0)
+
+
+def _names(runs: Sequence[RunFiles]) -> list[str]:
+    """Return the names of the runs, numbered where they are equal."""
+    names = [run.title for run in runs]
+    return [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names, 1)]
+
+
+def _color(number: int) -> str:
+    return f"var(--c{number % RUN_COLORS})"
+
+
+def _headed(names: Sequence[str]) -> list[str]:
+    """Return the heads of the columns of a table: nothing, and the runs in their colors."""
+    keys = [f'<span class="key" style="--c:{_color(i)}">{isolated(name)}</span>' for i, name in enumerate(names)]
+    return ["", *keys]
+
+
+def _overview(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
+    words = {"complete": "complete", "running": "in progress", "stopped": "stopped"}
+    rows: list[tuple[str, Callable[[RunFiles], object]]] = [
+        ("state", lambda run: words[run.state]),
+        ("step", lambda run: f"{run.step:,} of {run.num_steps:,}" if run.num_steps else f"{run.step:,}"),
+        ("kind", lambda run: run.option("task.kind") or run.option("objective.name") or ""),
+        ("layers x width", lambda run: _shape(run)),
+        ("parameters", lambda run: format_count(run.log.parameters) if run.log.parameters else ""),
+        ("hardware", lambda run: run.log.devices),
+        ("duration", lambda run: format_duration(run.log.seconds) if run.log.seconds >= 1 else ""),
+    ]
+    lines = [[escape(name), *(escape(value(run)) for run in runs)] for name, value in rows]
+    return table(_headed(names), [line for line in lines if any(line[1:])])
+
+
+def _shape(run: RunFiles) -> str:
+    layers, width = run.option("model.num_layers"), run.option("model.hidden_size")
+    return f"{layers} x {width}" if layers and width else ""
+
+
+def _evaluation(run: RunFiles) -> dict[str, Any]:
+    """Return the last or final values by name; those of a task are preceded by their split."""
+    if run.is_finetuning:
+        return {f"{split}: {name}": value for split, one in run.scores().items() for name, value in one.items()}
+    values = run.data.get("evaluation") or run.last("eval")
+    return {name: value for name, value in values.items() if name not in ("step", "split")}
+
+
+def _scores(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
+    found = [_evaluation(run) for run in runs]
+    keys = list(dict.fromkeys(key for values in found for key in values if "/" not in key))[:_MOST_ROWS]
+    rows = [
+        [
+            isolated(key.replace("_", " ")),
+            *(escape(format_value(key, values[key])) if key in values else "" for values in found),
+        ]
+        for key in keys
+    ]
+    return table(_headed(names), rows, numbers=range(1, len(runs) + 1)) if rows else ""
+
+
+def _curves(runs: Sequence[tuple[RunFiles, Display]], names: Sequence[str]) -> str:
+    """Return a chart for each panel of any of the runs, with the curves of all of them."""
+    every: dict[tuple[str, str], Panel] = {}
+    for run, display in runs:
+        for panel in panels_of(run.rows, display.panels):
+            every.setdefault((panel.key, panel.split), panel)
+    charts = []
+    for panel in every.values():
+        lines = [line for number, (run, _) in enumerate(runs) for line in _run_lines(panel, run, number, names)]
+        scale = Scale(panel.log, panel.percent, panel.key in ("tokens_per_second", "mfu"))
+        charts.append(card(line_chart(lines, scale, title=panel.title), heading=panel.title))
+    return panels(charts) or card("no metrics yet")
+
+
+def _run_lines(panel: Panel, run: RunFiles, number: int, names: Sequence[str]) -> list[Line]:
+    """Return the curves of a run in its color; training is thin where there is an evaluation, which has the
+    name."""
+    lines = [line for line in panel_lines(panel, run.rows) if line.css != "faint"]
+    named = lines[-1] if lines else None
+    css = {True: "", False: "thin"}
+    return [
+        Line(
+            np.asarray(line.steps), line.values, _color(number), names[number] if line is named else "",
+            css[line is named], line.marked,
+        )
+        for line in lines
+    ]  # fmt: skip
+
+
+def _options(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
+    flat = [_flat(run.config) for run in runs]
+    every = dict.fromkeys(key for one in flat for key in one)
+    keys = [key for key in every if len({one.get(key) for one in flat}) > 1]
+    rows = [[escape(key), *(isolated(_short(one.get(key, ""))) for one in flat)] for key in keys[:_MOST_OPTIONS]]
+    left = len(keys) - len(rows)
+    note = f'<p class="soft">{left:,} more differ</p>' if left > 0 else ""
+    return table(_headed(names), rows) + note if rows else "none"
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return the options by dotted name."""
+    found: dict[str, str] = {}
+    for name, value in config.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": str(value)}
+    return found
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _LONGEST_VALUE else f"{value[: _LONGEST_VALUE - 1]}…"

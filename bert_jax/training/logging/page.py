@@ -1,0 +1,199 @@
+"""HTML of a report: the style, the page, and its building blocks. A page loads nothing and runs no script."""
+
+import html
+from collections.abc import Iterable, Sequence
+
+from bert_jax.training.logging.logger import Value
+
+# Colors of the runs in a comparison, and their number.
+RUN_COLORS = 8
+
+STYLE = """
+:root { color-scheme: light dark; --bg: #f5f6f8; --card: #fff; --ink: #1f2328; --soft: #59636e; --line: #dfe3e8;
+  --grid: #e8ebef; --train: #2563c9; --eval: #c84a05; --base: #6e7781; --hit: #d3f3da; --miss: #ffedb5;
+  --heat: 37, 99, 201; --c0: #2563c9; --c1: #c84a05; --c2: #1a7f37; --c3: #8250df; --c4: #bf3989; --c5: #0f7b82;
+  --c6: #8a6100; --c7: #57606a; }
+@media (prefers-color-scheme: dark) { :root { --bg: #14171b; --card: #1c2026; --ink: #e6e9ec; --soft: #9ba6b2;
+  --line: #30363d; --grid: #2a3037; --train: #79b0ff; --eval: #ff9a57; --base: #8b949e; --hit: #17492a;
+  --miss: #5a4708; --heat: 95, 160, 255; --c0: #79b0ff; --c1: #ff9a57; --c2: #5fd07e; --c3: #c29bff;
+  --c4: #ff8fc7; --c5: #4fcfd6; --c6: #e3b341; --c7: #b1bac4; } }
+* { box-sizing: border-box; }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--bg); margin: 0;
+  overflow-wrap: anywhere; }
+main { max-width: 1120px; margin: 0 auto; padding: 24px 14px 60px; }
+h1 { font-size: 24px; line-height: 1.25; margin: 0 0 6px; } h2 { font-size: 18px; margin: 34px 0 10px; }
+h3 { font-size: 14px; margin: 0 0 2px; } p { margin: 0 0 10px; }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px 14px; }
+.card + .card, details.card { margin-top: 12px; }
+.soft { color: var(--soft); font-size: 13px; }
+.state { display: inline-block; border: 1px solid var(--line); border-radius: 20px; padding: 1px 10px;
+  background: var(--card); font-size: 13px; }
+.state.running { border-color: var(--train); color: var(--train); }
+.warning { border-left: 4px solid var(--eval); padding: 6px 12px; background: var(--card); margin-top: 10px; }
+.bar { height: 6px; border-radius: 3px; background: var(--grid); overflow: hidden; margin: 10px 0 0; }
+.bar i { display: block; height: 100%; background: var(--train); }
+.tiles { display: grid; grid-template-columns: repeat(var(--n), 1fr); gap: 10px; margin-top: 16px; }
+.tile { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 9px 13px; }
+.tile b { display: block; font-size: 21px; line-height: 1.35; font-variant-numeric: tabular-nums; }
+.tile span { display: block; color: var(--soft); font-size: 13px; line-height: 1.35; }
+@media (max-width: 900px) { .tiles { grid-template-columns: repeat(var(--half), 1fr); } }
+@media (max-width: 560px) { .tiles { grid-template-columns: repeat(2, 1fr); } .tile b { font-size: 19px; } }
+.panels { display: flex; flex-wrap: wrap; gap: 12px; }
+.panels .card { flex: 1 1 300px; } .panels.four .card { flex-basis: 40%; min-width: min(100%, 300px); }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); gap: 12px;
+  align-items: start; }
+.pair { margin-top: 16px; } .pair .card, .panels .card { margin: 0; min-width: 0; }
+svg { width: 100%; max-width: 560px; height: auto; display: block; overflow: visible; }
+svg text { font: 14px system-ui, sans-serif; fill: var(--soft); }
+.grid { stroke: var(--grid); } .curve { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
+.faint { opacity: .3; stroke-width: 1; } .thin { stroke-width: 1.2; opacity: .6; } .dot { fill: var(--c); }
+.dash { stroke: var(--c); stroke-dasharray: 5 4; stroke-width: 1.5; }
+.keys { display: flex; flex-wrap: wrap; gap: 0 12px; font-size: 13px; color: var(--soft); min-height: 20px; }
+.keys b { color: var(--ink); font-variant-numeric: tabular-nums; }
+.key::before { content: ""; display: inline-block; width: 12px; height: 3px; border-radius: 2px; margin-right: 5px;
+  vertical-align: middle; background: var(--c); }
+.key.dashed::before { background: none; height: 0; border-top: 2px dashed var(--c); border-radius: 0; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 14px; }
+td, th { padding: 5px 16px 5px 0; text-align: left; vertical-align: top; }
+td:last-child, th:last-child { padding-right: 0; }
+th { color: var(--soft); font-weight: 600; font-size: 13px; } tr + tr > * { border-top: 1px solid var(--line); }
+th[scope=row] { color: var(--ink); font-weight: 400; font-size: 14px; }
+@media (max-width: 560px) { td, th { padding-right: 10px; } }
+.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr)); gap: 2px 28px;
+  margin: 0; }
+.facts div { display: flex; gap: 10px; padding: 4px 0; }
+.facts dt { color: var(--soft); flex: 0 0 96px; font-size: 13px; line-height: 1.7; } .facts dd { margin: 0; }
+.track { position: relative; height: 12px; border-radius: 6px; background: var(--grid); min-width: 64px;
+  margin: 5px 0; }
+.track i { position: absolute; left: 0; top: 0; bottom: 0; border-radius: 6px; background: var(--train); }
+.track u { position: absolute; top: -3px; bottom: -3px; width: 2px; background: var(--ink); }
+.whole { width: 100%; } td.n small { display: block; color: var(--soft); font-size: 12px; }
+.matrix td, .matrix th { border: 0; padding: 3px 5px; } .matrix td { text-align: center; min-width: 40px;
+  border-radius: 3px; font-variant-numeric: tabular-nums; }
+.matrix thead th { vertical-align: bottom; text-align: center; } .matrix .turn th { writing-mode: vertical-rl; }
+.matrix th[scope=row] { white-space: nowrap; text-align: right; font-size: 13px; }
+.list { margin: 0; padding: 0; list-style: none; } .list > li + li { border-top: 1px solid var(--line);
+  margin-top: 10px; padding-top: 10px; }
+.mask { background: var(--miss); border-radius: 4px; padding: 1px 5px; } .right { background: var(--hit); }
+.guess { margin-right: 10px; display: inline-block; } .text { white-space: pre-wrap; }
+.answer { font-size: 13px; margin-top: 3px; } .answer > span { margin-right: 12px; }
+pre { overflow-x: auto; font-size: 13px; margin: 8px 0 0; overflow-wrap: normal; } summary { cursor: pointer; }
+"""
+
+
+def escape(value: object) -> str:
+    """Return ``value`` as text in HTML."""
+    return html.escape(str(value))
+
+
+def isolated(value: object) -> str:
+    """Return text of the user as HTML that does not change the direction of the text around it."""
+    return f"<bdi>{escape(value)}</bdi>"
+
+
+def document(title: str, body: Iterable[str], *, reload_seconds: int = 0) -> str:
+    """Return the page. With ``reload_seconds`` above 0, browsers load it again after so many seconds."""
+    parts = "\n".join(part for part in body if part)
+    reload = f'<meta http-equiv="refresh" content="{reload_seconds}">' if reload_seconds else ""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        # Whatever the texts of a run contain, the page loads and executes nothing.
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"{reload}<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
+        f"<body><main>\n{parts}\n</main></body></html>\n"
+    )
+
+
+def section(heading: str, content: str) -> str:
+    """Return a part of the page; empty without content."""
+    return f"<h2>{escape(heading)}</h2>\n{content}" if content else ""
+
+
+def card(content: str, *, heading: str = "") -> str:
+    """Return a box; empty without content."""
+    head = f"<h3>{escape(heading)}</h3>" if heading else ""
+    return f'<div class="card">{head}{content}</div>' if content else ""
+
+
+def tiles(entries: Sequence[tuple[str, str, str]]) -> str:
+    """Return tiles of (value, label, remark): at most eight and an even number, so that none is alone in a row."""
+    shown = entries[: min(8, len(entries) // 2 * 2)] or entries
+    columns = {6: 3, 8: 4}.get(len(shown), max(1, len(shown)))
+    cells = [
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(label)}</span>'
+        + (f"<span>{escape(remark)}</span>" if remark else "")
+        + "</div>"
+        for value, label, remark in shown
+    ]
+    half = 3 if len(shown) == 6 else max(1, columns // 2)
+    return f'<div class="tiles" style="--n:{columns};--half:{half}">{"".join(cells)}</div>' if cells else ""
+
+
+def pair(*cards: str) -> str:
+    """Return boxes that stand beside each other where there is room; empty without boxes."""
+    content = "".join(cards)
+    return f'<div class="pair">{content}</div>' if content else ""
+
+
+def panels(charts: Sequence[str]) -> str:
+    """Return the boxes of charts in rows of up to three, which fill the page."""
+    four = " four" if len(charts) == 4 else ""
+    return f'<div class="panels{four}">{"".join(charts)}</div>' if charts else ""
+
+
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[int] = (), css: str = ""
+) -> str:
+    """Return a table of HTML cells, the first of each row a heading; the columns ``numbers`` contain numbers."""
+
+    def cell(tag: str, column: int, content: str, more: str = "") -> str:
+        of_numbers = ' class="n"' if column in numbers else ""
+        return f"<{tag}{more}{of_numbers}>{content}</{tag}>"
+
+    head = "".join(cell("th", column, name) for column, name in enumerate(header))
+    lines = [f"<tr>{head}</tr>"] if header else []
+    lines += [
+        "<tr>"
+        + "".join(
+            cell("td" if column else "th", column, content, "" if column else ' scope="row"')
+            for column, content in enumerate(row)
+        )
+        + "</tr>"
+        for row in rows
+    ]
+    return f'<div class="scroll"><table class="{css}">{"".join(lines)}</table></div>'
+
+
+def facts(entries: Iterable[tuple[str, str]]) -> str:
+    """Return a list of (name, HTML); entries without content are omitted."""
+    items = [f"<div><dt>{escape(name)}</dt><dd>{content}</dd></div>" for name, content in entries if content]
+    return f'<dl class="facts">{"".join(items)}</dl>' if items else ""
+
+
+def track(value: float, marks: Iterable[tuple[float, str]] = ()) -> str:
+    """Return a bar of ``value`` between 0 and 1, with marks at other values and their names."""
+    lines = "".join(
+        f'<u style="left:{100 * x:.1f}%" title="{escape(name)}"></u>' for x, name in marks if 0 <= x <= 1
+    )
+    return f'<div class="track"><i style="width:{100 * min(1.0, max(0.0, value)):.1f}%"></i>{lines}</div>'
+
+
+def folded(summary: str, content: str) -> str:
+    """Return content that a click on ``summary`` shows."""
+    return f'<details class="card"><summary>{escape(summary)}</summary>{content}</details>'
+
+
+def format_value(name: str, value: Value) -> str:
+    """Format a value as text: accuracies, fractions and MFU as percentages, counts with commas, None as n/a."""
+    if value is None:
+        return "n/a"
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return str(value)
+    if name == "mfu" or name.endswith(("accuracy", "fraction")):
+        return f"{value:.1%}"
+    if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
+        return f"{int(value):,}"
+    return f"{value:#.4g}"

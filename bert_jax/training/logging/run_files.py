@@ -1,0 +1,229 @@
+"""What the files of a workdir tell about its run: for reports of complete, stopped and running runs, and of runs of
+older versions. Missing and damaged files count as empty. This module does not import jax."""
+
+import contextlib
+import datetime
+import fcntl
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from bert_jax.io.storage import Location, ObjectPath
+from bert_jax.objectives.display import PlainAnswer, ReportData
+from bert_jax.training.logging.logger import Row
+from bert_jax.training.logging.metrics_file import METRICS_FILE, rows_of
+
+HTML_FILE = "report.html"
+IMAGE_FILE = "report.png"
+DATA_FILE = "report_data.json"
+LOG_FILE = "train.log"
+CONFIG_FILE = "config.yaml"
+State = Literal["complete", "running", "stopped"]
+
+_STAMPED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)  (.*)")
+# The line that begins every attempt at a run (training/run.py).
+_MODEL_LINE = re.compile(r"([\d,]+) parameters, (.+), mesh (\S+), (\w+)")
+_START_LINE = re.compile(r"start-up ([\d.]+) s, data ([\d.]+) s, compiling the training step ([\d.]+) s")
+_STEP_LINE = re.compile(r"(\S+ )?step [\d,]+/[\d,]+ ")
+
+
+@dataclass
+class LogFacts:
+    """What train.log tells: the number of parameters, the devices, the mesh, the dtype, the seconds of all attempts
+    together, how many there were, and the lines that are not about a step."""
+
+    parameters: int = 0
+    devices: str = ""
+    mesh: str = ""
+    dtype: str = ""
+    seconds: float = 0.0
+    attempts: int = 0
+    lines: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The content of a workdir. ``data`` and ``results`` (metrics.json) are empty unless the run is complete."""
+
+    name: str
+    state: State
+    rows: list[dict[str, Any]]
+    config: Mapping[str, Any]
+    config_text: str
+    data: ReportData
+    results: list[Mapping[str, Any]]
+    log: LogFacts
+
+    @property
+    def is_finetuning(self) -> bool:
+        """True for a fine-tuning run."""
+        return "task" in self.config
+
+    @property
+    def title(self) -> str:
+        """The title of the report."""
+        return str(self.data.get("title", self.name))
+
+    @property
+    def step(self) -> int:
+        """The last logged step."""
+        return max((row["step"] for row in self.rows), default=0)
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps of the config; 0 if it is unknown."""
+        value = self.option("training.num_steps")
+        return value if isinstance(value, int) else 0
+
+    def option(self, name: str) -> Any:
+        """Return the option SECTION.NAME of the config; None if the config lacks it."""
+        section, _, key = name.partition(".")
+        values = self.config.get(section)
+        return values.get(key) if isinstance(values, Mapping) else None
+
+    def last(self, split: str = "train") -> Row:
+        """Return the last values by name of the rows of ``split``."""
+        found: dict[str, Any] = {}
+        for row in self.rows:
+            if row.get("split", "train") == split:
+                found |= row
+        return found
+
+    def splits(self) -> list[str]:
+        """Return the names of the evaluated splits, in the order of their first evaluation."""
+        return list(dict.fromkeys(str(row["split"]) for row in self.rows if "split" in row))
+
+    def scores(self) -> dict[str, Mapping[str, float | None]]:
+        """Return the scores of a fine-tuning run by split: the final ones or, before these, the last ones."""
+        final: dict[str, Mapping[str, float | None]] = {
+            entry["split"]: {name: one["value"] for name, one in entry["metrics"].items()} for entry in self.results
+        }
+        return final or {split: _numbers(self.last(split)) for split in self.splits()}
+
+    def start_scores(self, split: str) -> Mapping[str, float | None]:
+        """Return the scores of a split before training; empty if they were not computed."""
+        return next((_numbers(row) for row in self.rows if (row["step"], row.get("split")) == (0, split)), {})
+
+    def plain_answers(self) -> Mapping[str, PlainAnswer]:
+        """Return what an answer without training scores, by split."""
+        known: dict[str, Any] = {entry["split"]: entry["baseline"] for entry in self.results if "baseline" in entry}
+        return known or self.data.get("plain_answers") or {}
+
+
+def read_run(
+    workdir: Location, state: State | None = None, data: ReportData | None = None, name: str = ""
+) -> RunFiles:
+    """Return the content of ``workdir``. ``state`` is the state of its run (default: determined from the files),
+    ``data`` the content of report_data.json (default: the file), ``name`` the name of the run (default: that of the
+    folder)."""
+    if state is None:
+        is_complete = (workdir / DATA_FILE).is_file()
+        state = "running" if is_running(workdir) else "complete" if is_complete else "stopped"
+    is_complete = state == "complete"
+    if data is None:
+        data = read_data(workdir) if is_complete else {}
+    text = _text(workdir / CONFIG_FILE)
+    try:
+        config = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError):
+        config = {}
+    results = _json(workdir / "metrics.json", []) if is_complete else []
+    own = workdir.name if isinstance(workdir, ObjectPath) else workdir.resolve().name
+    return RunFiles(
+        name=name or own or str(workdir),
+        state=state,
+        rows=[row for _, row in rows_of(_bytes(workdir / METRICS_FILE))],
+        config=config if isinstance(config, dict) else {},
+        config_text=text,
+        data=data,
+        results=results,
+        log=read_log(_text(workdir / LOG_FILE)),
+    )
+
+
+def read_data(workdir: Location) -> ReportData:
+    """Return the content of report_data.json; empty if the run is not complete."""
+    data: ReportData = _json(workdir / DATA_FILE, {})
+    return data
+
+
+def has_report(folder: Location) -> bool:
+    """Return True if ``folder`` has the report of a complete run. A run writes report_data.json last; while it is
+    in progress, only the page exists."""
+    return (folder / HTML_FILE).is_file() and (folder / DATA_FILE).is_file()
+
+
+def remove_report(folder: Path) -> None:
+    """Delete the report of an earlier, shorter run in ``folder``."""
+    (folder / DATA_FILE).unlink(missing_ok=True)
+    (folder / HTML_FILE).unlink(missing_ok=True)
+
+
+def is_running(workdir: Location) -> bool:
+    """Return True if a process has locked ``workdir``."""
+    if isinstance(workdir, ObjectPath):
+        return (workdir / ".lease").is_file()
+    with contextlib.suppress(OSError), (workdir / ".lock").open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def read_log(text: str) -> LogFacts:
+    """Return what the lines of train.log tell."""
+    facts, began, now = LogFacts(), None, None
+    for stamp, line in _stamped(text):
+        if model := _MODEL_LINE.fullmatch(line):
+            facts.seconds += (now - began).total_seconds() if began is not None and now is not None else 0.0
+            facts.parameters = int(model[1].replace(",", ""))
+            facts.devices, facts.mesh, facts.dtype = model[2], model[3], model[4]
+            facts.attempts += 1
+            began = stamp
+        elif start := _START_LINE.fullmatch(line):
+            facts.seconds += float(start[1]) + float(start[2])
+        elif not _STEP_LINE.match(line) and line not in facts.lines:
+            facts.lines.append(line)
+        now = stamp
+    facts.seconds += (now - began).total_seconds() if began is not None and now is not None else 0.0
+    return facts
+
+
+def _stamped(text: str) -> Iterator[tuple[datetime.datetime, str]]:
+    for line in text.splitlines():
+        if match := _STAMPED.fullmatch(line):
+            with contextlib.suppress(ValueError):
+                yield datetime.datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S"), match[2]
+
+
+def _numbers(row: Row) -> dict[str, float | None]:
+    return {
+        name: value
+        for name, value in row.items()
+        if name not in ("step", "split") and (value is None or isinstance(value, int | float))
+    }
+
+
+def _bytes(path: Location) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _text(path: Location) -> str:
+    return _bytes(path).decode("utf-8", "replace")
+
+
+def _json(path: Location, default: Any) -> Any:
+    try:
+        value = json.loads(_bytes(path))
+    except (ValueError, RecursionError):
+        return default
+    return value if isinstance(value, type(default)) else default

@@ -1,0 +1,98 @@
+"""What the predictions of a split show in the report."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bert_jax.finetuning.findings import findings_of
+from bert_jax.metrics.score import mean_score
+from bert_jax.records import Answer, Record
+
+
+def task(**settings):
+    names = settings.pop("names", ())
+
+    def scores(records, predictions):
+        pairs = zip(records, predictions, strict=True)
+        right = [one["answer"] in [a.text for a in record.answers] for record, one in pairs]
+        return [mean_score("f1", np.array(right, float))]
+
+    return SimpleNamespace(
+        scored=lambda records: [i for i, one in enumerate(records) if one.id != "hidden"],
+        settings=SimpleNamespace(**settings), names=names, scores=scores,
+    )  # fmt: skip
+
+
+def records(**columns):
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return [Record(**{"id": str(i), "source": "", **row}) for i, row in enumerate(rows)]
+
+
+def test_classes_are_ordered_by_confidence_and_have_their_names():
+    own = records(text=["a", "b", "c", "d" * 500], label=["0", "1", "1", "0"])
+    labels, sure = ["1", "1", "0", "1"], [0.6, 0.9, 0.8, 0.7]
+    predictions = [{"label": label, "score": score} for label, score in zip(labels, sure, strict=True)]
+    found = findings_of(task(labels=("0", "1"), names=("bad", "good")), own, predictions)
+    assert (found["scored"], found["wrong"]) == (4, 3)
+    assert [one["text"][:1] for one in found["mistakes"]] == ["c", "d", "a"]
+    assert found["mistakes"][0] == {"text": "c", "gold": "good", "predicted": "bad", "score": 0.8}
+    assert found["mistakes"][1]["text"] == "d" * 400 + " …"
+
+
+def test_hidden_records_do_not_count():
+    own = records(id=["hidden", "x"], text=["a", "b"], label=[None, "1"])
+    found = findings_of(task(labels=("1",), names=("1",)), own, [{"label": "1", "score": 1.0}] * 2)
+    assert (found["scored"], found["wrong"], found["mistakes"]) == (1, 0, [])
+
+
+def test_label_sets_and_values():
+    own = records(text=["a", "b"], labels=[("x", "y"), ("x",)])
+    found = findings_of(task(), own, [{"labels": ["z"]}, {"labels": ["x"]}])
+    assert found["mistakes"] == [{"text": "a", "gold": "x, y", "predicted": "z"}] and found["wrong"] == 1
+    own = records(text=["a", "b", "c"], label=["1", "2", "3"])
+    found = findings_of(task(), own, [{"value": 1.5}, {"value": 5.0}, {"value": 3.0}])
+    assert [one["text"] for one in found["mistakes"]] == ["b", "a"] and "wrong" not in found
+    assert found["points"]["values"] == [(1.0, 1.5), (2.0, 5.0), (3.0, 3.0)]
+
+
+def test_tags_show_the_words():
+    own = records(words=[("Ann", "left"), ("a",)], tags=[("B-PER", "O"), ("O",)])
+    tagged = [[{"label": "O"}, {"label": "O"}], [{"label": "O"}]]
+    found = findings_of(task(), own, [{"tokens": tokens} for tokens in tagged])
+    assert found["mistakes"] == [{"words": [("Ann", "B-PER", "O"), ("left", "O", "O")]}]
+
+
+@pytest.mark.parametrize(("scoring", "unit", "group"), [("squad", "words", "2"), ("chinese", "characters", "4-5")])
+def test_answers_have_lengths_and_the_passage_around_the_answer(scoring, unit, group):
+    passage = "x" * 900 + "ab cd" + "y" * 900
+    own = records(
+        text=["q", "r"], text_pair=[passage, "none"],
+        answers=[(Answer(text="ab cd", start=900),), (Answer(text="none", start=0),)],
+    )  # fmt: skip
+    predictions = [{"answer": "x", "score": 1.0, "start": 0, "end": 1}, {"answer": "none", "score": 1.0}]
+    found = findings_of(task(answer_scoring=scoring), own, predictions)
+    (mistake,) = found["mistakes"]
+    assert "ab cd" in mistake["text_pair"] and len(mistake["text_pair"]) < 450
+    assert (mistake["gold"], mistake["predicted"], found["wrong"]) == ("ab cd", "x", 1)
+    counts = found["counts"]
+    assert unit in counts["title"] and counts["series"]["correct"][counts["groups"].index(group)] >= 1
+
+
+def test_pairs_triplets_and_ranks():
+    own = records(text=["a", "b", "c"], text_pair=["A", "B", "C"], label=["5", "1", "3"])
+    found = findings_of(task(), own, [{"cosine": 0.1}, {"cosine": 0.2}, {"cosine": 0.15}])
+    assert found["mistakes"][0]["text_pair"] in ("A", "B") and len(found["points"]["values"]) == 3
+    own = records(text=["a", "b"], text_pair=["A", "B"], negatives=[("n",), ("m",)])
+    cosines = [{"cosine": 0.9, "cosine_negative": 0.1}, {"cosine": 0.2, "cosine_negative": 0.8}]
+    found = findings_of(task(), own, cosines)
+    assert found["wrong"] == 1 and found["mistakes"][0]["predicted"] == "m (cosine 0.800)"
+    own = records(text=["a", "b", "c"], text_pair=["A", "B", "C"])
+    found = findings_of(task(), own, [{"cosine": 0.9, "rank": rank} for rank in (1, 3, 12)])
+    assert found["counts"]["series"]["records"] == [1, 1, 0, 1, 0] and found["wrong"] == 2
+
+
+def test_predictions_of_a_task_of_the_user_show_nothing():
+    own = records(text=["a"], label=["1"])
+    assert findings_of(task(), own, [{"color": "red"}]) == {}
+    assert findings_of(task(), own, [{"choice": 5}]) == {}

@@ -1,0 +1,236 @@
+"""The report of a run in progress, of stopped and older runs, of hostile texts, and of several runs."""
+
+import fcntl
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from run_logs import open_log, train_metrics
+from support import tiny_config, train_synthetic
+
+import bert_jax
+from bert_jax.commands import main as cli
+from bert_jax.finetuning.supervision import LABELS_ONLY
+from bert_jax.finetuning.task_objective import task_display
+from bert_jax.training.logging.page import STYLE
+from bert_jax.training.logging.report import run_page, write_report
+from bert_jax.training.logging.run_files import has_report, read_log, read_run
+
+RELOAD = '<meta http-equiv="refresh" content="20">'
+TASK = task_display(LABELS_ONLY)
+LOG = """2026-01-01 10:00:00  starts from models/<small>
+2026-01-01 10:00:00  1,234,567 parameters, 4 x v5e, mesh data=4xfsdp=1xtensor=1, bfloat16
+2026-01-01 10:00:05  start-up 8.0 s, data 2.0 s, compiling the training step 5.0 s
+2026-01-01 10:01:00  step 10/40  loss 5.123
+2026-01-01 12:00:00  1,234,567 parameters, 4 x v5e, mesh data=4xfsdp=1xtensor=1, bfloat16
+2026-01-01 12:00:30  WARNING: <img src=x> is near
+"""
+HOSTILE = ['"><script>alert(1)</script>', "</div></body><img src=x onerror=alert(1)>", "שלום {0} %s &amp;"]
+
+
+class Tags(HTMLParser):
+    """The tags and the attributes of a page, which must be closed in order."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.tags, self.names = [], set(), set()
+        self.feed(page)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.names.update(name for name, _ in attrs)
+        self.open += [] if tag in ("meta", "br") else [tag]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def page_of(folder):
+    return (folder / "report.html").read_text()
+
+
+def write_run(folder, values=(3.0, 2.0), config="training: {num_steps: 40}\n", split="eval"):
+    folder.mkdir()
+    (folder / "config.yaml").write_text(config)
+    rows = [{"step": 10 * n, "loss": value, "epoch": 0.5, "examples_seen": 80} for n, value in enumerate(values, 1)]
+    rows += [{"step": row["step"], "split": split, "loss": row["loss"] + 0.5, "f1": 0.25} for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_a_run_in_progress_writes_its_page_at_every_evaluation(tmp_path):
+    log = open_log(tmp_path)
+    log.begin_report()
+    assert RELOAD in page_of(tmp_path) and "no metrics yet" in page_of(tmp_path)
+    log.write(10, train_metrics(10))
+    assert "no metrics yet" in page_of(tmp_path)  # not written at every line
+    log.write(10, {"split": "eval", "loss": 9.125})
+    assert "<b>9.125</b>" in page_of(tmp_path) and "in progress" in page_of(tmp_path)
+    assert not has_report(tmp_path)
+    log.close()
+    assert RELOAD not in page_of(tmp_path) and '<span class="state stopped">' in page_of(tmp_path)
+    assert not has_report(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_page_of_a_whole_run_ends_without_a_reload(tmp_path):
+    pages = []
+    config = tiny_config("--training.num_steps 4 --training.eval_interval 2 --training.log_interval 1")
+    train_synthetic(config, tmp_path / "w", callbacks=(lambda row: pages.append(page_of(tmp_path / "w")),))
+    assert all(RELOAD in page for page in pages) and len(set(pages)) >= 3
+    assert RELOAD not in page_of(tmp_path / "w") and "Filled masks" in page_of(tmp_path / "w")
+    assert has_report(tmp_path / "w")
+    # A continued run is not complete before its end.
+    config = tiny_config("--training.num_steps 6 --training.eval_interval 2 --training.log_interval 1")
+    complete = []
+    train_synthetic(config, tmp_path / "w", callbacks=(lambda row: complete.append(has_report(tmp_path / "w")),))
+    assert complete and not any(complete) and has_report(tmp_path / "w")
+
+
+def test_a_page_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys):
+    (tmp_path / "report.html").mkdir()
+    log = open_log(tmp_path)
+    log.begin_report()
+    for step in (10, 20):
+        log.write(step, {"split": "eval", "loss": 1.0})
+    log.close()
+    assert capsys.readouterr().out.count("WARNING: report.html: ") == 1
+
+
+def test_a_deleted_workdir_stays_deleted(tmp_path):
+    log = open_log(tmp_path / "w")
+    log.begin_report()
+    for path in (tmp_path / "w").iterdir():
+        path.unlink()
+    (tmp_path / "w").rmdir()
+    log.write(10, {"split": "eval", "loss": 1.0})
+    log.close()
+    assert not (tmp_path / "w").exists()
+
+
+def test_the_log_tells_model_hardware_and_duration(tmp_path):
+    facts = read_log(LOG)
+    assert (facts.parameters, facts.devices, facts.dtype) == (1_234_567, "4 x v5e", "bfloat16")
+    assert (facts.seconds, facts.attempts) == (60 + 10 + 30, 2)
+    folder = write_run(tmp_path / "w")
+    (folder / "train.log").write_text(LOG)
+    page = run_page(read_run(folder), TASK)
+    for words in ("models/&lt;small&gt;", "1.23M", "4 x v5e", "0:01:40 in 2 starts", "160 training examples"):
+        assert words in page
+    assert '<div class="warning"><bdi>WARNING: &lt;img' in page
+
+
+def test_a_running_run_is_one_whose_workdir_is_locked(tmp_path):
+    folder = write_run(tmp_path / "w")
+    assert read_run(folder).state == "stopped"
+    with (folder / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert read_run(folder).state == "running"
+    (folder / "report_data.json").write_text('{"title": "x"}')  # as a run of an older version leaves it
+    assert read_run(folder).state == "complete" and read_run(folder).title == "x"
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "report_data.json", "metrics.json", "metrics.jsonl", "train.log"])
+def test_damaged_files_count_as_empty(tmp_path, name):
+    folder = write_run(tmp_path / "w")
+    (folder / "report_data.json").write_text("{}")
+    (folder / name).write_bytes(b"\xff{[:\n- x: [")
+    Tags(run_page(read_run(folder), TASK))
+
+
+def test_options_of_other_types_are_shown_as_they_are(tmp_path):
+    config = "model: {num_layers: two, intermediate_size: [x], vocab_size: null}\ndata: {seq_length: long}\n"
+    folder = write_run(
+        tmp_path / "w", config=f"{config}optimizer: {{name: adam, learning_rate: fast}}\ntraining: 3\n"
+    )
+    page = run_page(read_run(folder), TASK)
+    for words in ("two layers", "at most long tokens", "learning rate fast"):
+        assert words in page
+
+
+def test_texts_of_the_user_are_escaped(tmp_path):
+    markup, closing, hebrew = HOSTILE
+    config = {"task": {"kind": markup}, "data": {"train": [closing]}, "training": {"num_steps": 20}}
+    folder = write_run(tmp_path / "<b>&", config=json.dumps(config), split=markup)
+    (folder / "train.log").write_text(f"2026-01-01 10:00:00  WARNING: {closing}\n2026-01-01 10:00:00  {markup}\n")
+    entry = {"metrics": {f"f1/{text}": {"value": 0.5, "ci95": None} for text in HOSTILE}, "n": 3, "split": closing}
+    entry["baseline"] = {"answer": closing, "metric": f"f1/{markup}", "value": 0.1, "is_beaten": True}
+    (folder / "metrics.json").write_text(json.dumps([entry]))
+    mistake = {"text": markup, "text_pair": closing, "gold": hebrew, "predicted": markup, "score": 0.75}
+    words = {"words": [(hebrew, closing, markup)]}
+    counts = {"title": markup, "groups": [closing, "b"], "series": {markup: [1, 2], "other": [2, 1]}}
+    points = {"title": markup, "x": closing, "y": markup, "values": [(0.0, 1.0), (1.0, 2.0)]}
+    found = {"scored": 3, "wrong": 2, "mistakes": [mistake, words], "counts": counts, "points": points}
+    data = {
+        "summary": HOSTILE, "title": closing, "findings": {markup: found},
+        "confusion": {closing: {"labels": HOSTILE, "counts": [[1, 2, 3]] * 3}},
+    }  # fmt: skip
+    write_report(folder, TASK, data)
+    other = write_run(tmp_path / "other", split=closing)
+    pages = page_of(folder), bert_jax.report(folder, other, output=tmp_path / "both.html").read_text()
+    for page in pages:
+        tags = Tags(page)
+        assert not tags.tags & {"script", "img"} and not any(name.startswith("on") for name in tags.names)
+        assert "<bdi>&lt;/div&gt;" in page and "default-src 'none'" in page
+    assert f'<div class="text" dir="auto">{"&quot;&gt;&lt;script&gt;"}' in pages[0] and "75% sure" in pages[0]
+    assert "<bdi>שלום {0} %s &amp;amp;</bdi>" in pages[0]
+
+
+def test_scores_come_first_with_what_they_are_compared_with(tmp_path):
+    folder = write_run(tmp_path / "w", config="task: {kind: tagging}\ntraining: {num_steps: 20}\n", split="dev")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 0, "split": "dev", "f1": 0.0625}\n')
+    metrics = {"f1": {"value": 0.5, "ci95": [0.4, 0.6]}, "f1/PER": {"value": 0.75, "ci95": None}}
+    entry = {"split": "dev", "n": 7, "metrics": metrics, "chosen_by": {"metric": "f1"}}
+    entry["baseline"] = {"answer": "tag O for all", "metric": "f1", "value": 0.125}
+    (folder / "metrics.json").write_text(json.dumps([entry]))
+    page = write_report(folder, TASK, {"evaluation": {"f1": 0.5}}).read_text()
+    assert page.index("<b>0.5000</b><span>dev: f1</span><span>0.1250 tag O for all</span>") < page.index("Curves")
+    assert "<small>0.4000 to 0.6000</small>" in page and "PER" in page
+    assert '<td class="n">0.0625' in page.replace("0.06250", "0.0625")  # before training
+    assert '<span class="key dashed" style="--c:var(--base)"><bdi>tag O for all</bdi>' in page  # in the curve
+
+
+def test_no_curve_twice_and_no_tile_alone(tmp_path):
+    rows = [{"step": n, "loss": 3.0 / n, "mlm_loss": 3.001 / n, "tokens_per_second": 8.0} for n in range(1, 5)]
+    folder = write_run(tmp_path / "w")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = run_page(read_run(folder), TASK)
+    assert page.count("<svg") == 2 and "<h3>loss</h3>" not in page  # masked-token loss, tokens per second
+    (folder / "train.log").write_text(LOG)
+    assert run_page(read_run(folder), TASK).count('class="tile"') == 2  # of three
+
+
+def test_runs_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    steps = "training: {num_steps: 40}\n"
+    first = write_run(tmp_path / "first", (3.0, 2.0), steps + "optimizer: {learning_rate: 0.1}\n")
+    (tmp_path / "sub").mkdir()
+    second = write_run(tmp_path / "sub/first", (2.0, 1.0), steps + "optimizer: {learning_rate: 3}\n")
+    target = bert_jax.report(first, second)
+    page = (tmp_path / "comparison.html").read_text()
+    assert target.resolve() == tmp_path / "comparison.html"
+    Tags(page)
+    for words in ("first (1)", "first (2)", "<b>2.500</b>", "<b>1.500</b>", "optimizer.learning_rate"):
+        assert words in page
+    assert "training.num_steps" not in page and RELOAD not in page
+    assert len(re.findall(r'<polyline class="curve [a-z]*" style="--c:var\(--c[01]\)"', page)) >= 4
+    with (second / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert RELOAD in bert_jax.report(first, second).read_text()
+
+
+def test_the_command_writes_into_the_workdir_and_refuses_other_folders(tmp_path, capsys):
+    folder = write_run(tmp_path / "w")
+    assert cli.main(["report", str(folder)]) == 0
+    assert capsys.readouterr().out.strip() == str(folder / "report.html")
+    assert "stopped" in page_of(folder) and not has_report(folder)
+    assert cli.main(["report", str(folder), str(tmp_path)]) == 2
+    assert "no config.yaml in this folder; give the workdir of a run" in capsys.readouterr().err
+
+
+def test_no_text_is_smaller_than_11_pixels():
+    sizes = [float(size) for size in re.findall(r"font(?:-size)?: ([\d.]+)px", STYLE)]
+    assert len(sizes) > 5 and min(sizes) >= 11
