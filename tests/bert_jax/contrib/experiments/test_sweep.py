@@ -58,6 +58,7 @@ class Trainer:
         }
         (folder / "metrics.json").write_text(json.dumps([entry, {**entry, "split": "test"}]))
         (folder / "report.html").write_text("")
+        (folder / "report_data.json").write_text("{}")
         (folder / "checkpoints").mkdir()
 
 
