@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bert_jax.commands.trained import FinetuneRun, PretrainRun
     from bert_jax.inference.loaded import LoadedModel, load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 # Name -> module.
 _MODULES = {
     "FinetuneRun": "bert_jax.commands.trained",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from bert_jax.commands import data, main
+from bert_jax.commands.finetune import FinetuneRunOptions
 from bert_jax.config import FinetuneConfig, PretrainConfig, RunOptions
 from bert_jax.config.loader import build_config, take_options
 from bert_jax.config.options import extended
@@ -46,7 +47,7 @@ def check_command(words: Sequence[str]) -> None:
     if name in main.PROGRAMS:
         options, config = {
             "pretrain": (RunOptions, PretrainConfig),
-            "finetune": (extended(RunOptions), extended(FinetuneConfig)),
+            "finetune": (extended(FinetuneRunOptions), extended(FinetuneConfig)),
         }[name]
         assert build_config(config, take_options(options, rest)[1].all)
         return None

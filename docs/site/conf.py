@@ -52,7 +52,7 @@ _NOT_SEARCHED = "studies/"
 
 def _adapt(app, name, source):
     """Replace links to folders by links to their generated pages, and names in HTML by those of MyST; move the
-    parameters of functions out of headings."""
+    parameters of functions out of headings; offer tutorials as notebooks."""
     here = (REPOSITORY / name).parent
 
     def page(match):
@@ -60,6 +60,9 @@ def _adapt(app, name, source):
         return f"]({os.path.relpath(pages.page_of(folder), here)})" if folder.is_dir() else match[0]
 
     text = _NAME.sub(r"(\1)=\n", _LINK.sub(page, source[0]))
+    if (file := pages.GENERATED / f"{Path(name).name}.ipynb").is_file():
+        offered = "下载为 notebook" if "/zh/" in name else "Download as a notebook"
+        text = text.replace("\n\n", f"\n\n[{offered}]({os.path.relpath(file, here)})\n\n", 1)
     source[0] = _SIGNATURE.sub(r"### `\1`\n`\1\2`\n", text)
 
 

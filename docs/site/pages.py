@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import inspect
 import io
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -30,6 +31,7 @@ from bert_jax.tasks.registry import TASKS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GENERATED = REPOSITORY / "docs" / "generated"
+TUTORIALS = REPOSITORY / "docs" / "tutorials"
 FOLDERS = {
     "configs": "Recipes of pretraining",
     "configs/finetune": "Recipes of fine-tuning",
@@ -281,6 +283,30 @@ def reference_page() -> str:
     return "\n".join(lines)
 
 
+# ------------------------------------------------------------------ notebooks
+
+
+def notebook(page: str) -> str:
+    """Return a tutorial as a Jupyter notebook. Blocks of Python and commands are cells; outputs are text."""
+    cells = []
+    for part in re.split(r"^(```(?:python|bash)\n.*?^```\n)", page, flags=re.MULTILINE | re.DOTALL):
+        code = re.fullmatch(r"```(python|bash)\n(.*)\n```\n", part, re.DOTALL)
+        if code is None:
+            cells.append(("markdown", part.strip()))
+        elif code[1] == "python":
+            cells.append(("code", code[2]))
+        else:
+            lines = (re.sub(r"^export (\w+)=", r"%env \1=", line) for line in code[2].splitlines())
+            cells.append(("code", "\n".join(line if line.startswith("%") else f"!{line}" for line in lines)))
+    content = []
+    for number, (kind, text) in enumerate(cells):
+        cell = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}, "source": text}
+        content.append(cell | ({"execution_count": None, "outputs": []} if kind == "code" else {}))
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    whole = {"cells": [one for one in content if one["source"]], "metadata": {"kernelspec": kernel}}
+    return json.dumps(whole | {"nbformat": 4, "nbformat_minor": 5}, ensure_ascii=False, indent=1) + "\n"
+
+
 def write() -> None:
     """Write the pages that changed, and delete those that no longer exist."""
     GENERATED.mkdir(exist_ok=True)
@@ -294,10 +320,13 @@ def write() -> None:
     )
     contents["commands"] = commands_page()
     contents["reference"] = reference_page()
-    for path in GENERATED.glob("*.md"):
-        if path.stem not in contents:
+    files = {f"{name}.md": text for name, text in contents.items()}
+    for path in [*TUTORIALS.glob("*.md"), *TUTORIALS.parent.glob("zh/tutorial-*.md")]:
+        files[f"{path.stem}.ipynb"] = notebook(path.read_text(encoding="utf-8"))
+    for path in GENERATED.iterdir():
+        if path.name not in files:
             path.unlink()
-    for name, text in contents.items():
-        path = GENERATED / f"{name}.md"
+    for name, text in files.items():
+        path = GENERATED / name
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
