@@ -1,14 +1,15 @@
 """The code of both READMEs, of docs/pretraining.md and of the pages in Chinese: every command is accepted, and the
 code of README and of the tutorials runs."""
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from command_lines import check_command, check_data_command
-
-from bert_jax.commands import main
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ZH = REPOSITORY / "docs" / "zh"
@@ -65,25 +66,34 @@ def test_python_compiles(page):
         compile(block, str(page), "exec")
 
 
-def run_page(text, names):
-    """Run the Python blocks of a page, with ``names``, and the commands of its bash blocks, in order."""
-    for language, block in re.findall(r"```(bash|python)\n(.*?)```", text, re.DOTALL):
-        if language == "python":
-            exec(compile(block, "page", "exec"), names)
-            continue
-        for _, words in commands(block.replace("\\\n", " ")):
-            if not any("google-bert" in word for word in words):  # needs the network
-                assert main.main(words) == 0, words
+def run_pages(texts, start=""):
+    """Run the Python blocks of pages and the commands of their bash blocks, in order, on one device. Return what is
+    printed."""
+    lines = ["from bert_jax.commands.main import main", start]
+    for text in texts:
+        for language, block in re.findall(r"```(bash|python)\n(.*?)```", text, re.DOTALL):
+            if language == "python":
+                lines.append(block)
+                continue
+            for _, words in commands(block.replace("\\\n", " ")):
+                if not any("google-bert" in word for word in words):  # needs the network
+                    lines.append(f"assert main({words!r}) == 0, {words!r}")
+    environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(REPOSITORY)}
+    run = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    return run.stdout
 
 
 @pytest.mark.slow
-def test_the_tutorials_run(tmp_path, monkeypatch, capsys):
+def test_the_tutorials_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in TUTORIALS:
-        text = (ZH / f"{name}.md").read_text(encoding="utf-8")
-        for long, short in SHORT.items():
-            text = text.replace(long, short)
-        run_page(text, {})
+    texts = [(ZH / f"{name}.md").read_text(encoding="utf-8") for name in TUTORIALS]
+    for long, short in SHORT.items():
+        assert any(long in text for text in texts), long
+        texts = [text.replace(long, short) for text in texts]
+    printed = run_pages(texts)
     assert {place.name for place in Path("runs").iterdir()} == {
         "zh",
         "zh_reviews",
@@ -92,7 +102,7 @@ def test_the_tutorials_run(tmp_path, monkeypatch, capsys):
         "zh_python",
     }
     assert Path("out/zh/config.json").exists() and Path("clusters.jsonl").exists()
-    assert "条错误" in capsys.readouterr().out
+    assert "条错误" in printed
 
 
 @pytest.mark.slow
@@ -110,5 +120,5 @@ def test_the_code_of_readme_runs(tmp_path, monkeypatch):
     text = text.replace("dev=0.1)", "dev=0.1, num_steps=3)").replace(
         "--workdir", "--training.num_steps 3 --workdir"
     )
-    run_page(text.replace("runs/quickstart", "runs/mine"), {"texts": texts, "labels": labels})
+    run_pages([text.replace("runs/quickstart", "runs/mine")], f"texts, labels = {texts!r}, {labels!r}")
     assert Path("tuned/config.json").exists() and Path("out/config.json").exists()

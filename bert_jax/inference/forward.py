@@ -168,7 +168,9 @@ def _checked(loaded: Engine, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str
     if len(shape) not in ((2, 3) if spec.heads.choice else (2,)) or 0 in shape:
         raise ValueError(f"input_ids has the shape {shape}; allowed: {ranks}, with all sizes above 0")
     limits = {
-        "input_ids": spec.model.vocab_size, "attention_mask": 2, "token_type_ids": spec.model.type_vocab_size
+        "input_ids": spec.model.vocab_size, "attention_mask": 2,
+        # A model without segments reads no types; those of one segment are allowed.
+        "token_type_ids": max(spec.model.type_vocab_size, 1),
     }  # fmt: skip
     for name, values in arrays.items():
         if values.dtype.kind not in ("iu" if name != "attention_mask" else "iub"):
