@@ -2,7 +2,6 @@
 
 import html
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,7 +46,13 @@ class Scale:
             return f"{100 * value:g}%"
         if 0 < abs(value) < 0.001:
             return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
-        return f"{value:g}" if abs(value) < 10_000 else re.sub(r"\.0+(?=\D)", "", format_count(value))
+        return f"{value:g}" if abs(value) < 1000 else _brief(value)
+
+
+def _brief(value: float) -> str:
+    """Return ``format_count(value)`` without zeros at the end of a fraction: ``5k``, ``1.5k``."""
+    text = format_count(value)
+    return text if "." not in text else text[:-1].rstrip("0").rstrip(".") + text[-1]
 
 
 def panel_lines(panel: Panel, rows: Sequence[Row]) -> list[Line]:
@@ -220,6 +225,6 @@ def _step_labels(x_of: Callable[[float], float], first: float, last: float) -> s
     marks = [mark for mark in _padded(first, last)[2] if mark == int(mark) and first <= mark <= last]
     return "".join(
         f'<text x="{min(x_of(mark), _WIDTH - 14):.1f}" y="{_HEIGHT - 7}" text-anchor="middle">'
-        f"{format_count(mark) if mark >= 10_000 else f'{mark:,.0f}'}</text>"
+        f"{_brief(mark) if mark >= 10_000 else f'{mark:,.0f}'}</text>"
         for mark in marks
     )

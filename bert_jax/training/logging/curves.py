@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert_jax.objectives.display import FIRST_PANELS, LAST_PANELS, Confusion, Panel, ReportData
-from bert_jax.training.logging.logger import Row
+from bert_jax.training.logging.logger import Row, Value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -137,13 +137,23 @@ def baselines(data: ReportData, panels: Sequence[Panel]) -> dict[str, float]:
     return {key: value for key in keys if isinstance(value := values.get(key), int | float)}
 
 
+def different_scores(values: Mapping[str, Value]) -> list[str]:
+    """Return the names of the scores, those over all classes or tags first, without those that equal an earlier one
+    by definition: with one class per text, the micro averages equal the accuracy."""
+    names = [name for name, value in values.items() if value is None or isinstance(value, float)]
+    if "accuracy" in names:
+        names = [name for name in names if not name.endswith("_micro")]
+    # The F1 says more than the precision and the recall, of which it is the mean.
+    return sorted(names, key=lambda name: (name != names[0], "/" in name, not name.startswith("f1")))
+
+
 def _task_panels(records: Sequence[Row]) -> list[Panel]:
     """Return the panels of a fine-tuning task: one for each of the first few metrics of each evaluated split."""
     splits: dict[str, list[str]] = {}
     for record in records:
         split = str(record.get("split", "eval"))
         if split != "eval":
-            splits.setdefault(split, [name for name, value in record.items() if isinstance(value, float)])
+            splits.setdefault(split, different_scores(record))
     return [
         Panel(
             f"{split}: {name.replace('_', ' ')}",

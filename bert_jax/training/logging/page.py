@@ -40,9 +40,8 @@ h3 { font-size: 14px; margin: 0 0 2px; } p { margin: 0 0 10px; }
 @media (max-width: 560px) { .tiles { grid-template-columns: repeat(2, 1fr); } .tile b { font-size: 19px; } }
 .panels { display: flex; flex-wrap: wrap; gap: 12px; }
 .panels .card { flex: 1 1 300px; } .panels.four .card { flex-basis: 40%; min-width: min(100%, 300px); }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); gap: 12px;
-  align-items: start; }
-.pair { margin-top: 16px; } .pair .card, .panels .card { margin: 0; min-width: 0; }
+.pair { columns: 2 420px; column-gap: 12px; margin-top: 16px; }
+.pair .card { break-inside: avoid; margin: 0 0 12px; } .panels .card { margin: 0; min-width: 0; }
 svg { width: 100%; max-width: 560px; height: auto; display: block; overflow: visible; }
 svg text { font: 14px system-ui, sans-serif; fill: var(--soft); }
 .grid { stroke: var(--grid); } .curve { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
@@ -54,7 +53,7 @@ svg text { font: 14px system-ui, sans-serif; fill: var(--soft); }
   vertical-align: middle; background: var(--c); }
 .key.dashed::before { background: none; height: 0; border-top: 2px dashed var(--c); border-radius: 0; }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 14px; }
+table { border-collapse: collapse; font-size: 14px; overflow-wrap: break-word; }
 td, th { padding: 5px 16px 5px 0; text-align: left; vertical-align: top; }
 td:last-child, th:last-child { padding-right: 0; }
 th { color: var(--soft); font-weight: 600; font-size: 13px; } tr + tr > * { border-top: 1px solid var(--line); }
@@ -65,7 +64,7 @@ th[scope=row] { color: var(--ink); font-weight: 400; font-size: 14px; }
   margin: 0; }
 .facts div { display: flex; gap: 10px; padding: 4px 0; }
 .facts dt { color: var(--soft); flex: 0 0 96px; font-size: 13px; line-height: 1.7; } .facts dd { margin: 0; }
-.track { position: relative; height: 12px; border-radius: 6px; background: var(--grid); min-width: 64px;
+.track { position: relative; height: 12px; border-radius: 6px; background: var(--grid); min-width: 44px;
   margin: 5px 0; }
 .track i { position: absolute; left: 0; top: 0; bottom: 0; border-radius: 6px; background: var(--train); }
 .track u { position: absolute; top: -3px; bottom: -3px; width: 2px; background: var(--ink); }
@@ -78,7 +77,7 @@ th[scope=row] { color: var(--ink); font-weight: 400; font-size: 14px; }
   margin-top: 10px; padding-top: 10px; }
 .mask { background: var(--miss); border-radius: 4px; padding: 1px 5px; } .right { background: var(--hit); }
 .guess { margin-right: 10px; display: inline-block; } .text { white-space: pre-wrap; }
-.answer { font-size: 13px; margin-top: 3px; } .answer > span { margin-right: 12px; }
+.answer { font-size: 13px; margin-top: 3px; } .answer > span { display: inline-block; margin-right: 12px; }
 pre { overflow-x: auto; font-size: 13px; margin: 8px 0 0; overflow-wrap: normal; } summary { cursor: pointer; }
 """
 
@@ -134,8 +133,8 @@ def tiles(entries: Sequence[tuple[str, str, str]]) -> str:
 
 def pair(*cards: str) -> str:
     """Return boxes that stand beside each other where there is room; empty without boxes."""
-    content = "".join(cards)
-    return f'<div class="pair">{content}</div>' if content else ""
+    shown = [one for one in cards if one]
+    return f'<div class="pair">{"".join(shown)}</div>' if len(shown) > 1 else "".join(shown)
 
 
 def panels(charts: Sequence[str]) -> str:

@@ -206,7 +206,8 @@ def _about(run: RunFiles) -> list[tuple[str, str]]:
     epoch, seen, passes = last.get("epoch"), last.get("examples_seen"), ""
     if isinstance(epoch, int | float) and isinstance(seen, int | float) and epoch > 0:
         passes = f"{epoch:.2f} passes over {round(seen / epoch):,} training examples"
-    hardware = ", ".join(part for part in (log.devices, f"mesh {log.mesh}" if log.mesh else "", log.dtype) if part)
+    mesh = ", ".join(one for one in log.mesh.split("x") if not one.endswith("=1"))
+    hardware = ", ".join(part for part in (log.devices, f"mesh {mesh}" if mesh else "", log.dtype) if part)
     optimizer = run.option("optimizer.name")
     rate = run.option("optimizer.learning_rate")
     return [

@@ -8,6 +8,7 @@ import numpy as np
 
 from bert_jax.objectives.display import Confusion, Findings, Mistake
 from bert_jax.training.logging.charts import bar_chart, point_chart
+from bert_jax.training.logging.curves import different_scores
 from bert_jax.training.logging.page import card, escape, format_value, isolated, pair, section, table, track
 from bert_jax.training.logging.run_files import RunFiles
 
@@ -74,7 +75,7 @@ def _first(run: RunFiles, split: str, values: Scores) -> list[str]:
     """Return the names of the scores, beginning with the one that selects the parameters."""
     chosen = [one["chosen_by"]["metric"] for one in run.results if one["split"] == split and "chosen_by" in one]
     first = [*chosen, run.option("task.metric")]
-    return sorted(values, key=lambda name: name not in first)
+    return sorted(different_scores(values), key=lambda name: name not in first)
 
 
 def _heading(run: RunFiles, split: str) -> str:
