@@ -42,6 +42,9 @@ class ReadOptions:
     ema: bool | None = None
     # Network of a pretraining run that trains several; empty: the one to fine-tune.
     network: str = ""
+    # Step of the checkpoint to read of a pretraining run; 0: its randomly initialized parameters; None: the newest
+    # intact checkpoint.
+    step: int | None = None
     # Feed-forward activation if the source is ambiguous ("gelu" of TF1 checkpoints); None: the reader's default.
     activation: Literal["gelu", "gelu_tanh"] | None = None
 

@@ -152,6 +152,8 @@ def _check_options(path: Path, options: ReadOptions, read: Reader) -> None:
         raise ValueError(f"{path}: no moving average; {sources}; omit --ema")
     if options.network and read is not _read_native:
         raise ValueError(f"{path}: one network; only pretraining runs may have several; omit --network")
+    if options.step is not None and read is not _read_native:
+        raise ValueError(f"{path}: not a pretraining run, which has checkpoints of several steps; omit step")
     if options.activation is not None and read is not read_tf1:
         remedy = "omit --activation, which applies to TF1 checkpoints only"
         raise ValueError(f"{path}: the model states its activation; {remedy}")

@@ -11,6 +11,8 @@ import json
 import sys
 from pathlib import Path
 
+from flax import linen as nn
+
 from bert_jax.config import (
     ModelSpec,
     PretrainConfig,
@@ -27,10 +29,17 @@ from bert_jax.interop.taken_over import with_kept
 from bert_jax.io.files import new_folder, whole_folder
 from bert_jax.io.untrusted_folder import json_object
 from bert_jax.objectives.registry import objective_class
-from bert_jax.tokenization import FILE_NAMES, WordPieceTokenizer, load_tokenizer
+from bert_jax.tokenization import FILE_NAMES, Tokenizer, WordPieceTokenizer, load_tokenizer
 from bert_jax.training.checkpoint.digest import check_files, json_digest, write_checksums
 from bert_jax.training.checkpoint.folder import checkpoint_folder, saved_steps
-from bert_jax.training.checkpoint.parameters import arrays_digest, read_arrays, read_parameters, save_arrays
+from bert_jax.training.checkpoint.parameters import (
+    Parameters,
+    arrays_digest,
+    random_parameters,
+    read_arrays,
+    read_parameters,
+    save_arrays,
+)
 from bert_jax.training.checkpoint.restore import NoCheckpoint
 from bert_jax.training.logging.metrics_file import read_metrics
 from bert_jax.training.workdir import read_record
@@ -38,10 +47,12 @@ from bert_jax.training.workdir import read_record
 
 def read_native(path: Path, options: ReadOptions) -> ModelBundle:
     """Read a saved model, the best parameters of a fine-tuning run, or the newest intact checkpoint of a
-    pretraining run (the moving average if the run has one, unless ``options.ema`` is False).
+    pretraining run (the moving average if the run has one, unless ``options.ema`` is False). ``options.step`` names
+    another checkpoint of the run.
 
     Raises ``ValueError`` if the model is missing or damaged, if the vocabulary is not the one with which the model
-    was saved, or if ``options.ema`` is True and the model has no moving average.
+    was saved, if ``options.ema`` is True and the model has no moving average, or if the run has no checkpoint of
+    ``options.step``.
     """
     path = whole(path)
     if not (path / SPEC_FILE).is_file():
@@ -56,6 +67,8 @@ def read_native(path: Path, options: ReadOptions) -> ModelBundle:
         raise ValueError(f"{path}: --network {options.network}: a saved model is one network; omit --network")
     if options.ema:
         raise ValueError(f"{path}: a saved model has no moving average; omit --ema")
+    if options.step is not None:
+        raise ValueError(f"{path}: not a pretraining run, which has checkpoints of several steps; omit step")
     return _read_saved(path)
 
 
@@ -149,10 +162,7 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
     if options.network and options.network not in objective.networks:
         raise ValueError(f"{workdir}: --network {options.network}: {_networks(objective.networks)}")
     model = objective.make_model(config, None)
-    report = functools.partial(print, file=sys.stderr)
-    stored = read_parameters(workdir, config, model, average=options.ema, report=report)
-    if stored is None:
-        raise NoCheckpoint(f"{workdir}: no checkpoint yet")
+    stored = _stored(workdir, config, model, tokenizer, options)
     if isinstance(tokenizer, WordPieceTokenizer) and vocabularies[0].suffix == ".json":
         content = tokenizer.vocab_txt
     if stored.meta["tokenizer"] != tokenizer.fingerprint:
@@ -189,6 +199,21 @@ def _read_run(workdir: Path, options: ReadOptions) -> ModelBundle:
         "metrics": dict(evaluations[-1]) if evaluations else {},
     }
     return ModelBundle(spec=spec, params=params, tokenizer_content=content, origin=origin)
+
+
+def _stored(
+    workdir: Path, config: PretrainConfig, model: nn.Module, tokenizer: Tokenizer, options: ReadOptions
+) -> Parameters:
+    """Return the parameters of the checkpoint that ``options`` names."""
+    if options.step == 0:
+        if config.training.first_step or read_record(workdir) is not None:
+            raise ValueError(f"{workdir}: does not start from random parameters; read the model it starts from")
+        return random_parameters(config, model, tokenizer)
+    report = functools.partial(print, file=sys.stderr)
+    stored = read_parameters(workdir, config, model, average=options.ema, report=report, step=options.step)
+    if stored is None:
+        raise NoCheckpoint(f"{workdir}: no checkpoint yet")
+    return stored
 
 
 def _networks(names: tuple[str, ...]) -> str:

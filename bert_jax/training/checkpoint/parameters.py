@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
@@ -14,7 +15,9 @@ from bert_jax.io.storage import Location
 from bert_jax.json_values import Json
 from bert_jax.model import to_canonical
 from bert_jax.model.canonical import canonical_leaves
+from bert_jax.model.embeddings import vocabulary_params
 from bert_jax.parallel import make_mesh
+from bert_jax.tokenization import Tokenizer
 from bert_jax.training.checkpoint.digest import digest_lines, lines_digest
 from bert_jax.training.checkpoint.folder import COMMIT_FILE, checkpoint_folder, saved_steps
 from bert_jax.training.checkpoint.restore import (
@@ -26,7 +29,7 @@ from bert_jax.training.checkpoint.restore import (
     read_meta,
     restore_newest,
 )
-from bert_jax.training.state import flat
+from bert_jax.training.state import flat, initial_params
 
 # Approximate number of bytes that are read at a time; at least one array is read.
 _GROUP_BYTES = 16 << 20
@@ -42,9 +45,16 @@ class Parameters(NamedTuple):
 
 
 def read_parameters(
-    workdir: Location, config: RunConfig, model: nn.Module, *, average: bool | None, report: Callable[[str], None]
+    workdir: Location,
+    config: RunConfig,
+    model: nn.Module,
+    *,
+    average: bool | None,
+    report: Callable[[str], None],
+    step: int | None = None,
 ) -> Parameters | None:
-    """Read only the parameters, or their moving average, of the newest undamaged checkpoint of a run.
+    """Read only the parameters, or their moving average, of the newest undamaged checkpoint of a run, or of the
+    checkpoint of ``step``.
 
     Only these arrays are verified, against a separate digest. A checkpoint without this digest, saved by an earlier
     version of bert_jax, is read and verified completely. Damaged checkpoints are not moved. Returns None for a run
@@ -58,11 +68,15 @@ def read_parameters(
         report: function that receives a line for each damaged checkpoint.
 
     Raises:
-        ValueError: the checkpoint was saved with another model, or lacks the required moving average.
+        ValueError: the checkpoint was saved with another model, or lacks the required moving average; the run has
+            no checkpoint of ``step``, or an older version of bert_jax saved it.
         NoCheckpoint: all checkpoints are damaged.
     """
     bad: list[str] = []
-    for step in reversed(saved_steps(workdir)):
+    steps = saved_steps(workdir)
+    if step is not None:
+        return _read_step(workdir, step, steps, config, average)
+    for step in reversed(steps):
         folder, read = checkpoint_folder(workdir) / str(step), list[Parameters | None]()
         problem = problem_of(lambda: read.append(_read_part(folder, step, config, average)))  # noqa: B023
         if problem is None:
@@ -71,6 +85,28 @@ def read_parameters(
         report(f"WARNING: checkpoint {step} is damaged ({problem}); the previous checkpoint, if any, is tried next")
     raise_if_damaged(workdir, bad)
     return None
+
+
+def _read_step(
+    workdir: Location, step: int, steps: list[int], config: RunConfig, average: bool | None
+) -> Parameters:
+    if step not in steps:
+        has = ", ".join(map(str, steps)) or "none"
+        raise ValueError(f"{workdir}: no checkpoint of step {step}; its checkpoints: {has}")
+    read = _read_part(checkpoint_folder(workdir) / str(step), step, config, average)
+    if read is None:
+        raise ValueError(f"{workdir}: an older version of bert_jax saved step {step}; only its newest can be read")
+    return read
+
+
+def random_parameters(config: RunConfig, model: nn.Module, tokenizer: Tokenizer) -> Parameters:
+    """Return the randomly initialized parameters of step 0 of a run that starts from no other model. The last bits
+    can differ from those of the run, because they depend on its devices."""
+    fixed = {name: jnp.asarray(x) for name, x in vocabulary_params(config.model, tokenizer).items()}
+    params = jax.jit(lambda fixed: initial_params(model, config.training.seed, fixed))(fixed)
+    arrays = to_canonical(params, config.model.vocab_size)
+    meta: dict[str, Json] = {"tokenizer": tokenizer.fingerprint}
+    return Parameters(0, {name: np.asarray(values) for name, values in arrays.items()}, False, meta)
 
 
 def _part(workdir: Location, has_average: bool, average: bool | None) -> str:
