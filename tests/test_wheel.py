@@ -45,6 +45,11 @@ def test_the_wheel_declares_its_types(installed):
     assert all((installed / package / "py.typed").is_file() for package in ("bert_jax", "data_pipeline"))
 
 
+def test_the_wheel_holds_the_page_of_pictures(installed):
+    room = installed / "bert_jax" / "contrib" / "pictures"
+    assert all((room / name).is_file() for name in ("page.html", "page.js"))
+
+
 @pytest.mark.parametrize(
     "words", [["pretrain", "--config", "quickstart"], ["finetune", "--config", "configs/finetune/sst2.yaml"]]
 )

@@ -6,6 +6,7 @@ from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
 
+from bert_jax import registry
 from bert_jax.config import ExecutionConfig, ModelConfig
 from bert_jax.config.spec import Pooling
 from bert_jax.inference.batching import BatchOptions, Progress
@@ -230,6 +231,25 @@ class LoadedModel(Engine):
                 batches=batches,
             ),
         )  # fmt: skip
+
+    # ------------------------------------------------------------------ pictures
+
+    def picture(
+        self,
+        text: Text | None = None,
+        *,
+        words: Sequence[str] = (),
+        layer: int = 1,
+        head: int = 1,
+        top: int = 5,
+        candidates: int = 2000,
+    ) -> Any:
+        """Return a ``Picture`` of the model that reads a text or a pair of texts: attention, rollout, entropy and
+        distance of the heads, the words nearest to each token, and a map of ``words``. A notebook shows it as a
+        page, and its method ``save(path)`` writes the page to a file. See
+        ``bert_jax.contrib.pictures.picture.picture``."""
+        draw = registry.load("extensions", "LoadedModel.picture")
+        return draw(self, text, words=words, layer=layer, head=head, top=top, candidates=candidates)
 
     # ------------------------------------------------------------------ files
 

@@ -1,0 +1,116 @@
+"""Commands that show a model: picture, play, story."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bert_jax.commands.options import READABLE, Command, load_model, option, reading, say
+
+if TYPE_CHECKING:
+    from bert_jax.inference.engine import Text
+
+
+def picture_command(arguments: argparse.Namespace) -> None:
+    """Write a page (one HTML file, which makes no requests) about a model that reads a text: the attention of
+    every head, one head in full, lines between tokens, attention rollout, entropy and mean distance of every head,
+    and the vocabulary words nearest to each token at every layer. --words adds a map of the embeddings of words;
+    without a text, the page has this map only."""
+    from bert_jax.contrib.pictures.picture import picture
+    from bert_jax.contrib.pictures.words_map import read_words
+
+    name, text = _model_and_text(arguments)
+    if text is None and arguments.words is None:
+        raise ValueError("TEXT: missing; write a text after the model, or set --words")
+    if text is None and arguments.pair is not None:
+        raise ValueError("--pair: requires a first text; write it after the model")
+    words = [] if arguments.words is None else read_words(arguments.words)
+    both: Text | None = text if text is None or arguments.pair is None else (text, arguments.pair)
+    arguments.model = name
+    found = picture(
+        load_model(arguments), both, words=words, layer=arguments.layer, head=arguments.head, top=arguments.top,
+        candidates=arguments.candidates,
+    )  # fmt: skip
+    found.save(arguments.output)
+    for note in found.notes:
+        say(note)
+    size = len(found.html.encode())
+    print(f"{arguments.output}: {len(found.tokens)} tokens, {size / 1e6:.1f} MB; open it in a browser")
+
+
+def play_command(arguments: argparse.Namespace) -> None:
+    """Guess masked words against a model. Each of ten sentences lacks a word: you write your guess, then the model
+    gives its guesses with their probabilities. The sentences come from --text, else from the held-out text of a
+    pretraining run, else from general ones of the command. With a Chinese vocabulary, they hold idioms of
+    four characters, one of which is masked. Ctrl-D ends the game with the score."""
+    from bert_jax.contrib.pictures.play import play
+
+    arguments.model, _ = _model_and_text(arguments, with_text=False)
+    play(load_model(arguments), Path(arguments.model), file=arguments.text, seed=arguments.seed)
+
+
+def story_command(arguments: argparse.Namespace) -> None:
+    """Draw how a pretraining run learned: its guesses for the mask of a text at 0, 1, 10 and 100% of the steps over
+    the curve of its loss. Writes an SVG file. Step 0 has the randomly initialized parameters of the run; the
+    other steps need checkpoints, which training.checkpoint_interval saves and training.keep_every keeps."""
+    from bert_jax.contrib.pictures.story import draw_story
+
+    workdir, text = _model_and_text(arguments)
+    if text is None:
+        raise ValueError('TEXT: missing; write a text with a mask after the workdir, such as "the [MASK] of it"')
+    stages = draw_story(Path(workdir), text, arguments.output)
+    steps = ", ".join(f"{stage.step:,}" for stage in stages)
+    print(f"{arguments.output}: guesses at steps {steps}")
+
+
+def _model_and_text(arguments: argparse.Namespace, *, with_text: bool = True) -> tuple[str, str | None]:
+    """Return the model and the text, of which the model can also be given as ``--model``. Raises ``ValueError``
+    unless one model is named."""
+    given = [value for value in (arguments.first, getattr(arguments, "second", None)) if value is not None]
+    if arguments.model is not None:
+        given = [arguments.model, *given]
+    if not given or len(given) > 1 + with_text:
+        wanted = f"bert-jax {arguments.command} MODEL{' TEXT' if with_text else ''}"
+        raise ValueError(f"arguments: {' '.join(map(repr, given)) or 'none'}; write {wanted}")
+    return given[0], given[1] if len(given) > 1 else None
+
+
+_MODEL = option("--model", metavar="DIR_OR_PREFIX", help="the same as MODEL")
+_DTYPE = option("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the computation")
+
+COMMANDS = (
+    Command("picture", "a page with the attention and the nearest words of a text", picture_command, (
+        option("first", nargs="?", metavar="MODEL", help=READABLE),
+        option("second", nargs="?", metavar="TEXT", help="text that the model reads"),
+        _MODEL,
+        option("--pair", metavar="TEXT", help="second text of a pair"),
+        option("--output", type=Path, default=Path("picture.html"), metavar="FILE", help="default: picture.html"),
+        option("--layer", type=int, default=1, metavar="L", help="layer, from 1, that is shown first (default: 1)"),
+        option("--head", type=int, default=1, metavar="H", help="head, from 1, that is shown first (default: 1)"),
+        option(
+            "--words", metavar="FILE|A,B,...",
+            help="words for a map of their embeddings: a file with a word per line, or words separated by commas",
+        ),
+        option("--top", type=int, default=5, metavar="K", help="nearest words of a token (default: 5)"),
+        option(
+            "--candidates", type=int, default=2000, metavar="N",
+            help="vocabulary words, those with the lowest ids, that can be nearest; 0: no nearest words (default: "
+            "2000)",
+        ),
+        _DTYPE,
+        reading(with_labels=False),
+    ), group="use", example='DIR "he sat on the bank of the river" --layer 3 --head 2'),
+    Command("play", "guess masked words against a model", play_command, (
+        option("first", nargs="?", metavar="MODEL", help=READABLE),
+        _MODEL,
+        option("--text", type=Path, metavar="FILE", help="text file with a sentence per line"),
+        option("--seed", type=int, default=0, metavar="N", help="choice of sentences and words (default: 0)"),
+        _DTYPE,
+        reading(with_labels=False),
+    ), group="use", example="DIR --seed 1"),
+    Command("story", "the guesses of a pretraining run over its loss curve, as a picture", story_command, (
+        option("first", nargs="?", metavar="WORKDIR", help="workdir of a pretraining run"),
+        option("second", nargs="?", metavar="TEXT", help="text with one mask"),
+        option("--model", metavar="WORKDIR", help="the same as WORKDIR"),
+        option("--output", type=Path, default=Path("story.svg"), metavar="FILE", help="default: story.svg"),
+    ), group="export and inspect", example='runs/mine "the [MASK] of the united states"'),
+)  # fmt: skip

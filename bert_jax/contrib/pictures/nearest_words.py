@@ -1,0 +1,73 @@
+"""The vocabulary words nearest to each token of a text, in the table of input embeddings and at every layer.
+
+Shapes: L layers, N layers with the embeddings, T tokens, C candidates, H width.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.contrib.analysis.word_neighbors import vocabulary_words
+from bert_jax.contrib.analysis.word_vectors import sentence_word_vectors
+from bert_jax.inference.engine import Engine
+from bert_jax.model.embeddings import word_table
+
+# Words that are run together, and words that are compared together.
+_WINDOW, _BLOCK = 512, 256
+
+
+class NearestWords(NamedTuple):
+    """The words nearest to each token by cosine, the nearest first: indices int64[N, T, K] into ``words``, and
+    cosines float32[N, T, K]. ``sources`` names the vectors of each of the N rows."""
+
+    words: list[str]
+    sources: list[str]
+    indices: np.ndarray
+    cosines: np.ndarray
+
+
+def nearest_words(
+    loaded: Engine, ids: Sequence[int], hidden_NxTxH: np.ndarray, top: int, candidates: int
+) -> NearestWords:
+    """Return the ``top`` words nearest to each of the tokens ``ids``, whose hidden states are float32[N, T, H].
+
+    The candidates are the ``candidates`` words of the vocabulary with the lowest ids. At a layer, their vectors are
+    computed from each word alone. The first row, only for a network with a table of input embeddings, compares the
+    rows of this table. The word of a token itself is no candidate. Raises ``ValueError`` for a vocabulary without
+    whole words.
+    """
+    tokenizer = loaded.need_tokenizer()
+    names, rows = vocabulary_words(loaded, candidates)
+    sources = ["embeddings", *(f"layer {i}" for i in range(1, len(hidden_NxTxH)))]
+    scores_NxTxC = np.concatenate([*_contextual(loaded, names, hidden_NxTxH)], axis=2)
+    table = word_table(loaded.params)
+    if table is not None:
+        sources.insert(0, "input table")
+        static = _units(table[list(ids)]) @ _units(table[rows]).T
+        scores_NxTxC = np.concatenate([static[None], scores_NxTxC])
+    fold = str.casefold if tokenizer.lower_case else str
+    places = {fold(name): i for i, name in enumerate(names)}
+    for token, one in enumerate(ids):
+        own = places.get(fold(tokenizer.decode([one]).strip()))
+        if own is not None:
+            scores_NxTxC[:, token, own] = -np.inf
+    top = min(top, len(names) - 1) or 1
+    order = np.argsort(-scores_NxTxC, axis=2, kind="stable")[..., :top]
+    return NearestWords(names, sources, order, np.take_along_axis(scores_NxTxC, order, axis=2))
+
+
+def _contextual(loaded: Engine, names: Sequence[str], hidden_NxTxH: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the cosines float32[N, T, C'] of the tokens and C' further words at every layer."""
+    tokenizer, queries = loaded.need_tokenizer(), _units(hidden_NxTxH)
+    lead = () if tokenizer.framed else (tokenizer.cls_id,)
+    layers = range(len(hidden_NxTxH))
+    alone = sentence_word_vectors(loaded, ([name] for name in names), layers=layers, lead=lead, window=_WINDOW)
+    while block := [vectors[:, 0] for vectors in itertools.islice(alone, _BLOCK)]:
+        yield queries @ _units(np.stack(block, axis=1)).swapaxes(1, 2)
+
+
+def _units(vectors: np.ndarray) -> np.ndarray:
+    """Return ``vectors`` with length 1; vectors of zeros stay."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-30)

@@ -1,0 +1,108 @@
+"""The page of a picture: one HTML file with its data and script, without requests."""
+
+import base64
+import html
+import json
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax.json_values import Json
+
+# Characters of the text that the page shows.
+_SHOWN = 600
+_ATTENTION = """<h2>Attention of every head</h2>
+<div class="card"><p class="soft">Rows are layers, columns are heads; R is the rollout (below). In each square, a
+row is a token that attends and a column a token that it attends to. Click or tap a square to see it in full.
+Color: 0% <span class="scale" id="scale"></span> 100%; the middle of the scale is 25%, because the color follows the
+square root.</p><canvas id="grid"></canvas></div>
+<h2>One head</h2>
+<div class="choose"><label>layer <select id="layer"></select></label>
+<label>head <select id="head"></select></label></div>
+<p class="soft" id="numbers"></p>
+<div class="two"><div class="card"><canvas id="matrix"></canvas>
+<p class="read" id="read">Point at or tap a cell to read its tokens and its value.</p></div>
+<div class="card">
+<div class="choose"><label><input type="checkbox" id="special"> without special tokens</label></div>
+<p class="soft">Lines lead from a token (left) to the tokens that it attends to (right), from 10% on. Click or tap a
+token on the left to see only its lines, from 1% on.</p>
+<div class="lines"><div class="inner">
+<ol id="from"></ol><svg id="lines"></svg><ol id="to"></ol></div></div></div></div>
+<p class="soft">Rollout (Abnar and Zuidema 2020) multiplies the matrices of the layers up to the chosen one. The
+matrix of a layer is the mean of its heads and the identity, because the residual connection passes each token on.
+</p>
+<h2>Entropy and distance of every head</h2>
+<div class="two"><div class="card"><svg id="entropies"></svg></div>
+<div class="card"><svg id="distances"></svg></div></div>
+<p class="soft">A dot is a head; click or tap it to see it in full. Entropy is small if a token attends to few
+tokens. Distance counts the tokens between a token and those that it attends to, weighted by attention. Both are
+means over the tokens.</p>"""
+_NEAREST = """<h2>Nearest words of a token, layer by layer</h2>
+<div class="card"><div class="chips" id="chips" dir="$DIR"></div><table><tbody id="near"></tbody></table>
+<p class="soft">Cosines between the vector of the token in this text and those of the $COUNT vocabulary words with
+the lowest ids, each read alone by the same layers. "input table" compares the rows of the embedding table, where a
+piece has one vector in all texts.</p></div>"""
+_MAP = """<h2>Map of words</h2>
+<div class="card"><svg id="map"></svg><p class="soft">Input embeddings of $COUNT words on their first two principal
+components: $X of the variance from left to right, $Y from bottom to top. Words of several pieces have the mean of
+their pieces. A dot without a label is a word whose label would cover another one; point at the dot to read it.</p>
+</div>"""
+
+
+def page(
+    title: str,
+    summary: Sequence[str],
+    text: str,
+    notes: Sequence[str],
+    data: Mapping[str, Json],
+    values: np.ndarray,
+) -> str:
+    """Return the page.
+
+    Args:
+        title: heading of the page.
+        summary: lines about the model.
+        text: the text of the picture, empty if it has none.
+        notes: lines about what the page does not show.
+        data: what ``page.js`` reads; ``nearest`` and ``map`` are None if the page has no such part.
+        values: uint8[layers, heads + 1, tokens, tokens], the square roots of attention probabilities and rollout,
+            times 255; the page has no attention if it is empty.
+    """
+    own = [f"<h1>{html.escape(title)}</h1>"]
+    own += [f'<p class="soft">{html.escape(line)}</p>' for line in summary]
+    if text:
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
+        own.append(f'<p class="text" dir="auto">{html.escape(shown)}</p>')
+    own += [f'<p class="note">{html.escape(line)}</p>' for line in notes]
+    own.append("<noscript><p>This page draws with a script; allow scripts to see it.</p></noscript>")
+    own += [_ATTENTION] if values.size else []
+    if nearest := data["nearest"]:
+        assert isinstance(nearest, dict)
+        own.append(_filled(_NEAREST, {"DIR": direction(text), "COUNT": f"{nearest['candidates']:,}"}))
+    if of_words := data["map"]:
+        assert isinstance(of_words, dict) and isinstance(of_words["words"], list)
+        x, y = of_words["variance"]  # type: ignore[misc]
+        own.append(_filled(_MAP, {"COUNT": str(len(of_words["words"])), "X": f"{x:.0%}", "Y": f"{y:.0%}"}))
+    here = Path(__file__).parent
+    parts = {
+        "TITLE": html.escape(title),
+        "BODY": "\n".join(own),
+        "DATA": json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
+        "VALUES": base64.b64encode(values.tobytes()).decode(),
+        "SCRIPT": (here / "page.js").read_text(encoding="utf-8"),
+    }
+    return _filled((here / "page.html").read_text(encoding="utf-8"), parts)
+
+
+def _filled(template: str, parts: Mapping[str, str]) -> str:
+    """Return ``template`` with each $NAME replaced by the part of this name; the parts themselves are not read."""
+    return re.sub(r"\$([A-Z]+)\b", lambda found: parts[found[1]], template)
+
+
+def direction(text: str) -> str:
+    """Return "rtl" if the first letter of ``text`` belongs to a script from right to left, otherwise "ltr"."""
+    kinds = map(unicodedata.bidirectional, text)
+    return "rtl" if next((kind for kind in kinds if kind in ("L", "R", "AL")), "L") != "L" else "ltr"
