@@ -152,18 +152,19 @@ def reading(*, with_labels: bool = True) -> Options:
     return add
 
 
-def model(texts: str = "", *, required: bool = True, with_labels: bool = True) -> Options:
+def model(texts: str = "", *, required: bool = True, with_labels: bool = True, with_int8: bool = False) -> Options:
     """Return the options for a model and, if ``texts`` is not empty, for input texts. ``texts`` is the help text of
     the positional argument.
 
     If ``required`` is False, ``--model`` is optional, because the command also accepts vectors instead of a model.
+    ``with_int8`` is True for commands that compute vectors of texts with :func:`vector_options`.
     """
+    dtypes = ("float32", "bfloat16", *(["int8"] if with_int8 else []))
+    described = "dtype of the computation" + ("; int8: by onnxruntime on the CPU" if with_int8 else "")
 
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--model", required=required, metavar="DIR_OR_PREFIX", help=READABLE)
-        parser.add_argument(
-            "--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the computation"
-        )
+        parser.add_argument("--dtype", choices=dtypes, default="float32", help=described)
         if texts:
             parser.add_argument("texts", nargs="*", metavar="TEXT", help=texts)
             parser.add_argument(
@@ -302,7 +303,9 @@ def load_model(arguments: argparse.Namespace) -> "LoadedModel":
     """Load the model that ``--model`` names, and print the notes of the reader to standard error."""
     from bert_jax.inference.loaded import load
 
-    loaded = load(arguments.model, dtype=arguments.dtype, options=read_options(arguments))
+    # int8 is an option of embed (vector_options).
+    dtype: Literal["float32", "bfloat16"] = "bfloat16" if arguments.dtype == "bfloat16" else "float32"
+    loaded = load(arguments.model, dtype=dtype, options=read_options(arguments))
     for note in loaded.notes:
         say(note)
     return loaded
@@ -334,7 +337,8 @@ def vector_options(
     """Return the ``VectorOptions`` for the parsed options of :func:`pooling` and a prompt."""
     from bert_jax.inference.embed import VectorOptions
 
-    return VectorOptions(arguments.pooling, arguments.normalize, arguments.width, prompt, prompt_name)
+    dtype: Literal["int8"] | None = "int8" if arguments.dtype == "int8" else None
+    return VectorOptions(arguments.pooling, arguments.normalize, arguments.width, prompt, prompt_name, dtype)
 
 
 def text_of(value: str | Mapping[str, Json]) -> str:

@@ -48,6 +48,8 @@ def embed_command(arguments: argparse.Namespace) -> None:
         raise ValueError(
             f"{what}; the output is one vector per text or, with these, one per token or word and layer"
         )
+    if parts and arguments.dtype == "int8":
+        raise ValueError(f"--dtype int8: not allowed with --{parts[0]}; use float32 or bfloat16")
     if arguments.precision != "float32":
         load("extensions", "embed --precision")(arguments, parts)
         return
@@ -166,7 +168,7 @@ def _prompts(parser: argparse.ArgumentParser) -> None:
 
 COMMANDS = (
     Command("embed", "texts to vectors", embed_command, (
-        model("texts to embed"),
+        model("texts to embed", with_int8=True),
         option(
             "--output", type=Path, metavar="FILE",
             help=".npy: float32[texts, E]; .npz: this array, called embeddings; index: a folder; else JSON lines",

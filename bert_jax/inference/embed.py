@@ -6,6 +6,7 @@ Shapes: B rows, S tokens, C sequences per row, L layers, H width, E width of an 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,8 @@ class VectorOptions:
     prompt: str | None = None
     # Name of a prompt of the model. None: the default prompt of the model, unless ``prompt`` is set.
     prompt_name: str | None = None
+    # int8: the products of the encoder in 8 bits, by onnxruntime on the CPU. None: the dtype of the model.
+    dtype: Literal["int8"] | None = None
 
 
 def embed(
@@ -59,9 +62,12 @@ def embed(
 ) -> Iterator[np.ndarray]:
     """Yield the vector of every text, float32[E], in order; ``texts`` may be endless.
 
-    Raises ``ValueError`` for an unknown pooling or prompt, for a width that the vectors do not have, and for a
-    model without a vocabulary.
+    Raises ``ValueError`` for an unknown pooling, prompt or dtype, for a width that the vectors do not have, for a
+    model without a vocabulary, and as ``onnx_network.encoder_in_8_bits`` does for int8.
     """
+    if vectors.dtype not in (None, "int8"):
+        remedy = "use int8, or omit it for the dtype with which the model was loaded"
+        raise ValueError(f"dtype: {vectors.dtype!r} is not allowed; {remedy}")
     sentence = sentence_config(loaded.spec, vectors.pooling, vectors.normalize)
     size = vector_width(loaded.spec, vectors.pooling, vectors.width)
     text = prompt_text(loaded.spec, vectors.prompt, vectors.prompt_name)
@@ -77,7 +83,7 @@ def embed(
             return task.featurize([Record(id="", source="", text=one) for one in given], training=False)
         return [ModelInput(i, (sequence,)) for i, sequence in enumerate(loaded.model_inputs(given))]
 
-    run = loaded.program(("embed", sentence, size), _pooled(loaded, sentence, size))
+    run = _program(loaded, sentence, size, in_8_bits=vectors.dtype == "int8")
     windows = loaded.windows(checked_texts(texts), featurize, run, np.int32(skipped), batches=batches)
     return (output["vectors"] for _, _, outputs in windows for output in outputs)
 
@@ -139,11 +145,26 @@ def prompt_length(loaded: Engine, prompt: str) -> int:
     return length
 
 
-def _pooled(loaded: Engine, sentence: SentenceConfig, width: int) -> Callable[..., DeviceOutputs]:
+def _program(
+    loaded: Engine, sentence: SentenceConfig, width: int, *, in_8_bits: bool
+) -> Callable[..., DeviceOutputs]:
+    pool, key = _pooled(loaded, sentence, width), ("embed", sentence, width, in_8_bits)
+
     def run(params: Mapping[str, Params], batch: Batch, skipped: jax.Array) -> DeviceOutputs:
-        is_unit = bool(sentence.modules) and sentence.modules[-1].kind == "normalize"
-        encoder, head = loaded.model.clone(sentence=None), SentenceHead(loaded.spec.model, sentence)
+        encoder = loaded.model.clone(sentence=None)
         x_BxSxH = bert_output(encoder.apply({"params": params}, batch)).sequence_output
+        return pool(params, batch, skipped, x_BxSxH)
+
+    if not in_8_bits:
+        return loaded.program(key, run)
+    network, pooled = loaded.encoder_in_8_bits(), loaded.program(key, pool)
+    return lambda params, batch, skipped: pooled(params, batch, skipped, network(batch).sequence_output)
+
+
+def _pooled(loaded: Engine, sentence: SentenceConfig, width: int) -> Callable[..., DeviceOutputs]:
+    def pool(params: Mapping[str, Params], batch: Batch, skipped: jax.Array, x_BxSxH: jax.Array) -> DeviceOutputs:
+        is_unit = bool(sentence.modules) and sentence.modules[-1].kind == "normalize"
+        head = SentenceHead(loaded.spec.model, sentence)
         slots_C = 1 + jnp.arange(batch["cls_positions"].shape[1])
         seen_CxBxS = batch["sequence_ids"] == slots_C[:, None, None]
         seen_CxBxS &= batch["position_ids"] >= skipped
@@ -158,7 +179,7 @@ def _pooled(loaded: Engine, sentence: SentenceConfig, width: int) -> Callable[..
             vectors_CxBxE = divided_by_norm(vectors_CxBxE) if is_unit else vectors_CxBxE
         return {"unit": {"vectors": jnp.swapaxes(vectors_CxBxE, 0, 1)}}
 
-    return run
+    return pool
 
 
 # ------------------------------------------------------------------ every token

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import jax
 import numpy as np
@@ -33,6 +33,9 @@ from bert_jax.model.canonical import Params
 from bert_jax.tasks.task import Encoded, ModelInput, Target
 from bert_jax.tokenization import Tokenizer, build_tokenizer
 
+if TYPE_CHECKING:
+    from bert_jax.inference.onnx_network import OnnxNetwork
+
 # A text or a pair of texts.
 Text = str | tuple[str, str]
 Input = TypeVar("Input")
@@ -42,6 +45,7 @@ WINDOW = 4096
 INPUTS_PER_ROW = 8
 # Tokens of one batch: few enough for the caches of a CPU, enough to fill any other device.
 _CPU_TOKENS, _TOKENS = 1024, 16384
+_INT8 = "encoder in 8 bits"
 _SMALL = 8  # a few short texts run in a batch of 1/8 of the tokens
 
 
@@ -176,6 +180,15 @@ class Engine:
         ``a`` and ``b``, truncated to ``max_length`` (None: the maximum length of the model)."""
         ids, types = self.need_tokenizer().build_inputs(a, b, max_length or self.spec.max_length)
         return Encoded(ids, types if self.spec.model.type_vocab_size > 1 else [0] * len(ids))
+
+    def encoder_in_8_bits(self) -> "OnnxNetwork":
+        """Return the encoder as a program of onnxruntime with 8-bit products, which is made at the first call; see
+        ``onnx_network.encoder_in_8_bits``."""
+        from bert_jax.inference.onnx_network import encoder_in_8_bits
+
+        if _INT8 not in self._programs:
+            self._programs[_INT8] = encoder_in_8_bits(self.bundle(), self.need_tokenizer().pad_id, self.name)
+        return cast("OnnxNetwork", self._programs[_INT8])
 
     def program(
         self, key: Hashable, function: Callable[..., Result], donated: tuple[int, ...] = ()

@@ -79,6 +79,7 @@ class LoadedModel(Engine):
         width: int | None = None,
         prompt: str | None = None,
         prompt_name: str | None = None,
+        dtype: Literal["int8"] | None = None,
         batch_size: int | None = None,
         batch_tokens: int | None = None,
         progress: Progress | None = None,
@@ -93,8 +94,10 @@ class LoadedModel(Engine):
             prompt: text to insert before every text.
             prompt_name: name of a prompt of the model. None: the default prompt of the model, unless ``prompt`` is
                 set.
+            dtype: int8: compute the matrix products of the encoder in 8 bits by onnxruntime on the CPU (extra
+                ``onnx``), about twice as fast, with vectors that differ slightly. None: the dtype of the model.
         """
-        options = VectorOptions(pooling, normalize, width, prompt, prompt_name)
+        options = VectorOptions(pooling, normalize, width, prompt, prompt_name, dtype)
         batches = BatchOptions(batch_tokens, batch_size, progress)
         vectors = _answers(texts, lambda texts: embed(self, texts, options, batches))
         size = vector_width(self.spec, pooling, width)
@@ -350,7 +353,8 @@ def load(
     model, a damaged model, and an unsupported ``dtype``.
     """
     if dtype not in ("float32", "bfloat16"):
-        raise ValueError(f"dtype: {dtype!r} is not allowed; use float32 or bfloat16")
+        hint = "; int8 is a dtype of embed" if dtype == "int8" else ""
+        raise ValueError(f"dtype: {dtype!r} is not allowed; use float32 or bfloat16{hint}")
     keep_to_cpu_without_accelerator()
     use_program_cache()
     return prepare(read_weights(Path(path), options), dtype=dtype, name=str(path))

@@ -4,7 +4,7 @@
         [--threads 1] [--output JSONL]
 
 MINILM is a model of sentence vectors, DIR has the folders STS-B and SST-2 of GLUE. Ranges are calibrated on the
-first 1,000 texts of train.tsv, and scores are those of dev.tsv, with dynamic and with calibrated ranges; of MINILM
+first 1,000 texts of train.tsv, and scores are those of dev.tsv, with a scale for each token and with calibrated ranges; of MINILM
 without training on STS-B, also with onnxruntime's own quantizers on the float32 file (dynamic with QUInt8 weights;
 static, per channel, min-max, of the same texts), which have no bar. ``--stsb`` and ``--sst2`` name two fine-tuned
 models, the first trained in float32, the second with execution.quantization int8; each may be given several times,
@@ -40,7 +40,7 @@ import onnxruntime
 
 from bert_jax.contrib.compression.onnx.calibration import TEXTS, calibrated
 from bert_jax.contrib.compression.onnx.quality import program_scores
-from bert_jax.contrib.compression.onnx.session import padded
+from bert_jax.inference.onnx_network import padded
 from bert_jax.inference.loaded import prepare
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.export_table import fit
@@ -107,9 +107,9 @@ def peers(
 
 
 def quality(task: str, weights: ModelBundle, dev: str, calibration: str, folder: Path) -> list[dict[str, Any]]:
-    """Return lines of the scores with dynamic and with calibrated ranges."""
+    """Return lines of the scores with a scale for each token and with calibrated ranges."""
     lines = []
-    for ranges in ("dynamic", "calibrated"):
+    for ranges in ("tokens", "calibrated"):
         chosen = calibrated(weights, [calibration], print) if ranges == "calibrated" else weights
         scores = program_scores(exported(folder / f"{task}_{ranges}", chosen, "int8"), weights, dev)
         line = {"row": task, "ranges": ranges, "metric": scores.name, "float32": round(scores.model, 4)}
@@ -154,12 +154,12 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, A
     float_program = exported(folder / "float32", weights, "float32")
     dev, calibration = records(sts / "dev.tsv", folder / "sts.jsonl"), texts(sts / "train.tsv", folder / "sts.txt")
     lines = quality("STS-B", weights, dev, calibration, folder)
-    dynamic, static = (line["loss"] for line in lines)
+    tokens, static = (line["loss"] for line in lines)
     program = folder / "STS-B_calibrated"
     ratio = (program / "model.onnx").stat().st_size / (float_program / "model.onnx").stat().st_size
     lines.append({"row": "size", "ratio": round(ratio, 4)})
     lines += speed(float_program, program, weights.spec.model.vocab_size, options.threads)
-    missed = ["best route"] if min(dynamic, static) > BEST else []
+    missed = ["best route"] if min(tokens, static) > BEST else []
     missed += ["calibrated"] if static > STATIC else []
     missed += ["size"] if ratio > SIZE else []
     missed += [

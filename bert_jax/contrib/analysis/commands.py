@@ -330,7 +330,7 @@ def score_pairs(arguments: argparse.Namespace) -> None:
 
 COMMANDS = (
     Command("search", "the texts of a corpus nearest to each query", search_command, (
-        model(required=False),
+        model(required=False, with_int8=True),
         option("--corpus", metavar="FILE", help=_TEXTS),
         option(
             "--index", type=Path, metavar="DIR",
@@ -363,7 +363,7 @@ COMMANDS = (
         option("--dimensions", type=int, metavar="N", help="with --whiten: keep the N strongest directions"),
     ), group="use", example='--model DIR --corpus corpus.txt "a query"'),
     Command("mine", "hard negatives for pairs of texts, on which retrieval is trained", mine_command, (
-        model(required=False, with_labels=False),
+        model(required=False, with_labels=False, with_int8=True),
         option("--pairs", required=True, metavar="FILE", help="JSON lines with text and its answer, text_pair"),
         option("--corpus", metavar="FILE", help=f"{_TEXTS.split(', or')[0]} (default: the answers of all pairs)"),
         option("--count", type=int, default=5, metavar="N", help="most negatives of a pair (default: 5)"),
@@ -378,7 +378,7 @@ COMMANDS = (
         option("--query_prompt", metavar="TEXT", help="text to insert before every first text"),
     ), group="more", example="--model DIR --pairs pairs.jsonl --output mined.jsonl"),
     Command("cluster", "groups of similar texts", cluster_command, (
-        model(required=False, with_labels=False),
+        model(required=False, with_labels=False, with_int8=True),
         option("--input", required=True, metavar="FILE", help=_TEXTS),
         option("--clusters", type=int, metavar="K", help="number of clusters"),
         option(
@@ -398,7 +398,7 @@ COMMANDS = (
         _PROMPT,
     ), group="use", example="--model DIR --input texts.txt --clusters 20"),
     Command("anisotropy", "how strongly the vectors of texts share one direction", anisotropy_command, (
-        model(required=False, with_labels=False),
+        model(required=False, with_labels=False, with_int8=True),
         option("--input", required=True, metavar="FILE", help=_TEXTS),
         pooling,
         _PROMPT,

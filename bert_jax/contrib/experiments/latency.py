@@ -24,7 +24,7 @@ FORMS = {
     "jax-bfloat16": ("", "jax", "this library, bfloat16"),
     "onnx": ("onnx", "onnxruntime", "onnxruntime, float32"),
     "stablehlo": ("stablehlo", "jax", "the exported program, run by JAX"),
-    "onnx-int8": ("onnx", "onnxruntime", "onnxruntime, int8 with the ranges of each batch"),
+    "onnx-int8": ("onnx", "onnxruntime", "onnxruntime, int8 with a scale for each token"),
 }
 
 

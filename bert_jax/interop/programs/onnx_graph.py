@@ -39,16 +39,22 @@ def write_onnx(folder: Path, weights: ModelBundle, *, dtype: StoredDtype = "floa
     with int8, the graph is an :class:`Int8Graph` with ``weights.ranges``. Raises ``ValueError`` if the onnx package
     is not installed or the result is not a valid model.
     """
+    notes = write_program(folder, weights, dtype)
+    _check(folder / FILE)
+    return [
+        *notes,
+        *serving.write_companions(folder, weights, "float32" if dtype == "int8" else dtype),
+    ]
+
+
+def write_program(folder: Path, weights: ModelBundle, dtype: StoredDtype) -> list[str]:
+    """Write only ``model.onnx`` of :func:`write_onnx`, without a test of its validity; return notes."""
     if dtype == "int8":
         graph: Graph = Int8Graph(weights.spec, weights.params, weights.ranges)
     else:
         graph = Graph(weights.spec, cast_weights=dtype != "float32")
     external = _save(folder / FILE, weights, graph, dtype)
-    _check(folder / FILE)
-    return [
-        *_notes(weights, graph, external, dtype),
-        *serving.write_companions(folder, weights, "float32" if dtype == "int8" else dtype),
-    ]
+    return _notes(weights, graph, external, dtype)
 
 
 def write_onnx_folder(folder: Path, weights: ModelBundle) -> list[str]:
@@ -194,7 +200,7 @@ def _notes(weights: ModelBundle, graph: Graph, external: bool, dtype: str) -> li
         notes.append(f"{dtype} weights are converted to float32 when the file is loaded; arithmetic is float32")
     if dtype == "int8":
         source = (
-            "were calibrated on texts" if weights.ranges else "are those of each batch (--calibration fixes them)"
+            "were calibrated on texts" if weights.ranges else "are those of each token (--calibration fixes them)"
         )
         notes.append(f"int8: the ranges of the inputs of products {source}; see docs/small-models.md")
     return notes

@@ -1,9 +1,10 @@
 """ONNX graphs with 8-bit weights.
 
 :class:`Int8Graph` has 8-bit products, which onnxruntime runs with integer arithmetic. A weight is stored as int8
-with a scale per output (a table: per row). Inputs of products are uint8 with one scale and one zero point: from
-calibrated ranges, or, without ranges, from the values of each batch. Sums, biases, normalization, attention and
-output layers stay float32. :class:`BlockGraph` has more scales, and products that are slower and more exact.
+with a scale per output (a table: per row). Inputs of products are uint8: with one scale and one zero point from
+calibrated ranges, or, without ranges, with a scale per token, so that the outputs of a text do not depend on the
+others of its batch. Sums, biases, normalization, attention and output layers stay float32. :class:`BlockGraph` has
+more scales, and products that are slower and more exact.
 """
 
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ QUANTIZED = ("encoder/", "embeddings/", "mlm_head/output_embeddings/")
 # Among them, but small, and used in both directions.
 _WHOLE = "embeddings/word_factor/"
 LARGEST = 127
+# Uint8 value of an input that is 0, if the scale is that of its token.
+_ZERO = 128
 # Name of a product -> least and greatest value of its input.
 Ranges = Mapping[str, tuple[float, float]]
 
@@ -38,7 +41,7 @@ def input_scale(low: float, high: float) -> tuple[np.float32, np.uint8]:
 
 
 class Int8Graph(Graph):
-    """A graph with 8-bit products. ``ranges`` are the input ranges of all products; empty: from each batch."""
+    """A graph with 8-bit products. ``ranges`` are the input ranges of all products; empty: from each token."""
 
     def __init__(self, spec: ModelSpec, params: Mapping[str, np.ndarray], ranges: Ranges) -> None:
         super().__init__(spec, cast_weights=False)
@@ -68,10 +71,10 @@ class Int8Graph(Graph):
         if self.ranges:
             values = self.op("DequantizeLinear", kernel, constant, axis=1)
             return self.op("MatMul", self._calibrated(x, name), values)
-        rounded, scale, zero = self._dynamic(x)
-        sums = self.op("MatMulInteger", rounded, kernel, zero)
-        both = self.op("Mul", scale, constant)
-        return self.op("Mul", self.op("Cast", sums, to=FLOAT), both)
+        rounded, scale = self._by_token(x, self._params[name].shape[1 if transposed else 0])
+        sums = self.op("MatMulInteger", rounded, kernel, self.constant(_ZERO, np.uint8))
+        values = self.op("Mul", self.op("Mul", self.op("Cast", sums, to=FLOAT), constant), scale)
+        return self.op("Reshape", values, self.op("Concat", self.op("Shape", x, end=-1), self.axes(-1), axis=0))
 
     def _calibrated(self, x: str, name: str) -> str:
         """Append ``x``, rounded to the range of the inputs of the product ``name``."""
@@ -82,14 +85,16 @@ class Int8Graph(Graph):
             self._inputs[tuple(names)] = [self.op("DequantizeLinear", rounded, *names[1:])]
         return self._inputs[tuple(names)][0]
 
-    def _dynamic(self, x: str) -> list[str]:
-        """Append ``x`` as uint8, its scale and its zero point."""
-        from onnx import helper
-
+    def _by_token(self, x: str, width: int) -> list[str]:
+        """Append the rows of ``x``, uint8[tokens, width], and their scales, float32[tokens, 1]."""
         if (x,) not in self._inputs:
-            names = [f"{part}_{len(self.nodes)}" for part in ("rounded", "scale", "zero")]
-            self.nodes.append(helper.make_node("DynamicQuantizeLinear", [x], names, name=names[0]))
-            self._inputs[x,] = names
+            rows = self.op("Reshape", x, self.axes(-1, width))
+            largest = self.op("ReduceMax", self.op("Abs", rows), axes=[-1], keepdims=1)
+            least = self.scalar(float(np.finfo(np.float32).tiny))
+            scale = self.op("Max", self.op("Div", largest, self.scalar(LARGEST)), least)
+            scales = self.op("Squeeze", scale, self.axes(1))
+            zeros = self.op("Expand", self.constant([_ZERO], np.uint8), self.op("Shape", scales))
+            self._inputs[x,] = [self.op("QuantizeLinear", rows, scales, zeros, axis=0), scale]
         return self._inputs[x,]
 
 

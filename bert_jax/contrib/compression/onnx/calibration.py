@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax.contrib.compression.onnx.session import open_session, padded
 from bert_jax.inference.engine import Text
 from bert_jax.inference.loaded import prepare
+from bert_jax.inference.onnx_network import open_session, padded
 from bert_jax.inference.text_files import read_texts
 from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.interop.programs.onnx_graph import write_calibration

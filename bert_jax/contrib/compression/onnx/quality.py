@@ -8,11 +8,11 @@ import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.contrib.compression.examples import read_examples, with_classes
-from bert_jax.contrib.compression.onnx.session import OnnxNetwork
 from bert_jax.finetuning.evaluation import choosing_score, scores_of
 from bert_jax.inference.batching import DeviceOutputs, Function, by_level
 from bert_jax.inference.engine import Engine
 from bert_jax.inference.loaded import prepare
+from bert_jax.inference.onnx_network import OnnxNetwork, open_session
 from bert_jax.inference.predict import HEADS, task_of
 from bert_jax.interop.model_bundle import ModelBundle
 from bert_jax.metrics.score import Score
@@ -109,7 +109,7 @@ def predictions(
 ) -> tuple[list[Prediction], list[Prediction]]:
     """Return the predictions of ``task`` for all records by the model of ``engine``, and by its ONNX export in
     ``folder``."""
-    program = OnnxNetwork(folder, engine.spec, engine.need_tokenizer().pad_id)
+    program = OnnxNetwork(open_session(folder), engine.spec, engine.need_tokenizer().pad_id)
 
     def of_program(params: Params, batch: Batch) -> DeviceOutputs:
         arrays = {name: np.asarray(values) for name, values in batch.items()}

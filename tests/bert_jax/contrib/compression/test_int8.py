@@ -98,7 +98,7 @@ def test_outputs_are_near_those_of_the_model(name, is_static, tmp_path):
     assert kinds.count("MatMulInteger") == (0 if is_static else products)
     # The products that share an input share its rounded values.
     inputs = products - 2 * weights.spec.model.num_layers
-    assert kinds.count("QuantizeLinear" if is_static else "DynamicQuantizeLinear") == inputs
+    assert kinds.count("QuantizeLinear") == inputs
     stored = {tensor.name: tensor.data_type for tensor in graph.initializer}
     in_8_bits = {one for one, kind in stored.items() if kind == onnx.TensorProto.INT8}
     assert {one for one in in_8_bits if "layer_1" in one} == {
