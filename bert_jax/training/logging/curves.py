@@ -23,6 +23,13 @@ _TRAIN_COLOR, _EVAL_COLOR, _BASELINE_COLOR = "#4269d0", "#e8590c", "#868e96"
 # Maximum number of classes for which a confusion matrix shows counts, and for which it shows all class names.
 _MOST_COUNTS, _MOST_NAMES = 20, 40
 _LONGEST_NAME = 24
+# Fonts with Chinese letters, which the font of matplotlib lacks: of Linux, Windows and macOS.
+_CHINESE_FONTS = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC", "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei", "Microsoft YaHei", "SimHei", "PingFang SC", "Hiragino Sans GB", "Heiti SC",
+)  # fmt: skip
+# Titles are English, and the Chinese fonts often have no bold letters, of which matplotlib warns.
+_TITLE_FONT = "sans-serif"
 _STYLE: dict[Any, Any] = {
     "axes.edgecolor": "#ced4da",
     "axes.labelcolor": "#495057",
@@ -94,6 +101,14 @@ def panels_of(records: Sequence[Row], panels: Sequence[Panel]) -> list[Panel]:
     return [one[0] for one in curves if not is_again(*one)]
 
 
+def _fonts() -> list[str]:
+    """Return the font families of a plot: each letter is drawn in the first one that has it."""
+    from matplotlib.font_manager import get_font_names
+
+    installed = set(get_font_names())
+    return [_TITLE_FONT, *(name for name in _CHINESE_FONTS if name in installed)]
+
+
 def draw_curves(records: Sequence[Row], data: ReportData, panels: Sequence[Panel], title: str) -> bytes:
     """Plot the panels with data and, below them, the confusion matrix of each split; return PNG bytes.
 
@@ -111,8 +126,8 @@ def draw_curves(records: Sequence[Row], data: ReportData, panels: Sequence[Panel
     width, height = max(5.0, 4.3 * columns, side), 2.9 * rows + 0.5
     beside = max(1, min(len(matrices), int(width / side))) if matrices else 1
     below = side * -(-len(matrices) // beside)
-    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        # The font of matplotlib lacks some scripts; their letters appear as boxes.
+    with matplotlib.rc_context(_STYLE | {"font.family": _fonts()}), warnings.catch_warnings():
+        # Letters of scripts for which no font is installed appear as boxes.
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         figure = Figure(figsize=(width, height + below), layout="constrained")
         FigureCanvasAgg(figure)
@@ -206,7 +221,7 @@ def _draw_panel(axes: "Axes", panel: Panel, records: Sequence[Row], known: Mappi
         axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.set_title(panel.title)
+    axes.set_title(panel.title, family=_TITLE_FONT)
     axes.grid(True, linewidth=0.8)
     axes.set_axisbelow(True)
     if len(axes.get_legend_handles_labels()[1]) > 1:
@@ -249,7 +264,8 @@ def _draw_matrix(axes: "Axes", split: str, names: list[str], counts: np.ndarray)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_anchor("W")
-    axes.set(title=f"{split}: confusion matrix", xlabel="prediction", ylabel="label")
+    axes.set_title(f"{split}: confusion matrix", family=_TITLE_FONT)
+    axes.set(xlabel="prediction", ylabel="label")
 
 
 def _short(name: str) -> str:

@@ -5,13 +5,14 @@ import re
 import struct
 import warnings
 import xml.etree.ElementTree as ElementTree
+from contextlib import nullcontext
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
 from bert_jax.objectives.masked_lm import MaskedLm
-from bert_jax.training.logging.curves import series, smooth, thin
+from bert_jax.training.logging.curves import draw_curves, series, smooth, thin
 from bert_jax.training.logging.report import format_value, write_report
 
 DISPLAY = MaskedLm.display
@@ -240,3 +241,13 @@ def test_a_task_shows_the_first_metrics_of_its_splits(tmp_path):
     for title in ("dev_matched: accuracy", "dev_matched: f1 macro", "dev_mismatched: accuracy"):
         assert title in page
     assert "auroc" not in page
+
+
+def test_chinese_letters_have_a_font_where_one_is_installed(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "matplotlib.font_manager.get_font_names", lambda: ["SimHei", "DejaVu Sans", "Noto Sans CJK SC"]
+    )
+    monkeypatch.setattr("matplotlib.rc_context", lambda style: drawn.append(style["font.family"]) or nullcontext())
+    draw_curves([], {"confusion": {"dev": {"labels": ["好评", "差评"], "counts": [[5, 1], [2, 7]]}}}, (), "run")
+    assert drawn == [["sans-serif", "Noto Sans CJK SC", "SimHei"]]
