@@ -2,6 +2,7 @@
 rest is neither."""
 
 import functools
+import json
 import re
 import shlex
 from pathlib import Path
@@ -115,6 +116,17 @@ def test_a_command_is_understood(page, words, monkeypatch):
     if not understood(words):
         known = words[0] in PROGRAMS or any(" ".join(words).startswith(script) for script in SCRIPTS)
         assert known, f"{page}: {' '.join(words)}: no test runs it, and no table says why"
+
+
+def test_other_blocks():
+    """Outputs are text, a request can be read, manifests are those of test_guides.py; there is nothing else."""
+    for page, language, lines in blocks():
+        if language == "yaml":
+            assert page == "docs/guides/gke.md"
+        elif language == "json":
+            assert json.loads("\n".join(lines)), page
+        else:
+            assert language in ("python", "bash", "", "text", "{toctree}"), f"{page}: {language}"
 
 
 def test_options_in_sentences_exist():
