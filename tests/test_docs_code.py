@@ -152,6 +152,7 @@ HERE = {
         "MODEL": "runs/quickstart", "[1e-4, 3e-4]": "[1e-4]", "num_epochs=5": "num_steps=1", "cv=3": "cv=2",
     },
     "docs/guides/generation.md": {"max_new_tokens=20": "max_new_tokens=2"},
+    "docs/guides/pictures.md": {},
     "docs/guides/scoring.md": {},
     "docs/optimization.md": {},
     "docs/guides/words.md": {
