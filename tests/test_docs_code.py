@@ -152,7 +152,8 @@ HERE = {
         "MODEL": "runs/quickstart", "[1e-4, 3e-4]": "[1e-4]", "num_epochs=5": "num_steps=1", "cv=3": "cv=2",
     },
     "docs/guides/generation.md": {"max_new_tokens=20": "max_new_tokens=2"},
-    "docs/guides/pictures.md": {},
+    "docs/guides/pictures.md": {'"king", "queen"': '"good", "word"'},
+    "docs/small-models.md": {"MINILM": "runs/quickstart"},
     "docs/guides/scoring.md": {},
     "docs/optimization.md": {},
     "docs/guides/words.md": {
@@ -185,7 +186,7 @@ def test_python_runs(page, tmp_path, monkeypatch):
     causal = {"objective.name": "causal_lm", "model.attention": "causal", "data.next_sentence": "none"}
     if page == "docs/guides/generation.md":
         pretrain("quickstart_bert", workdir="gpt2", options=TINY | causal)
-    elif page.startswith(("docs/f", "docs/guides")):
+    elif page.startswith(("docs/f", "docs/guides", "docs/small")):
         pretrain("quickstart", workdir="runs/quickstart", options=TINY | {"model.hidden_size": 128})
     names = {"texts": TEXTS, "labels": LABELS, "bert_jax": bert_jax, "GridSearchCV": GridSearchCV}
     for block in python_of(page):
