@@ -7,7 +7,7 @@ import numpy as np
 
 from bert_jax.objectives.display import Display, Panel
 from bert_jax.training.logging.charts import Line, Scale, line_chart, panel_lines
-from bert_jax.training.logging.curves import panels_of
+from bert_jax.training.logging.curves import different_scores, panels_of
 from bert_jax.training.logging.page import (
     RUN_COLORS,
     card,
@@ -80,14 +80,19 @@ def _shape(run: RunFiles) -> str:
 def _evaluation(run: RunFiles) -> dict[str, Any]:
     """Return the last or final values by name; those of a task are preceded by their split."""
     if run.is_finetuning:
-        return {f"{split}: {name}": value for split, one in run.scores().items() for name, value in one.items()}
+        return {
+            f"{split}: {name}": values[name]
+            for split, values in run.scores().items()
+            for name in different_scores(values)
+            if "/" not in name
+        }
     values = run.data.get("evaluation") or run.last("eval")
     return {name: value for name, value in values.items() if name not in ("step", "split")}
 
 
 def _scores(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
     found = [_evaluation(run) for run in runs]
-    keys = list(dict.fromkeys(key for values in found for key in values if "/" not in key))[:_MOST_ROWS]
+    keys = list(dict.fromkeys(key for values in found for key in values))[:_MOST_ROWS]
     rows = [
         [
             isolated(key.replace("_", " ")),
@@ -141,7 +146,10 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return the options by dotted name."""
     found: dict[str, str] = {}
     for name, value in config.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": str(value)}
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return found
 
 

@@ -49,13 +49,9 @@ _STYLE: dict[Any, Any] = {
 
 def series(records: Sequence[Row], split: str, key: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the steps and the non-null values of the metric ``key`` in ``split``, each as float64[points]."""
-    points = [
-        (record["step"], record[key])
-        for record in records
-        if record.get("split", "train") == split and isinstance(record.get(key), int | float)
-    ]
-    steps, values = zip(*points, strict=True) if points else ((), ())
-    return np.asarray(steps, float), np.asarray(values, float)
+    types = (int, float)  # faster than int | float, and a long run has many lines
+    own = [one for one in records if isinstance(one.get(key), types) and one.get("split", "train") == split]
+    return np.array([one["step"] for one in own], float), np.array([one[key] for one in own], float)
 
 
 def thin(steps: np.ndarray, values: np.ndarray, max_points: int = _MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:

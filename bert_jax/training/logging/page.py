@@ -42,7 +42,7 @@ h3 { font-size: 14px; margin: 0 0 2px; } p { margin: 0 0 10px; }
 .panels .card { flex: 1 1 300px; } .panels.four .card { flex-basis: 40%; min-width: min(100%, 300px); }
 .pair { columns: 2 420px; column-gap: 12px; margin-top: 16px; }
 .pair .card { break-inside: avoid; margin: 0 0 12px; } .panels .card { margin: 0; min-width: 0; }
-svg { width: 100%; max-width: 560px; height: auto; display: block; overflow: visible; }
+svg { width: 100%; max-width: 440px; height: auto; display: block; overflow: visible; }
 svg text { font: 14px system-ui, sans-serif; fill: var(--soft); }
 .grid { stroke: var(--grid); } .curve { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
 .faint { opacity: .3; stroke-width: 1; } .thin { stroke-width: 1.2; opacity: .6; } .dot { fill: var(--c); }
@@ -56,7 +56,8 @@ svg text { font: 14px system-ui, sans-serif; fill: var(--soft); }
 table { border-collapse: collapse; font-size: 14px; overflow-wrap: break-word; }
 td, th { padding: 5px 16px 5px 0; text-align: left; vertical-align: top; }
 td:last-child, th:last-child { padding-right: 0; }
-th { color: var(--soft); font-weight: 600; font-size: 13px; } tr + tr > * { border-top: 1px solid var(--line); }
+th, th.n { color: var(--soft); font-weight: 600; font-size: 13px; white-space: normal; }
+tr + tr > * { border-top: 1px solid var(--line); }
 th[scope=row] { color: var(--ink); font-weight: 400; font-size: 14px; }
 @media (max-width: 560px) { td, th { padding-right: 10px; } }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }

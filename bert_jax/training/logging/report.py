@@ -39,6 +39,8 @@ from bert_jax.training.logging.task_report import task_sections, task_tiles
 RELOAD_SECONDS = 20
 # Seconds after which the page is written at the next line of metrics, even without an evaluation.
 _LONGEST_WAIT = 60.0
+# Seconds of writing a page from which on not every evaluation writes one.
+_LONG = 2.0
 
 
 def write_report(workdir: Path | str, display: Display, data: ReportData | None = None, *, name: str = "") -> Path:
@@ -71,15 +73,18 @@ class LiveReport:
 
     def __init__(self, workdir: Path, display: Display, name: str, say: Callable[[str], None]) -> None:
         self._workdir, self._display, self._name, self._say = workdir, display, name, say
-        self._written = -math.inf
+        self._written, self._seconds = -math.inf, 0.0
         self._failed = False
         # What the last evaluation found.
         self.data: ReportData = {}
 
     def write(self, *, running: bool = True, is_due: bool = True) -> None:
-        """Write the page; if it is not due, only if the last one is a minute old. ``running``: browsers reload
-        it."""
-        is_due = is_due or time.monotonic() - self._written >= _LONGEST_WAIT
+        """Write the page; if it is not due, only if the last one is a minute old. With so many lines of metrics
+        that a page takes long, this takes at most 2% of the time of the run. ``running``: browsers reload the
+        page."""
+        began = time.monotonic()
+        least = 50 * self._seconds if self._seconds > _LONG and running else 0.0
+        is_due = began - self._written >= (least if is_due else max(least, _LONGEST_WAIT))
         if self._failed or not is_due or not (self._workdir / METRICS_FILE).is_file():  # deleted or moved
             return
         try:
@@ -89,6 +94,7 @@ class LiveReport:
             self._failed = True
             self._say(f"WARNING: {HTML_FILE}: {one_line(error)}; the run continues without it")
         self._written = time.monotonic()
+        self._seconds = self._written - began
 
 
 def run_page(run: RunFiles, display: Display) -> str:

@@ -79,12 +79,16 @@ def _first(run: RunFiles, split: str, values: Scores) -> list[str]:
 
 
 def _heading(run: RunFiles, split: str) -> str:
-    count = next((one["n"] for one in run.results if one["split"] == split), None)
-    return split if count is None else f"{split}: {count:,} records"
+    entry = next((one for one in run.results if one["split"] == split), {})
+    parts = [f"{entry['n']:,} records"] if "n" in entry else []
+    parts += [f"parameters of step {entry['step']:,}"] if "step" in entry else []
+    return f"{split}: {', '.join(parts)}" if parts else split
 
 
 def _score_table(run: RunFiles, split: str, values: Scores, names: Sequence[str]) -> str:
     answer, start = run.plain_answers().get(split), run.start_scores(split)
+    if start and answer and answer["answer"] == "before training":
+        answer = None
     intervals: Mapping[str, Any] = next((one["metrics"] for one in run.results if one["split"] == split), {})
     header = ["", "score", ""]
     header += [isolated(answer["answer"])] if answer else []

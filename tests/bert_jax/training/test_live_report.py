@@ -89,6 +89,17 @@ def test_the_page_of_a_whole_run_ends_without_a_reload(tmp_path):
     assert complete and not any(complete) and has_report(tmp_path / "w")
 
 
+def test_a_page_that_takes_long_is_not_written_at_every_evaluation(tmp_path, monkeypatch):
+    monkeypatch.setattr("bert_jax.training.logging.report._LONG", -1.0)
+    log = open_log(tmp_path)
+    log.begin_report()
+    log._live._seconds = 60.0
+    log.write(10, {"split": "eval", "loss": 9.125})
+    assert "9.125" not in page_of(tmp_path)
+    log.close()
+    assert "9.125" in page_of(tmp_path)
+
+
 def test_a_page_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys):
     (tmp_path / "report.html").mkdir()
     log = open_log(tmp_path)
