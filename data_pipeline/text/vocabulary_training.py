@@ -222,7 +222,9 @@ def _train_sentencepiece(texts: Iterable[str], kind: str, vocab_size: int, lower
             minloglevel=2,
         )
     except RuntimeError as error:
-        reason = " ".join(str(error).split("] ")[-1].split())
+        # "Internal: FILE(LINE) [CONDITION] TEXT"; some errors have no text.
+        condition, _, text = str(error).rpartition("]")
+        reason = text.strip() or f"it requires {condition.rpartition('[')[2]}"
         raise ValueError(
             f"SentencePiece cannot train on this corpus: {reason}; use other text, or data.tokenizer wordpiece"
         ) from None

@@ -22,7 +22,13 @@ from bert_jax.config import ExecutionConfig, MeshConfig, ModelConfig, OptimizerC
 from bert_jax.config.finetune import FinetuneOptimizerConfig
 from bert_jax.model import BertForPretraining, from_canonical, to_canonical
 from bert_jax.model.canonical import canonical_shapes, path_name
-from bert_jax.optim import is_muon_matrix, make_optimizer, orthogonalize, unfreeze_updates
+from bert_jax.optim import (
+    is_muon_matrix,
+    make_optimizer,
+    orthogonalize,
+    scale_by_orthogonal_momentum,
+    unfreeze_updates,
+)
 from bert_jax.parallel import make_mesh, to_global
 from bert_jax.process.exits import Stop
 from bert_jax.training.checkpoint.folder import saved_steps
@@ -236,6 +242,16 @@ def test_layers_that_join_late_stand_still_until_then():
     found, expected = (tree["encoder"]["layer_0"]["attention"]["query"]["kernel"] for tree in (direction, fresh))
     np.testing.assert_array_equal(found, expected)
     assert np.any(found)
+
+
+def test_a_stack_that_is_deeper_than_its_matrices_is_scaled_by_their_sides():
+    stack = np.random.default_rng(0).normal(size=(40, 6, 4)).astype(np.float32)
+    transform = scale_by_orthogonal_momentum()
+    together, _ = transform.update(stack, transform.init(stack))
+    for one, expected in zip(stack, together, strict=True):
+        alone, _ = transform.update(one, transform.init(one))
+        np.testing.assert_allclose(alone, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(np.linalg.norm(alone), 0.2 * 6**0.5 * 4**0.5, rtol=0.3)
 
 
 def test_coupled_decay_is_refused():

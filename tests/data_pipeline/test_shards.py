@@ -152,6 +152,15 @@ def test_scan_understands_foreign_encodings(tmp_path: Path):
         np.testing.assert_array_equal(batch[name], values)
 
 
+def test_records_of_a_known_layout_are_not_parsed_again():
+    layout, records = tfexample._Layout(), tfexample.encode_examples(bert_features(4))
+    for record in records:
+        layout.learn(record, tfexample.parse_example(record))
+    for record in records:
+        values = [value for _, value in tfexample.parse_example(record).values()]
+        assert [[(10, start, end)] for start, end in layout.spans(record)] == values
+
+
 def test_features_of_equal_shape_in_another_order_are_told_apart(tmp_path: Path):
     small, large = np.arange(30).reshape(10, 3), 60 + np.arange(30).reshape(10, 3)
     records = []

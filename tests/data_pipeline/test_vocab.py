@@ -135,6 +135,12 @@ def test_user_errors_are_one_clear_line(tmp_path: Path, kind: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_text_that_sentencepiece_cannot_use_is_named(tmp_path: Path) -> None:
+    message = r"^SentencePiece cannot train on this corpus: it requires \(all_chars_count\) > \(0\); use "
+    with pytest.raises(ValueError, match=message):
+        train_vocabulary(["\u200b"], output=tmp_path / "m.model", kind="bpe", vocab_size=100, lower_case=True)
+
+
 def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "vocab.txt"
     output.write_text("old")

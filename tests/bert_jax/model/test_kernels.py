@@ -159,6 +159,9 @@ def test_what_the_kernel_cannot_do():
     assert "width 192 with heads of size 64" in tpu_attention.unsupported(pruned, 128, 2)
     assert "does not fit into 16 MiB" in tpu_attention.unsupported(base, 2048, fast_memory=2**24)
     assert not tpu_attention.unsupported(base, 8192)
+    rotary = ModelConfig(position_embeddings="rotary")  # 15 MiB more
+    assert not tpu_attention.unsupported(base, 6144, fast_memory=70 * 2**20)
+    assert "does not fit into 70 MiB" in tpu_attention.unsupported(rotary, 6144, fast_memory=70 * 2**20)
     assert attention_kernel_of("pallas", None, base, 128) == "tpu"
     assert not attention_kernel_of("auto", None, base, 128)  # no accelerator here
     assert not attention_kernel_of("xla", None, base, 128)

@@ -174,3 +174,7 @@ class TestGlobalTokens:
     def test_options_that_global_tokens_do_not_allow(self, other):
         with pytest.raises(ValueError, match="global_tokens"):
             dataclasses.replace(self.MODEL, **other)
+
+    def test_windows_of_layers_that_the_model_has_count(self):
+        one = dataclasses.replace(self.MODEL, num_layers=1, attention_windows=(6,))
+        assert dataclasses.replace(one, attention_windows=(6, 0)).layer_windows == (6,)

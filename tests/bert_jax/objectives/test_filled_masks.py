@@ -101,6 +101,14 @@ def test_what_is_masked_as_a_whole_is_asked_for_as_a_whole(unit):
     assert text["text"].count("[MASK]") == 4
 
 
+def test_three_guesses_of_a_mask_are_printed():
+    guesses = [(f"w{i}", 0.5 / 2**i) for i in range(5)]
+    sample = {"text": "a [MASK] .", "masks": [{"answer": "cat", "predictions": guesses}]}
+    text, masks = MaskedLm(CONFIG, None).result_lines({}, [sample])
+    assert text == "a [MASK] ."
+    assert masks == "    [MASK] was 'cat'; predicted: w0 0.50, w1 0.25, w2 0.12"
+
+
 @pytest.mark.parametrize(("loss", "said"), [(4.0, "2.5000 nats better"), (7.25, "0.7500 nats worse")])
 def test_the_loss_beside_that_of_the_unigram_distribution(loss, said):
     final = {"mlm_loss": loss, "mlm_accuracy": 0.1, "targets": 68, "unigram_cross_entropy": 6.5}
