@@ -42,6 +42,11 @@ FOLDERS = {
     "studies": "Studies",
     "docs/design": "Design decisions",
 }
+# Folder -> the pages below its page in the table of contents.
+TREES = {
+    "studies": ["../../studies/*/README"],
+    "docs/design": ["../design/tour", "../design/house", "../design/*"],
+}
 # Classes whose subclasses a user writes.
 BASES = (
     "bert_jax.objectives.objective.PretrainObjective", "bert_jax.tasks.task.Task",
@@ -106,7 +111,13 @@ def folder_page(name: str) -> str:
     text += ", each with the first sentences of its header." if name.startswith("configs") else "."
     others = [other for other in FOLDERS if Path(other).parent == Path(name)]
     links = ", ".join(f"[{other}]({page_of(REPOSITORY / other).name})" for other in others)
-    return f"{text}{f' Further folders: {links}.' if links else ''}\n\n{table(('file', 'contents'), rows)}"
+    below = [*(page_of(REPOSITORY / other).name for other in others), *TREES.get(name, ())]
+    if links:
+        text += f" Further folders: {links}."
+    text += f"\n\n{table(('file', 'contents'), rows)}"
+    if below:
+        text += "\n".join(["\n```{toctree}", ":hidden:", ":glob:", "", *below, "```\n"])
+    return text
 
 
 def recipes(folder: str) -> dict[str, dict[str, dict[str, object]]]:
