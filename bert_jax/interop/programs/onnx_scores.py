@@ -63,9 +63,10 @@ class ScoreGraph:
         1 or S, S]."""
         graph, model = self.graph, self.graph.spec.model
         bias = hidden_Bx1x1xS
-        zero = graph.constant(0, np.int64)
         if model.attention == "causal":
-            bias = graph.op("Min", bias, self._masked(graph.op("Greater", self._distances(), zero)))
+            bias = graph.op(
+                "Min", bias, self._masked(graph.op("Greater", self._distances(), graph.constant(0, np.int64)))
+            )
         if window:
             far = graph.op("Greater", graph.op("Abs", self._distances()), graph.constant(window, np.int64))
             hidden = self._masked(far)

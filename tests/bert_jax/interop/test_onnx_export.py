@@ -20,7 +20,7 @@ from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.interop.export import export_model
 from bert_jax.interop.model_bundle import ModelBundle, parameter_shapes
 from bert_jax.interop.programs import onnx_graph, serving
-from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx, write_onnx_folder
+from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx, write_onnx_folder, write_program
 from bert_jax.interop.readers import read_weights
 
 # One token, ragged rows, the full length of the models of these tests.
@@ -113,6 +113,16 @@ def test_tied_table_is_stored_once(tmp_path):
     assert weight_bytes(weights) < (tmp_path / "model.onnx").stat().st_size < 1.1 * weight_bytes(weights)
     stored = {tensor.name: tuple(tensor.dims) for tensor in onnx.load(tmp_path / "model.onnx").graph.initializer}
     assert stored.items() >= parameter_shapes(spec).items()
+
+
+def test_every_stored_array_is_used(tmp_path):
+    """onnxruntime warns of others."""
+    for name in ("plain", "offset"):
+        spec = dataclasses.replace(SPECS[name], heads=HeadsConfig())
+        write_program(tmp_path, ModelBundle(spec=spec, params=random_weights(spec).params), "int8")
+        graph = onnx.load(tmp_path / "model.onnx").graph
+        read = {name for node in graph.node for name in node.input}
+        assert {tensor.name for tensor in graph.initializer} <= read
 
 
 def test_folder_holds_what_a_user_of_the_program_needs(tmp_path):
