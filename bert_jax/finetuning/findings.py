@@ -94,10 +94,10 @@ def _numbers(
     def standard(values: np.ndarray) -> np.ndarray:
         return (values - values.mean()) / (values.std() or 1.0)
 
+    shown = f"{name} " if scaled else ""
     errors = np.abs(standard(gold) - standard(predicted)) if scaled else np.abs(gold - predicted)
-    found = _worst(records, errors, lambda i: {"gold": f"{gold[i]:.4g}", "predicted": f"{name} {predicted[i]:.4g}"})
-    shown = _sample(len(gold))
-    points = [(float(gold[i]), float(predicted[i])) for i in shown]
+    found = _worst(records, errors, lambda i: {"gold": f"{gold[i]:.4g}", "predicted": f"{shown}{predicted[i]:.4g}"})
+    points = [(float(gold[i]), float(predicted[i])) for i in _sample(len(gold))]
     return found | {"points": {"title": f"{name} over label", "x": "label", "y": name, "values": points}}
 
 

@@ -18,6 +18,7 @@ from bert_jax.training.logging.page import (
     pair,
     panels,
     section,
+    short,
     table,
 )
 from bert_jax.training.logging.progress import format_count, format_duration
@@ -43,7 +44,7 @@ def comparison_page(runs: Sequence[tuple[RunFiles, Display]]) -> str:
 
 def _names(runs: Sequence[RunFiles]) -> list[str]:
     """Return the names of the runs, numbered where they are equal."""
-    names = [run.title for run in runs]
+    names = [short(run.title) for run in runs]
     return [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names, 1)]
 
 
@@ -136,7 +137,10 @@ def _options(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
     flat = [_flat(run.config) for run in runs]
     every = dict.fromkeys(key for one in flat for key in one)
     keys = [key for key in every if len({one.get(key) for one in flat}) > 1]
-    rows = [[escape(key), *(isolated(_short(one.get(key, ""))) for one in flat)] for key in keys[:_MOST_OPTIONS]]
+    rows = [
+        [escape(key), *(isolated(short(one.get(key, ""), _LONGEST_VALUE)) for one in flat)]
+        for key in keys[:_MOST_OPTIONS]
+    ]
     left = len(keys) - len(rows)
     note = f'<p class="soft">{left:,} more differ</p>' if left > 0 else ""
     return table(_headed(names), rows) + note if rows else "none"
@@ -151,7 +155,3 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             found[f"{prefix}{name}"] = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return found
-
-
-def _short(value: str) -> str:
-    return value if len(value) <= _LONGEST_VALUE else f"{value[: _LONGEST_VALUE - 1]}…"

@@ -43,7 +43,7 @@ h3 { font-size: 14px; margin: 0 0 2px; } p { margin: 0 0 10px; }
 .pair { columns: 2 420px; column-gap: 12px; margin-top: 16px; }
 .pair .card { break-inside: avoid; margin: 0 0 12px; } .panels .card { margin: 0; min-width: 0; }
 svg { width: 100%; max-width: 440px; height: auto; display: block; overflow: visible; }
-svg text { font: 14px system-ui, sans-serif; fill: var(--soft); }
+svg text { font: 14.5px system-ui, sans-serif; fill: var(--soft); }
 .grid { stroke: var(--grid); } .curve { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
 .faint { opacity: .3; stroke-width: 1; } .thin { stroke-width: 1.2; opacity: .6; } .dot { fill: var(--c); }
 .dash { stroke: var(--c); stroke-dasharray: 5 4; stroke-width: 1.5; }
@@ -58,7 +58,8 @@ td, th { padding: 5px 16px 5px 0; text-align: left; vertical-align: top; }
 td:last-child, th:last-child { padding-right: 0; }
 th, th.n { color: var(--soft); font-weight: 600; font-size: 13px; white-space: normal; }
 tr + tr > * { border-top: 1px solid var(--line); }
-th[scope=row] { color: var(--ink); font-weight: 400; font-size: 14px; }
+th[scope=row] { color: var(--ink); font-weight: 400; font-size: 14px; min-width: 92px;
+  overflow-wrap: anywhere; }
 @media (max-width: 560px) { td, th { padding-right: 10px; } }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr)); gap: 2px 28px;
@@ -70,14 +71,16 @@ th[scope=row] { color: var(--ink); font-weight: 400; font-size: 14px; }
 .track i { position: absolute; left: 0; top: 0; bottom: 0; border-radius: 6px; background: var(--train); }
 .track u { position: absolute; top: -3px; bottom: -3px; width: 2px; background: var(--ink); }
 .whole { width: 100%; } td.n small { display: block; color: var(--soft); font-size: 12px; }
-.matrix td, .matrix th { border: 0; padding: 3px 5px; } .matrix td { text-align: center; min-width: 40px;
-  border-radius: 3px; font-variant-numeric: tabular-nums; }
+.matrix td, .matrix th { border: 0; padding: 3px 5px; min-width: 0; }
+.matrix td { text-align: center; min-width: 40px; border-radius: 3px; font-variant-numeric: tabular-nums; }
 .matrix thead th { vertical-align: bottom; text-align: center; } .matrix .turn th { writing-mode: vertical-rl; }
 .matrix th[scope=row] { white-space: nowrap; text-align: right; font-size: 13px; }
 .list { margin: 0; padding: 0; list-style: none; } .list > li + li { border-top: 1px solid var(--line);
   margin-top: 10px; padding-top: 10px; }
 .mask { background: var(--miss); border-radius: 4px; padding: 1px 5px; } .right { background: var(--hit); }
+.tag { color: var(--soft); font-size: 13px; display: inline-block; }
 .guess { margin-right: 10px; display: inline-block; } .text { white-space: pre-wrap; }
+.text + .text { border-inline-start: 3px solid var(--line); padding-inline-start: 8px; margin-top: 3px; }
 .answer { font-size: 13px; margin-top: 3px; } .answer > span { display: inline-block; margin-right: 12px; }
 pre { overflow-x: auto; font-size: 13px; margin: 8px 0 0; overflow-wrap: normal; } summary { cursor: pointer; }
 """
@@ -184,6 +187,12 @@ def track(value: float, marks: Iterable[tuple[float, str]] = ()) -> str:
 def folded(summary: str, content: str) -> str:
     """Return content that a click on ``summary`` shows."""
     return f'<details class="card"><summary>{escape(summary)}</summary>{content}</details>'
+
+
+def short(name: str, most: int = 40) -> str:
+    """Return ``name`` in one line of at most ``most`` characters."""
+    name = " ".join(name.split())
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def format_value(name: str, value: Value) -> str:

@@ -6,7 +6,7 @@ import datetime
 import fcntl
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,7 @@ _STAMPED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)  (.*)")
 # The line that begins every attempt at a run (training/run.py).
 _MODEL_LINE = re.compile(r"([\d,]+) parameters, (.+), mesh (\S+), (\w+)")
 _START_LINE = re.compile(r"start-up ([\d.]+) s, data ([\d.]+) s, compiling the training step ([\d.]+) s")
+_MESSAGES = datetime.timedelta(seconds=2)
 _STEP_LINE = re.compile(r"(\S+ )?step [\d,]+/[\d,]+ ")
 
 
@@ -178,21 +179,26 @@ def is_running(workdir: Location) -> bool:
 
 def read_log(text: str) -> LogFacts:
     """Return what the lines of train.log tell."""
-    facts, began, now = LogFacts(), None, None
+    facts, stamps = LogFacts(), list[datetime.datetime]()
     for stamp, line in _stamped(text):
         if model := _MODEL_LINE.fullmatch(line):
-            facts.seconds += (now - began).total_seconds() if began is not None and now is not None else 0.0
+            # The messages of an attempt precede its first line by less than a second.
+            facts.seconds += _seconds([one for one in stamps if one < stamp - _MESSAGES] if facts.attempts else [])
             facts.parameters = int(model[1].replace(",", ""))
             facts.devices, facts.mesh, facts.dtype = model[2], model[3], model[4]
             facts.attempts += 1
-            began = stamp
+            stamps = []
         elif start := _START_LINE.fullmatch(line):
             facts.seconds += float(start[1]) + float(start[2])
         elif not _STEP_LINE.match(line) and line not in facts.lines:
             facts.lines.append(line)
-        now = stamp
-    facts.seconds += (now - began).total_seconds() if began is not None and now is not None else 0.0
+        stamps.append(stamp)
+    facts.seconds += _seconds(stamps) if facts.attempts else 0.0
     return facts
+
+
+def _seconds(stamps: Sequence[datetime.datetime]) -> float:
+    return (stamps[-1] - stamps[0]).total_seconds() if stamps else 0.0
 
 
 def _stamped(text: str) -> Iterator[tuple[datetime.datetime, str]]:

@@ -9,7 +9,7 @@ import numpy as np
 from bert_jax.objectives.display import Confusion, Findings, Mistake
 from bert_jax.training.logging.charts import bar_chart, point_chart
 from bert_jax.training.logging.curves import different_scores
-from bert_jax.training.logging.page import card, escape, format_value, isolated, pair, section, table, track
+from bert_jax.training.logging.page import card, escape, format_value, isolated, pair, section, short, table, track
 from bert_jax.training.logging.run_files import RunFiles
 
 # Number of scores of a split that are shown, of tiles among them, and of classes or tags.
@@ -91,7 +91,7 @@ def _score_table(run: RunFiles, split: str, values: Scores, names: Sequence[str]
         answer = None
     intervals: Mapping[str, Any] = next((one["metrics"] for one in run.results if one["split"] == split), {})
     header = ["", "score", ""]
-    header += [isolated(answer["answer"])] if answer else []
+    header += [isolated(short(answer["answer"]))] if answer else []
     header += ["before training"] if start else []
     rows = []
     for name in names:
@@ -111,9 +111,9 @@ def _score_table(run: RunFiles, split: str, values: Scores, names: Sequence[str]
         if start:
             row.append(escape(format_value(name, start.get(name))))
         rows.append(row)
-    note = "Small: the 95% interval. The line in a bar: without training." if answer or start else ""
-    note = note if intervals else note.removeprefix("Small: the 95% interval. ")
-    return table(header, rows, numbers=(1, *range(3, len(header))), css="whole") + f'<p class="soft">{note}</p>'
+    notes = "Small: the 95% interval. " if any(one.get("ci95") for one in intervals.values()) else ""
+    notes += "The line in a bar: without training." if any("<u " in row[2] for row in rows) else ""
+    return table(header, rows, numbers=(1, *range(3, len(header))), css="whole") + f'<p class="soft">{notes}</p>'
 
 
 def _classes(values: Scores) -> str:
@@ -149,17 +149,22 @@ def _confusion(matrix: Confusion) -> str:
         order = np.argsort(wrong, axis=None, kind="stable")[::-1][:_MOST_CONFUSIONS]
         pairs = [divmod(int(one), len(names)) for one in order if wrong.flat[one]]
         rows = [
-            [isolated(short(names[a])), isolated(short(names[b])), f"{wrong[a, b]:,}", f"{counts[a].sum():,}"]
+            [
+                isolated(short(names[a], _LONGEST_NAME)),
+                isolated(short(names[b], _LONGEST_NAME)),
+                f"{wrong[a, b]:,}",
+                f"{counts[a].sum():,}",
+            ]
             for a, b in pairs
         ]
         return f'<p class="soft">{right:,} of {counts.sum():,} right. The most frequent confusions:</p>' + table(
             ["correct", "predicted", "records", "of"], rows, numbers=(2, 3)
         )
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    turn = ' class="turn"' if sum(len(short(name)) for name in names) > 36 else ""
-    head = "".join(f'<th title="{escape(name)}">{isolated(short(name))}</th>' for name in names)
+    turn = ' class="turn"' if sum(len(short(name, _LONGEST_NAME)) for name in names) > 36 else ""
+    head = "".join(f'<th title="{escape(name)}">{isolated(short(name, _LONGEST_NAME))}</th>' for name in names)
     lines = [
-        f'<tr><th scope="row" title="{escape(name)}">{isolated(short(name))}</th>'
+        f'<tr><th scope="row" title="{escape(name)}">{isolated(short(name, _LONGEST_NAME))}</th>'
         + "".join(
             f'<td style="background:rgba(var(--heat),{0.62 * share:.3f})">\n{count}\n</td>'
             for count, share in zip(numbers.tolist(), part.tolist(), strict=True)
@@ -205,7 +210,7 @@ def _mistake(mistake: Mistake) -> str:
             isolated(word)
             if right == tag
             else f'<span class="mask">{isolated(word)}</span> '
-            f'<span class="soft">{isolated(f"{right} → {tag}")}</span>'
+            f'<span class="tag">{isolated(f"{right} → {tag}")}</span>'
             for word, right, tag in tagged
         )
         texts = f'<div dir="auto">{marked}</div>'
@@ -222,9 +227,3 @@ def _mistake(mistake: Mistake) -> str:
         words = f"{score:.0%} sure" if 0 <= score <= 1 else f"score {score:.3g}"
         answers.append(f'<span class="soft">{words}</span>')
     return f'<li>{texts}<div class="answer">{" ".join(answers)}</div></li>'
-
-
-def short(name: str) -> str:
-    """Return ``name`` in one line of at most 24 characters."""
-    name = " ".join(name.split())
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"

@@ -23,6 +23,7 @@ LOG = """2026-01-01 10:00:00  starts from models/<small>
 2026-01-01 10:00:00  1,234,567 parameters, 4 x v5e, mesh data=4xfsdp=1xtensor=1, bfloat16
 2026-01-01 10:00:05  start-up 8.0 s, data 2.0 s, compiling the training step 5.0 s
 2026-01-01 10:01:00  step 10/40  loss 5.123
+2026-01-01 11:59:59  continuing at step 10
 2026-01-01 12:00:00  1,234,567 parameters, 4 x v5e, mesh data=4xfsdp=1xtensor=1, bfloat16
 2026-01-01 12:00:30  WARNING: <img src=x> is near
 """
