@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.config import MeshConfig, TrainingConfig
@@ -36,11 +36,30 @@ def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Return a mesh of ``devices`` (default: all). Raises ``ValueError`` if the mesh sizes do not fit."""
+    """Return a mesh of ``devices`` (default: all), which may belong to several slices. Raises ``ValueError`` if the
+    mesh sizes do not fit."""
     devices = jax.devices() if devices is None else devices
-    sizes = mesh_sizes(config, len(devices))
+    sizes = tuple(mesh_sizes(config, len(devices)).values())
     # Auto axes, because JAX 0.10 creates Explicit axes by default, and ordinary gathers raise errors with these.
-    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+    types = (AxisType.Auto,) * 3
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices == 1:
+        return jax.make_mesh(sizes, MESH_AXES, axis_types=types, devices=devices)
+    outer = _slices_per_axis(sizes, slices)
+    inner = tuple(size // number for size, number in zip(sizes, outer, strict=True))
+    arranged = mesh_utils.create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=True)
+    return Mesh(arranged, MESH_AXES, axis_types=types)
+
+
+def _slices_per_axis(sizes: Sequence[int], slices: int) -> tuple[int, ...]:
+    """Return the number of slices that each mesh axis spans. The first axes, which communicate least, span as many
+    as they can: the network between slices (TPU slices, or GPUs without NVLink) is slower than inside one.
+    """
+    left, found = slices, list[int]()
+    for size in sizes:
+        found.append(math.gcd(left, size))
+        left //= found[-1]
+    return tuple(found)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
