@@ -1,4 +1,4 @@
-"""What the predictions of a split show in the report: the worst mistakes with their texts, and charts."""
+"""Findings about the predictions of a split for the report: the worst mistakes with their texts, and charts."""
 
 import bisect
 from collections.abc import Callable, Mapping, Sequence

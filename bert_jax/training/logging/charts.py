@@ -34,7 +34,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Scale:
-    """How the values of a chart are shown."""
+    """The scale of a chart: logarithmic, in percent, or from zero."""
 
     log: bool = False
     percent: bool = False

@@ -1,4 +1,4 @@
-"""What the files of a workdir tell about its run: for reports of complete, stopped and running runs, and of runs of
+"""Facts about a run from the files of its workdir, for the reports of complete, stopped and running runs, also of
 older versions. Missing and damaged files count as empty. This module does not import jax."""
 
 import contextlib
@@ -35,7 +35,7 @@ _STEP_LINE = re.compile(r"(\S+ )?step [\d,]+/[\d,]+ ")
 
 @dataclass
 class LogFacts:
-    """What train.log tells: the number of parameters, the devices, the mesh, the dtype, the seconds of all attempts
+    """Facts from train.log: the number of parameters, the devices, the mesh, the dtype, the seconds of all attempts
     together, how many there were, and the lines that are not about a step."""
 
     parameters: int = 0
