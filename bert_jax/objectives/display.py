@@ -58,7 +58,7 @@ class Points(TypedDict):
 
 
 class Findings(TypedDict, total=False):
-    """Findings about the predictions of a split: the numbers of scored and wrong records, and the worst mistakes."""
+    """Findings about the predictions of a split: the numbers of scored and wrong records, the worst mistakes."""
 
     scored: int
     wrong: int

@@ -72,7 +72,7 @@ def exact(value: float, scale: Scale = Scale()) -> str:
         return f"{value:.1%}"
     if abs(value) >= 10_000:
         return format_count(value)
-    return f"{value:#.4g}" if abs(value) >= 0.01 else f"{value:.3g}"
+    return f"{value:#.4g}".removesuffix(".") if abs(value) >= 0.01 else f"{value:.3g}"
 
 
 def line_chart(

@@ -42,7 +42,7 @@ h3 { font-size: 14px; margin: 0 0 2px; } p { margin: 0 0 10px; }
 .panels .card { flex: 1 1 300px; } .panels.four .card { flex-basis: 40%; min-width: min(100%, 300px); }
 .pair { columns: 2 420px; column-gap: 12px; margin-top: 16px; }
 .pair .card { break-inside: avoid; margin: 0 0 12px; } .panels .card { margin: 0; min-width: 0; }
-svg { width: 100%; max-width: 440px; height: auto; display: block; overflow: visible; }
+svg { width: 100%; max-width: 400px; height: auto; display: block; overflow: visible; }
 svg text { font: 14.5px system-ui, sans-serif; fill: var(--soft); }
 .grid { stroke: var(--grid); } .curve { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
 .faint { opacity: .3; stroke-width: 1; } .thin { stroke-width: 1.2; opacity: .6; } .dot { fill: var(--c); }
@@ -205,4 +205,4 @@ def format_value(name: str, value: Value) -> str:
         return f"{value:.1%}"
     if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
         return f"{int(value):,}"
-    return f"{value:#.4g}"
+    return f"{value:#.4g}".removesuffix(".")

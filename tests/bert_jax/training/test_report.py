@@ -191,6 +191,8 @@ def test_series_splits_and_skips_nulls():
         ("padding_fraction", 0.0, "0.0%"),
         ("mfu", None, "n/a"),
         ("mlm_targets", 13211, "13,211"),
+        ("f1", 0.5, "0.5000"),
+        ("tokens", 9192.25, "9192"),
         ("mlm_targets", 13211.0, "13,211"),
         ("loss", float("inf"), "inf"),
         ("note", "text", "text"),
