@@ -9,7 +9,7 @@ import re
 from sphinx.search.en import SearchEnglish
 
 QUESTIONS = "am any can could did do does from get have how i its me my one our should so than use using want we"
-QUESTIONS += " what when where which who why would you your"
+QUESTIONS += " many much need what when where which who why would you your"
 PARTICLES = "为什么|什么|怎么样|怎么|怎样|如何|哪些|哪个|可以|能否|是否|多少|我的|一个"
 PARTICLES += "|的|了|吗|呢|我|要|在|和|与|把"
 _SPLIT = re.compile(r"[\u3400-\u9fff]+|[^\W\u3400-\u9fff]+")

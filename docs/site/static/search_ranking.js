@@ -30,7 +30,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const excluded = new Set([...excludedTerms].flatMap((word) => filesOf(terms, word)));
     const results = [];
     docnames.forEach((name, file) => {
-      if (!total || matched[file] < total / 2 || excluded.has(file)) return;
+      if (!total || matched[file] < 0.35 * total || excluded.has(file)) return;
       // Pages about the code come after pages about its use.
       const inside = /^(docs\/design|bert_jax|data_pipeline|CONTRIBUTING)/.test(name) ? 0.7 : 1;
       const score = (10 * inside * scores[file]) / total / Math.sqrt(0.5 + (0.5 * lengths[file]) / mean);
@@ -43,7 +43,7 @@ document.addEventListener("DOMContentLoaded", () => {
       if (!(share >= 0.5)) continue;
       for (const [file, id] of places) {
         if (id === null || titles[file] === title || excluded.has(file)) continue;
-        const score = 14 * share + 4 / (1 + own.size);
+        const score = 20 * share + 8 * Math.min(1, weights.size / own.size);
         const name = `${titles[file]} > ${title}`;
         results.push([docnames[file], name, `#${id}`, null, score, filenames[file], SearchResultKind.title]);
       }
