@@ -93,8 +93,7 @@ COMMANDS = (
         option("--top", type=int, default=5, metavar="K", help="nearest words of a token (default: 5)"),
         option(
             "--candidates", type=int, default=2000, metavar="N",
-            help="vocabulary words, those with the lowest ids, that can be nearest; 0: no nearest words (default: "
-            "2000)",
+            help="number of vocabulary words that can be nearest to a token; 0: no nearest words (default: 2000)",
         ),
         _DTYPE,
         reading(with_labels=False),

@@ -33,20 +33,21 @@ def nearest_words(
 ) -> NearestWords:
     """Return the ``top`` words nearest to each of the tokens ``ids``, whose hidden states are float32[N, T, H].
 
-    The candidates are the ``candidates`` words of the vocabulary with the lowest ids. At a layer, their vectors are
-    computed from each word alone. The first row, only for a network with a table of input embeddings, compares the
-    rows of this table. The word of a token itself is no candidate. Raises ``ValueError`` for a vocabulary without
-    whole words.
+    The candidates are ``candidates`` words of the vocabulary: about half of them are nearest to the tokens in the
+    table of input embeddings, the others have the lowest ids. At a layer, their vectors are computed from each word
+    alone. The first row, only for a network with such a table, compares the rows of the table. The word of a token
+    itself is no candidate. Raises ``ValueError`` for a vocabulary without whole words.
     """
-    tokenizer = loaded.need_tokenizer()
-    names, rows = vocabulary_words(loaded, candidates)
+    tokenizer, table = loaded.need_tokenizer(), word_table(loaded.params)
+    words, word_ids = vocabulary_words(loaded)
+    static_TxV = None if table is None else _units(table[list(ids)]) @ _units(table[word_ids]).T
+    pool = _pool(len(words), static_TxV, top, candidates)
+    names = [words[i] for i in pool.tolist()]
     sources = ["embeddings", *(f"layer {i}" for i in range(1, len(hidden_NxTxH)))]
     scores_NxTxC = np.concatenate([*_contextual(loaded, names, hidden_NxTxH)], axis=2)
-    table = word_table(loaded.params)
-    if table is not None:
+    if static_TxV is not None:
         sources.insert(0, "input table")
-        static = _units(table[list(ids)]) @ _units(table[rows]).T
-        scores_NxTxC = np.concatenate([static[None], scores_NxTxC])
+        scores_NxTxC = np.concatenate([static_TxV[None, :, pool], scores_NxTxC])
     fold = str.casefold if tokenizer.lower_case else str
     places = {fold(name): i for i, name in enumerate(names)}
     for token, one in enumerate(ids):
@@ -56,6 +57,17 @@ def nearest_words(
     top = min(top, len(names) - 1) or 1
     order = np.argsort(-scores_NxTxC, axis=2, kind="stable")[..., :top]
     return NearestWords(names, sources, order, np.take_along_axis(scores_NxTxC, order, axis=2))
+
+
+def _pool(words: int, static_TxV: np.ndarray | None, top: int, candidates: int) -> np.ndarray:
+    """Return the indices of the candidates among ``words`` words, int64[C]."""
+    lowest = np.arange(words)
+    if static_TxV is None or candidates >= words:
+        return lowest[:candidates]
+    # One more than shown, because the word of a token is no candidate for it.
+    share = min(words, max(top + 1, candidates // (2 * len(static_TxV))))
+    near = np.unique(np.argpartition(-static_TxV, share - 1, axis=1)[:, :share])[:candidates]
+    return np.union1d(near, np.setdiff1d(lowest, near)[: candidates - len(near)])
 
 
 def _contextual(loaded: Engine, names: Sequence[str], hidden_NxTxH: np.ndarray) -> Iterator[np.ndarray]:

@@ -42,9 +42,9 @@ tokens. Distance counts the tokens between a token and those that it attends to,
 means over the tokens.</p>"""
 _NEAREST = """<h2>Nearest words of a token, layer by layer</h2>
 <div class="card"><div class="chips" id="chips" dir="$DIR"></div><table><tbody id="near"></tbody></table>
-<p class="soft">Cosines between the vector of the token in this text and those of the $COUNT vocabulary words with
-the lowest ids, each read alone by the same layers. "input table" compares the rows of the embedding table, where a
-piece has one vector in all texts.</p></div>"""
+<p class="soft">Cosines between the vector of the token in this text and those of $COUNT vocabulary words, each read
+alone by the same layers: words nearest to the tokens in the embedding table, and words with the lowest ids. "input
+table" compares the rows of this table, where a piece has one vector in all texts.</p></div>"""
 _MAP = """<h2>Map of words</h2>
 <div class="card"><svg id="map"></svg><p class="soft">Input embeddings of $COUNT words on their first two principal
 components: $X of the variance from left to right, $Y from bottom to top. Words of several pieces have the mean of

@@ -83,7 +83,7 @@ def picture(
         layer: layer, from 1, of the head that the page shows first.
         head: head, from 1, that the page shows first.
         top: nearest words of a token at each layer.
-        candidates: vocabulary words, those with the lowest ids, among which the nearest are found; 0: none.
+        candidates: number of vocabulary words among which the nearest are found (``nearest_words``); 0: none.
 
     Raises ``ValueError`` if ``text`` and ``words`` are both missing, for a layer, a head or a number that is not
     allowed, for a blank text, for a model without a vocabulary, and as ``words_map`` does.

@@ -141,6 +141,18 @@ def test_nearest_words_are_those_of_brute_force(loaded, found):
     assert shown == [nearest.words[i] for i in nearest.indices[2, place]]
 
 
+def test_candidates_are_near_the_tokens_or_have_low_ids(loaded):
+    nearest = loaded.picture("w30 w31", candidates=14, top=2).nearest
+    assert len(nearest.words) == 14 and {"w0", "w1"} <= {*nearest.words}
+    table = np.asarray(loaded.params["embeddings"]["word_embeddings"]["embedding"])
+    vocabulary = [f"w{i}" for i in range(40)]
+    units = table / np.linalg.norm(table, axis=1, keepdims=True)
+    whole = [loaded.tokenizer.piece_id(word) for word in vocabulary]
+    cosines = units[whole] @ units[loaded.tokenizer.piece_id("w30")]
+    best = [vocabulary[i] for i in np.argsort(-cosines) if i != 30][:2]
+    assert [nearest.words[i] for i in nearest.indices[0, 1]] == best
+
+
 HOSTILE = "</script><script>alert(1)</script> <img src=x onerror=alert(2)> $DATA & \"w1\" 'w2'"
 
 
