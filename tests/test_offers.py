@@ -31,6 +31,7 @@ RENAMED = {
     "run_finetune.py --input.span_max": "none set it; spans of input.span_deletion have at most 5 words",
     "run_finetune.py --training.min_delta": "none set it; any improvement counts",
     "run_finetune.py --optimizer.learning_rate": "follows from the width of the model; a resumed run keeps its own",
+    "run_finetune.py --training.log_interval": "follows from the number of steps; at most the former 50",
     "run_finetune.py --training.num_epochs": "follows from the number of records; a resumed run keeps its own",
 }
 RENAMED |= {

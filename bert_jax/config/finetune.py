@@ -192,7 +192,8 @@ class FinetuneTrainingConfig(TrainingConfig):
     num_steps: AtLeast0[int] = 0
     # Examples per optimizer step, over all devices.
     global_batch_size: Positive[int] = 32
-    log_interval: Positive[int] = 50
+    # Steps between log lines; 0: a twentieth of all steps, but at most 50.
+    log_interval: AtLeast0[int] = 0
     # Steps between evaluations on the dev split; 0: once per epoch, without training.num_epochs at most 10 times.
     eval_interval: AtLeast0[int] = 0
     # Steps between checkpoints; 0: as often as the dev split is evaluated by default.

@@ -25,6 +25,8 @@ from bert_jax.training.checkpoint.digest import json_digest
 _FORMER_INPUT = {"mask_fraction": 0.0, "span_max": 5}
 # Evaluations of a run whose number of epochs is not set.
 _MOST_EVALUATIONS = 10
+# Log lines of a run whose interval is not set, and the largest interval, of a long run.
+_LOG_LINES, _LONGEST_LOG_INTERVAL = 20, 50
 
 Splits = Mapping[str, Sequence[Record]]
 
@@ -172,6 +174,7 @@ def with_steps(config: FinetuneConfig, count: int) -> FinetuneConfig:
     training = dataclasses.replace(
         training,
         num_steps=steps,
+        log_interval=training.log_interval or max(1, min(_LONGEST_LOG_INTERVAL, steps // _LOG_LINES)),
         eval_interval=training.eval_interval or interval,
         checkpoint_interval=training.checkpoint_interval or interval,
     )

@@ -57,6 +57,17 @@ def test_the_length_is_that_of_the_records_in_batches():
 
 
 @pytest.mark.parametrize(
+    ("words", "interval"),
+    [
+        ("--training.num_steps 7", 1), ("--training.num_steps 400", 20), ("--training.num_steps 9000", 50),
+        ("--training.num_steps 7 --training.log_interval 60", 60),
+    ],
+)  # fmt: skip
+def test_a_short_run_has_a_curve_of_twenty_points(words, interval):
+    assert with_steps(load(words), 100).training.log_interval == interval
+
+
+@pytest.mark.parametrize(
     ("words", "steps"),
     [("--training.num_epochs 3", 12), ("--training.num_epochs 0.5", 2), ("--training.num_steps 7", 7)],
 )
