@@ -147,6 +147,9 @@ def _state(run: RunFiles) -> str:
     parts = [escape(kind), f'<span class="state {run.state}">{words}</span>', way]
     if run.log.seconds >= 1:
         parts.append(format_duration(run.log.seconds))
+    seconds = run.last().get("seconds_per_step")
+    if run.state == "running" and isinstance(seconds, int | float) and total > step:
+        parts.append(f"about {format_duration((total - step) * seconds)} left")
     if run.state == "running":
         parts.append(f"as of {time.strftime('%Y-%m-%d %H:%M:%S')}; this page reloads itself")
     bar = ""
@@ -235,7 +238,7 @@ def _count(value: object) -> str:
 
 def _start(run: RunFiles) -> str:
     line = next((line for line in run.log.lines if line.startswith("starts from ")), "")
-    return line.removeprefix("starts from ")
+    return "random parameters" if run.from_random else line.removeprefix("starts from ")
 
 
 def _data(run: RunFiles) -> list[str]:

@@ -15,6 +15,7 @@ import yaml
 
 from bert_jax.io.storage import Location, ObjectPath
 from bert_jax.objectives.display import PlainAnswer, ReportData
+from bert_jax.training.launch import RECORD
 from bert_jax.training.logging.logger import Row
 from bert_jax.training.logging.metrics_file import METRICS_FILE, rows_of
 
@@ -59,6 +60,8 @@ class RunFiles:
     data: ReportData
     results: list[Mapping[str, Any]]
     log: LogFacts
+    # True if the run starts from no other model.
+    from_random: bool
 
     @property
     def is_finetuning(self) -> bool:
@@ -144,6 +147,7 @@ def read_run(
         data=data,
         results=results,
         log=read_log(_text(workdir / LOG_FILE)),
+        from_random=isinstance(config, dict) and "task" not in config and not (workdir / RECORD).is_file(),
     )
 
 

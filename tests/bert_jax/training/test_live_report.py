@@ -62,13 +62,15 @@ def write_run(folder, values=(3.0, 2.0), config="training: {num_steps: 40}\n", s
 
 
 def test_a_run_in_progress_writes_its_page_at_every_evaluation(tmp_path):
+    (tmp_path / "config.yaml").write_text("training: {num_steps: 70}")
     log = open_log(tmp_path)
     log.begin_report()
     assert RELOAD in page_of(tmp_path) and "no metrics yet" in page_of(tmp_path)
-    log.write(10, train_metrics(10))
+    log.write(10, train_metrics(10) | {"seconds_per_step": 1.0})
     assert "no metrics yet" in page_of(tmp_path)  # not written at every line
     log.write(10, {"split": "eval", "loss": 9.125})
     assert "<b>9.125</b>" in page_of(tmp_path) and "in progress" in page_of(tmp_path)
+    assert "step 10 of 70" in page_of(tmp_path) and "about 0:01:00 left" in page_of(tmp_path)
     assert not has_report(tmp_path)
     log.close()
     assert RELOAD not in page_of(tmp_path) and '<span class="state stopped">' in page_of(tmp_path)
@@ -127,6 +129,8 @@ def test_the_log_tells_model_hardware_and_duration(tmp_path):
     assert (facts.parameters, facts.devices, facts.dtype) == (1_234_567, "4 x v5e", "bfloat16")
     assert (facts.seconds, facts.attempts) == (60 + 10 + 30, 2)
     folder = write_run(tmp_path / "w")
+    assert "random parameters" in run_page(read_run(folder), TASK)
+    (folder / "warm_start.yaml").touch()
     (folder / "train.log").write_text(LOG)
     page = run_page(read_run(folder), TASK)
     for words in ("models/&lt;small&gt;", "1.23M", "4 x v5e", "0:01:40 in 2 starts", "160 training examples"):
