@@ -78,7 +78,7 @@ def test_one_command_for_everything(capsys, handlers):
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = capsys.readouterr().out
-    assert all(f"    {name} " in shown for name in ("pretrain", "finetune", "data", "embed"))
+    assert all(f"\n  {name} " in shown for name in ("pretrain", "finetune", "data", "embed"))
     assert main(["data", "--help"]) == 0 and "usage: bert-jax data COMMAND" in capsys.readouterr().out
     assert main(["finetune", "--help"]) == 0
     assert "bert-jax finetune" in capsys.readouterr().out
