@@ -54,7 +54,7 @@ class LoadedModel(Engine):
 
     @property
     def config(self) -> ModelConfig:
-        """The ``ModelConfig`` of the network: its sizes and variants."""
+        """The ``ModelConfig`` of the network, its sizes and variants."""
         return self.spec.model
 
     @property

@@ -30,6 +30,7 @@ include_patterns = [
 exclude_patterns = [".*", "build", "runs", "data", "tests", "**/__pycache__", "*.egg-info"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["deflist"]
+smartquotes = False  # "--" begins options
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 napoleon_use_rtype = False

@@ -155,9 +155,8 @@ def _parts(kind: registry.Kind, options: registry.Kind, section: str, key: str, 
     for name in registry.names(kind):
         part = registry.load(kind, name)
         title = registry.load(options, name).TITLE if name in registry.names(options) else ""
-        rows.append(
-            (f"`{name}`", title or first_sentence(part), _recipes_with(section, key, name, default, folders))
-        )
+        meaning = plain(title[0].upper() + title[1:]) if title else first_sentence(part)
+        rows.append((f"`{name}`", meaning, _recipes_with(section, key, name, default, folders)))
     return table((f"`{section}.{key}`", "meaning", "recipes"), rows)
 
 
@@ -281,10 +280,9 @@ def reference_page() -> str:
     for name in bert_jax.__all__:
         is_class = inspect.isclass(getattr(bert_jax, name))
         directive = "autoclass" if is_class else "autofunction"
-        members = "\n   :members:" if is_class else ""
-        lines.append(
-            f"## bert\\_jax.{plain(name)}\n```{{eval-rst}}\n.. {directive}:: bert_jax.{name}{members}\n```\n"
-        )
+        made = "()" if is_class and not name.startswith("Text") else ""  # the library makes it, not the user
+        block = f".. {directive}:: bert_jax.{name}{made}" + ("\n   :members:" if is_class else "")
+        lines.append(f"## bert\\_jax.{plain(name)}\n```{{eval-rst}}\n{block}\n```\n")
     lines += [
         "## Base classes",
         "Classes to derive from in a file of your own ([extension points](../design/house.md#extension-points)).",
