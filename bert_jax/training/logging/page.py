@@ -86,6 +86,10 @@ pre { overflow-x: auto; font-size: 13px; margin: 8px 0 0; overflow-wrap: normal;
 """
 
 
+# Whatever the texts of a run contain, the page loads and executes nothing.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
 def escape(value: object) -> str:
     """Return ``value`` as text in HTML."""
     return html.escape(str(value))
@@ -103,8 +107,7 @@ def document(title: str, body: Iterable[str], *, reload_seconds: int = 0) -> str
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        # Whatever the texts of a run contain, the page loads and executes nothing.
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f"{reload}<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
         f"<body><main>\n{parts}\n</main></body></html>\n"
     )
