@@ -196,7 +196,7 @@ COMMANDS = (
         option("--test", type=Path, metavar="FILE", help="the same for test (sense: by default the same folder)"),
         option(
             "--limit", type=int, default=2000, metavar="N",
-            help="sentences of each file, at equal distances (sense: of each word); 0: all (default: 2000)",
+            help="number of evenly spaced sentences of each file (sense: of each word); 0: all (default: 2000)",
         ),
         option(
             "--layers", metavar="0,-1",
