@@ -1,6 +1,7 @@
 """Training of a run from its start to its last step: compilation of the step, the training loop, checkpoints."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from bert_jax.json_values import Json
 from bert_jax.parallel.hardware import find_chip, mfu
@@ -43,12 +44,23 @@ def fit(job: Job, context: Context, start: FirstState, data: Data, upload: Calla
         with explain_memory("saving the state", state_advice(config)):
             checkpoints.save(state, meta)
 
+    @contextlib.contextmanager
+    def of_workdir() -> Iterator[None]:
+        """If a save has failed because the workdir is gone, raise the error that names the workdir."""
+        try:
+            yield
+        except Exception:
+            context.log.require_file()
+            raise
+
     def finish_pending_save() -> None:
         context.log.require_file()
-        checkpoints.wait()
+        with of_workdir():
+            checkpoints.wait()
 
     def poll(step: int) -> None:
-        checkpoints.poll()
+        with of_workdir():
+            checkpoints.poll()
         context.log.tick(step)
 
     state, start.state = start.state, None  # the first step donates the buffers of the state
@@ -70,7 +82,7 @@ def fit(job: Job, context: Context, start: FirstState, data: Data, upload: Calla
     finally:
         profiler.close()
         batches.close()
-        with watchdog.phase("completing the last save"):
+        with watchdog.phase("completing the last save"), of_workdir():
             checkpoints.close()
 
 

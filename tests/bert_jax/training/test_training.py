@@ -3,6 +3,8 @@
 import json
 import shutil
 import signal
+import threading
+import time
 
 import jax
 import numpy as np
@@ -16,6 +18,7 @@ from bert_jax.io.folder_lock import hold_folder
 from bert_jax.parallel import make_mesh
 from bert_jax.process.exits import Stop
 from bert_jax.start.plan import plan_start
+from bert_jax.training.checkpoint import writer
 from bert_jax.training.checkpoint.folder import saved_steps
 from bert_jax.training.checkpoint.restore import restore_newest
 from bert_jax.training.logging.metrics_file import read_metrics
@@ -84,6 +87,30 @@ def test_a_callback_ends_the_run_like_its_last_step_and_the_rest_is_bitwise_the_
     assert_states_equal(final_state(tmp_path / "whole", config), final_state(cut, config))
     whole, both = (untimed(read_metrics(tmp_path / name)) for name in ("whole", "cut"))
     assert [row for row in both if "split" not in row] == [row for row in whole if "split" not in row]
+
+
+@pytest.mark.parametrize("waits", ["poll", "save"])
+def test_a_run_whose_workdir_disappears_while_a_save_is_written(tmp_path, monkeypatch, waits):
+    """The failed save, or the end of the run after it, names the workdir, not one of its files."""
+    config, workdir = tiny("--training.eval_interval 0 --training.checkpoint_interval 2"), tmp_path / "w"
+    write, deleted, polled = writer._MetaHandler._write, threading.Event(), writer.CheckpointWriter.poll
+
+    async def later(self, directory, complete):
+        workdir.rename(tmp_path / "gone")
+        deleted.set()
+        await write(self, directory, complete)
+
+    def poll(self):
+        if waits == "poll" and self._unlisted is not None:
+            deleted.wait()
+            while self.is_writing():
+                time.sleep(0.01)
+        polled(self)
+
+    monkeypatch.setattr(writer._MetaHandler, "_write", later)
+    monkeypatch.setattr(writer.CheckpointWriter, "poll", poll)
+    with pytest.raises(ValueError, match="w: deleted, moved or replaced during the run"):
+        train_synthetic(config, workdir)
 
 
 @pytest.mark.cases(1)
