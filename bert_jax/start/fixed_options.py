@@ -40,6 +40,8 @@ OF_PHASE = (
     "training.num_tokens", "optimizer.warmup_tokens", "optimizer.wsd_decay_tokens", "optimizer.restart_schedule",
 )  # fmt: skip
 _GENERATOR, _FIRST_STEP = "execution.prng", "training.first_step"
+# Sentence pairs of pretraining, which a model without token types cannot read.
+NEXT_SENTENCE = "data.next_sentence"
 # Options whose defaults follow from the model and the data, and the options that replace each of them. A resumed
 # run keeps their values, also those that were the defaults of an older version.
 _OF_FINETUNING = {"optimizer.learning_rate": (), "training.num_epochs": (LENGTH,)}
@@ -47,6 +49,7 @@ _OF_PRETRAINING = {
     LENGTH: LENGTHS,
     **dict.fromkeys(OF_LENGTH, ()),
     "optimizer.warmup_steps": ("optimizer.warmup_tokens",),
+    NEXT_SENTENCE: (),
 }
 
 T = TypeVar("T")

@@ -6,12 +6,20 @@ from typing import Literal
 
 from bert_jax import registry
 from bert_jax.config import ModelConfig, PretrainConfig, RunOptions
+from bert_jax.config.options import Setting
 from bert_jax.config.schema import PRESETS
 from bert_jax.interop.hf.families.long import has_own_projections
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import leaves_activation_open, leaves_case_open, read_weights
 from bert_jax.interop.taken_over import described, kept_facts
-from bert_jax.start.fixed_options import Given, fixed_settings, model_section, value_of, whole_name
+from bert_jax.start.fixed_options import (
+    NEXT_SENTENCE,
+    Given,
+    fixed_settings,
+    model_section,
+    value_of,
+    whole_name,
+)
 from bert_jax.start.start import Start
 from bert_jax.start.state import extend_positions
 from bert_jax.start.vocabulary import extend_rows, plan_vocabulary
@@ -39,10 +47,14 @@ def pretraining_from(options: RunOptions, given: Given, start: ModelBundle | Non
     longer = bool(options.extend_positions) or source.max_length > read.spec.model.max_length
     kept, kept_notes = kept_facts(weights.spec, longer=longer)
     kept_notes += [f"kept from the initial model for embed and exports: {described(kept)}"] if kept else []
+    pairs: tuple[Setting, ...] = ()
+    if source.type_vocab_size < 2 and NEXT_SENTENCE not in given:
+        pairs = (Setting(name, NEXT_SENTENCE, "none"),)
+        kept_notes.append(f"{NEXT_SENTENCE}: none, because {name} has no token types")
     fixed = {"data.vocab": vocabulary.path, **vocabulary.settings}
     before, after = (model_section(config) | fixed for config in (source, model))
     return Start(
-        settings=fixed_settings(given, before, after, name),
+        settings=fixed_settings(given, before, after, name) + pairs,
         messages=(f"starts from {name}", *weights.notes, *vocabulary.notes, *position_notes, *kept_notes),
         weights=dataclasses.replace(weights, spec=dataclasses.replace(weights.spec, model=model), params=params),
         record=record_text(name, before, after, trained_global=has_own_projections(weights.params), kept=kept),

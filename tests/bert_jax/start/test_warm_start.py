@@ -90,6 +90,16 @@ def test_the_length_is_open_unless_it_is_set(tmp_path):
     assert plan(tmp_path, init_from="")[1].training.num_steps == 0
 
 
+def test_a_model_without_token_types_reads_no_sentence_pairs(tmp_path):
+    save(tmp_path / "source", model=dataclasses.replace(MODEL, type_vocab_size=0), heads=HeadsConfig(mlm=True))
+    start, config = plan(tmp_path)
+    assert config.data.next_sentence == "none" and any("has no token types" in line for line in start.messages)
+    with pytest.raises(ValueError, match=r"model.type_vocab_size: 0 is not allowed"):
+        plan(tmp_path, settings={"data.next_sentence": "nsp"})
+    save(tmp_path / "other")
+    assert plan(tmp_path, init_from=str(tmp_path / "other"))[1].data.next_sentence == "nsp"
+
+
 def test_the_source_decides_over_the_preset(tmp_path):
     save(tmp_path / "source")
     _, config = plan(tmp_path, settings={"training.mode": "bert2018"})
@@ -252,7 +262,7 @@ def test_a_roberta_keeps_the_rows_before_its_first_position(tmp_path):
     )
     assert start.vocabulary == (str(tmp_path / "shards" / "tokenizer.json"), content)
     with pytest.raises(ValueError, match=r"model.type_vocab_size: 1 is not allowed; allowed: 2 or more"):
-        plan(tmp_path)
+        plan(tmp_path, settings={"data.next_sentence": "nsp"})
     with pytest.raises(ValueError, match="--add_words: byte-level BPE"):
         plan(tmp_path, add_words=str(write_words(tmp_path, "covid")), settings={"data.next_sentence": "none"})
 
