@@ -82,7 +82,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     if arguments.takes_recipe:
         arguments.recipe = rest
     elif rest:
-        options = [name for one in commands.choices[words[0]]._actions for name in one.option_strings]
+        options = [name for one in commands.choices[arguments.command]._actions for name in one.option_strings]
         parser.error(f"unrecognized arguments: {' '.join(rest)}{did_you_mean(rest[0], options)}")
     return arguments
 

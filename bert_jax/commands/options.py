@@ -74,7 +74,7 @@ class Command:
 
 def help_width() -> int:
     """Return the number of characters in a line of help."""
-    return shutil.get_terminal_size().columns - 2
+    return max(20, shutil.get_terminal_size().columns - 2)
 
 
 def option(*names: str, **settings: Any) -> Options:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.json_values import Json
+from bert_jax.tokenization.tokenizer import without_surrogates
 
 # Characters of the text that the page shows.
 _SHOWN = 600
@@ -94,7 +95,7 @@ def page(
         "VALUES": base64.b64encode(values.tobytes()).decode(),
         "SCRIPT": (here / "page.js").read_text(encoding="utf-8"),
     }
-    return _filled((here / "page.html").read_text(encoding="utf-8"), parts)
+    return without_surrogates(_filled((here / "page.html").read_text(encoding="utf-8"), parts))
 
 
 def _filled(template: str, parts: Mapping[str, str]) -> str:

@@ -1,6 +1,5 @@
 """A game in the terminal: a person and a model guess the masked words of the same sentences."""
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +10,10 @@ import numpy as np
 
 from bert_jax.contrib.analysis.word_vectors import word_spans
 from bert_jax.contrib.pictures.sentences import CHINESE, ENGLISH
+from bert_jax.io.text_lines import numbered_lines, opened
 from bert_jax.tokenization import Tokenizer
 from bert_jax.tokenization.wordpiece import is_cjk
-from bert_jax.training.logging.report import DATA_FILE
+from bert_jax.training.logging.run_files import read_data
 
 if TYPE_CHECKING:
     from bert_jax.inference.fill import FilledText
@@ -125,8 +125,9 @@ def _sentences(tokenizer: Tokenizer, place: Path, file: Path | None) -> tuple[st
     if file is not None:
         if not file.is_file():
             raise ValueError(f"--text: {file}: no such file; name a text file with a sentence per line")
-        text = file.read_text(encoding="utf-8").replace("{", "(").replace("}", ")")
-        return str(file), [line.strip() for line in text.splitlines() if line.strip()]
+        with opened(file) as stream:
+            lines = [line.strip() for _, line in numbered_lines(stream, file)]
+        return str(file), [line.replace("{", "(").replace("}", ")") for line in lines if line]
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
     if sum(len(piece) == 1 and is_cjk(piece) for piece in pieces) >= _CHINESE_SHARE * len(pieces):
         return "sentences with Chinese idioms", list(CHINESE)
@@ -137,9 +138,7 @@ def _sentences(tokenizer: Tokenizer, place: Path, file: Path | None) -> tuple[st
 def _held_out(tokenizer: Tokenizer, place: Path) -> Iterator[str]:
     """Yield the held-out texts that the report of a pretraining run shows, with their answers in place of the
     masks."""
-    path = place / DATA_FILE
-    samples = json.loads(path.read_text(encoding="utf-8")).get("filled_masks") if path.is_file() else None
-    for sample in samples or ():
+    for sample in read_data(place).get("filled_masks") or ():
         parts = tokenizer.mask_pattern.split(sample["text"])
         answers = [mask["answer"] for mask in sample["masks"]]
         if len(parts) == len(answers) + 1:

@@ -1,7 +1,6 @@
 """The story of a pretraining run: its guesses for a mask at several steps over the curve of its loss, as SVG."""
 
 import html
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,10 +11,11 @@ from bert_jax.config import PretrainConfig, load_config
 from bert_jax.inference.loaded import load
 from bert_jax.interop.model_bundle import ReadOptions
 from bert_jax.io.files import write_whole
+from bert_jax.tokenization.tokenizer import without_surrogates
 from bert_jax.training.checkpoint.folder import saved_steps
 from bert_jax.training.logging.curves import series, smooth, thin
 from bert_jax.training.logging.metrics_file import read_metrics
-from bert_jax.training.logging.report import DATA_FILE
+from bert_jax.training.logging.run_files import read_data
 from bert_jax.training.workdir import read_record
 
 # Shares of the steps, and guesses of each.
@@ -63,10 +63,8 @@ def draw_story(workdir: Path, text: str, target: Path) -> list[Stage]:
         chosen.add(0)
     stages = [_stage(workdir, text, step) for step in sorted(chosen)]
     rows = read_metrics(workdir)
-    data_path = workdir / DATA_FILE
-    data = json.loads(data_path.read_text(encoding="utf-8")) if data_path.is_file() else {}
     curves = series(rows, "train", "loss"), series(rows, "eval", "loss")
-    write_whole(target, story_svg(text, stages, total, curves, data.get("unigram_loss")))
+    write_whole(target, story_svg(text, stages, total, curves, read_data(workdir).get("unigram_loss")))
     return stages
 
 
@@ -95,7 +93,7 @@ def story_svg(
         curves: steps and losses of training and of the evaluations.
         unigram: loss of the unigram distribution, None if it is unknown.
     """
-    title = text if len(text) <= 84 else f"{text[:84]} ..."
+    title = without_surrogates(text if len(text) <= 84 else f"{text[:84]} ...")
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">',
         f"<title>Guesses for the mask in: {html.escape(title)}</title><style>{_STYLE}</style>",

@@ -1,5 +1,6 @@
 """A map of words: their input embeddings, projected onto the first two principal components."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -8,6 +9,7 @@ import numpy as np
 
 from bert_jax.contrib.analysis.word_vectors import word_tokens
 from bert_jax.inference.engine import Engine
+from bert_jax.io.text_lines import numbered_lines, opened
 from bert_jax.model.embeddings import word_table
 
 
@@ -53,10 +55,11 @@ def principal_components(vectors: np.ndarray) -> tuple[np.ndarray, tuple[float, 
 
 def read_words(value: str) -> list[str]:
     """Return the words of the option ``--words``: those of a file, one per line, or words separated by commas.
-    Raises ``ValueError`` if there is no word, and for a single word that is not a file."""
-    path = Path(value)
-    if path.is_file():
-        words = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    Raises ``ValueError`` if there is no word, for a single word that is not a file, and for a file that is not
+    UTF-8."""
+    if os.path.isfile(value):  # False for a list that is longer than a file name can be
+        with opened(Path(value)) as file:
+            words = [line.strip() for _, line in numbered_lines(file, value)]
     elif "," in value:
         words = [word.strip() for word in value.split(",")]
     else:

@@ -68,3 +68,14 @@ def test_a_misspelled_option_has_a_hint(capsys):
         and "unrecognized arguments: --cluster_count" in err
         and "did you mean '--clust" in err
     )
+
+
+def test_an_unknown_option_before_the_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main.main(["--outptu", "report", "runs/x"])
+    assert ended.value.code == 2 and "--outptu; did you mean '--output'?" in capsys.readouterr().err
+
+
+def test_the_narrowest_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1")
+    assert "bert-jax report runs/quickstart" in shown(capsys, "report")

@@ -251,6 +251,16 @@ def test_words_of_the_option(tmp_path):
     assert read_words(str(tmp_path / "words.txt")) == ["w1", "w2"] == read_words("w1, w2,")
     with pytest.raises(ValueError, match=r"--words: words.txt: no such file; give a file with a word per line, or"):
         read_words("words.txt")
+    (tmp_path / "words.txt").write_bytes(b"sch\xf6n\n")
+    with pytest.raises(ValueError, match=r"words.txt:1: not valid UTF-8; convert the file to UTF-8"):
+        read_words(str(tmp_path / "words.txt"))
+    many = [f"word{number}" for number in range(1000)]
+    assert read_words(",".join(many)) == many  # longer than a file name
+
+
+def test_bytes_that_are_no_text_do_not_prevent_the_page(loaded, tmp_path):
+    path = loaded.picture("w1 \udcff w2", candidates=0).save(tmp_path / "page.html")
+    assert "w1 \ufffd w2" in path.read_text(encoding="utf-8")
 
 
 def test_command(tmp_path, capsys):

@@ -120,3 +120,12 @@ def test_what_is_refused(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("zzz 12\n")
     assert main(["play", str(tmp_path / "saved"), "--text", str(tmp_path / "text.txt")]) == 2
     assert "no sentence has a word that is one piece of the vocabulary" in capsys.readouterr().err
+    (tmp_path / "text.txt").write_bytes(b"The sch\xf6n\n")
+    assert main(["play", str(tmp_path / "saved"), "--text", str(tmp_path / "text.txt")]) == 2
+    assert "text.txt:1: not valid UTF-8; convert the file to UTF-8" in capsys.readouterr().err
+
+
+def test_a_damaged_report_gives_no_sentences(english, tmp_path):
+    (tmp_path / "report_data.json").write_text('{"filled_masks": [')
+    _, lines = game(english, tmp_path, [""] * 10)
+    assert "from general English text" in lines[0]
