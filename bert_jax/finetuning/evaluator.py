@@ -13,7 +13,6 @@ from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.model import BertModel
 from bert_jax.model.canonical import Params
 from bert_jax.objectives.display import Confusion, Findings, PlainAnswer, ReportData
-from bert_jax.process import hosts
 from bert_jax.start.start import Start
 from bert_jax.tasks.task import Prediction
 from bert_jax.training.job import Context
@@ -79,9 +78,8 @@ class Evaluator:
             value, digest = values[first][score.name], resolved.record_digests[first]
             is_best = self.best.judge(score, value, step, digest)
         for split in self._devs:
-            context.log.write(step, {"split": split, **values[split]})
-        if hosts.is_lead():
-            context.log.show(self._report_data(context, predictions))
+            context.log.write(step, {"split": split, **values[split]}, shows=True)
+        context.log.show(lambda: self._report_data(context, predictions))
         if is_best and resolved.config.training.restore_best:
             self._save(context, params, step, values)
             self._of_best = predictions

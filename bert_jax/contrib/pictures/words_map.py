@@ -1,6 +1,6 @@
 """A map of words: their input embeddings, projected onto the first two principal components."""
 
-import os
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -57,8 +57,11 @@ def read_words(value: str) -> list[str]:
     """Return the words of the option ``--words``: those of a file, one per line, or words separated by commas.
     Raises ``ValueError`` if there is no word, for a single word that is not a file, and for a file that is not
     UTF-8."""
-    if os.path.isfile(value):  # False for a list that is longer than a file name can be
-        with opened(Path(value)) as file:
+    path, is_file = Path(value), False
+    with contextlib.suppress(OSError):  # a list can be longer than the name of a file
+        is_file = path.is_file()
+    if is_file:
+        with opened(path) as file:
             words = [line.strip() for _, line in numbered_lines(file, value)]
     elif "," in value:
         words = [word.strip() for word in value.split(",")]

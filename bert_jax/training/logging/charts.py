@@ -17,6 +17,8 @@ _WIDTH, _HEIGHT = 340.0, 220.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 8.0, 26.0
 # Largest number of points of a curve that are marked.
 _MOST_MARKS = 40
+# Values of points from here on are not drawn.
+_LARGEST = 1e100
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,10 @@ def bar_chart(groups: Sequence[str], series: Mapping[str, Sequence[int]], colors
 
 
 def point_chart(points: Sequence[tuple[float, float]], x: str, y: str) -> str:
-    """Return the SVG of points and the names of their axes."""
+    """Return the SVG of points and the names of their axes; empty without finite points."""
+    points = [point for point in points if all(abs(value) < _LARGEST for value in point)]  # False for NaN
+    if not points:
+        return ""
     xs, ys = np.array(points, float).T
     y_of, y_marks = _axis(ys.min(), ys.max(), log=False)
     low, high, x_marks = _padded(xs.min(), xs.max())

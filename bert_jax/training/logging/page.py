@@ -3,6 +3,7 @@
 import html
 from collections.abc import Iterable, Sequence
 
+from bert_jax.tokenization.tokenizer import without_surrogates
 from bert_jax.training.logging.logger import Value
 
 # Colors of the runs in a comparison, and their number.
@@ -104,7 +105,7 @@ def document(title: str, body: Iterable[str], *, reload_seconds: int = 0) -> str
     """Return the page. With ``reload_seconds`` above 0, browsers load it again after so many seconds."""
     parts = "\n".join(part for part in body if part)
     reload = f'<meta http-equiv="refresh" content="{reload_seconds}">' if reload_seconds else ""
-    return (
+    return without_surrogates(
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'

@@ -13,6 +13,7 @@ from pathlib import Path
 from bert_jax.io.errors import one_line
 from bert_jax.io.files import write_whole
 from bert_jax.objectives.display import RUN_TILES, Display, ReportData
+from bert_jax.tokenization.tokenizer import without_surrogates
 from bert_jax.training.logging.charts import Scale, line_chart, panel_lines
 from bert_jax.training.logging.curves import baselines, draw_curves, panels_of
 from bert_jax.training.logging.logger import Row, Value
@@ -40,7 +41,7 @@ RELOAD_SECONDS = 20
 # Seconds after which the page is written at the next line of metrics, even without an evaluation.
 _LONGEST_WAIT = 60.0
 # Seconds of writing a page from which on not every evaluation writes one.
-_LONG = 2.0
+_LONG = 0.2
 
 
 def write_report(workdir: Path | str, display: Display, data: ReportData | None = None, *, name: str = "") -> Path:
@@ -64,7 +65,7 @@ def write_report(workdir: Path | str, display: Display, data: ReportData | None 
     write_whole(workdir / IMAGE_FILE, draw_curves(run.rows, run.data, display.panels, run.title))
     write_whole(workdir / HTML_FILE, run_page(run, display))
     if data is not None:  # last: with it, the run counts as complete
-        write_whole(workdir / DATA_FILE, json.dumps(data, indent=1, ensure_ascii=False))
+        write_whole(workdir / DATA_FILE, without_surrogates(json.dumps(data, indent=1, ensure_ascii=False)))
     return workdir / HTML_FILE
 
 
@@ -74,25 +75,36 @@ class LiveReport:
     def __init__(self, workdir: Path, display: Display, name: str, say: Callable[[str], None]) -> None:
         self._workdir, self._display, self._name, self._say = workdir, display, name, say
         self._written, self._seconds = -math.inf, 0.0
-        self._failed = False
-        # What the last evaluation found.
-        self.data: ReportData = {}
+        # The last error that was told.
+        self._problem = ""
+        # What the last evaluation found, and the function that finds it, until it is called.
+        self._data: ReportData = {}
+        self._find: Callable[[], ReportData] | None = None
+
+    def add(self, find: Callable[[], ReportData]) -> None:
+        """Show what ``find`` returns, which is called when the next page is written."""
+        self._find = find
 
     def write(self, *, running: bool = True, is_due: bool = True) -> None:
-        """Write the page; if it is not due, only if the last one is a minute old. With so many lines of metrics
-        that a page takes long, this takes at most 2% of the time of the run. ``running``: browsers reload the
-        page."""
+        """Write the page; if it is not due, only if the last one is a minute old. If writing it takes long, because
+        the run has many lines of metrics or records, this takes at most 2% of the time of the run. ``running``:
+        browsers reload the page."""
         began = time.monotonic()
         least = 50 * self._seconds if self._seconds > _LONG and running else 0.0
         is_due = began - self._written >= (least if is_due else max(least, _LONGEST_WAIT))
-        if self._failed or not is_due or not (self._workdir / METRICS_FILE).is_file():  # deleted or moved
+        if not is_due or not (self._workdir / METRICS_FILE).is_file():  # deleted or moved
             return
         try:
-            run = read_run(self._workdir, "running" if running else "stopped", self.data, self._name)
+            if self._find is not None:
+                find, self._find = self._find, None
+                self._data = find()
+            run = read_run(self._workdir, "running" if running else "stopped", self._data, self._name)
             write_whole(self._workdir / HTML_FILE, run_page(run, self._display))
         except Exception as error:
-            self._failed = True
-            self._say(f"WARNING: {HTML_FILE}: {one_line(error)}; the run continues without it")
+            problem = f"{type(error).__name__}: {error}"
+            if problem != self._problem:
+                self._say(f"WARNING: {HTML_FILE}: {one_line(error)}; the run continues and tries again later")
+            self._problem = problem
         self._written = time.monotonic()
         self._seconds = self._written - began
 

@@ -15,6 +15,7 @@ import yaml
 
 from bert_jax.io.storage import Location, ObjectPath
 from bert_jax.objectives.display import PlainAnswer, ReportData
+from bert_jax.tokenization.tokenizer import without_surrogates
 from bert_jax.training.launch import RECORD
 from bert_jax.training.logging.logger import Row
 from bert_jax.training.logging.metrics_file import METRICS_FILE, rows_of
@@ -137,9 +138,10 @@ def read_run(
     except (yaml.YAMLError, RecursionError):
         config = {}
     results = _json(workdir / "metrics.json", []) if is_complete else []
+    results = [one for one in results if isinstance(one, dict) and "split" in one and "metrics" in one]
     own = workdir.name if isinstance(workdir, ObjectPath) else workdir.resolve().name
     return RunFiles(
-        name=name or own or str(workdir),
+        name=without_surrogates(name or own or str(workdir)),  # of bytes that are not UTF-8
         state=state,
         rows=[row for _, row in rows_of(_bytes(workdir / METRICS_FILE))],
         config=config if isinstance(config, dict) else {},
@@ -183,7 +185,7 @@ def is_running(workdir: Location) -> bool:
 
 def read_log(text: str) -> LogFacts:
     """Return what the lines of train.log tell."""
-    facts, stamps = LogFacts(), list[datetime.datetime]()
+    facts, stamps, lines = LogFacts(), list[datetime.datetime](), dict[str, None]()
     for stamp, line in _stamped(text):
         if model := _MODEL_LINE.fullmatch(line):
             # The messages of an attempt precede its first line by less than a second.
@@ -194,9 +196,10 @@ def read_log(text: str) -> LogFacts:
             stamps = []
         elif start := _START_LINE.fullmatch(line):
             facts.seconds += float(start[1]) + float(start[2])
-        elif not _STEP_LINE.match(line) and line not in facts.lines:
-            facts.lines.append(line)
+        elif not _STEP_LINE.match(line):
+            lines[line] = None
         stamps.append(stamp)
+    facts.lines += lines
     facts.seconds += _seconds(stamps) if facts.attempts else 0.0
     return facts
 
@@ -209,7 +212,7 @@ def _stamped(text: str) -> Iterator[tuple[datetime.datetime, str]]:
     for line in text.splitlines():
         if match := _STAMPED.fullmatch(line):
             with contextlib.suppress(ValueError):
-                yield datetime.datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S"), match[2]
+                yield datetime.datetime.fromisoformat(match[1]), match[2]
 
 
 def _numbers(row: Row) -> dict[str, float | None]:

@@ -1,5 +1,6 @@
 """The logs of a run: metrics.jsonl, train.log, the terminal, loggers and callbacks."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,16 @@ class RunLog:
         rows, seen = self._metrics.rows, self._metrics.seen
         self._tell("open", LoggedRun(folder, launch.workdir.name, to_dict(config), rows, seen))
 
-    def write(self, step: int, values: Row) -> None:
+    def write(self, step: int, values: Row, *, shows: bool = False) -> None:
         """Write and show the log line of a step or, if ``values`` contains ``split``, of an evaluation, unless the
-        log already contains it. Must be called by every process. Exceptions of callbacks are raised."""
+        log already contains it. Must be called by every process. Exceptions of callbacks are raised. ``shows``:
+        the caller writes the report by :meth:`show`."""
         row = self._metrics.write(step, values)
         if row is not None:
             self._tell("evaluation" if "split" in row else "line", row)
             self._progress.update(step, values)
             if self._live is not None:
-                self._live.write(is_due="split" in row)
+                self._live.write(is_due="split" in row and not shows)
         if not self._launch.callbacks:
             return
         answers = [] if row is None else [callback(dict(row)) for callback in self._launch.callbacks]
@@ -64,10 +66,11 @@ class RunLog:
             self._live = LiveReport(self.folder, self._display, self._launch.workdir.name, self.line)
             self._live.write()
 
-    def show(self, data: ReportData) -> None:
-        """Add what an evaluation found to the report."""
+    def show(self, find: Callable[[], ReportData]) -> None:
+        """Write the report with what ``find`` returns, which an evaluation found besides its metrics. Only the lead
+        process calls ``find``, when it writes the report."""
         if self._live is not None:
-            self._live.data = data
+            self._live.add(find)
             self._live.write()
 
     def report(self) -> None:

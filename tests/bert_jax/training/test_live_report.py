@@ -113,6 +113,39 @@ def test_a_page_that_cannot_be_written_does_not_end_the_run(tmp_path, capsys):
     assert capsys.readouterr().out.count("WARNING: report.html: ") == 1
 
 
+def test_the_page_is_tried_again_after_an_error(tmp_path, capsys):
+    log = open_log(tmp_path)
+    log.begin_report()
+
+    def fails():
+        raise KeyError("label")
+
+    log.write(10, {"split": "dev", "f1": 0.5}, shows=True)
+    log.show(fails)
+    log.write(20, {"split": "dev", "f1": 0.625}, shows=True)
+    log.show(lambda: {"title": "found"})
+    assert capsys.readouterr().out.count("WARNING: report.html: ") == 1
+    assert "0.625" in page_of(tmp_path) and "<h1><bdi>found" in page_of(tmp_path)
+    log.close()
+
+
+def test_an_evaluation_writes_one_page_with_what_it_found(tmp_path):
+    log = open_log(tmp_path)
+    log.begin_report()
+    pages = []
+    for split in ("dev", "other"):
+        log.write(10, {"split": split, "f1": 0.125}, shows=True)
+        pages.append(page_of(tmp_path))
+    log.show(lambda: {"title": "found"})
+    assert not any("0.125" in page for page in pages) and "0.125" in page_of(tmp_path)
+    # The last page of a run shows what an evaluation found since the page before.
+    log._live._seconds = 60.0
+    log.show(lambda: {"title": "found later"})
+    assert "found later" not in page_of(tmp_path)
+    log.close()
+    assert "found later" in page_of(tmp_path)
+
+
 def test_a_deleted_workdir_stays_deleted(tmp_path):
     log = open_log(tmp_path / "w")
     log.begin_report()
@@ -154,6 +187,27 @@ def test_damaged_files_count_as_empty(tmp_path, name):
     (folder / "report_data.json").write_text("{}")
     (folder / name).write_bytes(b"\xff{[:\n- x: [")
     Tags(run_page(read_run(folder), TASK))
+
+
+def test_texts_and_numbers_that_no_file_or_chart_can_hold(tmp_path):
+    mistakes = [{"text": "half \ud83d of a pair", "gold": "a", "predicted": "b", "score": float("nan")}]
+    values = [(1.0, 2.0), (3.0, float("nan")), (float("inf"), 1.0), (1e308, -1e308)]
+    points = {"title": "points", "x": "x", "y": "y", "values": values}
+    findings = {"dev": {"scored": 1, "wrong": 1, "mistakes": mistakes, "points": points}}
+    folder = write_run(tmp_path / "w", config="task: {kind: regression}\n")
+    write_report(folder, TASK, {"findings": findings}, name="caf\udce9")
+    page = page_of(folder)
+    assert "caf\ufffd" in page and "half \ufffd of a pair" in page and page.count("<title>x ") == 1
+    write_report(folder, TASK, {"findings": {"dev": {"points": {**points, "values": values[1:]}}}})
+    assert "dev: points" not in page_of(folder)
+
+
+def test_entries_of_results_without_metrics_are_left_out(tmp_path):
+    folder = write_run(tmp_path / "w", config="task: {kind: regression}\n", split="dev")
+    (folder / "report_data.json").write_text("{}")
+    for results in ([1], [{"split": "dev"}], [[]], [None]):
+        (folder / "metrics.json").write_text(json.dumps(results))
+        assert "25.00" in run_page(read_run(folder), TASK) or "0.25" in run_page(read_run(folder), TASK)
 
 
 def test_options_of_other_types_are_shown_as_they_are(tmp_path):
