@@ -9,15 +9,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_translations import WORDS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-def test_words_of_a_query():
+@pytest.fixture(scope="module")
+def search():
+    """The module docs/site/search.py."""
     pytest.importorskip("sphinx")
     spec = importlib.util.spec_from_file_location("site_search", REPOSITORY / "docs/site/search.py")
-    search = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(search)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_words_of_a_query(search):
     assert search.words("如何预训练BERT?") == ["预训", "训练", "BERT"]
     assert search.words("resume a_run 词") == ["resume", "a_run", "词"]
 
@@ -48,7 +55,7 @@ def test_pages_load_nothing_from_other_hosts(site):
 
 
 @pytest.mark.slow  # builds the site
-def test_the_index_has_english_and_chinese_words(site):
+def test_the_index_has_english_and_chinese_words(site, search):
     index = json.loads((site / "searchindex.js").read_text(encoding="utf-8").removeprefix("Search.setIndex(")[:-1])
 
     def pages(word):
@@ -56,6 +63,8 @@ def test_the_index_has_english_and_chinese_words(site):
         return {index["docnames"][file] for file in (files if isinstance(files, list) else [files])}
 
     assert "README" in pages("checkpoint") and "README.zh-CN" in pages("训练")
+    for word in WORDS:
+        assert set.intersection(*map(pages, search.words(word))), word
     assert not any(page.startswith("studies/") for word in index["terms"] for page in pages(word))
     language = (site / "_static" / "language_data.js").read_text(encoding="utf-8")
     assert "Stemmer = EnglishStemmer;" in language and "var splitQuery" in language
