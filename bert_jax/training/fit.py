@@ -9,6 +9,7 @@ from bert_jax.parallel.prefetch import DevicePrefetcher
 from bert_jax.training.checkpoint.writer import CheckpointWriter
 from bert_jax.training.job import Context, Data, Job
 from bert_jax.training.logging.meter import Recorder
+from bert_jax.training.logging.run_log import RunLog
 from bert_jax.training.loop import Loop, ProfilerWindow
 from bert_jax.training.memory import explain_memory, state_advice, step_advice
 from bert_jax.training.start import FirstState
@@ -44,22 +45,13 @@ def fit(job: Job, context: Context, start: FirstState, data: Data, upload: Calla
         with explain_memory("saving the state", state_advice(config)):
             checkpoints.save(state, meta)
 
-    @contextlib.contextmanager
-    def of_workdir() -> Iterator[None]:
-        """If a save has failed because the workdir is gone, raise the error that names the workdir."""
-        try:
-            yield
-        except Exception:
-            context.log.require_file()
-            raise
-
     def finish_pending_save() -> None:
         context.log.require_file()
-        with of_workdir():
+        with _workdir_named(context.log):
             checkpoints.wait()
 
     def poll(step: int) -> None:
-        with of_workdir():
+        with _workdir_named(context.log):
             checkpoints.poll()
         context.log.tick(step)
 
@@ -82,8 +74,18 @@ def fit(job: Job, context: Context, start: FirstState, data: Data, upload: Calla
     finally:
         profiler.close()
         batches.close()
-        with watchdog.phase("completing the last save"), of_workdir():
+        with watchdog.phase("completing the last save"), _workdir_named(context.log):
             checkpoints.close()
+
+
+@contextlib.contextmanager
+def _workdir_named(log: RunLog) -> Iterator[None]:
+    """If a save fails because the workdir is gone, raise the error that names the workdir."""
+    try:
+        yield
+    except Exception:
+        log.require_file()
+        raise
 
 
 def line_writer(job: Job, context: Context) -> Callable[[int, dict[str, float | None]], None]:
