@@ -2,14 +2,15 @@
 
 import argparse
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_jax import registry
 from bert_jax.commands.options import Command, option
-from bert_jax.io.files import write_whole
-from bert_jax.io.storage import Location, location
+from bert_jax.io.files import require_folder, whole_file, write_whole
+from bert_jax.io.storage import Location, ObjectPath, location
 from bert_jax.objectives.display import Display, Panel
 from bert_jax.training.logging.run_files import CONFIG_FILE, HTML_FILE, RunFiles, read_run
 
@@ -34,6 +35,8 @@ def report(
 
     if not workdirs:
         raise ValueError("no workdir; give the folder of one or more runs")
+    if any(isinstance(one, list | tuple) for one in workdirs):
+        raise ValueError("workdirs: a list is not allowed; write report(*workdirs)")
     names = (one if isinstance(one, str | os.PathLike) else one.workdir for one in workdirs)
     places = [location(os.fspath(name)) for name in names]
     for place in places:
@@ -42,8 +45,23 @@ def report(
     runs = [(run, _display(run)) for run in map(read_run, places)]
     own = places[0] / HTML_FILE if len(runs) == 1 else Path(COMPARISON)
     target = own if output is None else location(os.fspath(output))
-    write_whole(target, run_page(*runs[0]) if len(runs) == 1 else comparison_page(runs))
+    _write(target, run_page(*runs[0]) if len(runs) == 1 else comparison_page(runs))
     return target
+
+
+def _write(target: Location, page: str) -> None:
+    """Write the file by a temporary file of this call alone, because a run in progress writes its page too."""
+    if isinstance(target, ObjectPath):
+        write_whole(target, page)
+        return
+    folder = target.resolve().parent
+    require_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(prefix=".bert_jax-", dir=folder) as scratch,
+        whole_file(target, Path(scratch)) as part,
+    ):
+        part.write_text(page, encoding="utf-8")
 
 
 def _display(run: RunFiles) -> Display:

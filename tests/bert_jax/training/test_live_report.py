@@ -299,6 +299,20 @@ def test_the_command_writes_into_the_workdir_and_refuses_other_folders(tmp_path,
     assert "stopped" in page_of(folder) and not has_report(folder)
     assert cli.main(["report", str(folder), str(tmp_path)]) == 2
     assert "no config.yaml in this folder; give the workdir of a run" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"a list is not allowed; write report\(\*workdirs\)"):
+        bert_jax.report([folder])  # type: ignore[arg-type]
+
+
+def test_the_command_leaves_the_file_that_a_run_is_writing(tmp_path):
+    folder = write_run(tmp_path / "w")
+    (folder / ".report.html.tmp").write_text("half a page")
+    assert bert_jax.report(folder) == folder / "report.html" and "stopped" in page_of(folder)
+    assert (folder / ".report.html.tmp").read_text() == "half a page"
+    assert not [one for one in folder.iterdir() if one.name.startswith(".bert_jax-")]
+    link = tmp_path / "link.html"
+    link.symlink_to(folder / "linked.html")
+    assert bert_jax.report(folder, output=link) == link and link.is_symlink()
+    assert bert_jax.report(folder, output=tmp_path / "new" / "x.html").read_text() == page_of(folder)
 
 
 def test_no_text_is_smaller_than_11_pixels():
