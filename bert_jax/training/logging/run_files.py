@@ -127,15 +127,16 @@ def read_run(
     ``data`` the content of report_data.json (default: the file), ``name`` the name of the run (default: that of the
     folder)."""
     if state is None:
+        # A run that is not complete removes this file when it starts; the lease of a store can outlive its run.
         is_complete = (workdir / DATA_FILE).is_file()
-        state = "running" if is_running(workdir) else "complete" if is_complete else "stopped"
+        state = "complete" if is_complete else "running" if is_running(workdir) else "stopped"
     is_complete = state == "complete"
     if data is None:
         data = read_data(workdir) if is_complete else {}
     text = _text(workdir / CONFIG_FILE)
     try:
         config = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError):
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date that does not exist
         config = {}
     results = _json(workdir / "metrics.json", []) if is_complete else []
     results = [one for one in results if isinstance(one, dict) and "split" in one and "metrics" in one]

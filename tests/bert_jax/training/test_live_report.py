@@ -177,7 +177,8 @@ def test_a_running_run_is_one_whose_workdir_is_locked(tmp_path):
     with (folder / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert read_run(folder).state == "running"
-    (folder / "report_data.json").write_text('{"title": "x"}')  # as a run of an older version leaves it
+        (folder / "report_data.json").write_text('{"title": "x"}')  # as a run of an older version leaves it
+        assert read_run(folder).state == "complete"
     assert read_run(folder).state == "complete" and read_run(folder).title == "x"
 
 
@@ -185,8 +186,9 @@ def test_a_running_run_is_one_whose_workdir_is_locked(tmp_path):
 def test_damaged_files_count_as_empty(tmp_path, name):
     folder = write_run(tmp_path / "w")
     (folder / "report_data.json").write_text("{}")
-    (folder / name).write_bytes(b"\xff{[:\n- x: [")
-    Tags(run_page(read_run(folder), TASK))
+    for content in (b"\xff{[:\n- x: [", b"day: 2026-02-31"):
+        (folder / name).write_bytes(content)
+        Tags(run_page(read_run(folder), TASK))
 
 
 def test_texts_and_numbers_that_no_file_or_chart_can_hold(tmp_path):
