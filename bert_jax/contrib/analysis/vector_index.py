@@ -160,8 +160,8 @@ class VectorIndex:
         cosine = float(first @ vector / np.linalg.norm(first) / max(float(np.linalg.norm(vector)), 1e-30))
         if not cosine >= _SAME:
             raise ValueError(
-                f"{self.name}: the index was made with another model or pooling (cosine of its first text with "
-                f"{model.name}: {cosine:.3f}); use the model and the options with which it was made"
+                f"{self.name}: the index was made with another model, pooling or dtype (cosine of its first "
+                f"text with {model.name}: {cosine:.3f}); use the model and the options with which it was made"
             )
 
     def _check_width(self, width: int, name: str) -> None:

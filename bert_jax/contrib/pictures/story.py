@@ -1,6 +1,7 @@
 """The story of a pretraining run: its guesses for a mask at several steps over the curve of its loss, as SVG."""
 
 import html
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,13 +12,14 @@ from bert_jax.config import PretrainConfig, load_config
 from bert_jax.inference.loaded import load
 from bert_jax.interop.model_bundle import ReadOptions
 from bert_jax.io.files import write_whole
-from bert_jax.tokenization.tokenizer import without_surrogates
 from bert_jax.training.checkpoint.folder import saved_steps
 from bert_jax.training.logging.curves import series, smooth, thin
 from bert_jax.training.logging.metrics_file import read_metrics
 from bert_jax.training.logging.run_files import read_data
 from bert_jax.training.workdir import read_record
 
+# Characters that no XML file can hold, such as the control characters among the pieces of a byte-level BPE.
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 # Shares of the steps, and guesses of each.
 SHARES = (0.0, 0.01, 0.1, 1.0)
 _GUESSES = 5
@@ -93,10 +95,10 @@ def story_svg(
         curves: steps and losses of training and of the evaluations.
         unigram: loss of the unigram distribution, None if it is unknown.
     """
-    title = without_surrogates(text if len(text) <= 84 else f"{text[:84]} ...")
+    title = text if len(text) <= 84 else f"{text[:84]} ..."
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">',
-        f"<title>Guesses for the mask in: {html.escape(title)}</title><style>{_STYLE}</style>",
+        f"<title>Guesses for the mask in: {_escaped(title)}</title><style>{_STYLE}</style>",
         f'<rect class="page" width="{_WIDTH}" height="{_HEIGHT}" rx="8"/>',
         _text(_LEFT - 32, 36, title, "ink title"),
     ]
@@ -139,7 +141,11 @@ class _Scale(NamedTuple):
 
 def _text(x: float, y: float, value: str, kind: str, anchor: str = "start") -> str:
     where = "" if anchor == "start" else f' text-anchor="{anchor}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}"{where}>{html.escape(value)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}"{where}>{_escaped(value)}</text>'
+
+
+def _escaped(value: str) -> str:
+    return html.escape(_NOT_XML.sub("\ufffd", value))
 
 
 def _axes(scale: _Scale) -> Iterator[str]:

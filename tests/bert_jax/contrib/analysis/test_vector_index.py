@@ -193,9 +193,9 @@ def test_bad_input(files, capsys):
         (["search", "--index", model, "w1"], "model: not an index; bert-jax embed --precision binary"),
         (
             ["search", "--model", files / "other", "--index", index, "w1"],
-            "the index was made with another model or pooling",
+            "the index was made with another model, pooling or dtype",
         ),
-        ([*search, "--pooling", "max"], "the index was made with another model or pooling"),
+        ([*search, "--pooling", "max"], "the index was made with another model, pooling or dtype"),
         ([*search, "--width", "10"], "vectors of width 16, but"),
         (
             ["search", "--index", index, "--queries", files / "narrow.npy"],

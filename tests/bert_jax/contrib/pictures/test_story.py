@@ -35,6 +35,12 @@ def test_the_picture_is_whole_and_safe():
     assert ET.fromstring(story_svg("[MASK]", stages[:1], 100, (NO_CURVE, NO_CURVE), None)) is not None
 
 
+def test_characters_that_xml_cannot_hold():
+    text = story_svg("a\x1b [MASK] \udcff 你 🙂", [Stage(0, [("\x07", 0.2)])], 100, (NO_CURVE, NO_CURVE), None)
+    words = [one.text for one in ET.fromstring(text.encode()).iter("{http://www.w3.org/2000/svg}text")]
+    assert words[0] == "a\ufffd [MASK] \ufffd 你 🙂" and "\ufffd" in words
+
+
 def test_what_is_refused(tmp_path, capsys):
     assert main(["story", str(tmp_path), "a [MASK]"]) == 2
     assert f"{tmp_path}: not the workdir of a pretraining run; name one" in capsys.readouterr().err
