@@ -112,8 +112,9 @@ def _add_words(words: Counter[str], seen: Counter[str], lower_case: bool, strip_
         rarest += 1
 
 
-def _alphabet(words: Counter[str], budget: int) -> tuple[list[str], list[str]]:
-    """Return the initial and the ``##`` pieces of the most frequent characters, at most ``budget`` in total."""
+def _alphabet(words: Counter[str], budget: int) -> tuple[list[str], list[str], bool]:
+    """Return the initial and the ``##`` pieces of the most frequent characters, at most ``budget`` in total, and
+    whether the budget left characters out."""
     counts: Counter[str] = Counter()
     for word, count in words.items():
         for char in word:
@@ -121,17 +122,21 @@ def _alphabet(words: Counter[str], budget: int) -> tuple[list[str], list[str]]:
     threshold = counts.total() * _RAREST_CHARACTER
     initial: list[str] = []
     continuing: list[str] = []
+    is_cut = False
     for char, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         is_word = is_punctuation(char) or is_cjk(char)
         budget -= 1 if is_word else 2
-        if budget < 0 or count < threshold:
+        if count < threshold:
+            break
+        if budget < 0:
+            is_cut = True
             break
         if "\ud800" <= char <= "\udfff":  # a lone surrogate cannot be written
             continue
         initial.append(char)
         if not is_word:
             continuing.append("##" + char)
-    return sorted(initial), sorted(continuing)
+    return sorted(initial), sorted(continuing), is_cut
 
 
 def _most_frequent(words: Counter[str], vocab_size: int) -> list[str]:
@@ -145,12 +150,26 @@ def _most_frequent(words: Counter[str], vocab_size: int) -> list[str]:
 
 
 def _train_wordpiece(words: Counter[str], vocab_size: int) -> list[str]:
-    """Train a WordPiece vocabulary; return its pieces by id: special, initial, ``##``, then merged pieces."""
-    from tokenizers import Tokenizer, models, trainers
+    """Train a WordPiece vocabulary; return its pieces by id: special, initial, ``##``, then merged pieces.
 
+    Characters take at most half of the pieces, and more if the words, such as Chinese characters, need fewer.
+    """
     if not words:
         raise ValueError("data.corpus: the corpus contains no text to train a vocabulary on; name other files")
-    initial, continuing = _alphabet(words, (vocab_size - len(SPECIAL_PIECES)) // 2)
+    most = vocab_size - len(SPECIAL_PIECES)
+    budget = most // 2
+    while True:
+        initial, continuing, is_cut = _alphabet(words, budget)
+        pieces = _merge(words, initial, continuing, vocab_size)
+        if not is_cut or len(pieces) >= vocab_size or budget >= most:
+            return pieces
+        budget = min(most, budget + vocab_size - len(pieces))
+
+
+def _merge(words: Counter[str], initial: list[str], continuing: list[str], vocab_size: int) -> list[str]:
+    """Return the special pieces, the pieces of the alphabet, and merged pieces up to ``vocab_size``."""
+    from tokenizers import Tokenizer, models, trainers
+
     known = set(initial)
     # A word with a character outside the alphabet is always tokenized as [UNK].
     usable = [(word, count) for word, count in sorted(words.items()) if len(word) > 1 and known.issuperset(word)]

@@ -77,16 +77,26 @@ def test_wordpiece_layout_and_order(tmp_path: Path) -> None:
     assert load_tokenizer(path).vocab_size < 40
 
 
-def test_the_alphabet_takes_at_most_half_the_vocabulary(tmp_path: Path) -> None:
+def pieces_of(texts: list[str], size: int, folder: Path) -> list[str]:
+    """The pieces of a vocabulary after the special ones."""
+    path = train_vocabulary(texts, kind="wordpiece", vocab_size=size, lower_case=True, output=folder / "vocab.txt")
+    return path.read_text(encoding="utf-8").split("\n")[5:-1]
+
+
+def test_the_alphabet_takes_what_merged_pieces_do_not_need(tmp_path: Path) -> None:
+    """Half of the pieces if words can fill the other half; all of them for Chinese, where a character is a word."""
     han = [chr(0x4E00 + i) for i in range(500)]
-    texts = ["".join(han[: 500 - 5 * i]) for i in range(90)]
-    path = train_vocabulary(texts, kind="wordpiece", vocab_size=105, lower_case=True, output=tmp_path / "vocab.txt")
-    assert path.read_text(encoding="utf-8").split("\n")[5:-1] == han[:50]
+    assert pieces_of(["".join(han[: 500 - 5 * i]) for i in range(90)], 105, tmp_path) == han[:100]
     letters = [chr(0x561 + i) for i in range(38)]
-    texts = [" ".join(letters[: 38 - i // 2]) for i in range(60)]
-    path = train_vocabulary(texts, kind="wordpiece", vocab_size=45, lower_case=True, output=tmp_path / "vocab.txt")
-    pieces = path.read_text(encoding="utf-8").split("\n")[5:-1]
-    assert pieces == [*letters[:10], *("##" + letter for letter in letters[:10])]
+    alone = [" ".join(letters[: 38 - i // 2]) for i in range(60)]
+    assert pieces_of(alone, 45, tmp_path) == [*letters[:20], *("##" + letter for letter in letters[:20])]
+    many = [" ".join(a + b for a in letters[: 38 - i] for b in letters[: 38 - i]) for i in range(30)]
+    pieces = pieces_of(many, 45, tmp_path)
+    assert pieces[:20] == [*letters[:10], *("##" + letter for letter in letters[:10])]
+    assert len(pieces) == 40 and all(len(piece.strip("#")) > 1 for piece in pieces[20:])
+    mixed = ["".join(han[: 60 - i]) + " word works " for i in range(50)]
+    pieces = pieces_of(mixed, 70, tmp_path)
+    assert len(pieces) == 65 and {"word", "works"} <= set(pieces)
 
 
 def test_rare_characters_and_words_that_hold_them_are_left_out(
