@@ -29,6 +29,19 @@ def test_words_of_a_query(search):
     assert search.words("resume a_run 词") == ["resume", "a_run", "词"]
 
 
+@pytest.mark.slow  # writes the generated pages
+def test_generated_pages_are_replaced_and_folders_stay(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "docs/site"))
+    pages = importlib.import_module("pages")
+    monkeypatch.setattr(pages, "GENERATED", tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / "former.md").write_text("")
+    pages.write()
+    assert (tmp_path / "commands.md").is_file() and (tmp_path / ".ipynb_checkpoints").is_dir()
+    assert not (tmp_path / "former.md").exists()
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")

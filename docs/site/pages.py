@@ -333,7 +333,7 @@ def write() -> None:
     for path in [*TUTORIALS.glob("*.md"), *TUTORIALS.parent.glob("zh/tutorial-*.md")]:
         files[f"{path.stem}.ipynb"] = notebook(path.read_text(encoding="utf-8"))
     for path in GENERATED.iterdir():
-        if path.name not in files:
+        if path.name not in files and path.is_file():  # an opened notebook leaves a folder
             path.unlink()
     for name, text in files.items():
         path = GENERATED / name
