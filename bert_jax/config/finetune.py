@@ -152,7 +152,7 @@ class FinetuneOptimizerConfig(OptimizerConfig):
 
     FIXED: ClassVar[tuple[str, ...]] = ("warmup_tokens", "wsd_decay_tokens", "restart_schedule")
 
-    # Peak learning rate; -1: from the width of the model (see automatic_rate and docs/finetuning.md).
+    # Peak learning rate; -1: from the width of the model (docs/finetuning.md, Rate and length).
     learning_rate: Annotated[float, Range("0 or more, or -1", lambda value: value >= 0 or value == -1)] = -1.0
     # Number of steps of linear warmup from 0; 0: optimizer.warmup_fraction of all steps.
     warmup_steps: AtLeast0[int] = 0
@@ -214,6 +214,10 @@ class FinetuneTrainingConfig(TrainingConfig):
         if not self.has_length:
             return automatic_steps(per_epoch)
         return self.num_steps or max(1, math.ceil(self.num_epochs * per_epoch))
+
+
+# Optimizers that the automatic rate has been measured with.
+RATED_OPTIMIZERS = ("adamw", "bert_adam", "muon")
 
 
 def automatic_rate(config: "FinetuneConfig") -> float:

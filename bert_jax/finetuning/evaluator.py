@@ -78,7 +78,10 @@ class Evaluator:
             value, digest = values[first][score.name], resolved.record_digests[first]
             is_best = self.best.judge(score, value, step, digest)
         for split in self._devs:
-            context.log.write(step, {"split": split, **values[split]}, shows=True)
+            own = values[split]
+            # The metric that selects the parameters comes first.
+            chosen = {name: own[name] for name in (self.best.metric,) if name in own}
+            context.log.write(step, {"split": split, **chosen, **own}, shows=True)
         context.log.show(lambda: self._report_data(context, predictions))
         if is_best and resolved.config.training.restore_best:
             self._save(context, params, step, values)

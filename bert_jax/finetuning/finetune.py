@@ -134,7 +134,12 @@ class FinetuneJob(Job):
     def evaluate(self, context: Context, state: TrainState, step: int) -> bool:
         if self.has_eval_data():
             self._evaluator.evaluate(context, state, step)
-        return self.stopped_early()
+        ends = self.stopped_early()
+        if ends:
+            best = self._evaluator.best
+            what = f"no better {best.metric} since step {best.step:,}"
+            context.log.line(f"step {step:,}: {what}; training.patience ends the run")
+        return ends
 
     def stopped_early(self) -> bool:
         patience = self.resolved.config.training.patience

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_jax.config import HeadsConfig
-from bert_jax.config.finetune import FinetuneConfig, automatic_rate
+from bert_jax.config.finetune import RATED_OPTIMIZERS, FinetuneConfig, automatic_rate
 from bert_jax.finetuning.artifacts import records_digest
 from bert_jax.finetuning.supervision import LABELS_ONLY, Supervision
 from bert_jax.records import Record
@@ -189,7 +189,9 @@ def automatic_notes(asked: FinetuneConfig, config: FinetuneConfig, count: int) -
     is the number of examples."""
     training, parts = config.training, list[str]()
     if asked.optimizer.learning_rate < 0:
-        parts.append(f"optimizer.learning_rate {config.optimizer.learning_rate:g}")
+        name = config.optimizer.name
+        known = "" if name in RATED_OPTIMIZERS else f" (measured for {', '.join(RATED_OPTIMIZERS)}, not for {name})"
+        parts.append(f"optimizer.learning_rate {config.optimizer.learning_rate:g}{known}")
     if not asked.training.has_length:
         epochs = training.num_steps * training.global_batch_size / count
         parts.append(f"training.num_steps {training.num_steps:,} ({epochs:.1f} epochs of {count:,} examples)")

@@ -82,6 +82,9 @@ def test_what_was_chosen_is_said():
     assert "optimizer.learning_rate 0.001" in line and "training.num_steps 1,000 (6.4 epochs" in line
     asked = of_width(128, "--optimizer.learning_rate 1e-4 --training.num_epochs 2")
     assert automatic_notes(asked, with_steps(asked, 5000), 5000) == []
+    asked = of_width(128, "--optimizer.name lamb --training.num_epochs 2")
+    (line,) = automatic_notes(asked, with_steps(asked, 5000), 5000)
+    assert line.endswith("(measured for adamw, bert_adam, muon, not for lamb)")
 
 
 def stored(folder, **sections):

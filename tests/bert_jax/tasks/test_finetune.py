@@ -258,7 +258,10 @@ def test_the_predictions_of_the_best_evaluation_are_kept(source, tmp_path, monke
     monkeypatch.setattr(Predictor, "outputs", lambda *given: passes.append(1) or outputs(*given))
     run(source, workdir, "--training.num_epochs 3 --training.patience 1")
     evaluations = [line for line in lines(workdir) if line.get("split") == "dev"]
-    assert len(passes) == len(evaluations) and results(workdir)["dev"]["step"] < evaluations[-1]["step"]
+    best, last = results(workdir)["dev"]["step"], evaluations[-1]["step"]
+    assert len(passes) == len(evaluations) and best < last
+    ending = f"step {last}: no better accuracy since step {best}; training.patience ends the run\n"
+    assert ending in (workdir / "train.log").read_text()
     predictions = (workdir / "predictions_dev.jsonl").read_text()
     for name in ("metrics.json", "predictions_dev.jsonl", "report.html"):
         (workdir / name).unlink()
@@ -362,3 +365,10 @@ def test_fewer_records_than_a_batch(source, tmp_path, curves):
     assert found["n"] == 2
     # Values have no classes to confuse.
     assert "confusion_matrix" not in found and "confusion matrix" not in (tmp_path / "w/report.html").read_text()
+
+
+def test_the_metric_that_selects_comes_first(source, tmp_path):
+    run(source, tmp_path / "w", "--training.num_epochs 1 --task.metric f1_macro")
+    (line,) = [line for line in lines(tmp_path / "w") if line.get("split") == "dev"]
+    assert [name for name in line if name not in ("step", "split")][:2] == ["f1_macro", "accuracy"]
+    assert "dev step 9/9  f1_macro " in (tmp_path / "w" / "train.log").read_text()
