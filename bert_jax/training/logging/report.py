@@ -75,7 +75,7 @@ class LiveReport:
     def __init__(self, workdir: Path, display: Display, name: str, say: Callable[[str], None]) -> None:
         self._workdir, self._display, self._name, self._say = workdir, display, name, say
         self._written, self._seconds = -math.inf, 0.0
-        # The last error that was told.
+        # The last error that the log names.
         self._problem = ""
         # What the last evaluation found, and the function that finds it, until it is called.
         self._data: ReportData = {}
