@@ -159,9 +159,9 @@ LAST_PANELS = (
     Panel("tokens per second", "tokens_per_second"),
     Panel("model FLOP utilization", "mfu", percent=True),
 )
-# Tiles of every run, from the last training line.
+# Tiles of every run, from the last training line; rates are means over the run.
 RUN_TILES = (
     Tile("examples seen", "examples_seen", ("epoch", "passes over the data")),
-    Tile("tokens per second", "tokens_per_second"),
-    Tile("model FLOP utilization", "mfu"),
+    Tile("tokens per second, mean", "tokens_per_second"),
+    Tile("model FLOP utilization, mean", "mfu"),
 )

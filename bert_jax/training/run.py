@@ -7,6 +7,7 @@ import time
 
 import jax
 
+from bert_jax.io.errors import one_line
 from bert_jax.io.storage import ObjectPath
 from bert_jax.parallel import make_mesh
 from bert_jax.process import exits, hosts
@@ -103,6 +104,12 @@ class Run:
                 raise
             with self.watchdog.phase("writing the report"):
                 job.finish(context, state)
+        except RollBack:
+            raise
+        except BaseException as error:
+            name = "" if isinstance(error, exits.Stop) or not str(error) else f"{type(error).__name__}: "
+            context.log.write_end(name + one_line(error))
+            raise
         finally:
             context.log.close()
 

@@ -13,8 +13,10 @@ from bert_jax.training.logging.logger import Row
 from bert_jax.training.logging.progress import format_count
 
 # Size of a chart in its own units, which are about the pixels of a phone, and its margins.
-_WIDTH, _HEIGHT = 340.0, 220.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 8.0, 26.0
+_WIDTH, _HEIGHT = 340.0, 236.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 8.0, 44.0
+# Baseline of the labels below the horizontal axis.
+_BELOW = _HEIGHT - _BOTTOM + 19
 # Largest number of points of a curve that are marked.
 _MOST_MARKS = 40
 # Values of points from here on are not drawn.
@@ -32,6 +34,8 @@ class Line:
     name: str = ""
     css: str = ""
     marked: bool = False
+    # Step of the value that the run kept, which the chart marks.
+    kept: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def panel_lines(panel: Panel, rows: Sequence[Row]) -> list[Line]:
     steps, values = thin(*series(rows, "train", panel.key))
     mean = smooth(values) if panel.noisy else values
     lines = [Line(steps, values, "var(--train)", css="faint")] if mean is not values else []
-    lines.append(Line(steps, mean, "var(--train)", "training"))
+    lines.append(Line(steps, mean, "var(--train)", "training" if mean is values else "training, running mean"))
     name = "held-out" if panel.split == "eval" else panel.split
     lines.append(Line(*thin(*series(rows, panel.split, panel.key)), "var(--eval)", name, marked=True))
     return [line for line in lines if len(line.values)]
@@ -86,7 +90,7 @@ def line_chart(
     steps = np.concatenate([line.steps for line in lines])
     values = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
     known = [value for value, _ in levels]
-    log = scale.log and values.min() > 0 and values.max() > 10 * values.min()
+    log = is_log(lines, scale)
     low, high = min([values.min(), *known]), max([values.max(), *known])
     y_of, marks = _axis(min(low, 0.0) if scale.from_zero else low, high, log)
     first, last = float(steps.min()), float(steps.max())
@@ -100,6 +104,16 @@ def line_chart(
         )
     parts += [_curve(line, x_of, y_of, scale) for line in lines]
     return _legend(lines, levels, scale) + _svg(parts, title)
+
+
+def is_log(lines: Sequence[Line], scale: Scale) -> bool:
+    """Return True if the chart of ``lines`` has a logarithmic axis: if ``scale`` allows it, and if the values span
+    more than a decade."""
+    if not scale.log:
+        return False
+    values = np.concatenate([line.values for line in lines] or [np.zeros(1)])
+    values = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
+    return bool(values.min() > 0 and values.max() > 10 * values.min())
 
 
 def _curve(line: Line, x_of: Callable[[float], float], y_of: Callable[[float], float], scale: Scale) -> str:
@@ -117,13 +131,18 @@ def _curve(line: Line, x_of: Callable[[float], float], y_of: Callable[[float], f
             f"<title>step {step:,.0f}: {exact(value, scale)}</title></circle>"
             for x, y, step, value in places
         )
+    drawn += "".join(
+        f'<circle class="ring" {color} cx="{x:.1f}" cy="{y:.1f}" r="6.5"/>'
+        for x, y, step, _ in places
+        if step == line.kept
+    )
     return drawn
 
 
 def _legend(lines: Sequence[Line], levels: Sequence[tuple[float, str]], scale: Scale) -> str:
     keys = [
         f'<span class="key" style="--c:{line.color}"><bdi>{html.escape(line.name)}</bdi> '
-        f"<b>{exact(line.values[-1], scale)}</b></span>"
+        f"{_named_values(line, scale)}</span>"
         for line in lines
         if line.name
     ]
@@ -133,6 +152,14 @@ def _legend(lines: Sequence[Line], levels: Sequence[tuple[float, str]], scale: S
         for value, name in levels
     ]
     return f'<div class="keys">{"".join(keys)}</div>'
+
+
+def _named_values(line: Line, scale: Scale) -> str:
+    """Return the last value and, if it is another, the value that the run kept."""
+    last, kept = f"<b>{exact(line.values[-1], scale)}</b>", np.flatnonzero(line.steps == line.kept)
+    if not len(kept) or line.steps[-1] == line.kept:
+        return last
+    return f"kept <b>{exact(line.values[kept[0]], scale)}</b> (step {line.kept:,}, ringed), last {last}"
 
 
 def bar_chart(groups: Sequence[str], series: Mapping[str, Sequence[int]], colors: Sequence[str]) -> str:
@@ -145,7 +172,7 @@ def bar_chart(groups: Sequence[str], series: Mapping[str, Sequence[int]], colors
     for place, group in enumerate(groups):
         left = _LEFT + place * step
         parts.append(
-            f'<text x="{left + step / 2:.1f}" y="{_HEIGHT - 7}" text-anchor="middle">{html.escape(group)}</text>'
+            f'<text x="{left + step / 2:.1f}" y="{_BELOW}" text-anchor="middle">{html.escape(group)}</text>'
         )
         for number, (name, counts) in enumerate(series.items()):
             x, y = left + 0.12 * step + number * width, y_of(float(counts[place]))
@@ -171,9 +198,7 @@ def point_chart(points: Sequence[tuple[float, float]], x: str, y: str) -> str:
     low, high, x_marks = _padded(xs.min(), xs.max())
     x_of = _linear(low, high, _LEFT, _WIDTH - _RIGHT)
     parts = [_grid(y_of, y_marks, Scale())]
-    parts += [
-        f'<text x="{x_of(mark):.1f}" y="{_HEIGHT - 7}" text-anchor="middle">{mark:g}</text>' for mark in x_marks
-    ]
+    parts += [f'<text x="{x_of(mark):.1f}" y="{_BELOW}" text-anchor="middle">{mark:g}</text>' for mark in x_marks]
     parts += [
         f'<circle class="dot thin" style="--c:var(--train)" cx="{x_of(a):.1f}" cy="{y_of(b):.1f}" r="3">'
         f"<title>{html.escape(x)} {a:.3g}, {html.escape(y)} {b:.3g}</title></circle>"
@@ -228,8 +253,18 @@ def _grid(y_of: Callable[[float], float], marks: Sequence[float], scale: Scale) 
 
 def _step_labels(x_of: Callable[[float], float], first: float, last: float) -> str:
     marks = [mark for mark in _padded(first, last)[2] if mark == int(mark) and first <= mark <= last]
-    return "".join(
-        f'<text x="{min(x_of(mark), _WIDTH - 14):.1f}" y="{_HEIGHT - 7}" text-anchor="middle">'
+    # The ends of the curve, and the round steps that are far enough from them.
+    ends = [first, last] if first < last else [first]
+    room = 0.15 * (last - first)
+    shown = [*ends, *(mark for mark in marks if all(abs(mark - end) > room for end in ends))]
+    return _x_name("step") + "".join(
+        f'<text x="{min(x_of(mark), _WIDTH - 18):.1f}" y="{_BELOW}" text-anchor="middle">'
         f"{_brief(mark) if mark >= 10_000 else f'{mark:,.0f}'}</text>"
-        for mark in marks
+        for mark in shown
     )
+
+
+def _x_name(name: str) -> str:
+    """Return the name of the horizontal axis."""
+    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+    return f'<text x="{middle}" y="{_HEIGHT - 6}" text-anchor="middle">{html.escape(name)}</text>'

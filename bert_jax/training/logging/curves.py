@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Number of metrics that are plotted per split of a task.
 _TASK_METRICS = 2
+# Words in the names of metrics between 0 and 1 that are shown in percent.
+_SHARES = {"f1", "exact", "precision", "recall"}
 # Maximum number of points per curve; more points than pixels would only enlarge the file.
 _MAX_POINTS = 800
 _TRAIN_COLOR, _EVAL_COLOR, _BASELINE_COLOR = "#4269d0", "#e8590c", "#868e96"
@@ -158,6 +160,13 @@ def different_scores(values: Mapping[str, Value]) -> list[str]:
     return sorted(names, key=lambda name: (name != names[0], "/" in name, not name.startswith("f1")))
 
 
+def is_share(name: str) -> bool:
+    """Return True for metrics that are shown in percent: accuracies, F1, precision, recall, exact answers,
+    fractions and MFU."""
+    metric = name.rpartition(": ")[2].partition("/")[0]
+    return metric == "mfu" or metric.endswith(("accuracy", "fraction")) or bool(_SHARES & {*metric.split("_")})
+
+
 def _task_panels(records: Sequence[Row]) -> list[Panel]:
     """Return the panels of a fine-tuning task: one for each of the first few metrics of each evaluated split."""
     splits: dict[str, list[str]] = {}
@@ -169,7 +178,7 @@ def _task_panels(records: Sequence[Row]) -> list[Panel]:
         Panel(
             f"{split}: {name.replace('_', ' ')}",
             name,
-            percent=name.endswith("accuracy"),
+            percent=is_share(name),
             noisy=False,
             split=split,
         )

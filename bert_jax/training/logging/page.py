@@ -4,6 +4,7 @@ import html
 from collections.abc import Iterable, Sequence
 
 from bert_jax.tokenization.tokenizer import without_surrogates
+from bert_jax.training.logging.curves import is_share
 from bert_jax.training.logging.logger import Value
 
 # Colors of the runs in a comparison, and their number.
@@ -12,11 +13,13 @@ RUN_COLORS = 8
 STYLE = """
 :root { color-scheme: light dark; --bg: #f5f6f8; --card: #fff; --ink: #1f2328; --soft: #59636e; --line: #dfe3e8;
   --grid: #e8ebef; --train: #2563c9; --eval: #c84a05; --base: #6e7781; --hit: #d3f3da; --miss: #ffedb5;
+  --good: #1a7f37; --bad: #c62828;
   --heat: 37, 99, 201; --c0: #2563c9; --c1: #c84a05; --c2: #1a7f37; --c3: #8250df; --c4: #bf3989; --c5: #0f7b82;
   --c6: #8a6100; --c7: #57606a; }
 @media (prefers-color-scheme: dark) { :root { --bg: #14171b; --card: #1c2026; --ink: #e6e9ec; --soft: #9ba6b2;
   --line: #30363d; --grid: #2a3037; --train: #79b0ff; --eval: #ff9a57; --base: #8b949e; --hit: #17492a;
-  --miss: #5a4708; --heat: 95, 160, 255; --c0: #79b0ff; --c1: #ff9a57; --c2: #5fd07e; --c3: #c29bff;
+  --miss: #5a4708; --good: #5fd07e; --bad: #ff8080;
+  --heat: 95, 160, 255; --c0: #79b0ff; --c1: #ff9a57; --c2: #5fd07e; --c3: #c29bff;
   --c4: #ff8fc7; --c5: #4fcfd6; --c6: #e3b341; --c7: #b1bac4; } }
 * { box-sizing: border-box; }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--bg); margin: 0;
@@ -30,6 +33,11 @@ h3 { font-size: 14px; margin: 0 0 2px; } p { margin: 0 0 10px; }
 .state { display: inline-block; border: 1px solid var(--line); border-radius: 20px; padding: 1px 10px;
   background: var(--card); font-size: 13px; }
 .state.running { border-color: var(--train); color: var(--train); }
+.state.complete { border-color: var(--good); color: var(--good); }
+.state.stopped { border-color: var(--bad); color: var(--bad); font-weight: 600; }
+.verdict { border-left: 4px solid var(--base); margin-top: 12px; } .verdict p:last-child { margin: 0; }
+.verdict.good { border-left-color: var(--good); } .verdict.doubtful { border-left-color: var(--eval); }
+.verdict.stopped { border-left-color: var(--bad); } .verdict pre { margin: 0 0 10px; }
 .warning { border-left: 4px solid var(--eval); padding: 6px 12px; background: var(--card); margin-top: 10px; }
 .bar { height: 6px; border-radius: 3px; background: var(--grid); overflow: hidden; margin: 10px 0 0; }
 .bar i { display: block; height: 100%; background: var(--train); }
@@ -39,14 +47,15 @@ h3 { font-size: 14px; margin: 0 0 2px; } p { margin: 0 0 10px; }
 .tile span { display: block; color: var(--soft); font-size: 13px; line-height: 1.35; }
 @media (max-width: 900px) { .tiles { grid-template-columns: repeat(var(--half), 1fr); } }
 @media (max-width: 560px) { .tiles { grid-template-columns: repeat(2, 1fr); } .tile b { font-size: 19px; } }
-.panels { display: flex; flex-wrap: wrap; gap: 12px; }
-.panels .card { flex: 1 1 300px; } .panels.four .card { flex-basis: 40%; min-width: min(100%, 300px); }
+.panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 300px), 1fr)); gap: 12px; }
 .pair { columns: 2 420px; column-gap: 12px; margin-top: 16px; }
 .pair .card { break-inside: avoid; margin: 0 0 12px; } .panels .card { margin: 0; min-width: 0; }
-svg { width: 100%; max-width: 400px; height: auto; display: block; overflow: visible; }
+svg { width: 100%; height: auto; display: block; overflow: visible; }
 svg text { font: 14.5px system-ui, sans-serif; fill: var(--soft); }
 .grid { stroke: var(--grid); } .curve { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
-.faint { opacity: .3; stroke-width: 1; } .thin { stroke-width: 1.2; opacity: .6; } .dot { fill: var(--c); }
+.faint { opacity: .3; stroke-width: 1; }
+.ring { fill: none; stroke: var(--c); stroke-width: 2; } .thin { stroke-width: 1.2; opacity: .6; }
+.dot { fill: var(--c); }
 .dash { stroke: var(--c); stroke-dasharray: 5 4; stroke-width: 1.5; }
 .keys { display: flex; flex-wrap: wrap; gap: 0 12px; font-size: 13px; color: var(--soft); min-height: 20px; }
 .keys b { color: var(--ink); font-variant-numeric: tabular-nums; }
@@ -119,10 +128,10 @@ def section(heading: str, content: str) -> str:
     return f"<h2>{escape(heading)}</h2>\n{content}" if content else ""
 
 
-def card(content: str, *, heading: str = "") -> str:
+def card(content: str, *, heading: str = "", css: str = "") -> str:
     """Return a box; empty without content."""
     head = f"<h3>{escape(heading)}</h3>" if heading else ""
-    return f'<div class="card">{head}{content}</div>' if content else ""
+    return f'<div class="{f"card {css}".strip()}">{head}{content}</div>' if content else ""
 
 
 def tiles(entries: Sequence[tuple[str, str, str]]) -> str:
@@ -146,9 +155,8 @@ def pair(*cards: str) -> str:
 
 
 def panels(charts: Sequence[str]) -> str:
-    """Return the boxes of charts in rows of up to three, which fill the page."""
-    four = " four" if len(charts) == 4 else ""
-    return f'<div class="panels{four}">{"".join(charts)}</div>' if charts else ""
+    """Return the boxes of charts in rows of up to three."""
+    return f'<div class="panels">{"".join(charts)}</div>' if charts else ""
 
 
 def table(
@@ -199,13 +207,18 @@ def short(name: str, most: int = 40) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
+def words_of(name: str) -> str:
+    """Return the name of a metric in words."""
+    return name.replace("_", " ")
+
+
 def format_value(name: str, value: Value) -> str:
-    """Format a value as text: accuracies, fractions and MFU as percentages, counts with commas, None as n/a."""
+    """Format a value as text: shares and MFU as percentages, counts with commas, None as n/a."""
     if value is None:
         return "n/a"
     if not isinstance(value, int | float) or isinstance(value, bool):
         return str(value)
-    if name == "mfu" or name.endswith(("accuracy", "fraction")):
+    if is_share(name):
         return f"{value:.1%}"
     if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
         return f"{int(value):,}"

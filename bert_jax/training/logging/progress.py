@@ -173,11 +173,12 @@ class Progress:
             self.tick(step)
             self._bar.update(self._task, status=self._status(metrics, eta))
 
-    def line(self, text: str) -> None:
-        """Show a message and write it to the log file."""
+    def line(self, text: str, *, shows: bool = True) -> None:
+        """Write a message to the log file and, with ``shows``, show it."""
         if self._lead:
             self._write_log(text)
-            self._print(text)
+            if shows:
+                self._print(text)
 
     def close(self) -> None:
         """Remove the bar and close the log; may be called twice."""

@@ -4,6 +4,7 @@ The report is made from the files of the workdir (:mod:`run_files`), so it can b
 run is in progress, its lead process writes the page again and again, and browsers reload it.
 """
 
+import dataclasses
 import json
 import math
 import time
@@ -14,8 +15,8 @@ from bert_jax.io.errors import one_line
 from bert_jax.io.files import write_whole
 from bert_jax.objectives.display import RUN_TILES, Display, ReportData
 from bert_jax.tokenization.tokenizer import without_surrogates
-from bert_jax.training.logging.charts import Scale, line_chart, panel_lines
-from bert_jax.training.logging.curves import baselines, draw_curves, panels_of
+from bert_jax.training.logging.charts import Scale, is_log, line_chart, panel_lines
+from bert_jax.training.logging.curves import draw_curves, panels_of
 from bert_jax.training.logging.logger import Row, Value
 from bert_jax.training.logging.metrics_file import METRICS_FILE
 from bert_jax.training.logging.page import (
@@ -31,10 +32,12 @@ from bert_jax.training.logging.page import (
     section,
     table,
     tiles,
+    words_of,
 )
 from bert_jax.training.logging.progress import format_count, format_duration
 from bert_jax.training.logging.run_files import DATA_FILE, HTML_FILE, IMAGE_FILE, RunFiles, read_run
-from bert_jax.training.logging.task_report import task_sections, task_tiles
+from bert_jax.training.logging.task_report import task_charts, task_sections, task_tiles
+from bert_jax.training.logging.verdict import known_levels, verdict
 
 # Seconds after which a browser loads the page of a run in progress again.
 RELOAD_SECONDS = 20
@@ -111,22 +114,24 @@ class LiveReport:
 
 def run_page(run: RunFiles, display: Display) -> str:
     """Return the page of one run."""
-    known = baselines(run.data, display.panels)
+    known = known_levels(run, display)
     evaluation = {**(run.data.get("evaluation") or run.last("eval")), **known}
     evaluation = {key: value for key, value in evaluation.items() if key not in ("step", "split")}
     entries = [*task_tiles(run), *_tiles(display, run, evaluation)]
     body = [
         f"<h1>{isolated(run.title)}</h1>",
         _state(run),
+        verdict(run, display),
         *(f'<div class="warning">{isolated(line)}</div>' for line in _lines(run) if line.startswith("WARNING")),
         tiles(entries),
         *task_sections(run),
-        section("Curves", _panels(run, display)),
+        section("Charts", panels([*task_charts(run), *_panels(run, display)]) or card("no metrics yet")),
         *(section(heading, content) for heading, content in display.sections(run.data)),
     ]
     about = [card(facts(_about(run)), heading="Model, data and hardware")]
     if evaluation and not run.is_finetuning:
-        rows = [(escape(name), escape(format_value(name, value))) for name, value in evaluation.items()]
+        named = _named(evaluation, display)
+        rows = [(escape(name), escape(format_value(key, evaluation[key]))) for key, name in named.items()]
         heading = "Final evaluation" if run.state == "complete" else "Last evaluation"
         about.append(card(table((), rows, numbers=(1,)), heading=heading))
     body.append(section("About this run", pair(*about)))
@@ -152,8 +157,10 @@ def _state(run: RunFiles) -> str:
     elif run.config:
         kind += f": {run.option('objective.name') or 'masked_lm'}"
     step, total = run.step, run.num_steps
-    words = {"complete": "complete", "running": "in progress", "stopped": "stopped"}[run.state]
+    words = {"complete": "complete", "running": "in progress", "stopped": "stopped, not complete"}[run.state]
     way = f"step {step:,} of {total:,}" if total else f"step {step:,}"
+    if run.state != "complete" and total:
+        way += f" ({min(1.0, step / total):.0%})"
     if run.state == "complete" and total and step < total:
         words = "complete, ended early"
     parts = [escape(kind), f'<span class="state {run.state}">{words}</span>', way]
@@ -163,7 +170,7 @@ def _state(run: RunFiles) -> str:
     if run.state == "running" and isinstance(seconds, int | float) and total > step:
         parts.append(f"about {format_duration((total - step) * seconds)} left")
     if run.state == "running":
-        parts.append(f"as of {time.strftime('%Y-%m-%d %H:%M:%S')}; this page reloads itself")
+        parts.append(f"as of {time.strftime('%Y-%m-%d %H:%M:%S %Z')}; this page reloads itself")
     bar = ""
     if run.state != "complete" and total:
         bar = f'<div class="bar"><i style="width:{min(100.0, 100 * step / total):.1f}%"></i></div>'
@@ -171,8 +178,8 @@ def _state(run: RunFiles) -> str:
 
 
 def _tiles(display: Display, run: RunFiles, evaluation: Row) -> list[tuple[str, str, str]]:
-    """Return (value, label, remark) of the evaluation, of the last logged values of training, and of the model."""
-    last, entries = run.last(), list[tuple[str, str, str]]()
+    """Return (value, label, remark) of the evaluation, of training, and of the model."""
+    last, entries = {**run.last(), **_mean_rates(run)}, list[tuple[str, str, str]]()
     for tile, values in [*((one, evaluation) for one in display.tiles), *((one, last) for one in RUN_TILES)]:
         if (value := values.get(tile.key)) is None:
             continue
@@ -193,20 +200,54 @@ def _tile_value(name: str, value: Value) -> str:
     return f"{value:.2f}" if name == "epoch" else format_value(name, value)
 
 
-def _panels(run: RunFiles, display: Display) -> str:
-    """Return a chart for each panel with data."""
-    answers, known = run.plain_answers(), baselines(run.data, display.panels)
+def _panels(run: RunFiles, display: Display) -> list[str]:
+    """Return a chart for each panel with data. The value of the kept parameters is marked."""
+    answers, known = run.plain_answers(), known_levels(run, display)
+    kept = {one["split"]: one.get("step") for one in run.results if "chosen_by" in one}
     charts = []
     for panel in panels_of(run.rows, display.panels):
-        lines = panel_lines(panel, run.rows)
+        lines = [
+            dataclasses.replace(line, kept=kept.get(panel.split)) if line.name == panel.split else line
+            for line in panel_lines(panel, run.rows)
+        ]
         key, label = panel.baseline
         levels = [(known[key], label)] if key in known else []
         answer = answers.get(panel.split)
         if answer and answer["metric"] == panel.key and answer["value"] is not None:
             levels.append((answer["value"], answer["answer"]))
         scale = Scale(panel.log, panel.percent, panel.key in ("tokens_per_second", "mfu"))
-        charts.append(card(line_chart(lines, scale, levels, title=panel.title), heading=panel.title))
-    return panels(charts) or card("no metrics yet")
+        title = panel.title + (" (log)" if is_log(lines, scale) else "")
+        charts.append(card(line_chart(lines, scale, levels, title=title), heading=title))
+    return charts
+
+
+def _named(evaluation: Row, display: Display) -> dict[str, str]:
+    """Return the names of the values of an evaluation in the words of the tiles, by key. Values
+    without such words are omitted if they equal another one: the total loss of a run with one loss."""
+    words = {tile.beside[0]: tile.beside[1] for tile in display.tiles} | {
+        tile.key: tile.label.removeprefix("held-out ") for tile in display.tiles
+    }
+    words["targets"] = "predicted tokens"
+    found = dict[str, str]()
+    for key, value in evaluation.items():
+        equal = [one for one in words if one != key and isinstance(value, float) and evaluation.get(one) == value]
+        if key in words or not equal:
+            found[key] = words.get(key) or words_of(key)
+    return found
+
+
+def _mean_rates(run: RunFiles) -> dict[str, float]:
+    """Return the means of the tokens per second and of the MFU over the training of a run."""
+    seconds, sums, before = 0.0, dict[str, float](), 0
+    for row in run.rows:
+        length = row.get("seconds_per_step")
+        if "split" not in row and isinstance(length, int | float):
+            time_of = max(1, row["step"] - before) * length
+            before, seconds = row["step"], seconds + time_of
+            for key in ("tokens_per_second", "mfu"):
+                if isinstance(value := row.get(key), int | float):
+                    sums[key] = sums.get(key, 0.0) + value * time_of
+    return {key: value / seconds for key, value in sums.items()} if seconds else {}
 
 
 # About the run ----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import yaml
 from bert_jax.io.storage import Location, ObjectPath
 from bert_jax.objectives.display import PlainAnswer, ReportData
 from bert_jax.tokenization.tokenizer import without_surrogates
+from bert_jax.training.checkpoint.folder import saved_steps
 from bert_jax.training.launch import RECORD
 from bert_jax.training.logging.logger import Row
 from bert_jax.training.logging.metrics_file import METRICS_FILE, rows_of
@@ -25,6 +26,8 @@ IMAGE_FILE = "report.png"
 DATA_FILE = "report_data.json"
 LOG_FILE = "train.log"
 CONFIG_FILE = "config.yaml"
+# The last line of an attempt in train.log that ends early begins with this; the reason follows.
+ENDED = "ended early: "
 State = Literal["complete", "running", "stopped"]
 
 _STAMPED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)  (.*)")
@@ -38,7 +41,8 @@ _STEP_LINE = re.compile(r"(\S+ )?step [\d,]+/[\d,]+ ")
 @dataclass
 class LogFacts:
     """Facts from train.log: the number of parameters, the devices, the mesh, the dtype, the seconds of all attempts
-    together, how many there were, and the lines that are not about a step."""
+    together, how many there were, the lines that are not about a step, the times of the first and the last line
+    (empty: no line), and the reason why the last attempt ended early (empty: not recorded)."""
 
     parameters: int = 0
     devices: str = ""
@@ -47,6 +51,9 @@ class LogFacts:
     seconds: float = 0.0
     attempts: int = 0
     lines: list[str] = field(default_factory=list)
+    first_time: str = ""
+    last_time: str = ""
+    ending: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,9 @@ class RunFiles:
     log: LogFacts
     # True if the run starts from no other model.
     from_random: bool
+    # The folder or URL, and the steps of the complete checkpoints, which are only listed for a stopped run.
+    workdir: str = ""
+    saved_steps: Sequence[int] = ()
 
     @property
     def is_finetuning(self) -> bool:
@@ -151,7 +161,16 @@ def read_run(
         results=results,
         log=read_log(_text(workdir / LOG_FILE)),
         from_random=isinstance(config, dict) and "task" not in config and not (workdir / RECORD).is_file(),
+        workdir=without_surrogates(str(workdir)),
+        saved_steps=_saved_steps(workdir) if state == "stopped" else (),
     )
+
+
+def _saved_steps(workdir: Location) -> Sequence[int]:
+    try:
+        return saved_steps(workdir)
+    except OSError:
+        return ()
 
 
 def read_data(workdir: Location) -> ReportData:
@@ -200,6 +219,8 @@ def read_log(text: str) -> LogFacts:
         elif not _STEP_LINE.match(line):
             lines[line] = None
         stamps.append(stamp)
+        facts.first_time, facts.last_time = facts.first_time or str(stamp), str(stamp)
+        facts.ending = line.removeprefix(ENDED) if line.startswith(ENDED) else ""
     facts.lines += lines
     facts.seconds += _seconds(stamps) if facts.attempts else 0.0
     return facts

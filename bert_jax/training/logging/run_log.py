@@ -15,7 +15,7 @@ from bert_jax.training.logging.logger import LoggedRun, Row
 from bert_jax.training.logging.metrics_file import MetricsWriter, read_metrics
 from bert_jax.training.logging.progress import Progress
 from bert_jax.training.logging.report import LiveReport
-from bert_jax.training.logging.run_files import HTML_FILE, IMAGE_FILE
+from bert_jax.training.logging.run_files import ENDED, HTML_FILE, IMAGE_FILE
 
 
 class RunLog:
@@ -86,6 +86,10 @@ class RunLog:
         """Return the line of ``step`` and ``split`` in metrics.jsonl, or an empty dict if no such line exists."""
         lines = (line for line in read_metrics(self.folder) if (line["step"], line.get("split")) == (step, split))
         return next(lines, {})
+
+    def write_end(self, reason: str) -> None:
+        """Write the reason why the run ends before it is complete to train.log, for the report."""
+        self._progress.line(ENDED + reason, shows=False)
 
     def close(self) -> None:
         """Close the files and the loggers, and remove the progress bar; may be called twice."""

@@ -9,7 +9,18 @@ import numpy as np
 from bert_jax.objectives.display import Confusion, Findings, Mistake
 from bert_jax.training.logging.charts import bar_chart, point_chart
 from bert_jax.training.logging.curves import different_scores
-from bert_jax.training.logging.page import card, escape, format_value, isolated, pair, section, short, table, track
+from bert_jax.training.logging.page import (
+    card,
+    escape,
+    format_value,
+    isolated,
+    pair,
+    section,
+    short,
+    table,
+    track,
+    words_of,
+)
 from bert_jax.training.logging.run_files import RunFiles
 
 # Number of scores of a split that are shown, of tiles among them, and of classes or tags.
@@ -34,7 +45,7 @@ def task_tiles(run: RunFiles) -> list[tuple[str, str, str]]:
             remark = f"{format_value(name, answer['value'])} {answer['answer']}"
         elif start.get(name) is not None:
             remark = f"{format_value(name, start[name])} before training"
-        entries.append((format_value(name, values[name]), f"{split}: {_words(name)}", remark))
+        entries.append((format_value(name, values[name]), f"{split}: {words_of(name)}", remark))
     return entries
 
 
@@ -53,8 +64,6 @@ def task_sections(run: RunFiles) -> list[str]:
             cards.append(card(_confusion(matrices[split]), heading=f"{split}: confusion matrix"))
         if classes := _classes(values):
             cards.append(card(classes, heading=f"{split}: by class or tag"))
-        charts = _charts(findings.get(split, {}))
-        cards += [card(body, heading=f"{split}: {title}") for title, body in charts]
     mistakes = [
         card(_mistakes(one), heading=f"{split}: {_share(one)}")
         for split, one in findings.items()
@@ -67,8 +76,10 @@ def task_sections(run: RunFiles) -> list[str]:
     ]
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+def task_charts(run: RunFiles) -> list[str]:
+    """Return the boxes of the charts about predictions: counts and pairs of values."""
+    found = (run.data.get("findings") or {}).items()
+    return [card(body, heading=f"{split}: {title}") for split, one in found for title, body in _charts(one)]
 
 
 def _first(run: RunFiles, split: str, values: Scores) -> list[str]:
@@ -102,7 +113,7 @@ def _score_table(run: RunFiles, split: str, values: Scores, names: Sequence[str]
         is_share = value is not None and 0 <= value <= 1 and not name.endswith(("loss", "mse", "mae"))
         marks = [(x, text) for text, x in known.items() if x is not None]
         interval = intervals.get(name, {}).get("ci95")
-        row = [escape(_words(name)), f"<b>{escape(format_value(name, value))}</b>"]
+        row = [escape(words_of(name)), f"<b>{escape(format_value(name, value))}</b>"]
         if interval:
             row[1] += f"<small>{' to '.join(escape(format_value(name, x)) for x in interval)}</small>"
         row.append(track(value or 0.0, marks) if is_share else "")
@@ -112,7 +123,10 @@ def _score_table(run: RunFiles, split: str, values: Scores, names: Sequence[str]
             row.append(escape(format_value(name, start.get(name))))
         rows.append(row)
     notes = "Small: the 95% interval. " if any(one.get("ci95") for one in intervals.values()) else ""
-    notes += "The line in a bar: without training." if any("<u " in row[2] for row in rows) else ""
+    if any("<u " in row[2] for row in rows):
+        compared = [answer["answer"]] if answer else []
+        compared += ["before training"] if start else []
+        notes += f"The line in a bar: {isolated(' or '.join(compared))}."
     return table(header, rows, numbers=(1, *range(3, len(header))), css="whole") + f'<p class="soft">{notes}</p>'
 
 
@@ -132,7 +146,7 @@ def _classes(values: Scores) -> str:
         rows.append([isolated(group), bar, *(escape(format_value(one, row.get(one))) for one in metrics)])
     left = len(found) - len(rows)
     note = f'<p class="soft">{left:,} more are in metrics.json</p>' if left > 0 else ""
-    header = ["", "", *(escape(_words(metric)) for metric in metrics)]
+    header = ["", "", *(escape(words_of(metric)) for metric in metrics)]
     return table(header, rows, numbers=range(2, len(header)), css="whole") + note if rows else ""
 
 
@@ -221,7 +235,8 @@ def _mistake(mistake: Mistake) -> str:
     if "gold" in mistake:
         answers.append(f'<span>correct: <b class="mask right">{isolated(mistake["gold"])}</b></span>')
     if "predicted" in mistake:
-        answers.append(f'<span>predicted: <b class="mask">{isolated(mistake["predicted"])}</b></span>')
+        predicted = mistake["predicted"].removeprefix("predicted ")  # of older versions
+        answers.append(f'<span>predicted: <b class="mask">{isolated(predicted)}</b></span>')
     score = mistake.get("score")
     if isinstance(score, float) and math.isfinite(score):
         words = f"{score:.0%} sure" if 0 <= score <= 1 else f"score {score:.3g}"

@@ -125,7 +125,7 @@ def test_the_page_is_tried_again_after_an_error(tmp_path, capsys):
     log.write(20, {"split": "dev", "f1": 0.625}, shows=True)
     log.show(lambda: {"title": "found"})
     assert capsys.readouterr().out.count("WARNING: report.html: ") == 1
-    assert "0.625" in page_of(tmp_path) and "<h1><bdi>found" in page_of(tmp_path)
+    assert "62.5%" in page_of(tmp_path) and "<h1><bdi>found" in page_of(tmp_path)
     log.close()
 
 
@@ -137,7 +137,7 @@ def test_an_evaluation_writes_one_page_with_what_it_found(tmp_path):
         log.write(10, {"split": split, "f1": 0.125}, shows=True)
         pages.append(page_of(tmp_path))
     log.show(lambda: {"title": "found"})
-    assert not any("0.125" in page for page in pages) and "0.125" in page_of(tmp_path)
+    assert not any("12.5%" in page for page in pages) and "12.5%" in page_of(tmp_path)
     # The last page of a run shows what an evaluation found since the page before.
     log._live._seconds = 60.0
     log.show(lambda: {"title": "found later"})
@@ -209,7 +209,7 @@ def test_entries_of_results_without_metrics_are_left_out(tmp_path):
     (folder / "report_data.json").write_text("{}")
     for results in ([1], [{"split": "dev"}], [[]], [None]):
         (folder / "metrics.json").write_text(json.dumps(results))
-        assert "25.00" in run_page(read_run(folder), TASK) or "0.25" in run_page(read_run(folder), TASK)
+        assert "<b>25.0%</b>" in run_page(read_run(folder), TASK)
 
 
 def test_options_of_other_types_are_shown_as_they_are(tmp_path):
@@ -259,9 +259,9 @@ def test_scores_come_first_with_what_they_are_compared_with(tmp_path):
     entry["baseline"] = {"answer": "tag O for all", "metric": "f1", "value": 0.125}
     (folder / "metrics.json").write_text(json.dumps([entry]))
     page = write_report(folder, TASK, {"evaluation": {"f1": 0.5}}).read_text()
-    assert page.index("<b>0.5000</b><span>dev: f1</span><span>0.1250 tag O for all</span>") < page.index("Curves")
-    assert "<small>0.4000 to 0.6000</small>" in page and "PER" in page
-    assert '<td class="n">0.0625' in page.replace("0.06250", "0.0625")  # before training
+    assert page.index("<b>50.0%</b><span>dev: f1</span><span>12.5% tag O for all</span>") < page.index("Charts")
+    assert "<small>40.0% to 60.0%</small>" in page and "PER" in page
+    assert '<td class="n">6.2%' in page  # before training
     assert '<span class="key dashed" style="--c:var(--base)"><bdi>tag O for all</bdi>' in page  # in the curve
 
 
@@ -320,3 +320,83 @@ def test_the_command_leaves_the_file_that_a_run_is_writing(tmp_path):
 def test_no_text_is_smaller_than_11_pixels():
     sizes = [float(size) for size in re.findall(r"font(?:-size)?: ([\d.]+)px", STYLE)]
     assert len(sizes) > 5 and min(sizes) >= 11
+
+
+def test_a_stopped_run_tells_when_and_why_it_ended_and_how_to_continue(tmp_path):
+    folder = write_run(tmp_path / "w")
+    (folder / "train.log").write_text("2026-01-01 10:00:00  step 20/40  loss 2\n")
+    page = run_page(read_run(folder), TASK)
+    for words in ("2026-01-01 10:00:00", "No end was recorded", "No checkpoint is saved", "step 20 of 40 (50%)"):
+        assert words in page
+    assert f"bert-jax pretrain --config {folder}/config.yaml --workdir {folder}" in page
+    (folder / "checkpoints/10").mkdir(parents=True)
+    with (folder / "train.log").open("a") as log:
+        log.write("2026-01-01 10:00:09  ended early: RuntimeError: device lost\n")
+    page = run_page(read_run(folder), TASK)
+    for words in ("2026-01-01 10:00:09", "It ended early: RuntimeError: device lost.", "checkpoint is of step 10;"):
+        assert words in page
+    with (folder / "train.log").open("a") as log:  # another attempt, without an end
+        log.write("2026-01-01 11:00:00  step 21/40  loss 2\n")
+    assert "No end was recorded" in run_page(read_run(folder), TASK)
+
+
+@pytest.mark.slow
+def test_the_log_records_the_reason_of_an_early_end(tmp_path):
+    def fails(row):
+        raise ArithmeticError("no more")
+
+    config = tiny_config("--training.num_steps 4 --training.log_interval 1")
+    with pytest.raises(ArithmeticError):
+        train_synthetic(config, tmp_path / "w", callbacks=(fails,))
+    assert read_log((tmp_path / "w/train.log").read_text()).ending == "ArithmeticError: no more"
+    assert "It ended early: ArithmeticError: no more." in page_of(tmp_path / "w")
+
+
+def task_run(folder, value, interval, answer=0.125, name="f1", **entry):
+    write_run(folder, config="task: {kind: tagging}\n", split="dev")
+    entry |= {"split": "dev", "n": 7, "metrics": {name: {"value": value, "ci95": interval}}}
+    entry["baseline"] = {"answer": "tag O for all", "metric": name, "value": answer}
+    (folder / "metrics.json").write_text(json.dumps([entry]))
+    (folder / "report_data.json").write_text("{}")
+    return run_page(read_run(folder), TASK)
+
+
+def test_the_verdict_compares_the_score_with_its_baseline(tmp_path):
+    page = task_run(tmp_path / "a", 0.5, [0.4, 0.6])
+    assert "dev: f1 50.0% (95% interval 40.0% to 60.0%), better than tag O for all (f1 12.5%)." in page
+    assert '<div class="card verdict good">' in page
+    page = task_run(tmp_path / "b", 0.5, [0.1, 0.6])
+    assert "not clearly better than tag O for all" in page and '<div class="card verdict doubtful">' in page
+    assert "not better than tag O" in task_run(tmp_path / "c", 0.1, [0.05, 0.2])
+    # Of an error, lower values are better.
+    assert "), better than tag O" in task_run(tmp_path / "d", 1.0, [0.5, 1.5], 2.0, "mse")
+    assert "not clearly better" in task_run(tmp_path / "e", 1.0, [0.5, 2.5], 2.0, "mse")
+
+
+def test_predictions_that_hardly_vary_are_doubtful(tmp_path):
+    folder = write_run(tmp_path / "w", config="task: {kind: regression}\n", split="dev")
+    for spread, words in ((0.1, "The predictions are nearly constant"), (0.9, None)):
+        values = [(float(n), spread * n) for n in range(12)]
+        points = {"title": "predicted over label", "x": "label", "y": "predicted", "values": values}
+        page = write_report(folder, TASK, {"findings": {"dev": {"points": points}}}).read_text()
+        assert ("nearly constant" in page) == bool(words)
+
+
+def test_the_kept_step_is_named_with_the_last_one(tmp_path):
+    page = task_run(tmp_path / "w", 0.25, None, chosen_by={"metric": "f1"}, step=10)
+    assert (
+        "kept <b>25.0%</b> (step 10, ringed), last <b>25.0%</b>" in page and page.count('class="ring"') == 2
+    )  # f1, loss
+    assert "The parameters are those of step 10, which has the best f1 (25.0% at the last step, 20)." in page
+
+
+def test_rates_are_means_over_the_run(tmp_path):
+    folder = write_run(tmp_path / "w")
+    rows = [(10, 1.0, 100.0), (20, 3.0, 20.0)]
+    keys = ("step", "seconds_per_step", "tokens_per_second")
+    lines = [json.dumps(dict(zip(keys, row, strict=True))) for row in rows]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "train.log").write_text(LOG)
+    assert "<b>40.0</b><span>tokens per second, mean</span>" in run_page(read_run(folder), TASK).replace(
+        ">40<", ">40.0<"
+    )

@@ -1,0 +1,174 @@
+"""The result of a run in a few sentences, the first part of its report."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_jax.objectives.display import Display, Findings
+from bert_jax.training.logging.curves import baselines, different_scores, series
+from bert_jax.training.logging.page import card, escape, format_value, words_of
+from bert_jax.training.logging.run_files import RunFiles
+
+# True: good, False: doubtful, None: neither; and a sentence.
+Finding = tuple[bool | None, str]
+# Names of scores that are better if they are lower end with one of these.
+_LOWER_IS_BETTER = ("loss", "mse", "mae", "perplexity")
+# Relative change from which on a held-out score counts as changed.
+_CHANGE = 0.005
+# Share of the standard deviation of the labels below which predictions count as nearly constant.
+_CONSTANT = 0.25
+
+
+def verdict(run: RunFiles, display: Display) -> str:
+    """Return the box with the result of a run: for a stopped run also the cause and how to continue it."""
+    stopped = _stopped(run) if run.state == "stopped" else []
+    found = _task_result(run) if run.is_finetuning else _loss_result(run, display)
+    is_good = bool(found) and run.state == "complete" and all(good is not False for good, _ in found)
+    is_good &= any(good for good, _ in found)
+    doubtful = any(good is False for good, _ in found)
+    css = "stopped" if stopped else "doubtful" if doubtful else "good" if is_good else ""
+    parts = [f"<p>{' '.join(map(escape, part))}</p>" for part in (stopped, [line for _, line in found]) if part]
+    if stopped and (command := _command(run)):
+        parts.insert(1, f"<pre>{escape(command)}</pre>")
+    return card("".join(parts), css=f"verdict {css}".strip())
+
+
+def lower_is_better(name: str) -> bool:
+    """Return True if lower values of the score are better."""
+    return name.endswith(_LOWER_IS_BETTER)
+
+
+def _stopped(run: RunFiles) -> list[str]:
+    """Return the time and the cause of the end, the newest checkpoint, and what the report lacks."""
+    where = f"step {run.step:,} of {run.num_steps:,}" if run.num_steps else f"step {run.step:,}"
+    when = f"The last line of train.log is from {run.log.last_time}" if run.log.last_time else "train.log is empty"
+    lines = [f"The run is not complete ({where}). {when}."]
+    if run.log.ending:
+        lines.append(f"It ended early: {run.log.ending.removesuffix('.')}.")
+    else:
+        lines.append("No end was recorded: the process was killed, or the machine went down.")
+    if run.saved_steps:
+        lines.append(f"The newest checkpoint is of step {run.saved_steps[-1]:,}; run the same command to continue.")
+    else:
+        lines.append("No checkpoint is saved; the same command begins at the first step again.")
+    what = "scores of the best parameters" if run.is_finetuning else "evaluation and the examples"
+    return [*lines, f"The final {what} are added when the run is complete."]
+
+
+def _command(run: RunFiles) -> str:
+    """Return a command that continues the run; empty if the files do not contain all its options."""
+    if not run.from_random or not run.config:
+        return ""
+    folder = run.workdir.rstrip("/")
+    return shlex.join(["bert-jax", "pretrain", "--config", f"{folder}/config.yaml", "--workdir", folder])
+
+
+def _loss_result(run: RunFiles, display: Display) -> list[Finding]:
+    """Return the held-out value of the first tile of a pretraining run, its baseline, and its direction."""
+    values = run.data.get("evaluation") or run.last("eval")
+    tile = next((one for one in display.tiles if isinstance(values.get(one.key), int | float)), None)
+    if tile is None:
+        return []
+    value, known = float(values[tile.key] or 0.0), known_levels(run, display).get(tile.beside[0])
+    text = f"{tile.label[:1].upper()}{tile.label[1:]}: {format_value(tile.key, value)}"
+    line: Finding = (None, f"{text}.")
+    if known is not None:
+        ahead = (known - value) if lower_is_better(tile.key) else (value - known)
+        than = f"than {format_value(tile.key, known)} {tile.beside[1]}"
+        how = f"{format_value(tile.key, ahead)} better" if ahead > 0 else "not better"
+        line = (ahead > 0, f"{text}, {how} {than}.")
+    return [line, *_direction(run, "eval", tile.key)]
+
+
+def known_levels(run: RunFiles, display: Display) -> dict[str, float]:
+    """Return the baselines of the panels by key; before the end of a run, those that its evaluations contain."""
+    found, logged = baselines(run.data, display.panels), run.last("eval")
+    for key, name in (("unigram_loss", "unigram_cross_entropy"), ("constant_accuracy", "nsp_constant_accuracy")):
+        if isinstance(value := logged.get(name), int | float):
+            found.setdefault(key, value)
+    return found
+
+
+def _direction(run: RunFiles, split: str, name: str) -> list[Finding]:
+    """Return a sentence if the held-out values still improve at the end, or were clearly better before."""
+    steps, values = series(run.rows, split, name)
+    if len(values) < 2 or not np.isfinite(values).all():
+        return []
+    better = -values if lower_is_better(name) else values
+    margin, best = _CHANGE * (abs(values[-1]) or 1.0), int(better.argmax())
+    if better[-1] > better[:-1].max() + margin:
+        before = f"{format_value(name, float(values[-2]))} at step {steps[-2]:,.0f}"
+        more = ", so more steps may help" if run.state == "complete" else ""
+        return [(None, f"It still improved at the last evaluation ({before}){more}.")]
+    if better[-1] < better[best] - margin:
+        return [(None, f"It was better at step {steps[best]:,.0f}: {format_value(name, float(values[best]))}.")]
+    return []
+
+
+# Fine-tuning ------------------------------------------------------------------------------------------------------
+
+
+def _task_result(run: RunFiles) -> list[Finding]:
+    """Return the main score of the first split with its interval and baseline, and the step of the parameters."""
+    if not (scores := run.scores()):
+        return []
+    split, values = next(iter(scores.items()))
+    entry = next((one for one in run.results if one["split"] == split), {})
+    chosen = entry.get("chosen_by", {}).get("metric") or run.option("task.metric")
+    names = different_scores(values)
+    name = chosen if chosen in names else next(iter(names), "")
+    if not name:
+        return []
+    lines = [_against(run, split, name, values, entry)]
+    found: Findings = (run.data.get("findings") or {}).get(split) or {}
+    if found.get("wrong") and found.get("scored"):
+        lines.append((None, f"{found['wrong']:,} of {found['scored']:,} records are wrong."))
+    lines += _spread(found)
+    steps, curve = series(run.rows, split, name)
+    if "chosen_by" in entry and len(curve) and entry.get("step", steps[-1]) != steps[-1]:
+        last = f"{format_value(name, float(curve[-1]))} at the last step, {steps[-1]:,.0f}"
+        text = f"The parameters are those of step {entry['step']:,}, which has the best {words_of(name)} ({last})."
+        return [*lines, (None, text)]
+    return [*lines, *_direction(run, split, name)]
+
+
+def _against(
+    run: RunFiles, split: str, name: str, values: Mapping[str, float | None], entry: Mapping[str, Any]
+) -> Finding:
+    """Return the score and its comparison with an answer that needs no training."""
+    metrics: Mapping[str, Any] = entry.get("metrics") or {}
+    text = f"{split}: {words_of(name)} {_with_interval(name, values[name], metrics)}"
+    answer = run.plain_answers().get(split)
+    if not answer or answer["value"] is None or values.get(answer["metric"]) is None:
+        return None, f"{text}. There is no baseline to compare it with."
+    metric, known, own = answer["metric"], answer["value"], values[answer["metric"]] or 0.0
+    than = f"{answer['answer']} ({words_of(metric)} {format_value(metric, known)})"
+    sign = -1 if lower_is_better(metric) else 1
+    interval: Sequence[float] | None = metrics.get(metric, {}).get("ci95")
+    if metric != name:
+        text += f"; {words_of(metric)} {_with_interval(metric, own, metrics)}"
+    if sign * (own - known) <= 0:
+        return False, f"{text}, not better than {than}."
+    if interval and sign * (interval[0 if sign > 0 else 1] - known) <= 0:
+        return False, f"{text}, not clearly better than {than}, which is inside the interval."
+    return True, f"{text}, better than {than}."
+
+
+def _with_interval(name: str, value: float | None, metrics: Mapping[str, Any]) -> str:
+    interval = metrics.get(name, {}).get("ci95")
+    ends = f" (95% interval {' to '.join(format_value(name, x) for x in interval)})" if interval else ""
+    return format_value(name, value) + ends
+
+
+def _spread(found: Findings) -> list[Finding]:
+    """Return a sentence if predicted values hardly vary."""
+    points = found.get("points")
+    if not points or points["y"] != "predicted" or len(points["values"]) < 10:
+        return []
+    gold, predicted = np.nanstd(np.array(points["values"], float), axis=0)
+    if not predicted < _CONSTANT * gold:
+        return []
+    text = f"standard deviation {predicted:.2g}, that of the labels {gold:.2g}"
+    return [(False, f"The predictions are nearly constant ({text}).")]
