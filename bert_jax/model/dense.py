@@ -96,13 +96,12 @@ def rounded_weight(kernel: jax.Array) -> jax.Array:
 
 
 def rounded_inputs(x: jax.Array) -> jax.Array:
-    """Return the input of a product, rounded to 256 values from the least to the greatest one, 0 included. The
-    gradient is that of ``x`` itself."""
+    """Return the input of a product, each token of which is rounded to 255 values up to its greatest absolute
+    value, as exports without calibration round it. The gradient is that of ``x`` itself."""
     wide = x.astype(jnp.float32)
-    low, high = jnp.minimum(wide.min(), 0), jnp.maximum(wide.max(), 0)
-    scale = jnp.maximum((high - low) / 255, jnp.finfo(jnp.float32).tiny)
-    zero = jnp.round(-low / scale)
-    rounded = (jnp.clip(jnp.round(wide / scale) + zero, 0, 255) - zero) * scale
+    largest = jnp.max(jnp.abs(wide), axis=-1, keepdims=True)
+    scale = jnp.maximum(largest / 127, jnp.finfo(jnp.float32).tiny)
+    rounded = jnp.round(wide / scale) * scale
     return x + jax.lax.stop_gradient(rounded - wide).astype(x.dtype)
 
 
