@@ -112,8 +112,8 @@ COMMANDS = (
         option(
             "--calibration", nargs="+", metavar="FILE",
             help="with --dtype int8: texts, one per line (.gz: packed), or JSON objects with text and text_pair "
-            "(.jsonl), which determine the input range of each matrix product (default: ranges are computed "
-            "per batch at run time)",
+            "(.jsonl), which determine the input range of each matrix product (default: a scale for each "
+            "token, computed at run time)",
         ),
         option(
             "--check", metavar="FILE",
