@@ -8,10 +8,10 @@ from bert_jax.training.launch import Launch
 from bert_jax.training.logging.run_log import RunLog
 
 
-def open_log(workdir, start_step=0, loggers=(), callbacks=()):
-    """The logs of a run that continues after ``start_step``."""
+def open_log(workdir, start_step=0, loggers=(), callbacks=(), place=None):
+    """The logs in ``workdir`` of a run that continues after ``start_step``; ``place``: its workdir in a store."""
     start = Start()
-    launch = Launch(workdir=workdir, stop=StopRequest(), start=start, loggers=loggers, callbacks=callbacks)
+    launch = Launch(workdir=place or workdir, stop=StopRequest(), start=start, loggers=loggers, callbacks=callbacks)
     return RunLog(workdir, PretrainConfig(), launch, start_step, Display())
 
 

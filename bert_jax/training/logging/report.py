@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bert_jax.io.errors import one_line
 from bert_jax.io.files import write_whole
+from bert_jax.io.storage import Location
 from bert_jax.objectives.display import RUN_TILES, Display, ReportData
 from bert_jax.tokenization.tokenizer import without_surrogates
 from bert_jax.training.logging.charts import Scale, is_log, line_chart, panel_lines
@@ -35,7 +36,7 @@ from bert_jax.training.logging.page import (
     words_of,
 )
 from bert_jax.training.logging.progress import format_count, format_duration
-from bert_jax.training.logging.run_files import DATA_FILE, HTML_FILE, IMAGE_FILE, RunFiles, read_run
+from bert_jax.training.logging.run_files import DATA_FILE, HTML_FILE, IMAGE_FILE, RunFiles, State, read_run
 from bert_jax.training.logging.task_report import task_charts, task_sections, task_tiles
 from bert_jax.training.logging.verdict import known_levels, verdict
 
@@ -75,8 +76,9 @@ def write_report(workdir: Path | str, display: Display, data: ReportData | None 
 class LiveReport:
     """The page of a run that is not complete. An error of writing it does not end the run."""
 
-    def __init__(self, workdir: Path, display: Display, name: str, say: Callable[[str], None]) -> None:
-        self._workdir, self._display, self._name, self._say = workdir, display, name, say
+    def __init__(self, folder: Path, display: Display, workdir: Location, say: Callable[[str], None]) -> None:
+        """``folder`` has the logs of the run in ``workdir``; they differ if this is a URL."""
+        self._folder, self._display, self._workdir, self._say = folder, display, workdir, say
         self._written, self._seconds = -math.inf, 0.0
         # The last error that the log names.
         self._problem = ""
@@ -95,14 +97,15 @@ class LiveReport:
         began = time.monotonic()
         least = 50 * self._seconds if self._seconds > _LONG and running else 0.0
         is_due = began - self._written >= (least if is_due else max(least, _LONGEST_WAIT))
-        if not is_due or not (self._workdir / METRICS_FILE).is_file():  # deleted or moved
+        if not is_due or not (self._folder / METRICS_FILE).is_file():  # deleted or moved
             return
         try:
             if self._find is not None:
                 find, self._find = self._find, None
                 self._data = find()
-            run = read_run(self._workdir, "running" if running else "stopped", self._data, self._name)
-            write_whole(self._workdir / HTML_FILE, run_page(run, self._display))
+            state: State = "running" if running else "stopped"
+            run = read_run(self._folder, state, self._data, self._workdir.name, self._workdir)
+            write_whole(self._folder / HTML_FILE, run_page(run, self._display))
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
             if problem != self._problem:

@@ -131,11 +131,15 @@ class RunFiles:
 
 
 def read_run(
-    workdir: Location, state: State | None = None, data: ReportData | None = None, name: str = ""
+    workdir: Location,
+    state: State | None = None,
+    data: ReportData | None = None,
+    name: str = "",
+    place: Location | None = None,
 ) -> RunFiles:
     """Return the content of ``workdir``. ``state`` is the state of its run (default: determined from the files),
     ``data`` the content of report_data.json (default: the file), ``name`` the name of the run (default: that of the
-    folder)."""
+    folder), ``place`` its workdir if ``workdir`` is only the local folder of its logs."""
     if state is None:
         # A run that is not complete removes this file when it starts; the lease of a store can outlive its run.
         is_complete = (workdir / DATA_FILE).is_file()
@@ -161,8 +165,8 @@ def read_run(
         results=results,
         log=read_log(_text(workdir / LOG_FILE)),
         from_random=isinstance(config, dict) and "task" not in config and not (workdir / RECORD).is_file(),
-        workdir=without_surrogates(str(workdir)),
-        saved_steps=_saved_steps(workdir) if state == "stopped" else (),
+        workdir=without_surrogates(str(place or workdir)),
+        saved_steps=_saved_steps(place or workdir) if state == "stopped" else (),
     )
 
 

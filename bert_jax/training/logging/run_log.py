@@ -1,5 +1,6 @@
 """The logs of a run: metrics.jsonl, train.log, the terminal, loggers and callbacks."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ class RunLog:
     def begin_report(self) -> None:
         """Write the report now and after every evaluation."""
         if hosts.is_lead():
-            self._live = LiveReport(self.folder, self._display, self._launch.workdir.name, self.line)
+            self._live = LiveReport(self.folder, self._display, self._launch.workdir, self.line)
             self._live.write()
 
     def show(self, find: Callable[[], ReportData]) -> None:
@@ -88,8 +89,10 @@ class RunLog:
         return next(lines, {})
 
     def write_end(self, reason: str) -> None:
-        """Write the reason why the run ends before it is complete to train.log, for the report."""
-        self._progress.line(ENDED + reason, shows=False)
+        """Write the reason why the run ends before it is complete to train.log, for the report. A full disk does
+        not hide the reason: this error is not raised."""
+        with contextlib.suppress(OSError):
+            self._progress.line(ENDED + reason, shows=False)
 
     def close(self) -> None:
         """Close the files and the loggers, and remove the progress bar; may be called twice."""

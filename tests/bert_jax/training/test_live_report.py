@@ -13,6 +13,7 @@ import bert_jax
 from bert_jax.commands import main as cli
 from bert_jax.finetuning.supervision import LABELS_ONLY
 from bert_jax.finetuning.task_objective import task_display
+from bert_jax.io.storage import location
 from bert_jax.training.logging.page import STYLE
 from bert_jax.training.logging.report import run_page, write_report
 from bert_jax.training.logging.run_files import has_report, read_log, read_run
@@ -400,3 +401,28 @@ def test_rates_are_means_over_the_run(tmp_path):
     assert "<b>40.0</b><span>tokens per second, mean</span>" in run_page(read_run(folder), TASK).replace(
         ">40<", ">40.0<"
     )
+
+
+def test_the_page_of_a_run_in_a_store_names_the_store_and_its_checkpoints(tmp_path):
+    place = location("memory://bucket/live/run")
+    for file in ("5/commit_success.txt", "10/params"):
+        (place / "checkpoints" / file).write_text("x")
+    (tmp_path / "config.yaml").write_text("training: {num_steps: 40}\n")
+    log = open_log(tmp_path, place=place)
+    log.begin_report()
+    log.close()
+    page = page_of(tmp_path)
+    assert "<bdi>run</bdi>" in page and "The newest checkpoint is of step 5;" in page
+    assert "--config memory://bucket/live/run/config.yaml" in page and str(tmp_path) not in page
+
+
+def test_a_full_disk_does_not_hide_why_a_run_ends(tmp_path, monkeypatch):
+    log = open_log(tmp_path)
+
+    def full(text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(log._progress, "_write_log", full)
+    log.write_end("preempted")
+    with pytest.raises(OSError, match="No space"):
+        log.line("other lines")
