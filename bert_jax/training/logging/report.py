@@ -6,10 +6,12 @@ run is in progress, its lead process writes the page again and again, and browse
 
 import dataclasses
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from bert_jax.io.errors import one_line
 from bert_jax.io.files import write_whole
@@ -40,6 +42,9 @@ from bert_jax.training.logging.run_files import DATA_FILE, HTML_FILE, IMAGE_FILE
 from bert_jax.training.logging.task_report import task_charts, task_sections, task_tiles
 from bert_jax.training.logging.verdict import known_levels, verdict
 
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
 # Seconds after which a browser loads the page of a run in progress again.
 RELOAD_SECONDS = 20
 # Seconds after which the page is written at the next line of metrics, even without an evaluation.
@@ -66,11 +71,27 @@ def write_report(workdir: Path | str, display: Display, data: ReportData | None 
     """
     workdir = Path(workdir)
     run = read_run(workdir, None if data is None else "complete", data, name)
-    write_whole(workdir / IMAGE_FILE, draw_curves(run.rows, run.data, display.panels, run.title))
-    write_whole(workdir / HTML_FILE, run_page(run, display))
+    image = _made(IMAGE_FILE, lambda: draw_curves(run.rows, run.data, display.panels, run.title))
+    if image is not None:
+        write_whole(workdir / IMAGE_FILE, image)
+    page = _made(HTML_FILE, lambda: run_page(run, display))
+    if page is None:
+        page = document(run.title, [card("An error prevented this report. All other results are in the workdir.")])
+    write_whole(workdir / HTML_FILE, page)
     if data is not None:  # last: with it, the run counts as complete
         write_whole(workdir / DATA_FILE, without_surrogates(json.dumps(data, indent=1, ensure_ascii=False)))
     return workdir / HTML_FILE
+
+
+def _made(name: str, make: Callable[[], T]) -> T | None:
+    """Return the content of the file ``name``, or None after an error, which must not prevent the end of a run."""
+    try:
+        return make()
+    except Exception as error:
+        _log.warning(
+            "WARNING: %s: %s: %s; the other results are complete", name, type(error).__name__, one_line(error)
+        )
+        return None
 
 
 class LiveReport:

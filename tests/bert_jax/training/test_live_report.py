@@ -426,3 +426,16 @@ def test_a_full_disk_does_not_hide_why_a_run_ends(tmp_path, monkeypatch):
     log.write_end("preempted")
     with pytest.raises(OSError, match="No space"):
         log.line("other lines")
+
+
+def test_an_error_in_the_last_report_does_not_prevent_the_end_of_a_run(tmp_path, monkeypatch, caplog):
+    def fails(*arguments):
+        raise KeyError("label")
+
+    for name in ("run_page", "draw_curves"):
+        monkeypatch.setattr(f"bert_jax.training.logging.report.{name}", fails)
+    folder = write_run(tmp_path / "w")
+    write_report(folder, TASK, {})
+    assert has_report(folder) and "An error prevented this report" in page_of(folder)
+    warned = [one.getMessage() for one in caplog.records]
+    assert len(warned) == 2 and warned[1].startswith("WARNING: report.html: KeyError: 'label'; the other results")
