@@ -81,7 +81,7 @@ class DataCommand:
     example on the line after its name, and ``options`` is the class of the options that its help lists."""
 
     run: Callable[[list[str]], None]
-    usage: str
+    usage: str = ""
     options: type | None = None
 
 
