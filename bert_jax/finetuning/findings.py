@@ -1,12 +1,14 @@
 """Findings about the predictions of a split for the report: the worst mistakes with their texts, and charts."""
 
 import bisect
+import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from bert_jax.objectives.display import Counts, Findings, Mistake
+from bert_jax.metrics.entities import entities
+from bert_jax.objectives.display import Counts, Findings, Mistake, Support
 from bert_jax.records import Record
 from bert_jax.tasks.task import Prediction, Task
 
@@ -127,7 +129,21 @@ def _tags(task: Task, records: Sequence[Record], predictions: Sequence[Predictio
         words = zip(records[i].words, *pairs[i], strict=False)
         return {"words": [*words][:80]}
 
-    return _worst(records, errors, mistake, wrong=errors > 0)
+    return _worst(records, errors, mistake, wrong=errors > 0) | {"support": _support([gold for gold, _ in pairs])}
+
+
+def _support(sentences: Sequence[Sequence[str]]) -> Support:
+    """Return the numbers of entities by type or, if the tags are no entity tags, of tags; and the accuracy of the
+    most frequent tag."""
+    tags = collections.Counter(tag for sentence in sentences for tag in sentence)
+    try:
+        unit = "entities"
+        counts = collections.Counter(kind for sentence in sentences for kind, *_ in entities(sentence))
+    except ValueError:
+        unit, counts = "tags", tags
+    tag, count = max(tags.items(), key=lambda one: one[1])
+    accuracy = count / tags.total()
+    return {"unit": unit, "counts": dict(counts), "answer": f"tag {tag} for all", "accuracy": accuracy}
 
 
 def _spans(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> Findings:

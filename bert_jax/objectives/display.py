@@ -57,11 +57,22 @@ class Points(TypedDict):
     values: list[tuple[float, float]]
 
 
+class Support(TypedDict):
+    """Numbers of entities or tags (``unit``) of a split by type. ``answer`` is a constant answer in words, and
+    ``accuracy`` its share of correct tags."""
+
+    unit: str
+    counts: dict[str, int]
+    answer: str
+    accuracy: float
+
+
 class Findings(TypedDict, total=False):
     """Findings about the predictions of a split: the numbers of scored and wrong records, the worst mistakes."""
 
     scored: int
     wrong: int
+    support: Support
     mistakes: list[Mistake]
     counts: Counts
     points: Points

@@ -188,24 +188,44 @@ def bar_chart(groups: Sequence[str], series: Mapping[str, Sequence[int]], colors
     return f'<div class="keys">{keys}</div>' + _svg(parts, ", ".join(series))
 
 
-def point_chart(points: Sequence[tuple[float, float]], x: str, y: str) -> str:
-    """Return the SVG of points and the names of their axes; empty without finite points."""
+def point_chart(
+    points: Sequence[tuple[float, float]], x: str, y: str, *, alike: bool = False, middle: bool = False
+) -> str:
+    """Return the SVG of points; empty without finite points. ``alike``: both axes have the same range, with the
+    line of equal values. ``middle``: with a line at the mean of the values of ``x``, which are labels."""
     points = [point for point in points if all(abs(value) < _LARGEST for value in point)]  # False for NaN
     if not points:
         return ""
     xs, ys = np.array(points, float).T
-    y_of, y_marks = _axis(ys.min(), ys.max(), log=False)
-    low, high, x_marks = _padded(xs.min(), xs.max())
+    mean = float(xs.mean())
+    x_ends, y_ends = (xs.min(), xs.max()), (ys.min(), ys.max())
+    if alike:
+        x_ends = y_ends = (min(*x_ends, *y_ends), max(*x_ends, *y_ends))
+    y_of, y_marks = _axis(*y_ends, log=False)
+    low, high, x_marks = _padded(*x_ends)
     x_of = _linear(low, high, _LEFT, _WIDTH - _RIGHT)
-    parts = [_grid(y_of, y_marks, Scale())]
+    parts = [_grid(y_of, y_marks, Scale()), _x_name(x), _y_name(y)]
+    if alike:
+        ends = [(x_of(a), y_of(b)) for a, b in ((low, low), (high, high))]
+        parts.append(_segment(*ends, "grid strong"))
+    if middle:
+        parts.append(_segment((_LEFT, y_of(mean)), (x_of(high), y_of(mean)), "dash"))
     parts += [f'<text x="{x_of(mark):.1f}" y="{_BELOW}" text-anchor="middle">{mark:g}</text>' for mark in x_marks]
     parts += [
         f'<circle class="dot thin" style="--c:var(--train)" cx="{x_of(a):.1f}" cy="{y_of(b):.1f}" r="3">'
         f"<title>{html.escape(x)} {a:.3g}, {html.escape(y)} {b:.3g}</title></circle>"
         for a, b in points
     ]
-    names = f'<div class="keys"><span>up: {html.escape(y)}</span><span>right: {html.escape(x)}</span></div>'
-    return names + _svg(parts, f"{y} over {x}")
+    style = 'style="--c:var(--base)"'
+    keys = f'<span class="key" {style}>equal values</span>' if alike else ""
+    keys += f'<span class="key dashed" {style}>mean of the labels <b>{exact(mean)}</b></span>' if middle else ""
+    return (f'<div class="keys">{keys}</div>' if keys else "") + _svg(parts, f"{y} over {x}")
+
+
+def _segment(start: tuple[float, float], end: tuple[float, float], css: str) -> str:
+    (x1, y1), (x2, y2) = start, end
+    place = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+    return f'<line class="{css}" style="--c:var(--base)" {place}/>'
 
 
 def _svg(parts: Sequence[str], title: str) -> str:
@@ -262,6 +282,12 @@ def _step_labels(x_of: Callable[[float], float], first: float, last: float) -> s
         f"{_brief(mark) if mark >= 10_000 else f'{mark:,.0f}'}</text>"
         for mark in shown
     )
+
+
+def _y_name(name: str) -> str:
+    """Return the name of the vertical axis, beside its labels."""
+    middle = (_TOP + _HEIGHT - _BOTTOM) / 2
+    return f'<text transform="translate(12 {middle}) rotate(-90)" text-anchor="middle">{html.escape(name)}</text>'
 
 
 def _x_name(name: str) -> str:

@@ -52,7 +52,8 @@ h3 { font-size: 14px; margin: 0 0 2px; } p { margin: 0 0 10px; }
 .pair .card { break-inside: avoid; margin: 0 0 12px; } .panels .card { margin: 0; min-width: 0; }
 svg { width: 100%; height: auto; display: block; overflow: visible; }
 svg text { font: 14.5px system-ui, sans-serif; fill: var(--soft); }
-.grid { stroke: var(--grid); } .curve { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
+.grid { stroke: var(--grid); } .strong { stroke: var(--base); }
+ .curve { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
 .faint { opacity: .3; stroke-width: 1; }
 .ring { fill: none; stroke: var(--c); stroke-width: 2; } .thin { stroke-width: 1.2; opacity: .6; }
 .dot { fill: var(--c); }
@@ -70,7 +71,7 @@ th, th.n { color: var(--soft); font-weight: 600; font-size: 13px; white-space: n
 tr + tr > * { border-top: 1px solid var(--line); }
 th[scope=row] { color: var(--ink); font-weight: 400; font-size: 14px; min-width: 92px;
   overflow-wrap: anywhere; }
-@media (max-width: 560px) { td, th { padding-right: 10px; } }
+@media (max-width: 560px) { td, th { padding-right: 10px; } .groups tr > :nth-child(2) { display: none; } }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr)); gap: 2px 28px;
   margin: 0; }
@@ -82,12 +83,16 @@ th[scope=row] { color: var(--ink); font-weight: 400; font-size: 14px; min-width:
 .track u { position: absolute; top: -3px; bottom: -3px; width: 2px; background: var(--ink); }
 .whole { width: 100%; } td.n small { display: block; color: var(--soft); font-size: 12px; }
 .matrix td, .matrix th { border: 0; padding: 3px 5px; min-width: 0; }
-.matrix td { text-align: center; min-width: 40px; border-radius: 3px; font-variant-numeric: tabular-nums; }
-.matrix thead th { vertical-align: bottom; text-align: center; } .matrix .turn th { writing-mode: vertical-rl; }
+.matrix td, .matrix thead th + th { width: var(--w); min-width: var(--w); max-width: var(--w); }
+.matrix td { text-align: center; border-radius: 3px; font-variant-numeric: tabular-nums; }
+.matrix thead th { vertical-align: bottom; text-align: center; overflow-wrap: anywhere; }
+.matrix thead th:first-child { text-align: right; font-weight: 400; white-space: nowrap; }
+.matrix .turn th + th { writing-mode: vertical-rl; }
 .matrix th[scope=row] { white-space: nowrap; text-align: right; font-size: 13px; }
 .list { margin: 0; padding: 0; list-style: none; } .list > li + li { border-top: 1px solid var(--line);
   margin-top: 10px; padding-top: 10px; }
-.mask { background: var(--miss); border-radius: 4px; padding: 1px 5px; } .right { background: var(--hit); }
+.mask { background: var(--miss); border-radius: 4px; padding: 1px 5px; -webkit-box-decoration-break: clone;
+  box-decoration-break: clone; } .right { background: var(--hit); }
 .tag { color: var(--soft); font-size: 13px; display: inline-block; }
 .guess { margin-right: 10px; display: inline-block; } .text { white-space: pre-wrap; }
 .text + .text { border-inline-start: 3px solid var(--line); padding-inline-start: 8px; margin-top: 3px; }

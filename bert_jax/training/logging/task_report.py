@@ -28,6 +28,8 @@ _MOST_SCORES, _TILES, _MOST_CLASSES = 6, 2, 40
 # Number of classes up to which a confusion matrix is shown, and otherwise of the most frequent confusions.
 MOST_CELLS, _MOST_CONFUSIONS = 20, 15
 _LONGEST_NAME = 24
+# Width of a letter in the head of a confusion matrix in pixels.
+_LETTER = 8.0
 
 Scores = Mapping[str, float | None]
 
@@ -51,8 +53,7 @@ def task_tiles(run: RunFiles) -> list[tuple[str, str, str]]:
 
 def task_sections(run: RunFiles) -> list[str]:
     """Return the sections about a fine-tuned model: scores and confusion matrices, charts, mistakes."""
-    matrices = dict(run.data.get("confusion") or {})
-    matrices |= {one["split"]: one["confusion_matrix"] for one in run.results if "confusion_matrix" in one}
+    matrices = _matrices(run)
     scores, findings = run.scores() if run.is_finetuning else {}, run.data.get("findings") or {}
     cards = []
     for split in dict.fromkeys([*scores, *matrices, *findings]):
@@ -62,7 +63,8 @@ def task_sections(run: RunFiles) -> list[str]:
             cards.append(card(_score_table(run, split, values, names[:_MOST_SCORES]), heading=_heading(run, split)))
         if split in matrices:
             cards.append(card(_confusion(matrices[split]), heading=f"{split}: confusion matrix"))
-        if classes := _classes(values):
+        found = findings.get(split, {})
+        if classes := _classes(values, *_counts_of(matrices.get(split), found)):
             cards.append(card(classes, heading=f"{split}: by class or tag"))
     mistakes = [
         card(_mistakes(one), heading=f"{split}: {_share(one)}")
@@ -96,11 +98,39 @@ def _heading(run: RunFiles, split: str) -> str:
     return f"{split}: {', '.join(parts)}" if parts else split
 
 
+def _plain_scores(run: RunFiles, split: str) -> dict[str, float | None]:
+    """Return the scores of the answer without training, by name: its stored one, and those that the counts of
+    classes or tags determine."""
+    answer = run.plain_answers().get(split)
+    if not answer:
+        return {}
+    found: dict[str, float | None] = {answer["metric"]: answer["value"]}
+    support = (run.data.get("findings") or {}).get(split, {}).get("support")
+    if support and support["answer"] == answer["answer"]:
+        found.setdefault("accuracy", support["accuracy"])
+    matrix = _matrices(run).get(split)
+    if matrix and matrix["labels"]:
+        sizes = np.array(matrix["counts"]).sum(axis=1)
+        shares = {f"class {label} for all": float(n) for label, n in zip(matrix["labels"], sizes, strict=False)}
+        if answer["answer"] in shares and sizes.sum():
+            share = shares[answer["answer"]] / float(sizes.sum())
+            f1 = 2 * share / (1 + share)
+            found = {"accuracy": share, "f1_macro": f1 / int((sizes > 0).sum()), "f1_weighted": share * f1} | found
+    return found
+
+
+def _matrices(run: RunFiles) -> dict[str, Confusion]:
+    """Return the confusion matrices by split."""
+    matrices = dict(run.data.get("confusion") or {})
+    return matrices | {one["split"]: one["confusion_matrix"] for one in run.results if "confusion_matrix" in one}
+
+
 def _score_table(run: RunFiles, split: str, values: Scores, names: Sequence[str]) -> str:
     answer, start = run.plain_answers().get(split), run.start_scores(split)
     if start and answer and answer["answer"] == "before training":
         answer = None
     intervals: Mapping[str, Any] = next((one["metrics"] for one in run.results if one["split"] == split), {})
+    plain = _plain_scores(run, split)
     header = ["", "score", ""]
     header += [isolated(short(answer["answer"]))] if answer else []
     header += ["before training"] if start else []
@@ -108,8 +138,8 @@ def _score_table(run: RunFiles, split: str, values: Scores, names: Sequence[str]
     for name in names:
         value = values[name]
         known = {"before training": start.get(name)} if start else {}
-        if answer and answer["metric"] == name:
-            known[answer["answer"]] = answer["value"]
+        if answer and name in plain:
+            known[answer["answer"]] = plain[name]
         is_share = value is not None and 0 <= value <= 1 and not name.endswith(("loss", "mse", "mae"))
         marks = [(x, text) for text, x in known.items() if x is not None]
         interval = intervals.get(name, {}).get("ci95")
@@ -118,7 +148,7 @@ def _score_table(run: RunFiles, split: str, values: Scores, names: Sequence[str]
             row[1] += f"<small>{' to '.join(escape(format_value(name, x)) for x in interval)}</small>"
         row.append(track(value or 0.0, marks) if is_share else "")
         if answer:
-            row.append(escape(format_value(name, answer["value"])) if answer["metric"] == name else "")
+            row.append(escape(format_value(name, plain[name])) if name in plain else "")
         if start:
             row.append(escape(format_value(name, start.get(name))))
         rows.append(row)
@@ -130,8 +160,17 @@ def _score_table(run: RunFiles, split: str, values: Scores, names: Sequence[str]
     return table(header, rows, numbers=(1, *range(3, len(header))), css="whole") + f'<p class="soft">{notes}</p>'
 
 
-def _classes(values: Scores) -> str:
-    """Return a table of the scores NAME/CLASS, with a bar of the first of them."""
+def _counts_of(matrix: Confusion | None, findings: Findings) -> tuple[str, Mapping[str, int]]:
+    """Return the unit and the number of records, entities or tags by class or type, as far as they are known."""
+    if support := findings.get("support"):
+        return support["unit"], support["counts"]
+    if matrix is None:
+        return "", {}
+    return "records", {str(label): sum(row) for label, row in zip(matrix["labels"], matrix["counts"], strict=False)}
+
+
+def _classes(values: Scores, unit: str, counts: Mapping[str, int]) -> str:
+    """Return a table of the scores NAME/CLASS, with a bar of the first of them, and the numbers of ``unit``."""
     found: dict[str, dict[str, float | None]] = {}
     for name, value in values.items():
         metric, slash, group = name.partition("/")
@@ -143,11 +182,14 @@ def _classes(values: Scores) -> str:
     for group, row in [*found.items()][:_MOST_CLASSES]:
         first = row.get(metrics[0])
         bar = track(first) if first is not None and 0 <= first <= 1 else ""
-        rows.append([isolated(group), bar, *(escape(format_value(one, row.get(one))) for one in metrics)])
+        count = [f"{counts[group]:,}" if group in counts else ""] if counts else []
+        rows.append([isolated(group), bar, *(escape(format_value(one, row.get(one))) for one in metrics), *count])
     left = len(found) - len(rows)
     note = f'<p class="soft">{left:,} more are in metrics.json</p>' if left > 0 else ""
-    header = ["", "", *(escape(words_of(metric)) for metric in metrics)]
-    return table(header, rows, numbers=range(2, len(header)), css="whole") + note if rows else ""
+    header = ["", "", *(escape(words_of(metric)) for metric in metrics), *([unit] if counts else [])]
+    if unit == "entities":
+        note += '<p class="soft">An entity is right if its type and all of its words are right.</p>'
+    return table(header, rows, numbers=range(2, len(header)), css="whole groups") + note if rows else ""
 
 
 def _confusion(matrix: Confusion) -> str:
@@ -157,7 +199,10 @@ def _confusion(matrix: Confusion) -> str:
     if not names:
         return ""
     right = int(np.trace(counts))
-    note = f'<p class="soft">Rows: correct class. Columns: prediction. {right:,} of {counts.sum():,} right.</p>'
+    note = (
+        f'<p class="soft">Rows: correct class. Columns: predicted class. Color: share of the records of the row. '
+        f"{right:,} of {counts.sum():,} records are right.</p>"
+    )
     if len(names) > MOST_CELLS:
         wrong = counts - np.diag(np.diag(counts))
         order = np.argsort(wrong, axis=None, kind="stable")[::-1][:_MOST_CONFUSIONS]
@@ -175,7 +220,9 @@ def _confusion(matrix: Confusion) -> str:
             ["correct", "predicted", "records", "of"], rows, numbers=(2, 3)
         )
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    turn = ' class="turn"' if sum(len(short(name, _LONGEST_NAME)) for name in names) > 36 else ""
+    width = max(44, min(72, 420 // len(names)))
+    is_long = max(len(short(name, _LONGEST_NAME)) for name in names) > 2 * width / _LETTER
+    turn = ' class="turn"' if is_long else ""
     head = "".join(f'<th title="{escape(name)}">{isolated(short(name, _LONGEST_NAME))}</th>' for name in names)
     lines = [
         f'<tr><th scope="row" title="{escape(name)}">{isolated(short(name, _LONGEST_NAME))}</th>'
@@ -186,10 +233,9 @@ def _confusion(matrix: Confusion) -> str:
         + "</tr>"
         for name, numbers, part in zip(names, counts, shares, strict=True)
     ]
-    return (
-        f'{note}<div class="scroll"><table class="matrix"><thead><tr{turn}><th></th>{head}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
+    head = f"<thead><tr{turn}><th>predicted →<br>correct ↓</th>{head}</tr></thead>"
+    whole = f'<table class="matrix" style="--w:{width}px">{head}<tbody>{"".join(lines)}</tbody></table>'
+    return f'{note}<div class="scroll">{whole}</div>'
 
 
 def _charts(findings: Findings) -> list[tuple[str, str]]:
@@ -199,8 +245,24 @@ def _charts(findings: Findings) -> list[tuple[str, str]]:
         colors = ("var(--base)", "var(--train)") if len(counts["series"]) > 1 else ("var(--train)",)
         charts.append((counts["title"], bar_chart(counts["groups"], counts["series"], colors)))
     if (points := findings.get("points")) and points["values"]:
-        charts.append((points["title"], point_chart(points["values"], points["x"], points["y"])))
+        values, x, y = points["values"], points["x"], points["y"]
+        if x == "label" and y != "predicted":  # of another scale, so that only the order can be compared
+            x, y, values = "rank of the label (%)", f"rank of the {y} (%)", _ranks(values)
+            charts.append((f"order of {points['y']} and label", point_chart(values, x, y, alike=True)))
+        else:
+            is_value = y == "predicted"
+            charts.append((points["title"], point_chart(values, x, y, alike=is_value, middle=is_value)))
     return charts
+
+
+def _ranks(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the ranks of finite values in percent; equal values have their mean rank."""
+    columns = []
+    for values in np.array(points, float)[np.isfinite(np.array(points, float)).all(axis=1)].T:
+        _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+        ranks = np.cumsum(counts) - (counts - 1) / 2
+        columns.append(100 * (ranks[places] - 0.5) / len(values))
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _share(findings: Findings) -> str:
@@ -213,21 +275,42 @@ def _share(findings: Findings) -> str:
 
 def _mistakes(findings: Findings) -> str:
     mistakes = findings["mistakes"]
-    note = '<p class="soft">Marked words: correct tag → predicted tag.</p>' if "words" in mistakes[0] else ""
+    is_tagged = "words" in mistakes[0]
+    note = '<p class="soft">Marked words are wrong; below: correct → predicted.</p>' if is_tagged else ""
     return f'{note}<ul class="list">{"".join(map(_mistake, mistakes))}</ul>'
+
+
+def _wrong_groups(tagged: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
+    """Return the texts of the correct words, with an empty string, and of the wrong words, with their correct and
+    predicted type. Words of one entity are together."""
+    groups: list[tuple[str, str]] = []
+    for word, right, tag in tagged:
+        kinds = [_type(right), _type(tag)]
+        change = "" if right == tag else " → ".join(kinds if kinds[0] != kinds[1] else [right, tag])
+        begins = any(one.startswith(("B-", "S-")) for one in (right, tag)) or not groups
+        if not change or begins or groups[-1][1] != change:
+            groups.append((word, change))
+        else:
+            groups[-1] = (f"{groups[-1][0]} {word}", change)
+    return groups
+
+
+def _type(tag: str) -> str:
+    """Return the type of an entity tag, other tags as they are."""
+    prefix, dash, kind = tag.partition("-")
+    return "none" if tag == "O" else kind if dash and prefix in ("B", "I", "E", "S") else tag
 
 
 def _mistake(mistake: Mistake) -> str:
     """Return the texts of a record, the correct answer and the prediction."""
     if tagged := mistake.get("words"):
+        groups = _wrong_groups(tagged)
         marked = " ".join(
-            isolated(word)
-            if right == tag
-            else f'<span class="mask">{isolated(word)}</span> '
-            f'<span class="tag">{isolated(f"{right} → {tag}")}</span>'
-            for word, right, tag in tagged
+            f'<span class="mask">{isolated(text)}</span>' if change else isolated(text) for text, change in groups
         )
         texts = f'<div dir="auto">{marked}</div>'
+        changes = " · ".join(isolated(f"{text}: {change}") for text, change in groups if change)
+        texts += f'<div class="soft">{changes}</div>'
     else:
         parts = [mistake[key] for key in ("text", "text_pair") if mistake.get(key)]  # type: ignore[literal-required]
         texts = "".join(f'<div class="text" dir="auto">{escape(part)}</div>' for part in parts)

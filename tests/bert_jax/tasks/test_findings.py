@@ -61,6 +61,10 @@ def test_tags_show_the_words():
     tagged = [[{"label": "O"}, {"label": "O"}], [{"label": "O"}]]
     found = findings_of(task(), own, [{"tokens": tokens} for tokens in tagged])
     assert found["mistakes"] == [{"words": [("Ann", "B-PER", "O"), ("left", "O", "O")]}]
+    support = {"unit": "entities", "counts": {"PER": 1}, "answer": "tag O for all", "accuracy": 2 / 3}
+    assert found["support"] == support
+    own = records(words=[("Ann", "left")], tags=[("NOUN", "VERB")])
+    assert findings_of(task(), own, [{"tokens": tagged[0]}])["support"]["counts"] == {"NOUN": 1, "VERB": 1}
 
 
 @pytest.mark.parametrize(("scoring", "unit", "group"), [("squad", "words", "2"), ("chinese", "characters", "4-5")])

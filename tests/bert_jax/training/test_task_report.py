@@ -1,0 +1,76 @@
+"""The parts of a report about a fine-tuned model: scores, classes, matrices, charts and mistakes."""
+
+import json
+
+import pytest
+
+from bert_jax.finetuning.supervision import LABELS_ONLY
+from bert_jax.finetuning.task_objective import task_display
+from bert_jax.training.logging.report import run_page
+from bert_jax.training.logging.run_files import read_run
+
+TASK = task_display(LABELS_ONLY)
+
+
+def page_of(folder, data, entry=None):
+    """The page of a complete run with the content ``data`` of report_data.json and an entry of metrics.json."""
+    (folder / "config.yaml").write_text("task: {kind: classification}\n")
+    (folder / "metrics.json").write_text(json.dumps([entry] if entry else []))
+    (folder / "report_data.json").write_text(json.dumps(data))
+    return run_page(read_run(folder), TASK)
+
+
+def entry_of(answer, metric, value, **scores):
+    metrics = {name.replace("__", "/"): {"value": own, "ci95": None} for name, own in scores.items()}
+    return {
+        "split": "dev",
+        "n": 9,
+        "metrics": metrics,
+        "baseline": {"answer": answer, "metric": metric, "value": value},
+    }
+
+
+def test_wrong_words_of_one_entity_stand_together(tmp_path):
+    words = [
+        ("All", "B-X", "O"),
+        ("Clad", "I-X", "O"),
+        ("Bugatti", "B-X", "O"),
+        ("is", "O", "O"),
+        ("new", "O", "B-Y"),
+    ]
+    words += [("Ann", "B-Z", "I-Z"), ("runs", "VERB", "NOUN")]
+    page = page_of(tmp_path, {"findings": {"dev": {"scored": 1, "wrong": 1, "mistakes": [{"words": words}]}}})
+    assert '<span class="mask"><bdi>All Clad</bdi></span> <span class="mask"><bdi>Bugatti</bdi></span> ' in page
+    changes = ("All Clad: X → none", "Bugatti: X → none", "new: none → Y", "Ann: B-Z → I-Z", "runs: VERB → NOUN")
+    assert " · ".join(f"<bdi>{one}</bdi>" for one in changes) in page
+
+
+def test_entities_have_their_numbers_and_words_their_baseline(tmp_path):
+    support = {"unit": "entities", "counts": {"X": 4711}, "answer": "tag O for all", "accuracy": 0.898}
+    entry = entry_of("tag O for all", "f1", 0.0, f1=0.5, accuracy=0.9, f1__X=0.5)
+    page = page_of(tmp_path, {"findings": {"dev": {"support": support}}}, entry)
+    assert '<td class="n">4,711</td>' in page and '<td class="n">89.8%</td>' in page
+    assert "The line in a bar: <bdi>tag O for all</bdi>." in page and "An entity is right if" in page
+    # Where another tag is the constant answer of the training records, the share of the most frequent one is not shown.
+    entry["baseline"]["answer"] = "tag X for all"
+    assert "89.8%" not in page_of(tmp_path, {"findings": {"dev": {"support": support}}}, entry)
+
+
+def test_classes_have_their_numbers_and_averages_their_baseline(tmp_path):
+    matrix = {"labels": ["a", "b", "c"], "counts": [[5, 1, 0], [1, 1, 0], [0, 0, 0]]}
+    entry = entry_of("class a for all", "accuracy", 0.75, accuracy=0.8, f1_macro=0.5, f1_weighted=0.7, f1__a=0.9)
+    page = page_of(tmp_path, {"confusion": {"dev": matrix}}, entry)
+    assert '<th class="n">records</th>' in page and '<td class="n">6</td>' in page
+    f1 = 2 * 0.75 / 1.75  # precision 0.75, recall 1
+    assert f'<td class="n">{f1 / 2:.1%}</td>' in page and f'<td class="n">{0.75 * f1:.1%}</td>' in page
+    assert page.count("predicted →<br>correct ↓") == 1
+
+
+@pytest.mark.parametrize(
+    ("y", "words"), [("predicted", "mean of the labels"), ("cosine", "rank of the cosine (%)")]
+)
+def test_values_of_one_scale_share_their_axes_and_others_are_ranked(tmp_path, y, words):
+    points = {"title": "points", "x": "label", "y": y, "values": [(0.0, 2.0), (4.0, 3.0), (4.0, 9.0)]}
+    page = page_of(tmp_path, {"findings": {"dev": {"points": points}}})
+    assert words in page and "equal values" in page
+    assert ("<title>rank of the label (%) 66.7, rank of the cosine (%) 83.3</title>" in page) == (y == "cosine")
