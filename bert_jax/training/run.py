@@ -141,6 +141,7 @@ class Run:
         """Open the logs; write the messages collected so far and a line about the model and the devices."""
         config, mesh = self.job.config, programs.mesh
         log = RunLog(self.logs.folder, config, self.launch, start.step, programs.objective.display)
+        log.write_origin()
         for message in self.messages:
             log.line(message)
         devices = f"{mesh.size} x {mesh.devices.flat[0].device_kind}"

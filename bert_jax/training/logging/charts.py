@@ -206,8 +206,7 @@ def point_chart(
     x_of = _linear(low, high, _LEFT, _WIDTH - _RIGHT)
     parts = [_grid(y_of, y_marks, Scale()), _x_name(x), _y_name(y)]
     if alike:
-        ends = [(x_of(a), y_of(b)) for a, b in ((low, low), (high, high))]
-        parts.append(_segment(*ends, "grid strong"))
+        parts.append(_segment((x_of(low), y_of(low)), (x_of(high), y_of(high)), "grid strong"))
     if middle:
         parts.append(_segment((_LEFT, y_of(mean)), (x_of(high), y_of(mean)), "dash"))
     parts += [f'<text x="{x_of(mark):.1f}" y="{_BELOW}" text-anchor="middle">{mark:g}</text>' for mark in x_marks]

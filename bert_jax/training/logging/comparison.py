@@ -7,7 +7,8 @@ import numpy as np
 
 from bert_jax.objectives.display import Display, Panel
 from bert_jax.training.logging.charts import Line, Scale, line_chart, panel_lines
-from bert_jax.training.logging.curves import different_scores, panels_of
+from bert_jax.training.logging.curves import different_scores, is_share, panels_of
+from bert_jax.training.logging.logger import Value
 from bert_jax.training.logging.page import (
     RUN_COLORS,
     card,
@@ -20,22 +21,27 @@ from bert_jax.training.logging.page import (
     section,
     short,
     table,
+    words_of,
 )
 from bert_jax.training.logging.progress import format_count, format_duration
-from bert_jax.training.logging.report import RELOAD_SECONDS
+from bert_jax.training.logging.report import RELOAD_SECONDS, named_values
 from bert_jax.training.logging.run_files import RunFiles
+from bert_jax.training.logging.verdict import lower_is_better
 
 # Number of rows of the tables of scores and of options, and of characters of a value.
 _MOST_ROWS, _MOST_OPTIONS, _LONGEST_VALUE = 24, 40, 60
+# Options that name the data.
+_DATA = ("corpus", "dir", "train", "shards", "mixture")
+_STYLES = '<p class="soft">Thick lines with dots: held-out data. Thin lines: training, where both are known.</p>'
 
 
 def comparison_page(runs: Sequence[tuple[RunFiles, Display]]) -> str:
     """Return the page of several runs with their displays; browsers reload it while one of them is in progress."""
     files, names = [run for run, _ in runs], _names([run for run, _ in runs])
     body = [
-        f"<h1>{len(runs)} runs</h1>",
-        pair(card(_overview(files, names), heading="Runs"), card(_scores(files, names), heading="Evaluation")),
-        section("Curves", _curves(runs, names)),
+        f"<h1>{' and '.join(map(isolated, names))}</h1>",
+        pair(card(_overview(files, names), heading="Runs"), card(_scores(runs, names), heading="Evaluation")),
+        section("Curves", _STYLES + _curves(runs, names)),
         section("Options that differ", card(_options(files, names))),
     ]
     is_running = any(run.state == "running" for run in files)
@@ -59,18 +65,30 @@ def _headed(names: Sequence[str]) -> list[str]:
 
 
 def _overview(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    words = {"complete": "complete", "running": "in progress", "stopped": "stopped"}
+    words = {"complete": "complete", "running": "in progress", "stopped": "stopped, not complete"}
     rows: list[tuple[str, Callable[[RunFiles], object]]] = [
         ("state", lambda run: words[run.state]),
         ("step", lambda run: f"{run.step:,} of {run.num_steps:,}" if run.num_steps else f"{run.step:,}"),
         ("kind", lambda run: run.option("task.kind") or run.option("objective.name") or ""),
         ("layers x width", lambda run: _shape(run)),
         ("parameters", lambda run: format_count(run.log.parameters) if run.log.parameters else ""),
+        ("data", _data),
+        ("training examples", lambda run: f"{count:,}" if (count := run.training_examples) else ""),
+        ("batch", lambda run: run.option("training.global_batch_size") or ""),
+        ("learning rate", lambda run: run.option("optimizer.learning_rate") or ""),
+        ("seed", lambda run: "" if run.option("training.seed") is None else run.option("training.seed")),
+        ("started", lambda run: run.log.first_time),
         ("hardware", lambda run: run.log.devices),
         ("duration", lambda run: format_duration(run.log.seconds) if run.log.seconds >= 1 else ""),
     ]
     lines = [[escape(name), *(escape(value(run)) for run in runs)] for name, value in rows]
     return table(_headed(names), [line for line in lines if any(line[1:])])
+
+
+def _data(run: RunFiles) -> str:
+    """Return the files and folders of the data."""
+    values = [run.option(f"data.{key}") or () for key in _DATA]
+    return ", ".join(str(one) for own in values for one in (own if isinstance(own, list | tuple) else [own]))
 
 
 def _shape(run: RunFiles) -> str:
@@ -91,17 +109,45 @@ def _evaluation(run: RunFiles) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in ("step", "split")}
 
 
-def _scores(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    found = [_evaluation(run) for run in runs]
-    keys = list(dict.fromkeys(key for values in found for key in values))[:_MOST_ROWS]
-    rows = [
-        [
-            isolated(key.replace("_", " ")),
-            *(escape(format_value(key, values[key])) if key in values else "" for values in found),
-        ]
-        for key in keys
-    ]
-    return table(_headed(names), rows, numbers=range(1, len(runs) + 1)) if rows else ""
+def _scores(runs: Sequence[tuple[RunFiles, Display]], names: Sequence[str]) -> str:
+    """Return the values of all runs, with the best ones in bold, and of two runs their difference."""
+    found, labels, rows = [_evaluation(run) for run, _ in runs], dict[str, str](), []
+    for values, (run, display) in zip(found, runs, strict=True):
+        labels |= {key: words_of(key) for key in values} if run.is_finetuning else named_values(values, display)
+    for key, label in [*labels.items()][:_MOST_ROWS]:
+        numbers = [values.get(key) for values in found]
+        known = [one for one in numbers if isinstance(one, float)]
+        best = (min if lower_is_better(key) else max)(known) if len(known) > 1 else None
+        if key.endswith("fraction"):
+            best = None
+        cells = [escape(format_value(key, values[key])) if key in values else "" for values in found]
+        for place, number in enumerate(numbers):
+            if number is not None and number == best:
+                cells[place] = f"<b>{cells[place]}</b>"
+        rows.append([isolated(label), *cells, *([_difference(key, *numbers)] if len(runs) == 2 else [])])
+    header = [*_headed(names), *(["second - first"] if len(runs) == 2 else [])]
+    notes = f'<p class="soft">Bold: the best value. {_same_data([run for run, _ in runs], found)}</p>'
+    return table(header, rows, numbers=range(1, len(runs) + 2)) + notes if rows else ""
+
+
+def _difference(key: str, first: Value, second: Value) -> str:
+    if not isinstance(first, float) or not isinstance(second, float):
+        return ""
+    change = second - first
+    return f"{100 * change:+.1f} points" if is_share(key) else f"{change:+.4g}"
+
+
+def _same_data(runs: Sequence[RunFiles], found: Sequence[Mapping[str, Any]]) -> str:
+    """Return a sentence about the held-out data of the runs, from digests of records or numbers of targets."""
+    digests = [tuple(one.get("digest") for one in run.results) for run in runs]
+    if all(digests) and None not in digests[0]:
+        same = "the same" if len({*digests}) == 1 else "not the same"
+        return f"The predicted records are {same} in all runs."
+    targets = {values.get("targets") for values in found}
+    if None in targets:
+        return "The files do not tell whether the held-out data is the same."
+    same = "the same number of" if len(targets) == 1 else "different numbers of"
+    return f"The held-out data has {same} targets."
 
 
 def _curves(runs: Sequence[tuple[RunFiles, Display]], names: Sequence[str]) -> str:
@@ -138,12 +184,17 @@ def _options(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
     every = dict.fromkeys(key for one in flat for key in one)
     keys = [key for key in every if len({one.get(key) for one in flat}) > 1]
     rows = [
-        [escape(key), *(isolated(short(one.get(key, ""), _LONGEST_VALUE)) for one in flat)]
+        [_breakable(key), *(isolated(short(one.get(key, ""), _LONGEST_VALUE)) for one in flat)]
         for key in keys[:_MOST_OPTIONS]
     ]
     left = len(keys) - len(rows)
     note = f'<p class="soft">{left:,} more differ</p>' if left > 0 else ""
-    return table(_headed(names), rows) + note if rows else "none"
+    return table(_headed(names), rows, css="options") + note if rows else "none"
+
+
+def _breakable(name: str) -> str:
+    """Return the name of an option as HTML that can only be broken after a dot or an underscore."""
+    return escape(name).replace(".", ".<wbr>").replace("_", "_<wbr>")
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -153,5 +204,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             found |= _flat(value, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            is_count = isinstance(value, int) and not isinstance(value, bool)
+            text = f"{value:,}" if is_count else str(value)
+            found[f"{prefix}{name}"] = ", ".join(map(str, value)) if isinstance(value, list) else text
     return found

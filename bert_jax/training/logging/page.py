@@ -71,6 +71,7 @@ th, th.n { color: var(--soft); font-weight: 600; font-size: 13px; white-space: n
 tr + tr > * { border-top: 1px solid var(--line); }
 th[scope=row] { color: var(--ink); font-weight: 400; font-size: 14px; min-width: 92px;
   overflow-wrap: anywhere; }
+table.options th[scope=row] { overflow-wrap: normal; }
 @media (max-width: 560px) { td, th { padding-right: 10px; } .groups tr > :nth-child(2) { display: none; } }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr)); gap: 2px 28px;
@@ -94,7 +95,9 @@ th[scope=row] { color: var(--ink); font-weight: 400; font-size: 14px; min-width:
 .mask { background: var(--miss); border-radius: 4px; padding: 1px 5px; -webkit-box-decoration-break: clone;
   box-decoration-break: clone; } .right { background: var(--hit); }
 .tag { color: var(--soft); font-size: 13px; display: inline-block; }
-.guess { margin-right: 10px; display: inline-block; } .text { white-space: pre-wrap; }
+.guess { margin: 2px 10px 2px 0; display: inline-block; }
+.guess bdi { border: 1px solid var(--line); border-radius: 4px; padding: 0 5px; color: var(--ink); }
+ .text { white-space: pre-wrap; }
 .text + .text { border-inline-start: 3px solid var(--line); padding-inline-start: 8px; margin-top: 3px; }
 .answer { font-size: 13px; margin-top: 3px; } .answer > span { display: inline-block; margin-right: 12px; }
 pre { overflow-x: auto; font-size: 13px; margin: 8px 0 0; overflow-wrap: normal; } summary { cursor: pointer; }

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -49,6 +50,8 @@ _log = logging.getLogger(__name__)
 RELOAD_SECONDS = 20
 # Seconds after which the page is written at the next line of metrics, even without an evaluation.
 _LONGEST_WAIT = 60.0
+# The line of the log with the number of training records of each class or tag.
+_CLASSES_LINE = re.compile(r"\d+ (classes|tags|labels): ")
 # Seconds of writing a page from which on not every evaluation writes one.
 _LONG = 0.2
 
@@ -154,7 +157,7 @@ def run_page(run: RunFiles, display: Display) -> str:
     ]
     about = [card(facts(_about(run)), heading="Model, data and hardware")]
     if evaluation and not run.is_finetuning:
-        named = _named(evaluation, display)
+        named = named_values(evaluation, display)
         rows = [(escape(name), escape(format_value(key, evaluation[key]))) for key, name in named.items()]
         heading = "Final evaluation" if run.state == "complete" else "Last evaluation"
         about.append(card(table((), rows, numbers=(1,)), heading=heading))
@@ -245,12 +248,11 @@ def _panels(run: RunFiles, display: Display) -> list[str]:
     return charts
 
 
-def _named(evaluation: Row, display: Display) -> dict[str, str]:
+def named_values(evaluation: Row, display: Display) -> dict[str, str]:
     """Return the names of the values of an evaluation in the words of the tiles, by key. Values
     without such words are omitted if they equal another one: the total loss of a run with one loss."""
-    words = {tile.beside[0]: tile.beside[1] for tile in display.tiles} | {
-        tile.key: tile.label.removeprefix("held-out ") for tile in display.tiles
-    }
+    words = {tile.key: tile.label.removeprefix("held-out ") for tile in display.tiles}
+    words |= {tile.beside[0]: f"{words[tile.key]}, {tile.beside[1]}" for tile in display.tiles}
     words["targets"] = "predicted tokens"
     found = dict[str, str]()
     for key, value in evaluation.items():
@@ -289,9 +291,9 @@ def _about(run: RunFiles) -> list[tuple[str, str]]:
             parts.append(f"feed-forward width {_count(model['intermediate_size'])}")
         parts += [f"vocabulary {_count(model.get('vocab_size', 0))}", str(model.get("family", ""))]
         shape = ", ".join(part for part in parts if part)
-    epoch, seen, passes = last.get("epoch"), last.get("examples_seen"), ""
-    if isinstance(epoch, int | float) and isinstance(seen, int | float) and epoch > 0:
-        passes = f"{epoch:.2f} passes over {round(seen / epoch):,} training examples"
+    passes, examples = "", run.training_examples
+    if examples:
+        passes = f"{last['epoch']:.2f} passes over {examples:,} training examples"
     mesh = ", ".join(one for one in log.mesh.split("x") if not one.endswith("=1"))
     hardware = ", ".join(part for part in (log.devices, f"mesh {mesh}" if mesh else "", log.dtype) if part)
     optimizer = run.option("optimizer.name")
@@ -304,7 +306,14 @@ def _about(run: RunFiles) -> list[tuple[str, str]]:
         ("read", escape(passes)),
         ("batch", _batch(run)),
         ("optimizer", escape(f"{optimizer}, learning rate {rate}") if optimizer and rate else ""),
+        ("seed", escape(run.option("training.seed"))) if run.option("training.seed") is not None else ("seed", ""),
+        ("training classes", isolated(_classes_of(run)) if _classes_of(run) else ""),
         ("hardware", escape(hardware)),
+        ("runs on", escape(log.place)),
+        ("workdir", isolated(run.workdir)),
+        ("command", f"<code>{escape(log.command)}</code>" if log.command else ""),
+        ("started", escape(log.first_time)),
+        ("last line", escape(log.last_time)),
         ("duration", _duration(run)),
     ]
 
@@ -316,6 +325,11 @@ def _count(value: object) -> str:
 def _start(run: RunFiles) -> str:
     line = next((line for line in run.log.lines if line.startswith("starts from ")), "")
     return "random parameters" if run.from_random else line.removeprefix("starts from ")
+
+
+def _classes_of(run: RunFiles) -> str:
+    """Return the line of the log with the training records by class or tag."""
+    return next((line for line in run.log.lines if _CLASSES_LINE.match(line)), "")
 
 
 def _data(run: RunFiles) -> list[str]:

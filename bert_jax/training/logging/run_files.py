@@ -28,6 +28,9 @@ LOG_FILE = "train.log"
 CONFIG_FILE = "config.yaml"
 # The last line of an attempt in train.log that ends early begins with this; the reason follows.
 ENDED = "ended early: "
+# Beginnings of two lines at the start of an attempt in train.log: of the host with its processor and the version of
+# jax, and of the command.
+PLACE, COMMAND = "runs on ", "command: "
 State = Literal["complete", "running", "stopped"]
 
 _STAMPED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)  (.*)")
@@ -41,8 +44,9 @@ _STEP_LINE = re.compile(r"(\S+ )?step [\d,]+/[\d,]+ ")
 @dataclass
 class LogFacts:
     """Facts from train.log: the number of parameters, the devices, the mesh, the dtype, the seconds of all attempts
-    together, how many there were, the lines that are not about a step, the times of the first and the last line
-    (empty: no line), and the reason why the last attempt ended early (empty: not recorded)."""
+    together, how many there were, the lines that are not about a step, the host with its processor, the command,
+    the times of the first and the last line (empty: no line), and the reason why the last attempt ended early
+    (empty: not recorded)."""
 
     parameters: int = 0
     devices: str = ""
@@ -51,6 +55,8 @@ class LogFacts:
     seconds: float = 0.0
     attempts: int = 0
     lines: list[str] = field(default_factory=list)
+    place: str = ""
+    command: str = ""
     first_time: str = ""
     last_time: str = ""
     ending: str = ""
@@ -94,6 +100,15 @@ class RunFiles:
         """The number of steps of the config; 0 if it is unknown."""
         value = self.option("training.num_steps")
         return value if isinstance(value, int) else 0
+
+    @property
+    def training_examples(self) -> int:
+        """The number of training examples; 0 if it is unknown."""
+        last = self.last()
+        epoch, seen = last.get("epoch"), last.get("examples_seen")
+        if isinstance(epoch, int | float) and isinstance(seen, int | float) and epoch > 0:
+            return round(seen / epoch)
+        return 0
 
     def option(self, name: str) -> Any:
         """Return the option SECTION.NAME of the config; None if the config lacks it."""
@@ -220,6 +235,10 @@ def read_log(text: str) -> LogFacts:
             stamps = []
         elif start := _START_LINE.fullmatch(line):
             facts.seconds += float(start[1]) + float(start[2])
+        elif line.startswith(PLACE):
+            facts.place = line.removeprefix(PLACE)
+        elif line.startswith(COMMAND):
+            facts.command = line.removeprefix(COMMAND)
         elif not _STEP_LINE.match(line):
             lines[line] = None
         stamps.append(stamp)

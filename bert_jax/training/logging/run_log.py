@@ -1,7 +1,12 @@
 """The logs of a run: metrics.jsonl, train.log, the terminal, loggers and callbacks."""
 
 import contextlib
+import os
+import platform
+import shlex
+import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +21,10 @@ from bert_jax.training.logging.logger import LoggedRun, Row
 from bert_jax.training.logging.metrics_file import MetricsWriter, read_metrics
 from bert_jax.training.logging.progress import Progress
 from bert_jax.training.logging.report import LiveReport
-from bert_jax.training.logging.run_files import ENDED, HTML_FILE, IMAGE_FILE
+from bert_jax.training.logging.run_files import COMMAND, ENDED, HTML_FILE, IMAGE_FILE, PLACE
+
+# Programs whose command line is recorded.
+_PROGRAMS = ("bert-jax", "run_pretrain.py", "run_finetune.py")
 
 
 class RunLog:
@@ -88,6 +96,13 @@ class RunLog:
         lines = (line for line in read_metrics(self.folder) if (line["step"], line.get("split")) == (step, split))
         return next(lines, {})
 
+    def write_origin(self) -> None:
+        """Write the host, the version of jax and the command to train.log, for the report."""
+        self._progress.line(f"{PLACE}{platform.node()}, {_processor()}, jax {metadata.version('jax')}", shows=False)
+        program, *options = sys.argv
+        if Path(program).name in _PROGRAMS:
+            self._progress.line(COMMAND + shlex.join([Path(program).name, *options]), shows=False)
+
     def write_end(self, reason: str) -> None:
         """Write the reason why the run ends before it is complete to train.log, for the report. A full disk does
         not hide the reason: this error is not raised."""
@@ -113,3 +128,12 @@ class RunLog:
                 self._loggers.remove(logger)
                 name = type(logger).__name__
                 self.line(f"WARNING: {name}: {one_line(error)}; the run continues without this logger")
+
+
+def _processor() -> str:
+    """Return the number of CPUs and, if it is known, their name."""
+    name = ""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        name = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
+    return f"{os.cpu_count()} CPUs" + (f" {name}" if name else "")

@@ -115,7 +115,8 @@ def _plain_scores(run: RunFiles, split: str) -> dict[str, float | None]:
         if answer["answer"] in shares and sizes.sum():
             share = shares[answer["answer"]] / float(sizes.sum())
             f1 = 2 * share / (1 + share)
-            found = {"accuracy": share, "f1_macro": f1 / int((sizes > 0).sum()), "f1_weighted": share * f1} | found
+            known = {"accuracy": share, "f1_macro": f1 / int((sizes > 0).sum()), "f1_weighted": share * f1}
+            found = {**known, **found}
     return found
 
 

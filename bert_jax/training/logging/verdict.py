@@ -59,6 +59,8 @@ def _stopped(run: RunFiles) -> list[str]:
 
 def _command(run: RunFiles) -> str:
     """Return a command that continues the run; empty if the files do not contain all its options."""
+    if run.log.command:
+        return run.log.command
     if not run.from_random or not run.config:
         return ""
     folder = run.workdir.rstrip("/")

@@ -43,7 +43,7 @@ class Tags(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.add(tag)
         self.names.update(name for name, _ in attrs)
-        self.open += [] if tag in ("meta", "br") else [tag]
+        self.open += [] if tag in ("meta", "br", "wbr") else [tag]
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -286,9 +286,9 @@ def test_runs_side_by_side(tmp_path, monkeypatch):
     page = (tmp_path / "comparison.html").read_text()
     assert target.resolve() == tmp_path / "comparison.html"
     Tags(page)
-    for words in ("first (1)", "first (2)", "<b>2.500</b>", "<b>1.500</b>", "optimizer.learning_rate"):
+    for words in ("first (1)", "first (2)", "<b>2.500</b>", "<b>1.500</b>", "optimizer.<wbr>learning_<wbr>rate"):
         assert words in page
-    assert "training.num_steps" not in page and RELOAD not in page
+    assert "training.<wbr>num_" not in page and RELOAD not in page
     assert len(re.findall(r'<polyline class="curve [a-z]*" style="--c:var\(--c[01]\)"', page)) >= 4
     with (second / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -439,3 +439,46 @@ def test_an_error_in_the_last_report_does_not_prevent_the_end_of_a_run(tmp_path,
     assert has_report(folder) and "An error prevented this report" in page_of(folder)
     warned = [one.getMessage() for one in caplog.records]
     assert len(warned) == 2 and warned[1].startswith("WARNING: report.html: KeyError: 'label'; the other results")
+
+
+def test_runs_side_by_side_show_differences_and_the_better_value(tmp_path):
+    folders = []
+    for name, loss, targets in (("a", 2.0, 7), ("b", 1.5, 7)):
+        folder = write_run(
+            tmp_path / name, config="data: {corpus: [some_text], shards: own}\ntraining: {num_steps: 4000}\n"
+        )
+        values = {"mlm_loss": loss, "loss": loss, "mlm_accuracy": 0.5, "targets": targets}
+        (folder / "report_data.json").write_text(json.dumps({"evaluation": values}))
+        folders.append(folder)
+    page = bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
+    assert "<h1><bdi>a</bdi> and <bdi>b</bdi></h1>" in page and "the same number of targets" in page
+    row = '<td class="n">2</td><td class="n"><b>1.500</b></td><td class="n">-0.5</td>'
+    assert f"<bdi>masked-token loss</bdi></th>{row}" in page and page.count("<b>1.500</b></td>") == 1
+    assert '<td class="n">+0.0 points</td>' in page and "4,000" in page and "<td>some_text, own</td>" in page
+    (folders[1] / "config.yaml").write_text("training: {num_steps: 5000}\n")
+    page = bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
+    assert "training.<wbr>num_<wbr>steps" in page and "<bdi>5,000</bdi>" in page
+
+
+def test_the_log_records_host_and_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["/x/bert-jax", "finetune", "--data.train", "a b.csv"])
+    log = open_log(tmp_path)
+    log.write_origin()
+    monkeypatch.setattr("sys.argv", ["mine.py", "secret"])
+    log.write_origin()
+    log.close()
+    assert "CPUs" not in capsys.readouterr().out
+    facts = read_log((tmp_path / "train.log").read_text())
+    assert "CPUs" in facts.place and ", jax " in facts.place and not facts.lines
+    assert facts.command == "bert-jax finetune --data.train 'a b.csv'"
+    (tmp_path / "config.yaml").write_text("task: {kind: qa}\ntraining: {seed: 7}\n")
+    page = run_page(read_run(tmp_path), TASK)
+    assert "<pre>bert-jax finetune --data.train &#x27;a b.csv&#x27;</pre>" in page
+    for words in (f"<dd><bdi>{tmp_path}</bdi>", "<dt>seed</dt><dd>7", "<dt>started</dt>", "<dt>runs on</dt>"):
+        assert words in page
+
+
+def test_training_classes_are_those_of_the_log(tmp_path):
+    folder = write_run(tmp_path / "w", config="task: {kind: classification}\n")
+    (folder / "train.log").write_text("2026-01-01 10:00:00  3 classes: <b> 5, c 7\n")
+    assert "<dt>training classes</dt><dd><bdi>3 classes: &lt;b&gt; 5, c 7</bdi>" in run_page(read_run(folder), TASK)

@@ -51,7 +51,7 @@ def test_entities_have_their_numbers_and_words_their_baseline(tmp_path):
     page = page_of(tmp_path, {"findings": {"dev": {"support": support}}}, entry)
     assert '<td class="n">4,711</td>' in page and '<td class="n">89.8%</td>' in page
     assert "The line in a bar: <bdi>tag O for all</bdi>." in page and "An entity is right if" in page
-    # Where another tag is the constant answer of the training records, the share of the most frequent one is not shown.
+    # Not of another tag, the most frequent one of the training records.
     entry["baseline"]["answer"] = "tag X for all"
     assert "89.8%" not in page_of(tmp_path, {"findings": {"dev": {"support": support}}}, entry)
 
