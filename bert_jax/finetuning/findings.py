@@ -14,6 +14,8 @@ from bert_jax.tasks.task import Prediction, Task
 
 # Number of mistakes and of points of a split, and of characters of a text, that the report shows.
 _MISTAKES, _POINTS, _CHARACTERS = 12, 400, 400
+# Number of characters that an excerpt shows on each side of an answer.
+_AROUND = 100
 # Groups of the lengths of answers and of ranks: the smallest value of each, and its name.
 _LENGTHS = {0: "none", 1: "1", 2: "2", 3: "3", 4: "4-5", 6: "6-9", 10: "10+"}
 _RANKS = {1: "1", 2: "2-3", 4: "4-10", 11: "11-100", 101: "101+"}
@@ -53,11 +55,38 @@ def _texts(record: Record) -> Mistake:
     return found | {"text_pair": _cut(record.text_pair)} if record.text_pair else found
 
 
-def _cut(text: str, start: int = 0) -> str:
-    """Return at most _CHARACTERS characters of ``text``, around ``start``."""
-    begin = max(0, start - _CHARACTERS // 2) if len(text) > _CHARACTERS else 0
-    part = text[begin : begin + _CHARACTERS]
-    return ("… " if begin else "") + part + (" …" if begin + len(part) < len(text) else "")
+def _cut(text: str) -> str:
+    """Return the first characters of ``text``."""
+    return text if len(text) <= _CHARACTERS else text[:_CHARACTERS] + " …"
+
+
+def _excerpt(text: str, marks: Sequence[tuple[int, int, str]]) -> tuple[str, list[tuple[int, int, str]]]:
+    """Return the parts of ``text`` around (first, end, name) of ``marks``, cut between words, and the
+    marks in them."""
+    windows: list[tuple[int, int]] = []
+    for first, end, _ in sorted(marks) or [(0, _CHARACTERS - _AROUND, "")]:
+        window = (_between_words(text, first - _AROUND, -1), _between_words(text, end + _AROUND, 1))
+        if windows and window[0] - windows[-1][1] < _AROUND:
+            window = (windows[-1][0], max(windows.pop()[1], window[1]))
+        windows.append(window)
+    found, placed = "", list[tuple[int, int, str]]()
+    for first, end in windows:
+        found += "… " if first else ""
+        placed += [
+            (a - first + len(found), b - first + len(found), name) for a, b, name in marks if first <= a < end
+        ]
+        found += text[first:end].rstrip() + (" " if end < len(text) else "")
+    return found + ("…" if windows[-1][1] < len(text) else ""), placed
+
+
+def _between_words(text: str, place: int, step: int) -> int:
+    """Return a place from ``place`` on, in direction ``step``, between words; in text without spaces, ``place``
+    itself."""
+    place = min(max(place, 0), len(text))
+    for near in range(place, place + 30 * step, step):
+        if near <= 0 or near >= len(text) or text[near - 1].isspace():
+            return min(max(near, 0), len(text))
+    return place
 
 
 def _classes(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> Findings:
@@ -159,9 +188,13 @@ def _spans(task: Task, records: Sequence[Record], predictions: Sequence[Predicti
     def mistake(i: int) -> Mistake:
         record, one = records[i], predictions[i]
         golds = list(dict.fromkeys(answer.text for answer in record.answers or ()))
-        start = next((a.start for a in record.answers or () if a.start >= 0), one.get("start", 0))
+        known = [(a.start, a.start + len(a.text), "gold") for a in record.answers or () if a.start >= 0][:1]
+        if one["answer"] and "start" in one and "end" in one:
+            known.append((one["start"], one["end"], "predicted"))
+        text, marks = _excerpt(record.text_pair or "", known)
         return {
-            "text_pair": _cut(record.text_pair or "", start),
+            "text_pair": text,
+            "marks": marks,
             "gold": " / ".join(golds[:3]) or "no answer",
             "predicted": one["answer"] or "no answer",
         }

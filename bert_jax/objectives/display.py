@@ -30,7 +30,8 @@ class Confusion(TypedDict):
 
 class Mistake(TypedDict, total=False):
     """A record with a wrong prediction: its texts, the correct and the predicted answer as text, and the score of
-    the prediction. ``words``: the words of a tagged text with their correct and predicted tags."""
+    the prediction. ``words``: the words of a tagged text with their correct and predicted tags. ``marks``: (first,
+    end, "gold" or "predicted") of answers in ``text_pair``, in characters."""
 
     text: str
     text_pair: str
@@ -38,6 +39,7 @@ class Mistake(TypedDict, total=False):
     predicted: str
     score: float
     words: list[tuple[str, str, str]]
+    marks: list[tuple[int, int, str]]
 
 
 class Counts(TypedDict):

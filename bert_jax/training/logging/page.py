@@ -94,6 +94,8 @@ table.options th[scope=row] { overflow-wrap: normal; }
   margin-top: 10px; padding-top: 10px; }
 .mask { background: var(--miss); border-radius: 4px; padding: 1px 5px; -webkit-box-decoration-break: clone;
   box-decoration-break: clone; } .right { background: var(--hit); }
+.both { background: linear-gradient(var(--hit) 50%, var(--miss) 50%); }
+.text .mask { padding: 1px 0; }
 .tag { color: var(--soft); font-size: 13px; display: inline-block; }
 .guess { margin: 2px 10px 2px 0; display: inline-block; }
 .guess bdi { border: 1px solid var(--line); border-radius: 4px; padding: 0 5px; color: var(--ink); }

@@ -1,5 +1,6 @@
 """Parts of a report about a fine-tuned model: scores, classes and tags, confusion matrices, mistakes."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -281,6 +282,18 @@ def _mistakes(findings: Findings) -> str:
     return f'{note}<ul class="list">{"".join(map(_mistake, mistakes))}</ul>'
 
 
+def _marked(text: str, marks: Sequence[tuple[int, int, str]]) -> str:
+    """Return text as HTML with marked answers; where the correct and the predicted one overlap, in both colors."""
+    ends = sorted({0, len(text), *(place for first, end, _ in marks for place in (first, end))})
+    parts = []
+    for start, stop in itertools.pairwise(ends):
+        names = {name for first, end, name in marks if first <= start < end}
+        css = {0: "", 1: "mask right" if "gold" in names else "mask", 2: "mask both"}[len(names)]
+        part = escape(text[start:stop])
+        parts.append(f'<span class="{css}">{part}</span>' if css else part)
+    return "".join(parts)
+
+
 def _wrong_groups(tagged: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
     """Return the texts of the correct words, with an empty string, and of the wrong words, with their correct and
     predicted type. Words of one entity are together."""
@@ -313,8 +326,9 @@ def _mistake(mistake: Mistake) -> str:
         changes = " · ".join(isolated(f"{text}: {change}") for text, change in groups if change)
         texts += f'<div class="soft">{changes}</div>'
     else:
-        parts = [mistake[key] for key in ("text", "text_pair") if mistake.get(key)]  # type: ignore[literal-required]
-        texts = "".join(f'<div class="text" dir="auto">{escape(part)}</div>' for part in parts)
+        parts = [escape(mistake["text"])] if mistake.get("text") else []
+        parts += [_marked(mistake["text_pair"], mistake.get("marks") or ())] if mistake.get("text_pair") else []
+        texts = "".join(f'<div class="text" dir="auto">{part}</div>' for part in parts)
     answers = []
     if "gold" in mistake:
         answers.append(f'<span>correct: <b class="mask right">{isolated(mistake["gold"])}</b></span>')

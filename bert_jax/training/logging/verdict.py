@@ -126,7 +126,8 @@ def _task_result(run: RunFiles) -> list[Finding]:
     lines = [_against(run, split, name, values, entry)]
     found: Findings = (run.data.get("findings") or {}).get(split) or {}
     if found.get("wrong") and found.get("scored"):
-        lines.append((None, f"{found['wrong']:,} of {found['scored']:,} records are wrong."))
+        is_most = not run.plain_answers().get(split) and 2 * found["wrong"] > found["scored"]
+        lines.append((False if is_most else None, f"{found['wrong']:,} of {found['scored']:,} records are wrong."))
     lines += _spread(found)
     steps, curve = series(run.rows, split, name)
     if "chosen_by" in entry and len(curve) and entry.get("step", steps[-1]) != steps[-1]:

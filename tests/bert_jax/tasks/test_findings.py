@@ -79,8 +79,22 @@ def test_answers_have_lengths_and_the_passage_around_the_answer(scoring, unit, g
     (mistake,) = found["mistakes"]
     assert "ab cd" in mistake["text_pair"] and len(mistake["text_pair"]) < 450
     assert (mistake["gold"], mistake["predicted"], found["wrong"]) == ("ab cd", "x", 1)
+    marked = [(mistake["text_pair"][first:end], name) for first, end, name in mistake["marks"]]
+    assert marked == [("x", "predicted"), ("ab cd", "gold")]
     counts = found["counts"]
     assert unit in counts["title"] and counts["series"]["correct"][counts["groups"].index(group)] >= 1
+
+
+def test_excerpts_are_cut_between_words():
+    words = [f"word{number:03}" for number in range(200)]
+    passage, gold, wrong = " ".join(words), "word050 word051", "word051 word052"
+    own = records(text=["q"], text_pair=[passage], answers=[(Answer(text=gold, start=passage.index(gold)),)])
+    first = passage.index(wrong)
+    found = findings_of(task(), own, [{"answer": wrong, "start": first, "end": first + len(wrong)}])
+    (mistake,) = found["mistakes"]
+    text = mistake["text_pair"]
+    assert text.startswith("… word") and text.endswith(" …") and text[2:-2] in passage and len(text) < 300
+    assert [text[first:end] for first, end, _ in mistake["marks"]] == [gold, wrong]
 
 
 def test_pairs_triplets_and_ranks():

@@ -74,3 +74,14 @@ def test_values_of_one_scale_share_their_axes_and_others_are_ranked(tmp_path, y,
     page = page_of(tmp_path, {"findings": {"dev": {"points": points}}})
     assert words in page and "equal values" in page
     assert ("<title>rank of the label (%) 66.7, rank of the cosine (%) 83.3</title>" in page) == (y == "cosine")
+
+
+def test_correct_and_predicted_answers_are_marked_in_the_text(tmp_path):
+    mistake = {"text": "q", "text_pair": "a <b> c d e", "marks": [[2, 7, "gold"], [6, 9, "predicted"]]}
+    found = {"scored": 3, "wrong": 2, "mistakes": [mistake]}
+    page = page_of(tmp_path, {"findings": {"dev": found}}, entry_of("none", "f1", None, f1=0.25))
+    marked = (
+        'a <span class="mask right">&lt;b&gt; </span><span class="mask both">c</span><span class="mask"> d</span> e'
+    )
+    assert marked in page
+    assert "2 of 3 records are wrong." in page and "There is no baseline" in page
