@@ -14,6 +14,7 @@ from bert_jax.commands import main as cli
 from bert_jax.finetuning.supervision import LABELS_ONLY
 from bert_jax.finetuning.task_objective import task_display
 from bert_jax.io.storage import location
+from bert_jax.objectives.masked_lm import MaskedLm
 from bert_jax.training.logging.page import STYLE
 from bert_jax.training.logging.report import run_page, write_report
 from bert_jax.training.logging.run_files import has_report, read_log, read_run
@@ -482,3 +483,14 @@ def test_training_classes_are_those_of_the_log(tmp_path):
     folder = write_run(tmp_path / "w", config="task: {kind: classification}\n")
     (folder / "train.log").write_text("2026-01-01 10:00:00  3 classes: <b> 5, c 7\n")
     assert "<dt>training classes</dt><dd><bdi>3 classes: &lt;b&gt; 5, c 7</bdi>" in run_page(read_run(folder), TASK)
+
+
+def test_a_run_in_progress_shows_the_baseline_of_its_evaluations(tmp_path):
+    folder = write_run(tmp_path / "w")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 20, "split": "eval", "mlm_loss": 4.0, "unigram_cross_entropy": 6.5}\n')
+    page = run_page(read_run(folder, "running"), MaskedLm.display)
+    assert "Held-out masked-token loss: 4, 2.5 better than 6.500 by word frequencies" in page.replace(
+        "2.500", "2.5"
+    )
+    assert "<bdi>unigram</bdi> <b>6.500</b>" in page
