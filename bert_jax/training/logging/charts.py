@@ -274,7 +274,7 @@ def _step_labels(x_of: Callable[[float], float], first: float, last: float) -> s
     marks = [mark for mark in _padded(first, last)[2] if mark == int(mark) and first <= mark <= last]
     # The ends of the curve, and the round steps that are far enough from them.
     ends = [first, last] if first < last else [first]
-    room = 0.15 * (last - first)
+    room = 0.2 * (last - first)
     shown = [*ends, *(mark for mark in marks if all(abs(mark - end) > room for end in ends))]
     return _x_name("step") + "".join(
         f'<text x="{min(x_of(mark), _WIDTH - 18):.1f}" y="{_BELOW}" text-anchor="middle">'

@@ -37,7 +37,8 @@ h3 { font-size: 14px; margin: 0 0 2px; } p { margin: 0 0 10px; }
 .state.stopped { border-color: var(--bad); color: var(--bad); font-weight: 600; }
 .verdict { border-left: 4px solid var(--base); margin-top: 12px; } .verdict p:last-child { margin: 0; }
 .verdict.good { border-left-color: var(--good); } .verdict.doubtful { border-left-color: var(--eval); }
-.verdict.stopped { border-left-color: var(--bad); } .verdict pre { margin: 0 0 10px; }
+.verdict.stopped { border-left-color: var(--bad); } .verdict pre { margin: 0 0 10px;
+  white-space: pre-wrap; overflow-wrap: anywhere; }
 .warning { border-left: 4px solid var(--eval); padding: 6px 12px; background: var(--card); margin-top: 10px; }
 .bar { height: 6px; border-radius: 3px; background: var(--grid); overflow: hidden; margin: 10px 0 0; }
 .bar i { display: block; height: 100%; background: var(--train); }

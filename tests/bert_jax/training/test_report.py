@@ -256,3 +256,11 @@ def test_chinese_letters_have_a_font_where_one_is_installed(monkeypatch):
     monkeypatch.setattr("matplotlib.rc_context", lambda style: drawn.append(style["font.family"]) or nullcontext())
     draw_curves([], {"confusion": {"dev": {"labels": ["好评", "差评"], "counts": [[5, 1], [2, 7]]}}}, (), "run")
     assert drawn == [["sans-serif", "Noto Sans CJK SC", "SimHei"]]
+
+
+def test_the_axis_of_steps_names_its_ends(tmp_path):
+    write_metrics(tmp_path, 700)
+    page = write_report(tmp_path, DISPLAY, DATA).read_text()
+    svg = re.findall("<svg.*?</svg>", page, re.DOTALL)[0]
+    # 600 is too near to 700.
+    assert re.findall(r'text-anchor="middle">([^<]*)<', svg) == ["step", "1", "700", "200", "400"]
