@@ -172,6 +172,8 @@ LAST_PANELS = (
     Panel("tokens per second", "tokens_per_second"),
     Panel("model FLOP utilization", "mfu", percent=True),
 )
+# Baselines of panels, and the names under which evaluations log them.
+LOGGED_LEVELS = {"unigram_loss": "unigram_cross_entropy", "constant_accuracy": "nsp_constant_accuracy"}
 # Tiles of every run, from the last training line; rates are means over the run.
 RUN_TILES = (
     Tile("examples seen", "examples_seen", ("epoch", "passes over the data")),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.objectives.display import Display, Findings
+from bert_jax.objectives.display import LOGGED_LEVELS, Display, Findings
 from bert_jax.training.logging.curves import baselines, different_scores, series
 from bert_jax.training.logging.page import card, escape, format_value, words_of
 from bert_jax.training.logging.run_files import RunFiles
@@ -87,7 +87,7 @@ def _loss_result(run: RunFiles, display: Display) -> list[Finding]:
 def known_levels(run: RunFiles, display: Display) -> dict[str, float]:
     """Return the baselines of the panels by key; before the end of a run, those that its evaluations contain."""
     found, logged = baselines(run.data, display.panels), run.last("eval")
-    for key, name in (("unigram_loss", "unigram_cross_entropy"), ("constant_accuracy", "nsp_constant_accuracy")):
+    for key, name in LOGGED_LEVELS.items():
         if isinstance(value := logged.get(name), int | float):
             found.setdefault(key, value)
     return found
