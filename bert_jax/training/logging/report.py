@@ -307,7 +307,7 @@ def _about(run: RunFiles) -> list[tuple[str, str]]:
         ("batch", _batch(run)),
         ("optimizer", escape(f"{optimizer}, learning rate {rate}") if optimizer and rate else ""),
         ("seed", escape(run.option("training.seed"))) if run.option("training.seed") is not None else ("seed", ""),
-        ("training classes", isolated(_classes_of(run)) if _classes_of(run) else ""),
+        ("training classes", _classes_of(run)),
         ("hardware", escape(hardware)),
         ("runs on", escape(log.place)),
         ("workdir", isolated(run.workdir)),
@@ -328,8 +328,11 @@ def _start(run: RunFiles) -> str:
 
 
 def _classes_of(run: RunFiles) -> str:
-    """Return the line of the log with the training records by class or tag."""
-    return next((line for line in run.log.lines if _CLASSES_LINE.match(line)), "")
+    """Return the line of the log with the training records by class or tag, with each of these isolated, because
+    classes in a right-to-left script would change places with the numbers."""
+    line = next((line for line in run.log.lines if _CLASSES_LINE.match(line)), "")
+    head, _, rest = line.partition(": ")
+    return f"{escape(head)}: {', '.join(isolated(part) for part in rest.split(', '))}" if line else ""
 
 
 def _data(run: RunFiles) -> list[str]:

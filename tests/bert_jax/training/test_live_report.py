@@ -482,7 +482,9 @@ def test_the_log_records_host_and_command(tmp_path, monkeypatch, capsys):
 def test_training_classes_are_those_of_the_log(tmp_path):
     folder = write_run(tmp_path / "w", config="task: {kind: classification}\n")
     (folder / "train.log").write_text("2026-01-01 10:00:00  3 classes: <b> 5, c 7\n")
-    assert "<dt>training classes</dt><dd><bdi>3 classes: &lt;b&gt; 5, c 7</bdi>" in run_page(read_run(folder), TASK)
+    assert "<dt>training classes</dt><dd>3 classes: <bdi>&lt;b&gt; 5</bdi>, <bdi>c 7</bdi>" in run_page(
+        read_run(folder), TASK
+    )
 
 
 def test_a_run_in_progress_shows_the_baseline_of_its_evaluations(tmp_path):
