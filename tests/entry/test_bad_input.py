@@ -378,6 +378,9 @@ def test_fill_mask_from_a_scanned_padded_checkpoint_with_average(
     recipe["optimizer"]["ema_decay"] = 0.5
     recipe["training"]["num_steps"] = 1
     recipe["mesh"]["data"] = 1
+    pieces = (trained / "run" / "vocab.txt").read_text().split()[:-4]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    recipe["data"] |= {"vocab": str(tmp_path / "vocab.txt"), "shards": str(tmp_path / "shards")}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     words = ["--config", tmp_path / "recipe.yaml", "--workdir", tmp_path / "run"]
     monkeypatch.setattr(sys, "argv", ["run_pretrain.py", *map(str, words)])
@@ -386,6 +389,5 @@ def test_fill_mask_from_a_scanned_padded_checkpoint_with_average(
     assert (code, err) == (0, "")
     (mask,) = json.loads(out)["masks"]
     # Every piece once; never a row that is padding or beyond the vocabulary, which is smaller than the model's.
-    pieces = (tmp_path / "run" / "vocab.txt").read_text().splitlines()
     assert sorted(piece for piece, _ in mask["predictions"]) == sorted(pieces)
     assert len(pieces) < recipe["model"]["vocab_size"]
