@@ -63,7 +63,7 @@ def main() -> int:
         launch = Launch(
             workdir=Path(folder), stop=StopRequest(), start=Start(), loggers=make_loggers(["tensorboard"])
         )
-        log = RunLog(launch.workdir, config, launch, 0, ())
+        log = RunLog(launch.workdir, config, launch, 0, programs.objective.display)
 
         def write(step: int, values: dict) -> None:
             waits.append(values["data_wait_fraction"])
