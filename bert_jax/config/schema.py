@@ -389,8 +389,9 @@ class TrainingConfig(Section, prefix="training."):
     watchdog_seconds: AtLeast0[float] = 600.0
     # First and last step that the profiler traces; empty: none.
     profile_steps: tuple[int, ...] = ()
-    # Folder of compiled programs that later starts reuse; none: off; empty: that of JAX_COMPILATION_CACHE_DIR, else
-    # ~/.cache/bert_jax/programs, or WORKDIR/compilation_cache of several processes and of a URL.
+    # Folder of compiled programs that later starts with as many CPU threads reuse; none: off; empty: the folder
+    # that JAX_COMPILATION_CACHE_DIR names, else ~/.cache/bert_jax/programs, or WORKDIR/compilation_cache if the run
+    # has several processes or the workdir is a URL.
     compilation_cache: str = ""
 
     def __post_init__(self) -> None:
