@@ -8,7 +8,7 @@ DIR is the other checkout, FOLDER a model with a tokenizer, TEXT some MB of text
 * embed_speed: vectors of 400 sentences of the text (one pass a turn), as studies/embedding/embed_speed.py;
 * loop_overhead: one step of a tiny model in the whole training loop, as loop_overhead.py;
 * build_speed: processor seconds of ``bert-data shards`` on the text, as build_speed.py;
-* reader_speed: one million records of shards to host batches, as reader_speed.py --small.
+* reader_speed: processor seconds of one million records of shards to host batches, as reader_speed.py --small.
 
 Prints a JSON line for each: the median ratio (this checkout over the other) and its 95% interval, from order
 statistics. Exit code 3 for a median above 1.03 whose interval lies above 1.
@@ -66,7 +66,7 @@ class Measurements:
         # The same recipe and the same shards for both; the older checkout makes them.
         recipe = self._arguments.base.resolve() / "configs/quickstart.yaml"
         shards = self._folder / "quickstart"
-        words = ["--config", recipe, "--data.shards", shards, "--rounds", 1, "--steps", 300, *TINY.split()]
+        words = ["--config", recipe, "--data.shards", shards, "--rounds", 5, "--steps", 300, *TINY.split()]
         loop = re.compile(r"loop: ([\d.]+) steps/s")
         return lambda: [1 / float(loop.search(output_of(checkout, "benchmarks/loop_overhead.py", *words))[1])]
 
@@ -83,7 +83,7 @@ class Measurements:
 
         def measure() -> list[float]:
             line = output_of(checkout, "benchmarks/reader_speed.py", *words).strip().splitlines()[-1]  # tf.data
-            return [1e6 / json.loads(line[line.index("{") :])["examples_per_second"]]
+            return [1e6 / json.loads(line[line.index("{") :])["examples_per_cpu_second"]]
 
         return measure
 
