@@ -5,11 +5,19 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bert_jax.commands.options import COMMAND, Caller, with_encoder
 from bert_jax.config import PretrainConfig, RunOptions, dump_yaml
-from bert_jax.config.loader import HELP, HELP_ALL, Settings, build_config, show_help, take_options
+from bert_jax.config.loader import (
+    HELP,
+    HELP_ALL,
+    Settings,
+    build_config,
+    load_config,
+    show_help,
+    take_options,
+)
 from bert_jax.config.options import field_types
 from bert_jax.config.pretrain import with_text_length
 from bert_jax.io.storage import location
@@ -22,8 +30,10 @@ from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest
 from bert_jax.training.launch import Launch
 from bert_jax.training.logging.logger import make_loggers
+from bert_jax.training.logging.run_files import CONFIG_FILE
 
 if TYPE_CHECKING:
+    from bert_jax.batch import PretrainSource
     from bert_jax.interop.model_bundle import ModelBundle
     from bert_jax.start.start import Start
     from bert_jax.tokenization import Tokenizer
@@ -135,6 +145,39 @@ def train(
     run(PretrainJob(config, objective, tokenizer, vocabulary, source, inputs), launch)
     if hosts.is_lead():
         caller.say(f"exports: bert-jax export --model {launch.workdir} names the formats that hold this model")
+
+
+class Reopened(NamedTuple):
+    """The inputs of a pretraining run that a command reads after it."""
+
+    config: PretrainConfig
+    tokenizer: "Tokenizer"
+    source: "PretrainSource"
+    # Number of training documents; None if the shards do not record it.
+    documents: int | None
+
+
+def reopen(workdir: Path) -> Reopened:
+    """Return the inputs of the pretraining run in ``workdir``. Raises ``ValueError`` for another folder, and if the
+    vocabulary or the shards are gone."""
+    path = workdir / CONFIG_FILE
+    if not path.is_file() or "task:" in path.read_text(encoding="utf-8").splitlines():
+        raise ValueError(f"{workdir}: not the workdir of a pretraining run; name one")
+    from bert_jax.start.fixed_options import vocabulary_file
+    from bert_jax.tokenization import load_tokenizer
+    from data_pipeline.read.pretrain_input import ShardSource
+    from data_pipeline.shards.mixture_parts import train_parts
+    from data_pipeline.shards.shard_files import read_manifest
+
+    config = load_config(PretrainConfig, ["--config", str(path)])
+    vocabulary = vocabulary_file(workdir)
+    if vocabulary is None:
+        raise ValueError(f"{workdir}: no vocabulary file; start the run, which writes it")
+    tokenizer = load_tokenizer(str(vocabulary), **config.data.rules)
+    manifests = [read_manifest(part.folder) for part in train_parts(config.data)]
+    documents = [one["counts"]["documents"] for one in manifests if one is not None]
+    known = len(documents) == len(manifests)
+    return Reopened(config, tokenizer, ShardSource(config, tokenizer), sum(documents) if known else None)
 
 
 def _prepared(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bert_jax import registry
 from bert_jax.config import PretrainConfig, RunConfig, load_config
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.options import extended
@@ -89,6 +90,13 @@ class PretrainRun(TrainedRun):
             best=min(scored, key=lambda row: float(row["loss"]), default={}),
             last=last,
         )
+
+    def doctor(self) -> list[Any]:
+        """Check data, log and network, and return the results, the most severe first (``bert-jax doctor``). Each
+        has ``check``, ``status`` (OK, LOOK or FAIL), ``value``, ``allowed``, ``advice`` and ``number``; as text, it
+        is a line. See ``bert_jax.contrib.doctor``."""
+        findings: list[Any] = registry.load("extensions", "PretrainRun.doctor")(self.workdir)
+        return findings
 
 
 @dataclass(frozen=True, repr=False, eq=False, kw_only=True)

@@ -182,7 +182,7 @@ class FinetuneTrainingConfig(TrainingConfig):
     # Fine-tuning evaluates whole splits in packed batches and has one phase.
     FIXED: ClassVar[tuple[str, ...]] = (
         "batch_ramp", "batch_unit", "num_tokens", "first_step", "eval_batches",
-        "eval_batch_size",
+        "eval_batch_size", "doctor",
     )  # fmt: skip
 
     # Passes over the training records; 0: 3, but more for few records, so that there are enough steps (see

@@ -389,6 +389,9 @@ class TrainingConfig(Section, prefix="training."):
     watchdog_seconds: AtLeast0[float] = 600.0
     # First and last step that the profiler traces; empty: none.
     profile_steps: tuple[int, ...] = ()
+    # Check data, log and network at every evaluation, in at most about 1% of the time of the run; results are lines
+    # of the log, doctor.json and a section of the report (bert-jax doctor). Only with one process.
+    doctor: bool = False
     # Folder of compiled programs that later starts with as many CPU threads reuse; none: off; empty: the folder
     # that JAX_COMPILATION_CACHE_DIR names, else ~/.cache/bert_jax/programs, or WORKDIR/compilation_cache if the run
     # has several processes or the workdir is a URL.

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from bert_jax import registry
 from bert_jax.batch import Batch, BatchShapes, DataBudgetError, PretrainSource, first_sequences
 from bert_jax.config import PretrainConfig
 from bert_jax.json_values import Json
@@ -54,6 +55,9 @@ class PretrainJob(Job):
         self._objective.row_shape = self._source.row_shape
         self._objective.prepare(self._source, self.tokenizer)
         self._inputs.give(self._objective)
+        if self.config.training.doctor:
+            make = registry.load("extensions", "training.doctor")
+            self._doctor = make(self.config, self._objective, self.tokenizer, self._source)
         programs = train_programs(self._objective)  # raises if the mesh does not divide a batch
         self._eval_rows, self._eval_step = host_rows(mesh, self._eval_batch_size), None
         return programs
@@ -106,6 +110,8 @@ class PretrainJob(Job):
                     values |= self._objective.baselines(self._source)
                 context.barrier("counted")
         context.log.write(step, {"split": self.eval_split, **values})
+        if training.doctor:
+            self._doctor.look(context, params, self._held_out(1), self._eval_batch_size, step)
         return False
 
     def _totals(

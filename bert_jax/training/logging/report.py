@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from bert_jax import registry
 from bert_jax.io.errors import one_line
 from bert_jax.io.files import write_whole
 from bert_jax.io.storage import Location
@@ -154,6 +155,7 @@ def run_page(run: RunFiles, display: Display) -> str:
         *task_sections(run),
         section("Charts", panels([*task_charts(run), *_panels(run, display)]) or card("no metrics yet")),
         *(section(heading, content) for heading, content in display.sections(run.data)),
+        _doctor(run),
     ]
     about = [card(facts(_about(run)), heading="Model, data and hardware")]
     if evaluation and not run.is_finetuning:
@@ -169,6 +171,14 @@ def run_page(run: RunFiles, display: Display) -> str:
     if run.config_text:
         body.append(folded("every option of this run", f"<pre>{escape(run.config_text)}</pre>"))
     return document(run.title, body, reload_seconds=RELOAD_SECONDS if run.state == "running" else 0)
+
+
+def _doctor(run: RunFiles) -> str:
+    """Return the results of the checks of the run; empty without them, or without the room that shows them."""
+    shows = "report of the doctor"
+    if not run.doctor or shows not in registry.names("extensions"):
+        return ""
+    return section(*registry.load("extensions", shows)(run.doctor))
 
 
 def _lines(run: RunFiles) -> list[str]:

@@ -26,6 +26,8 @@ IMAGE_FILE = "report.png"
 DATA_FILE = "report_data.json"
 LOG_FILE = "train.log"
 CONFIG_FILE = "config.yaml"
+# Results of the checks of a run (training.doctor, bert-jax doctor).
+DOCTOR_FILE = "doctor.json"
 # The last line of an attempt in train.log that ends early begins with this; the reason follows.
 ENDED = "ended early: "
 # Beginnings of two lines at the start of an attempt in train.log: of the host with its processor and the version of
@@ -79,6 +81,8 @@ class RunFiles:
     # The folder or URL, and the steps of the complete checkpoints, which are only listed for a stopped run.
     workdir: str = ""
     saved_steps: Sequence[int] = ()
+    # The content of doctor.json; empty without it.
+    doctor: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_finetuning(self) -> bool:
@@ -182,6 +186,7 @@ def read_run(
         from_random=isinstance(config, dict) and "task" not in config and not (workdir / RECORD).is_file(),
         workdir=without_surrogates(str(place or workdir)),
         saved_steps=_saved_steps(place or workdir) if state == "stopped" else (),
+        doctor=_json(workdir / DOCTOR_FILE, {}),
     )
 
 

@@ -1,0 +1,169 @@
+"""Examination of a pretraining run from its workdir: data, log, probes and measures of its newest checkpoint."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from bert_jax.batch import Batch
+from bert_jax.commands.pretrain import Reopened, reopen
+from bert_jax.contrib.doctor import network, probes
+from bert_jax.contrib.doctor.audit import Rows, audit, held_out_rows, sample, unigram_loss
+from bert_jax.contrib.doctor.findings import Finding, ordered
+from bert_jax.contrib.doctor.log_checks import check_log
+from bert_jax.contrib.doctor.probes import MASKED, Subject, Total, chosen, in_float32, main_loss
+from bert_jax.model import from_canonical
+from bert_jax.model.canonical import Params, abstract_params
+from bert_jax.objectives.inputs import Inputs
+from bert_jax.objectives.objective import Aux, PretrainObjective, Sums, total_loss
+from bert_jax.objectives.registry import objective_class
+from bert_jax.tokenization import Tokenizer
+from bert_jax.training.checkpoint.parameters import random_parameters, read_parameters
+from bert_jax.training.logging.metrics_file import read_metrics
+from bert_jax.training.workdir import read_record
+
+# Rows that are probed.
+PROBED = 16
+# Logits of a token that are compared, at most.
+_LOGITS = 64
+
+
+class Examination(NamedTuple):
+    """The step of the parameters that were examined, and the results, the most severe first."""
+
+    step: int
+    findings: list[Finding]
+
+
+def examine(workdir: "str | os.PathLike[str]") -> list[Finding]:
+    """Return the results of all checks that apply to the pretraining run in ``workdir``, the most severe first."""
+    return examine_step(workdir).findings
+
+
+def examine_step(workdir: "str | os.PathLike[str]", step: int | None = None) -> Examination:
+    """Examine the pretraining run in ``workdir`` and its checkpoint of ``step`` (None: the newest; without a
+    checkpoint, the randomly initialized parameters).
+
+    Raises ``ValueError`` for a folder without a pretraining run, and if its shards or its checkpoint are missing.
+    """
+    folder = Path(workdir)
+    run = reopen(folder)
+    kind = objective_class(run.config.objective)
+    name = main_loss(kind)
+    train = sample(run.source.training_pass())
+    held_out = held_out_rows(run.source, train)
+    predicts_masks = name == MASKED
+    found = audit(run.config.data, run.tokenizer, train, predicts_masks=predicts_masks, documents=run.documents)
+    lines = read_metrics(folder)
+    at = max((line["step"] for line in lines), default=0)
+    if not name:
+        return Examination(at, ordered(found))
+    unigram = unigram_loss(train, held_out, run.config.model.vocab_size, predicts_masks=predicts_masks)
+    found += check_log(run.config, lines, name, unigram)
+    if kind.inputs is Inputs and run.config.model.has_attention:
+        at, more = _examine_network(folder, run, kind, name, held_out, unigram, step)
+        found += more
+    return Examination(at, ordered(found))
+
+
+def first_rows(rows: Rows, count: int = PROBED) -> dict[str, np.ndarray]:
+    """Return the first ``count`` rows."""
+    return {name: values[:count] for name, values in rows.items()}
+
+
+def _examine_network(
+    folder: Path, run: Reopened, kind: type[PretrainObjective], name: str, held_out: Rows, unigram: float | None,
+    step: int | None,
+) -> tuple[int, list[Finding]]:  # fmt: skip
+    config = in_float32(run.config)
+    objective = kind(config, None)
+    objective.row_shape = run.source.row_shape
+    objective.prepare(run.source, run.tokenizer)
+    stored = read_parameters(folder, run.config, objective.model, average=None, report=print, step=step)
+    is_random = not config.training.first_step and read_record(folder) is None
+    start = random_parameters(config, objective.model, run.tokenizer) if is_random or stored is None else None
+    now = stored or start
+    assert now is not None
+    before = None if start is None else start.arrays
+    rows = first_rows(held_out)
+    found = check_network(objective, name, run.tokenizer, rows, now.arrays, before, unigram)
+    if before is not None and stored is not None:
+        found.append(network.growth(before, stored.arrays))
+    return now.step, found
+
+
+def check_network(
+    objective: PretrainObjective, name: str, tokenizer: Tokenizer, rows: dict[str, np.ndarray],
+    now: Mapping[str, np.ndarray], start: Mapping[str, np.ndarray] | None, unigram: float | None,
+) -> list[Finding]:  # fmt: skip
+    """Return the results of the probes and of the measures of a network.
+
+    Args:
+        objective: the objective, on no mesh and in float32.
+        name: the main loss, ``mlm_loss`` or ``lm_loss``.
+        rows: features [B, ...].
+        now: the parameters by canonical name.
+        start: the initial parameters; None for a run that starts from another model.
+        unigram: loss of the unigram distribution; None if it is unknown.
+    """
+    config = objective.config
+    total, outputs = _programs(objective, name)
+    params = _tree(objective, now)
+    subject = Subject(
+        config, tokenizer, total, None if name == MASKED else outputs, params, probes.loud(params), rows, unigram,
+        None if start is None else _tree(objective, start),
+    )  # fmt: skip
+    found = probes.run_all(subject)
+    loss, features = _differentiable(objective), chosen(objective, rows)
+    found.append(network.gradients(loss, subject.params, features, config.model.vocab_size))
+    which = next(iter(objective.networks), "")
+
+    def of(arrays: Mapping[str, np.ndarray]) -> network.Network:
+        return network.Network(*objective.network(config, objective.model, arrays, which), rows)
+
+    found += network.states_and_attention(of(now))
+    masks = network.dropout_masks(of(now if start is None else start), config.execution.prng)
+    return found if masks is None else [*found, masks]
+
+
+# ------------------------------------------------------------------ programs
+
+
+def _tree(objective: PretrainObjective, arrays: Mapping[str, np.ndarray]) -> Params:
+    """Return canonical ``arrays`` as the parameter tree of the model of ``objective``."""
+    like: Params = nn.unbox(abstract_params(objective.model))
+    return from_canonical(arrays, like, objective.config.model.vocab_size)
+
+
+def _programs(
+    objective: PretrainObjective, name: str
+) -> tuple[Callable[[Params, Rows], Total], Callable[[Params, Rows], np.ndarray]]:
+    """Return the functions ``total`` and ``outputs`` of a :class:`Subject` on one device."""
+
+    @jax.jit
+    def sums(params: Params, batch: Batch) -> Sums:
+        return objective.sums(params, Aux(objective.fixed), batch, None, axis=None)[0]
+
+    @jax.jit
+    def logits(params: Params, batch: Rows) -> Any:
+        return objective.model.apply({"params": params}, batch, None)[..., :_LOGITS]
+
+    def total(params: Params, rows: Rows) -> Total:
+        pair = jax.device_get(sums(params, chosen(objective, rows))[name])
+        return Total(float(pair[0]), float(pair[1]))
+
+    return total, lambda params, rows: np.asarray(logits(params, chosen(objective, rows)))
+
+
+def _differentiable(objective: PretrainObjective) -> Any:
+    """Return the total loss as a function that JAX can differentiate."""
+
+    def loss(params: Params, rows: Any) -> jax.Array:
+        sums, _ = objective.sums(params, Aux(objective.fixed), rows, None, axis=None)
+        return total_loss(sums, objective.denominators(rows))
+
+    return loss

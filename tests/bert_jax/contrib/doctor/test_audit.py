@@ -1,0 +1,174 @@
+"""Faults of rows: each is named by its check, and rows without faults have no remark."""
+
+import numpy as np
+import pytest
+from builders import content
+from support import tiny_config
+
+from bert_jax.contrib.doctor.audit import audit, original_ids, sample, unigram_loss
+from bert_jax.contrib.doctor.findings import ordered
+from bert_jax.tokenization import SPECIAL_PIECES, load_tokenizer
+from data_pipeline.build.masking import mask_batch
+
+ROWS, LENGTH = 400, 32
+LETTERS = "abcdefgh"
+
+
+def vocabulary(seed):
+    """Letters, pairs and some triples of letters, as first pieces and as continuations, in an order of its own."""
+    rng = np.random.default_rng(seed)
+    pieces = [*LETTERS, *(a + b for a in LETTERS for b in LETTERS)]
+    pieces += [a + b for a in rng.permutation(pieces[8:])[:24] for b in LETTERS[:4]]
+    every = [*pieces, *(f"##{piece}" for piece in pieces)]
+    return [*SPECIAL_PIECES, *(every[i] for i in rng.permutation(len(every)))]
+
+
+def tokenizer_of(folder, seed=0):
+    folder.mkdir(exist_ok=True)
+    (folder / "vocab.txt").write_bytes(content(vocabulary(seed)))
+    return load_tokenizer(folder / "vocab.txt")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return tokenizer_of(tmp_path_factory.mktemp("vocabulary"))
+
+
+def rows_of(tokenizer, data, text="", rows=ROWS):
+    """Masked rows of one sequence of random words (or of words of ``text``) and some padding."""
+    rng = np.random.default_rng(1)
+    ids = np.zeros((rows, LENGTH), np.int32)
+    for row in range(rows):
+        lengths = rng.integers(1, 9, 40)
+        made = " ".join("".join(rng.choice(list(LETTERS), n)) for n in lengths)
+        own = tokenizer.encode(text or made)[: int(rng.integers(20, LENGTH - 1))]
+        ids[row, : len(own) + 2] = [tokenizer.cls_id, *own, tokenizer.sep_id]
+    used = ids > 0
+    maskable = used & ~tokenizer.special[ids]
+    keys = rng.integers(0, 2**63, rows, dtype=np.uint64)
+    masked = mask_batch(
+        ids, used, maskable, keys, data=data, mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size
+    )
+    names = ("input_ids", "mlm_positions", "mlm_labels", "mlm_weights")
+    positions = np.broadcast_to(np.arange(LENGTH), ids.shape)
+    return dict(zip(names, masked, strict=True)) | {
+        "sequence_ids": used.astype(np.int32), "position_ids": positions * used,
+        "nsp_weights": np.ones((rows, 1), np.float32), "nsp_labels": (np.arange(rows) % 2)[:, None],
+    }  # fmt: skip
+
+
+def data_of(*options):
+    return tiny_config(
+        "--data.seq_length 32 --data.max_predictions 30 --data.next_sentence none --data.dupe_factor 1", *options
+    ).data
+
+
+def remarks(found):
+    return {one.check: one.status for one in ordered(found) if one.status != "OK"}
+
+
+def test_rows_without_faults_have_no_remark(tokenizer):
+    data = data_of()
+    found = audit(data, tokenizer, rows_of(tokenizer, data), predicts_masks=True)
+    assert remarks(found) == {}
+    assert len(found) == 7
+
+
+def test_another_vocabulary(tokenizer, tmp_path):
+    data = data_of()
+    rows = rows_of(tokenizer_of(tmp_path, seed=5), data)
+    found = audit(data, tokenizer, rows, predicts_masks=True)
+    assert ordered(found)[0].check == "vocabulary"
+    assert ordered(found)[0].status == "FAIL"
+
+
+def test_unknown_tokens(tokenizer):
+    data = data_of()
+    rows = rows_of(tokenizer, data, "abc def XYZ ade bed " * 8)
+    assert remarks(audit(data, tokenizer, rows, predicts_masks=True))["unknown tokens"] == "FAIL"
+
+
+def test_repeated_rows(tokenizer):
+    data = data_of()
+    rows = rows_of(tokenizer, data)
+    few = {name: np.concatenate([values[:20]] * 20) for name, values in rows.items()}
+    assert remarks(audit(data, tokenizer, few, predicts_masks=True)) == {"repeated text": "FAIL"}
+    passes = data_of("--data.dupe_factor 20")
+    assert remarks(audit(passes, tokenizer, few, predicts_masks=True)) == {}
+
+
+@pytest.mark.parametrize(
+    "built, options, words",
+    [
+        ("--data.mask_fraction 0.8", "--data.mask_fraction 0.8", "too little text remains"),
+        ("--data.mask_fraction 0.3", "", "other masks than the options"),
+        ("--data.mask_token_share 0.1 --data.random_token_share 0.1", "", "other masks than the options"),
+    ],
+)
+def test_masks(tokenizer, built, options, words):
+    found = audit(data_of(options), tokenizer, rows_of(tokenizer, data_of(built)), predicts_masks=True)
+    (one,) = [one for one in found if one.check == "masks"]
+    assert one.status == "FAIL"
+    assert words in one.advice
+
+
+def test_too_few_predictions(tokenizer):
+    data = data_of("--data.max_predictions 2")
+    found = audit(data, tokenizer, rows_of(tokenizer, data), predicts_masks=True)
+    assert remarks(found) == {"masks": "LOOK"}
+
+
+def test_special_tokens_are_predicted(tokenizer):
+    data = data_of()
+    rows = rows_of(tokenizer, data)
+    rows["mlm_labels"] = np.where(rows["mlm_positions"] == 1, tokenizer.sep_id, rows["mlm_labels"])
+    (one,) = [one for one in audit(data, tokenizer, rows, predicts_masks=True) if one.check == "masks"]
+    assert "special tokens" in one.value
+
+
+@pytest.mark.parametrize("distance, side", [(1, "after"), (-1, "before")])
+def test_shifted_labels(tokenizer, distance, side):
+    data = data_of()
+    rows = rows_of(tokenizer, data)
+    ids = original_ids(rows)
+    places = np.clip(rows["mlm_positions"] + distance, 0, LENGTH - 1)
+    rows["mlm_labels"] = np.take_along_axis(ids, places, axis=1)
+    one = ordered(audit(data, tokenizer, rows, predicts_masks=True))[0]
+    assert (one.check, one.status) == ("labels", "FAIL")
+    assert side in one.value
+
+
+def test_labels_of_other_rows(tokenizer):
+    data = data_of()
+    rows = rows_of(tokenizer, data)
+    rows["mlm_labels"] = np.roll(rows["mlm_labels"], 1, axis=0)
+    assert remarks(audit(data, tokenizer, rows, predicts_masks=True))["labels"] == "FAIL"
+
+
+def test_positions_that_do_not_restart(tokenizer):
+    data = data_of()
+    rows = rows_of(tokenizer, data)
+    packed = rows | {"sequence_ids": rows["sequence_ids"] * np.where(np.arange(LENGTH) < 8, 1, 2)}
+    assert remarks(audit(data, tokenizer, packed, predicts_masks=True)) == {"position ids": "FAIL"}
+
+
+def test_padding_pairs_and_documents(tokenizer):
+    data = data_of("--data.next_sentence nsp")
+    rows = rows_of(tokenizer, data, "ab cd ef gh abc")
+    rows["nsp_labels"][:] = 1
+    found = remarks(audit(data, tokenizer, rows, predicts_masks=True, documents=3))
+    assert found == {"documents": "FAIL", "sentence pairs": "LOOK", "padding share": "LOOK"}
+
+
+def test_a_sample_has_whole_batches_up_to_its_size(tokenizer):
+    rows = rows_of(tokenizer, data_of(), rows=8)
+    blank = {name: np.zeros_like(values) for name, values in rows.items()}
+    assert len(sample(iter([rows, blank, rows, rows]), 20)["input_ids"]) == 16
+
+
+def test_the_unigram_loss_of_equal_counts():
+    labels = np.arange(16, dtype=np.int32)[:, None]
+    rows = {"mlm_labels": labels, "mlm_weights": np.ones((16, 1), np.float32)}
+    assert unigram_loss(rows, rows, 16, predicts_masks=True) == pytest.approx(np.log(16))
+    empty = {"mlm_labels": labels, "mlm_weights": np.zeros((16, 1), np.float32)}
+    assert unigram_loss(rows, empty, 16, predicts_masks=True) is None

@@ -1,0 +1,82 @@
+"""The command, ``training.doctor``, Python and the section of the report."""
+
+import json
+
+import command
+import pytest
+from support import tiny_config, train_synthetic
+
+import bert_jax
+from bert_jax.commands.main import main
+from bert_jax.contrib.doctor.findings import CHECKS, finding, ordered, section, summary
+
+
+def test_the_most_severe_and_specific_lines_are_first():
+    found = [
+        finding("loss", "7", "below 6", "lower the rate", fail=True, number=7.0),
+        finding("speed", "100%", "70%", "unused"),
+        finding("padding share", "60%", "50%", "pack", look=True),
+        finding("masks", "80%", "15%", "build again", fail=True),
+    ]
+    assert [one.check for one in ordered(found)] == ["masks", "loss", "padding share", "speed"]
+    assert str(ordered(found)[0]) == "FAIL  masks             80% (expected: 15%); build again"
+    assert str(found[1]) == "OK    speed             100% (expected: 70%)"
+    assert summary(found) == "2 FAIL, 1 LOOK, 1 OK"
+    assert len(set(CHECKS)) == len(CHECKS)
+
+
+def test_the_section_escapes_what_it_shows():
+    rows = [{"check": "masks", "status": "FAIL", "value": "<b>", "allowed": None, "advice": ""}]
+    heading, body = section({"step": 3, "summary": "1 FAIL", "findings": rows})
+    assert heading == "Doctor at step 3: 1 FAIL"
+    assert "&lt;b&gt;" in body
+    assert section({"findings": "damaged"})[1] == ""
+
+
+def test_what_is_refused(tmp_path, capsys):
+    assert main(["doctor", str(tmp_path)]) == 2
+    assert f"{tmp_path}: not the workdir of a pretraining run; name one" in capsys.readouterr().err
+
+
+def test_a_run_checks_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr("bert_jax.contrib.doctor.in_training.SHARE", 100.0)
+    config = tiny_config("--training.doctor true --training.eval_interval 10 --data.dupe_factor 1")
+    train_synthetic(config, tmp_path / "run")
+    found = json.loads((tmp_path / "run" / "doctor.json").read_text())
+    status = {one["check"]: one["status"] for one in found["findings"]}
+    assert found["step"] == 20
+    assert status["padding"] == status["other rows"] == status["tied table"] == "OK"
+    # The rows of this source have [MASK] at every predicted place.
+    assert status["masks"] == "FAIL"
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert log.count("doctor: FAIL") == log.count("doctor: FAIL  masks") == 1
+    assert "Doctor at step 20: 1 FAIL" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_without_time_for_checks_has_those_of_its_log(tmp_path, monkeypatch):
+    monkeypatch.setattr("bert_jax.contrib.doctor.in_training.SHARE", -1.0)
+    config = tiny_config("--training.doctor true --training.eval_interval 10")
+    train_synthetic(config, tmp_path / "run")
+    found = json.loads((tmp_path / "run" / "doctor.json").read_text())
+    assert "skipped steps" in {one["check"] for one in found["findings"]}
+    assert "padding" not in {one["check"] for one in found["findings"]}
+
+
+@pytest.mark.slow
+def test_the_command_examines_a_run_and_python_has_the_same_lines(tmp_path, capsys):
+    recipe = command.recipe(tmp_path, training={"num_steps": 20, "eval_interval": 10})
+    run = bert_jax.pretrain(recipe, workdir=tmp_path / "run", report=lambda line: None)
+    assert main(["doctor", str(tmp_path / "run")]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    found = run.doctor()
+    assert lines == [str(one) for one in found]
+    assert last.startswith("step 20: ")
+    assert {"vocabulary", "masks", "padding", "updates", "loss", "first loss", "gradients"} <= {
+        one.check for one in found
+    }
+    assert main(["doctor", str(tmp_path / "run"), "--step", "10", "--json"]) == 0
+    stored = json.loads((tmp_path / "run" / "doctor.json").read_text())
+    assert json.loads(capsys.readouterr().out) == stored
+    assert stored["step"] == 10
+    assert "Doctor at step 10" in bert_jax.report(run).read_text()

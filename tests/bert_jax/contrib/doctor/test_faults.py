@@ -1,0 +1,220 @@
+"""Faults of layers, objectives and rows, by patches: each is in the first two lines, and a network without faults
+has none."""
+
+import contextlib
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import objective_of, tiny_config, write_vocabulary
+
+from bert_jax.contrib.doctor.audit import audit
+from bert_jax.contrib.doctor.examine import check_network
+from bert_jax.contrib.doctor.findings import ordered
+from bert_jax.model import layers, task_layers
+from bert_jax.model.kernels.ranges import visible_keys
+from bert_jax.objectives import masked_lm
+from bert_jax.tokenization import load_tokenizer
+from bert_jax.training.checkpoint.parameters import random_parameters
+
+PACKED = "--data.packing best_fit --data.next_sentence none --model.num_layers 2"
+CAUSAL = "--objective.name causal_lm --model.attention causal"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return load_tokenizer(write_vocabulary(tmp_path_factory.mktemp("vocabulary")))
+
+
+def packed_rows(count=16, length=32, masks=6):
+    """Rows of two or three sequences and padding, with 80% masks, 10% random and 10% unchanged tokens."""
+    rng = np.random.default_rng(0)
+    shape = (count, length)
+    rows = {
+        name: np.zeros(shape, np.int32) for name in ("input_ids", "token_type_ids", "sequence_ids", "position_ids")
+    }
+    rows |= {name: np.zeros((count, masks), np.int32) for name in ("mlm_positions", "mlm_labels")}
+    rows |= {"mlm_weights": np.zeros((count, masks), np.float32), "nsp_weights": np.zeros((count, 3), np.float32)}
+    rows |= {name: np.zeros((count, 3), np.int32) for name in ("cls_positions", "nsp_labels", "document_classes")}
+    rows["sequence_keys"] = rng.integers(0, 2**32, (count, 3), dtype=np.uint32)
+    for row in range(count):
+        at = 0
+        for number, size in enumerate(rng.integers(6, 11, 3), 1):
+            part = slice(at, at + size)
+            rows["input_ids"][row, part] = rng.integers(5, 211, size)
+            rows["input_ids"][row, at], rows["input_ids"][row, at + size - 1] = 2, 3
+            rows["sequence_ids"][row, part] = number
+            rows["position_ids"][row, part] = np.arange(size)
+            rows["cls_positions"][row, number - 1] = at
+            places = at + 1 + rng.permutation(size - 2)[:2]
+            slots = slice(2 * number - 2, 2 * number)
+            rows["mlm_positions"][row, slots] = places
+            rows["mlm_labels"][row, slots] = rows["input_ids"][row, places]
+            rows["mlm_weights"][row, slots] = 1
+            kind = rng.random(2)
+            other = np.where(
+                kind < 0.8, 4, np.where(kind < 0.9, rng.integers(5, 211, 2), rows["input_ids"][row, places])
+            )
+            rows["input_ids"][row, places] = other
+            at += size
+    return rows
+
+
+def examined(tokenizer, options="", rows=None):
+    """The results of all checks of a network with initial parameters, the most severe first."""
+    rows = packed_rows() if rows is None else rows
+    config = tiny_config(PACKED, "--data.seq_length 32 --data.max_predictions 6 --data.mask_fraction 0.25", options)
+    objective = objective_of(config)
+    name = "mlm_loss" if "mlm_loss" in objective.display.keys else "lm_loss"
+    start = random_parameters(config, objective.model, tokenizer).arrays
+    found = audit(config.data, tokenizer, rows, predicts_masks=name == "mlm_loss")
+    return ordered(found + check_network(objective, name, tokenizer, rows, start, start, None))
+
+
+def named(found):
+    """The checks of the first two lines that are FAIL."""
+    return [one.check for one in found[:2] if one.status == "FAIL"]
+
+
+def scores_of(*, packed=True, padded=True):
+    """``visible_keys`` without the limits of packed rows or with the mask of padded rows inverted."""
+
+    def visible(ids_BxS, causal=False, window=0, is_global_BxS=None):
+        if not packed:
+            ids_BxS = jnp.minimum(ids_BxS, 1)
+        found = visible_keys(ids_BxS, causal, window, is_global_BxS)
+        return found if padded else jnp.where(jnp.any(ids_BxS == 0, axis=1)[:, None, None, None], ~found, found)
+
+    return mock.patch.object(layers, "visible_keys", visible)
+
+
+@contextlib.contextmanager
+def one_dropout_key():
+    key_of = layers.site_key
+    with mock.patch.object(layers, "site_key", lambda key, layer, site: key_of(key, 1, site)):
+        yield
+
+
+@contextlib.contextmanager
+def other_table():
+    """An output layer whose table is no parameter."""
+    product = task_layers.matmul_f32_grad
+
+    def of_other(x, table, axis, dtype):
+        return product(x, jax.random.normal(jax.random.key(1), table.shape) * 0.02, axis, dtype)
+
+    with mock.patch.object(task_layers, "matmul_f32_grad", of_other):
+        yield
+
+
+@contextlib.contextmanager
+def shifted_labels():
+    """An objective that compares the output at a place with the label of the next one."""
+    entropy = masked_lm.weighted_cross_entropy
+
+    def shifted(name, logits, labels, weights):
+        return entropy(name, logits, jnp.roll(labels, -1, axis=1) if name == "mlm" else labels, weights)
+
+    with mock.patch.object(masked_lm, "weighted_cross_entropy", shifted):
+        yield
+
+
+@contextlib.contextmanager
+def positions_of_rows():
+    """Positions that do not restart in the network."""
+    from bert_jax.model.embeddings import Embeddings
+
+    call = Embeddings.__call__
+
+    def of_rows(self, ids, types, positions, key):
+        return call(self, ids, types, jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape), key)
+
+    with mock.patch.object(Embeddings, "__call__", of_rows):
+        yield
+
+
+@contextlib.contextmanager
+def mixed_rows():
+    """Dense layers whose outputs depend on the mean of the batch."""
+    product = task_layers.matmul_f32_grad
+    with mock.patch.object(
+        task_layers, "matmul_f32_grad", lambda x, *rest: product(x - x.mean(axis=0, keepdims=True), *rest)
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def no_attention():
+    """Attention that reads nothing."""
+    with mock.patch.object(
+        layers.local, "attention_function", lambda *_: (lambda q, k, v, *a, **b: 0 * q, None, None)
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def cut_gradient():
+    product = layers.matmul_f32_grad
+    with mock.patch.object(
+        layers, "matmul_f32_grad", lambda x, w, *rest: product(x, jax.lax.stop_gradient(w), *rest)
+    ):
+        yield
+
+
+FAULTS = {
+    "padding": (lambda: scores_of(padded=False), ""),
+    "neighbors": (lambda: scores_of(packed=False), ""),
+    "tied table": (other_table, ""),
+    "dropout": (one_dropout_key, ""),
+    "other labels": (shifted_labels, ""),
+    "place in the row": (positions_of_rows, ""),
+    "other rows": (mixed_rows, ""),
+    "context": (no_attention, ""),
+    "gradients": (cut_gradient, ""),
+    "first loss": (contextlib.nullcontext, "--model.initializer_range 2"),
+}
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("check", FAULTS)
+def test_a_fault_of_the_code_is_named_first(tokenizer, check):
+    fault, options = FAULTS[check]
+    with fault():
+        found = examined(tokenizer, options)
+    assert check in named(found), "\n".join(map(str, found))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal, other", [("neighbors", {"packed": False}), ("padding", {"padded": False})])
+def test_a_fault_of_causal_attention_is_named(tokenizer, causal, other):
+    with scores_of(**other):
+        assert causal in named(examined(tokenizer, CAUSAL))
+
+
+@pytest.mark.slow
+def test_attention_to_later_tokens_is_named(tokenizer):
+    see = visible_keys
+    with mock.patch.object(layers, "visible_keys", lambda ids, causal=False, **more: see(ids, False, **more)):
+        assert named(examined(tokenizer, CAUSAL))[0] == "later tokens"
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        CAUSAL,
+        "--model.norm_position pre --model.feed_forward gated --model.position_embeddings rotary "
+        "--model.without_bias norm qkv attention_output feed_forward",
+        "--objective.name replaced_tokens --objective.generator_size 0.5",
+        "--model.attention_windows 0 8 --model.norm_position pre_skip_first --execution.scan_layers false",
+        "--model.shared_layers true --model.embedding_size 16",
+        "--model.relative_positions buckets",
+    ],
+)
+def test_a_network_without_faults_has_no_fail(tokenizer, options):
+    found = examined(tokenizer, options)
+    assert [one for one in found if one.status != "OK"] == []
+    assert len(found) >= 12

@@ -1,0 +1,54 @@
+"""Checks of the log on lines that were written by hand."""
+
+import pytest
+from support import tiny_config
+
+from bert_jax.contrib.doctor.findings import ordered
+from bert_jax.contrib.doctor.log_checks import check_log
+
+STEPS = 4000
+CONFIG = tiny_config(f"--training.num_steps {STEPS} --optimizer.warmup_steps 100")
+
+
+def lines(loss, last=STEPS, held_out=None, **more):
+    """Lines every 100 steps; ``loss`` is a function of the step, ``more`` functions of the step or values."""
+    made = []
+    for step in range(100, last + 1, 100):
+        row = {"step": step, "mlm_loss": loss(step), "skipped_steps": 0, "tokens_per_second": 1000.0}
+        row |= {name: value(step) if callable(value) else value for name, value in more.items()}
+        made.append(row | {"data_wait_fraction": row.get("data_wait_fraction", 0.0)})
+    if held_out is not None:
+        made.append({"step": last, "split": "eval", "mlm_loss": held_out})
+    return made
+
+
+def falling(step):
+    return 3 + 4 * 0.999**step
+
+
+CASES = [
+    (lines(falling, held_out=3.1), {}),
+    (lines(lambda step: 6.5, held_out=6.5), {"loss": "LOOK"}),
+    (lines(lambda step: 7.5, last=400), {"loss": "FAIL"}),
+    (lines(lambda step: 7.5, last=100), {}),
+    (lines(lambda step: 6.5, last=500), {}),
+    (lines(lambda step: falling(step) + (step == 2000)), {"loss spikes": "LOOK"}),
+    (lines(lambda step: falling(step) + 3 * (step > 2000)), {"loss spikes": "FAIL"}),
+    (lines(falling, held_out=3.6), {"held-out gap": "LOOK"}),
+    (lines(falling, held_out=4.5), {"held-out gap": "FAIL"}),
+    (lines(falling, skipped_steps=lambda step: step // 1000), {"skipped steps": "LOOK"}),
+    (lines(falling, skipped_steps=lambda step: step // 10), {"skipped steps": "FAIL"}),
+    (lines(falling, tokens_per_second=lambda step: 1000 - step / 8), {"speed": "LOOK"}),
+    (lines(falling, data_wait_fraction=0.2), {"speed": "LOOK"}),
+    ([], {}),
+]
+
+
+@pytest.mark.parametrize("rows, remarks", CASES)
+def test_remarks(rows, remarks):
+    found = ordered(check_log(CONFIG, rows, "mlm_loss", 6.5))
+    assert {one.check: one.status for one in found if one.status != "OK"} == remarks
+
+
+def test_without_word_frequencies_the_loss_has_no_range():
+    assert "loss" not in {one.check for one in check_log(CONFIG, lines(falling), "mlm_loss", None)}
