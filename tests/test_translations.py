@@ -9,7 +9,11 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # The English page, the Chinese one, the fewest blocks of code and links that they have.
-PAGES = [("README.md", "README.zh-CN.md", 4, 30), ("docs/story.md", "docs/story.zh-CN.md", 4, 3)]
+PAGES = [
+    ("README.md", "README.zh-CN.md", 4, 30),
+    ("docs/story.md", "docs/story.zh-CN.md", 4, 3),
+    ("docs/articles.md", "docs/articles.zh-CN.md", 7, 40),
+]
 # The words that a reader in Chinese searches for.
 WORDS = [
     "预训练", "微调", "掩码", "蒸馏", "剪枝", "量化", "句向量",
