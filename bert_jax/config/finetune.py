@@ -116,8 +116,8 @@ class LossConfig(Section, prefix="loss."):
 class RegularizationConfig(Section, prefix="regularization."):
     """Regularization, mainly for large models that are trained on few records."""
 
-    # Dropout before the task head; -1: model.hidden_dropout.
-    head_dropout: Inherited = only(-1.0, {KIND: HEAD})
+    # Dropout before the task head; -1: model.hidden_dropout, but none before the classifier of pairs of sentences.
+    head_dropout: Inherited = only(-1.0, {KIND: (*HEAD, "sentence"), LOSS: ("softmax",)})
     # Probability with which a weight is zero during a step (DropConnect), in all matrices of the encoder.
     weight_dropout: Probability = limited(
         0.0,

@@ -80,7 +80,7 @@ class HeadsConfig(Section, prefix="heads."):
     # Input of sequence, token, span and choice heads; width of a BiLSTM before the token head (0: none).
     features: Features = "last"
     bilstm: AtLeast0[int] = 0
-    # Dropout before the task heads; None: model.hidden_dropout.
+    # Dropout before the task heads; None: model.hidden_dropout, but none before the head of pair_labels.
     dropout: float | None = None
 
     def __post_init__(self) -> None:

@@ -219,8 +219,9 @@ class SentenceTaskConfig(Section, prefix="sentence."):
     scale: Positive[float] = only(20.0, {LOSS: ("cosent", "negatives", "simcse")})
     # Margin by which the positive must be nearer than the negative (triplet).
     margin: Positive[float] = only(5.0, {LOSS: ("triplet",)})
-    # Positive pairs are texts with the same label (negatives, triplet).
-    pairs_from_classes: bool = only(False, {LOSS: ("negatives", "triplet")})
+    # Positive pairs are texts with the same label (negatives, triplet). softmax: each text makes a pair of class 1
+    # with a text of the same label, and a pair of class 0 with a text of another label.
+    pairs_from_classes: bool = only(False, {LOSS: ("softmax", "negatives", "triplet")})
     # Widths at which the first values of a vector, divided by their norm, are trained too (Kusupati et al. 2022);
     # the loss is the sum of those of all widths. Empty: whole vectors only.
     matryoshka: tuple[int, ...] = only((), {LOSS: ("cosine", "cosent", "triplet", "negatives", "simcse")})

@@ -315,7 +315,8 @@ class BertModel(nn.Module):
             embeddings_BxCxE = outputs["sentence_embeddings"] = jnp.stack(vectors, axis=1)
             if heads.pair_labels:
                 u, v = (embeddings_BxCxE[:, k::2][:, : len(slots_C) // 2] for k in (0, 1))
-                outputs["pair_logits"] = self.pair_head(pair_features(u, v))
+                of_pairs = _at_tokens(dropout_key, features["cls_positions"][:, : u.shape[1] * 2 : 2])
+                outputs["pair_logits"] = self.pair_head(pair_features(u, v), of_pairs)
         return BertOutput(**outputs)
 
     def _mlm_inputs(self, x_BxSxH: jax.Array, features: Mapping[str, jax.Array]) -> jax.Array:

@@ -210,15 +210,18 @@ def pair_features(u: jax.Array, v: jax.Array) -> jax.Array:
 
 class PairHead(nn.Module):
     """Classifier of pairs of texts. It reads (u, v, |u - v|), where u and v are the embeddings of the two texts
-    (Reimers and Gurevych 2019), and may have a hidden layer with ReLU."""
+    (Reimers and Gurevych 2019), after dropout if ``heads.dropout`` is set, and may have a hidden layer with
+    ReLU."""
 
     heads: HeadsConfig
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, pair_features_BxUx3E: jax.Array) -> jax.Array:
-        """Return the logits of the U pairs of each row, float32[B, U, classes]."""
-        x, dtype = pair_features_BxUx3E, jnp.dtype("float32")
+    def __call__(self, pair_features_BxUx3E: jax.Array, dropout_key: DropoutKey | None) -> jax.Array:
+        """Return the logits of the U pairs of each row, float32[B, U, classes]; ``dropout_key`` is that of the
+        pairs."""
+        dtype, key = jnp.dtype("float32"), site_key(dropout_key, 0, Site.TASK_HEAD)
+        x = dropout(pair_features_BxUx3E, self.heads.dropout or 0.0, key)
         if self.heads.pair_hidden:
             x = jax.nn.relu(
                 Dense(self.heads.pair_hidden, ("embed", "pooled"), self.config, dtype, name="hidden")(x)

@@ -6,7 +6,7 @@ Shapes: B rows, U units per row, K texts per unit, E width of a vector.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -66,23 +66,28 @@ class SentenceTask(Task):
     @classmethod
     def prepare(cls, config: FinetuneConfig, splits: Splits, tests: Sequence[str]) -> Prepared:
         """Prepare the records; with ``sentence.pairs_from_classes``, labeled single texts that are not for training
-        become triplets with another text of the class and a text of another class, as in training. The only
-        text of a class is not scored."""
+        become triplets with another text of the class and a text of another class, as in training. With the loss
+        softmax, those of all splits become two pairs instead: with the text of the class (label 1), and with that
+        of another (label 0). The only text of a class is not scored."""
         config, prepared, lines = super().prepare(config, splits, tests)
-        for split in [one for one in prepared if one != "train" and config.sentence.pairs_from_classes]:
+        as_pairs = config.sentence.loss == "softmax"
+        for split in [one for one in prepared if config.sentence.pairs_from_classes]:
+            if split == "train" and not as_pairs:
+                continue
             records = prepared[split]
             singles = [one for one in records if one.text_pair is None and one.label is not None]
             counts = Counter(one.label for one in singles)
-            used = [one for one in singles if 1 < counts[one.label] < len(singles)]
-            used = used if len({one.label for one in used}) > 1 else []
-            changes: dict[int, Any] = {id(one): {"label": None} for one in singles}
+            used = [one for one in singles if split == "train" or 1 < counts[one.label] < len(singles)]
+            used = used if split == "train" or len({one.label for one in used}) > 1 else []
+            changed = {id(one): [replace(one, label=None)] for one in singles}
             groups = texts_of_classes(used, config.data.split_seed) if used else []
             for one, texts in zip(used, groups, strict=True):
-                changes[id(one)] = {"text_pair": texts[1], "negatives": texts[2:]}
-            prepared[split] = [replace(one, **changes.get(id(one), {})) for one in records]
+                changed[id(one)] = _labelled_pairs(one, texts) if as_pairs else [_triplet(one, texts)]
+            prepared[split] = [made for one in records for made in changed.get(id(one), [one])]
             if singles:
-                made = "triplets, with a text of the same class and one of another"
-                lines.append(f"{split}: {len(used):,} of {len(records):,} texts are scored as {made}")
+                made = "pairs (1: same class, 0: another)" if as_pairs else "triplets"
+                use = "make" if split == "train" else "are scored as"
+                lines.append(f"{split}: {len(used):,} of {len(records):,} texts {use} {made}")
         return config, prepared, lines
 
     @classmethod
@@ -268,6 +273,21 @@ class SentenceTask(Task):
             named = {score.name: score for score in regression_scores(gold, cosines)}
             scores += [replace(named[name], name=f"{name}{suffix}") for name in ("spearman", "pearson")]
         return scores
+
+
+def _triplet(record: Record, texts: tuple[str, ...]) -> Record:
+    """Return the triplet ``texts``: the text of ``record``, one of its class and one of another class."""
+    return replace(record, text_pair=texts[1], negatives=texts[2:])
+
+
+def _labelled_pairs(record: Record, texts: tuple[str, ...]) -> list[Record]:
+    """Return the pairs of the text of ``record`` with the other ones of ``texts``: one of its class, with label 1,
+    and one of another class, with label 0."""
+    pairs = (("1", texts[1]), ("0", texts[2]))
+    return [
+        replace(record, id=f"{record.id}/{label}", text_pair=text, negatives=(), label=label)
+        for label, text in pairs
+    ]
 
 
 def _scored_texts(record: Record) -> tuple[str, ...]:

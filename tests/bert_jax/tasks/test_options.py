@@ -239,7 +239,7 @@ WHOLE = {"classification", "regression", "multi_label"}
     ("words", "kinds"),
     [
         ("--task.truncation tail", CUT),
-        ("--regularization.head_dropout 0.3", {*TASKS} - {"qa", "sentence"}),
+        ("--regularization.head_dropout 0.3", {*TASKS} - {"qa"}),
         ("--data.label_names No Yes", {"classification", "multi_label", "joint"}),
         ("--data.labels 0 1", CLASSES),
         ("--data.tags O B", {"tagging", "joint"}),
@@ -313,6 +313,7 @@ SENTENCE, CRF = "--task.kind sentence --sentence.loss", "--task.kind tagging --t
         (f"{SENTENCE} cosine --loss.label_smoothing 0.1", "loss.label_smoothing", "sentence.loss softmax"),
         (f"{SENTENCE} simcse --features.frozen_encoder true", "features.frozen_encoder", "sentence.loss softmax"),
         (f"{SENTENCE} cosine --sentence.pairs_from_classes true", "sentence.pairs_from_classes", "triplet"),
+        (f"{SENTENCE} cosine --regularization.head_dropout 0.5", "regularization.head_dropout", "softmax"),
         (f"{CRF} --loss.label_smoothing 0.1", "loss.label_smoothing", "tagging.crf false"),
         (f"{CRF} --loss.focal_gamma 2", "loss.focal_gamma", "tagging.crf false"),
     ],

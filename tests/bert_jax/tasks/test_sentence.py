@@ -4,15 +4,20 @@ import dataclasses
 import time
 import tracemalloc
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from finetune_cases import PIECES, results, run, saved_model
+from finetune_cases import PIECES, SPLITS, results, run, saved_model
 
-from bert_jax.config import ModelConfig
+from bert_jax.config import HeadsConfig, ModelConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.task import SentenceTaskConfig, TaskConfig, TaskDataConfig
 from bert_jax.finetuning.evaluation import point_values, remarks_of, scores_of
+from bert_jax.inference.loaded import load
 from bert_jax.model.bert import BertOutput
+from bert_jax.model.dropout import TokenKey
+from bert_jax.model.task_layers import PairHead
 from bert_jax.records import Record
 from bert_jax.tasks.sampling import record_permutation
 from bert_jax.tasks.sentence_embedding import SentenceTask
@@ -146,6 +151,11 @@ def labelled(count, classes):
     return [Record(id=str(i), source="f", text=f"t{i}", label=f"c{n}") for i, n in enumerate(numbers)]
 
 
+def replace_key(key, number):
+    """The dropout key of another step."""
+    return dataclasses.replace(key, key=jax.random.fold_in(key.key, number))
+
+
 def examples(loss, records):
     """Texts of the training examples, as pairs of classes."""
     return TRAININGS[loss](task_of(loss, pairs_from_classes=True).config, records).examples(records)
@@ -196,6 +206,80 @@ def test_labelled_texts_of_other_splits_are_scored_as_triplets(loss, count):
     predictions = task.decode(found["dev"], units, padded)
     assert point_values(*scores_of(task, found["dev"], predictions)) == {"triplet_accuracy": 1}
     assert scores_of(task, found["dev"], predictions)[1] == count
+
+
+def test_a_classifier_of_pairs_has_a_pair_of_each_class_for_each_text():
+    alone, test = Record(id="x", source="f", text="alone", label="another"), texts(3, 0, label=lambda i: "1")
+    splits = {"train": labelled(8, 2), "dev": [*labelled(6, 3), alone], "test": test}
+    options = {"pairs_from_classes": True, "hidden_size": 8}
+    config, found, lines = SentenceTask.prepare(task_of("softmax", **options).config, splits, ["test"])
+    assert found["test"] == test and found["dev"][-1] == dataclasses.replace(alone, label=None)
+    for split, records in (("train", found["train"]), ("dev", found["dev"][:-1])):
+        by_text = {one.text: one.label for one in splits[split]}
+        assert [one.text for one in records] == [one.text for one in splits[split] for _ in "10"][: len(records)]
+        assert [one.label for one in records] == ["1", "0"] * (len(records) // 2) and records
+        assert all(one.text != one.text_pair for one in records)
+        assert all((by_text[one.text] == by_text[one.text_pair]) == (one.label == "1") for one in records)
+        assert len({one.id for one in records}) == len(records)
+    assert lines == [
+        "train: 8 of 8 texts make pairs (1: same class, 0: another)",
+        "dev: 6 of 7 texts are scored as pairs (1: same class, 0: another)",
+    ]
+    config = SentenceTask.from_data(config, found)
+    assert config.data.labels == ("0", "1")
+    task = SentenceTask(config, TOKENIZER, found["train"])
+    units = task.featurize(found["train"], training=True)
+    assert [unit.targets["labels"] for unit in units] == [1, 0] * 8
+    assert task.heads.pair_labels == ("0", "1") and task.heads.pair_hidden == 8
+    with pytest.raises(ValueError, match="has only one text, or is the only class"):
+        SentenceTask.prepare(config, {"train": [alone, *labelled(4, 2)]}, [])
+
+
+def test_two_classes_have_the_binary_cross_entropy_of_one_output():
+    """As the article on Sentence-BERT trains its head: a sigmoid, whose logit is the difference of the two here."""
+    rng = np.random.default_rng(0)
+    logits, classes = rng.normal(0, 3, (4, 6, 2)).astype(np.float32), rng.integers(0, 2, (4, 6))
+    weights = rng.integers(0, 2, (4, 6)).astype(np.float32)
+    batch = {"labels": classes, "weights": weights}
+    total, count = TRAININGS["softmax"](task_of("softmax").config, ()).loss(None, logits, batch, None)["loss"]
+    p = 1 / (1 + np.exp(-(logits[..., 1] - logits[..., 0]).astype(np.float64)))
+    expected = -(np.where(classes, np.log(p), np.log(1 - p)) * weights).sum()
+    assert count == weights.sum() > 0 and float(total) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("rate", [None, 0.5])
+def test_dropout_before_the_classifier_of_pairs(rate):
+    """A rate of 0.5 doubles or drops each feature; no rate leaves them, whatever model.hidden_dropout is."""
+    width, pairs = 16, 3
+    heads = HeadsConfig(pair_labels=("0", "1"), dropout=rate)
+    head = PairHead(heads, ModelConfig(hidden_dropout=0.1))
+    key = TokenKey(jax.random.key(0), jnp.arange(pairs)[None], jnp.zeros((1, pairs), jnp.int32))
+    features = jnp.ones((1, pairs, width))
+    params = {"params": {"output": {"kernel": jnp.eye(width, 2), "bias": jnp.zeros(2)}}}
+    found = np.concatenate([head.apply(params, features, replace_key(key, n)) for n in range(50)])
+    assert set(np.unique(found)) == ({1.0} if rate is None else {0.0, 2.0})
+    assert (head.apply(params, features, None) == 1).all()
+    if rate:
+        assert abs(found.mean() - 1) < 0.15 and not (found[:, 0] == found[:, 1]).all()
+
+
+@pytest.mark.slow
+def test_the_listing_of_sentence_bert_trains(tmp_path):
+    """A layer of ReLU after dropout, classes 1 and 0 of pairs of texts; the dropout changes the training only."""
+    model, found = saved_model(tmp_path / "model"), {}
+    for rate in ("-1", "0", "0.5"):
+        options = (
+            f"--task.kind sentence --sentence.loss softmax --sentence.pairs_from_classes true "
+            f"--sentence.hidden_size 16 --regularization.head_dropout {rate}"
+        )
+        run(model, tmp_path / rate, options, SPLITS)
+        entry = results(tmp_path / rate)["dev"]
+        assert entry["n"] == 2 * len(SPLITS["dev"]) and 0 <= entry["metrics"]["accuracy"]["value"] <= 1
+        found[rate] = load(tmp_path / rate)
+    texts = [("w1 good", "good w2"), ("w1 good", "bad w2")]
+    odds = {rate: one.predict_proba(texts) for rate, one in found.items()}
+    assert found["0.5"].classes == ("0", "1") and found["0.5"].spec.heads.dropout == 0.5
+    assert (odds["-1"] == odds["0"]).all() and np.abs(odds["0.5"] - odds["0"]).max() > 1e-6
 
 
 @pytest.mark.slow
