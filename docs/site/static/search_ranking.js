@@ -50,4 +50,25 @@ document.addEventListener("DOMContentLoaded", () => {
     }
     return results;
   };
+  // The excerpt is the part of the page with the most words of the query, not the first place of the last word.
+  Search.makeSearchSummary = (html, words, anchor) => {
+    const text = Search.htmlToText(html, anchor), lower = text.toLowerCase(), width = 240;
+    if (!text) return null;
+    const places = [...words].flatMap((word) => {
+      const found = [];
+      for (let i = lower.indexOf(word); i >= 0; i = lower.indexOf(word, i + 1)) found.push([i, word]);
+      return found;
+    });
+    const near = (first) => new Set(places.filter(([i]) => i >= first && i < first + width - 40).map(([, word]) => word));
+    const best = places.reduce(([start, count], [i]) => {
+      const more = near(i).size;
+      return more > count ? [i, more] : [start, count];
+    }, [0, 0]);
+    const begin = Math.max(0, best[0] - 40);
+    const summary = document.createElement("p");
+    summary.classList.add("context");
+    const shown = text.slice(begin, begin + width).trim();
+    summary.textContent = `${begin ? "..." : ""}${shown}${begin + width < text.length ? "..." : ""}`;
+    return summary;
+  };
 });
