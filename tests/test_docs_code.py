@@ -155,6 +155,9 @@ HERE = {
     "docs/guides/pictures.md": {'"king", "queen"': '"good", "word"'},
     "docs/small-models.md": {"MINILM": "runs/quickstart"},
     "docs/guides/scoring.md": {},
+    "docs/guides/translation.md": {
+        '"my_bert/"': '"runs/quickstart"', '"translation.beams": 5': '"training.num_steps": 1',
+    },
     "docs/optimization.md": {},
     "docs/guides/words.md": {
         '"DIR"': '"runs/quickstart"', ", ...]": "] * 12",
@@ -189,6 +192,7 @@ def test_python_runs(page, tmp_path, monkeypatch):
     elif page.startswith(("docs/f", "docs/guides", "docs/small")):
         pretrain("quickstart", workdir="runs/quickstart", options=TINY | {"model.hidden_size": 128})
     names = {"texts": TEXTS, "labels": LABELS, "bert_jax": bert_jax, "GridSearchCV": GridSearchCV}
+    names |= {f"{part}{language}": TEXTS[:8] for part in ("", "dev_") for language in ("german", "english")}
     for block in python_of(page):
         for long, short in HERE[page].items():
             assert long in block, f"{page}: {long} is no longer in the block"

@@ -66,7 +66,9 @@ def test_every_room_has_a_page_and_a_contract(package):
 
 
 def test_an_unknown_part_is_refused():
-    with pytest.raises(ValueError, match=r"^no such: not installed; the extensions that are: --gpt_inputs, "):
+    with pytest.raises(
+        ValueError, match=r"^no such: not installed; the extensions that are: --decoder_from, --gpt_inputs, "
+    ):
         registry.load("extensions", "no such")
 
 

@@ -29,13 +29,16 @@ Features = Literal[
     "concat_last_four",
 ]  # fmt: skip
 Truncation = Literal["longest_first", "head", "tail", "head_tail", "key_sentences", "windows"]
-TaskKind = Literal["classification", "regression", "multi_label", "qa", "tagging", "joint", "choice", "sentence"]
+TaskKind = Literal[
+    "classification", "regression", "multi_label", "qa", "tagging", "joint", "choice", "sentence", "translation"
+]
 PairOrder = Literal["given", "both"]
 
 # Kind of a task -> heads of a model whose outputs are its predictions (sentence: vectors of texts).
 HEADS_OF: dict[TaskKind, tuple[str, ...]] = {
     "classification": ("sequence",), "regression": ("sequence",), "multi_label": ("sequence",), "qa": ("span",),
     "tagging": ("token",), "joint": ("sequence", "token"), "choice": ("choice",), "sentence": ("sentence",),
+    "translation": (),
 }  # fmt: skip
 
 
@@ -227,6 +230,9 @@ class TaskSettings(Section, prefix="task."):
     no_answer: bool = False
     null_threshold: Annotated[float, Range("a finite number", math.isfinite)] = 0.0
     matryoshka: tuple[int, ...] = ()
+    # Translation: hypotheses of the beam search, and the power of the length by which it divides their scores.
+    beams: Positive[int] = 1
+    length_penalty: AtLeast0[float] = 1.0
     # qa.scoring and tagging.scoring: how predictions are compared with the right answers.
     answer_scoring: Literal["english", "chinese"] = "english"
     tag_scoring: Literal["conlleval", "strict"] = "conlleval"

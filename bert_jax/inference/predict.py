@@ -22,7 +22,7 @@ from bert_jax.model.canonical import Params
 from bert_jax.model.pooling import ACTIVATIONS
 from bert_jax.records import Record
 from bert_jax.tasks.multiple_choice import choice_labels
-from bert_jax.tasks.registry import TASKS
+from bert_jax.tasks.registry import task_of_kind
 from bert_jax.tasks.tagging import window_input
 from bert_jax.tasks.task import Encoded, Level, ModelInput, Prediction, Task, Token
 from bert_jax.tasks.word_windows import WordWindow
@@ -30,6 +30,7 @@ from bert_jax.tasks.word_windows import WordWindow
 HEADS = ("sequence", "token", "span", "choice")
 _KINDS: dict[str, TaskKind] = {
     "token": "tagging", "span": "qa", "choice": "choice", "joint": "joint", "sentence": "sentence",
+    "translation": "translation",
 }  # fmt: skip
 _PROBLEMS: dict[str, TaskKind] = {
     "single_label": "classification", "multi_label": "multi_label", "regression": "regression",
@@ -66,6 +67,7 @@ def predict(
     * span: ``answer`` (empty: no answer), ``start``, ``end`` (character offsets in the passage), ``score``,
       ``no_answer_score``.
     * choice: ``choice`` (an index, from 0) and ``probabilities``.
+    * translation: ``label``, the translation.
     * pairs of texts, whose vectors are compared: ``cosine`` and, with a classifier of pairs, the fields of classes.
 
     ``truncated`` is true for a text that was truncated to the maximum length.
@@ -170,6 +172,8 @@ def task_head(loaded: Engine, task: str | None = None) -> str:
         return kind
     if task is None and kind == "sentence" and spec.sentence is not None and not present:
         return kind
+    if task is None and kind == "translation":
+        return kind
     if not present:
         heads = ", ".join(loaded.spec.heads.present()) or "none"
         raise ValueError(
@@ -195,7 +199,7 @@ def task_of(loaded: Engine, head: str, records: Sequence[Record] = (), max_lengt
         settings = dataclasses.replace(settings, max_length=max_length)
     if kind == "choice" and records:
         settings = dataclasses.replace(settings, labels=choice_labels(records))
-    return TASKS[kind](settings, loaded.need_tokenizer(), records)
+    return task_of_kind(kind)(settings, loaded.need_tokenizer(), records)
 
 
 # ------------------------------------------------------------------ inputs
@@ -274,6 +278,8 @@ def _input(decoder: Task, head: str, value: Json) -> _Input:
         raise ValueError(f"{start}: the model compares two texts; give text and text_pair, or use embed")
     if head == "span" and record.text_pair is None:
         raise ValueError(f"{start}: a span model requires the question as text and the passage as text_pair")
+    if head == "translation" and (record.text_pair is not None or record.choices):
+        raise ValueError(f"{start}: a translation model reads one text, without text_pair or choices")
     if head == "choice" and not record.choices:
         raise ValueError(f"{start}: a multiple-choice model requires an object with text and choices")
     return _Input(record)

@@ -154,6 +154,14 @@ def of_layers(encoder: Mapping[str, Any], config: ModelConfig, *path: str) -> li
     return found
 
 
+class Network(Block):
+    """Base class of registered encoders that are whole networks, such as an encoder with a decoder:
+    :class:`BertModel` passes the features of the batch and the dropout key to them, and returns their
+    :class:`BertOutput`."""
+
+    collect: bool = False
+
+
 @struct.dataclass
 class BertOutput:
     """Outputs of :class:`BertModel`; a field is None if the model lacks its head. Logits are float32."""
@@ -174,6 +182,7 @@ class BertOutput:
     exit_logits: jax.Array | None = None  # [exits, B, C, labels]
     crf: tuple[jax.Array, jax.Array, jax.Array] | None = None  # transitions [L, L], start [L], end [L]
     hidden_states: jax.Array | None = None  # [1 + layers, B, S, H], with all_layers
+    translations: jax.Array | None = None  # int32[B, C, T], -1 after the end
 
 
 def bert_output(applied: object) -> BertOutput:
@@ -258,9 +267,10 @@ class BertModel(nn.Module):
             self.sentence_head = SentenceHead(config, self.sentence)
 
     def __call__(self, features: Mapping[str, jax.Array], dropout_key: DropoutKey | None = None) -> BertOutput:
-        heads = self.heads
-        encoder_key = None if self.frozen_encoder else dropout_key
+        heads, encoder_key = self.heads, None if self.frozen_encoder else dropout_key
         self._check_rows(features)
+        if isinstance(self.encoder, Network):
+            return bert_output(self.encoder(features, encoder_key))
         x_BxSxH, table_VxH = self.embeddings(
             features["input_ids"], features["token_type_ids"], features["position_ids"], encoder_key
         )
@@ -275,8 +285,7 @@ class BertModel(nn.Module):
         if self.frozen_encoder:
             x_BxSxH, all_LxBxSxH = jax.lax.stop_gradient((x_BxSxH, all_LxBxSxH))
         if heads.mlm:
-            inputs = self._mlm_inputs(x_BxSxH, features)
-            outputs["mlm_logits"] = self.mlm_head(inputs, table_VxH)
+            outputs["mlm_logits"] = self.mlm_head(self._mlm_inputs(x_BxSxH, features), table_VxH)
         if heads.rtd:
             outputs["rtd_logits"] = self.rtd_head(x_BxSxH)
         if heads.features != "last":

@@ -20,7 +20,7 @@ class ChangeOptions(RunOptions):
 
     @property
     def changes(self) -> tuple[str, ...]:
-        return tuple(name for name in ("init_layers", "to_long") if getattr(self, name))
+        return (*super().changes, *(name for name in ("init_layers", "to_long") if getattr(self, name)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,7 @@ def test_the_name_chooses_the_class_in_any_order(tmp_path):
         (
             "--model.encoder lstmm",
             "command line: model.encoder: 'lstmm' is not allowed; allowed: transformer, none, nnlm, lstm, "
-            "bidirectional_lstm; did you mean 'lstm'?",
+            "bidirectional_lstm, encoder_decoder; did you mean 'lstm'?",
         ),
     ],
 )
@@ -91,7 +91,10 @@ def test_help_shows_the_chosen_section(capsys):
         shown.append(capsys.readouterr().out)
     assert ["--model.lstm_cells" in text for text in shown] == [False, True, False]
     assert ["--objective.count_power" in text for text in shown] == [False, False, True]
-    assert "--help_all with --model.encoder none, nnlm, lstm, bidirectional_lstm; --objective.name" in shown[0]
+    assert (
+        "--help_all with --model.encoder none, nnlm, lstm, bidirectional_lstm, encoder_decoder; --objective.name"
+        in shown[0]
+    )
 
 
 def test_a_section_in_python():
