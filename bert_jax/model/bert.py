@@ -271,9 +271,8 @@ class BertModel(nn.Module):
         self._check_rows(features)
         if isinstance(self.encoder, Network):
             return bert_output(self.encoder(features, encoder_key))
-        x_BxSxH, table_VxH = self.embeddings(
-            features["input_ids"], features["token_type_ids"], features["position_ids"], encoder_key
-        )
+        ids_BxS, types_BxS, places_BxS = (features[n] for n in ("input_ids", "token_type_ids", "position_ids"))
+        x_BxSxH, table_VxH = self.embeddings(ids_BxS, types_BxS, places_BxS, encoder_key)
         first_BxSxH = jnp.concatenate([x_BxSxH] * self.config.directions, axis=-1)
         if self.is_mutable_collection(INTERMEDIATES):
             self.sow(INTERMEDIATES, "hidden_states", first_BxSxH)
