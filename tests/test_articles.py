@@ -27,8 +27,8 @@ def text(page):
 
 def items(page):
     """Number -> (item, article, paper, measured, verdict) of a page, in its order."""
-    rows = [line.strip("|").split("|") for line in text(page).splitlines() if re.match(r"\| \d+ \|", line)]
-    found = {int(number): [cell.strip() for cell in cells] for number, *cells in rows}
+    rows = re.findall(r"^\| (\d+)\. (.*) \|$", text(page), re.MULTILINE)
+    found = {int(number): [cell.strip() for cell in cells.split("|")] for number, cells in rows}
     assert len(found) == len(rows), "a number stands in two rows"
     return found
 

@@ -38,6 +38,7 @@ napoleon_use_rtype = False
 html_theme = "furo"
 html_title = f"bert_jax {release}"
 html_static_path = ["static"]
+html_css_files = ["tables.css"]
 html_js_files = ["search_ranking.js"]
 html_search_language = "en-zh"
 html_show_sphinx = html_copy_source = False

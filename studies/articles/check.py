@@ -49,6 +49,7 @@ COMPLETED = {
     "bert-jax benchmark-inference": HELP,
     "bert-jax cluster --clusters 20": "--model BASE --input texts.txt",
     "bert-jax compare": "NLI OTHER --split dev",
+    "bert-jax doctor": HELP,
     "bert-jax embed --pooling": "max --model BASE --input texts.txt --output vectors.npy",
     "bert-jax fill-mask": f"--model BASE {MASKED}",
     f"bert-jax fill-mask {MASKED}": "--model BASE",
@@ -69,7 +70,7 @@ COMPLETED = {
 }
 REFUSED = {"bert-jax generate"}  # exit code 2: a model that reads both sides does not continue texts
 # Words between backquotes that are neither commands nor options nor values: columns, names in Python, files.
-OTHER = {"text", "text_pair", "decay_mask", "tokenization.py", *dir(bert_jax.LoadedModel)}
+OTHER = {"text", "text_pair", "decay_mask", "tokenization.py", "tok:zh", *dir(bert_jax.LoadedModel)}
 
 
 def spans(text: str) -> list[str]:
