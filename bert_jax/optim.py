@@ -4,9 +4,10 @@ The optimizer returns the direction of the step, and the training step multiplie
 learning rate depends only on ``TrainState.step``, because the counter of an optimizer does not count skipped steps.
 """
 
+import functools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +34,9 @@ Schedule = Callable[[jax.Array | int], jax.Array]
 
 # Parameters without weight decay, as in google-research/bert; embeddings have weight decay.
 NO_DECAY = re.compile(r"layer_norm|bias|character_ids")
+
+# Number of names that an error lists.
+_SHOWN = 8
 
 # Muon (Jordan 2024, github.com/KellerJordan/Muon): momentum, and the coefficients of the quintic, steep at 0.
 MUON_MOMENTUM = 0.95
@@ -95,10 +99,43 @@ def make_schedule(config: OptimizerConfig, num_steps: int, first_step: int = 0) 
     return schedule
 
 
-def decay_mask(params: Params) -> Params:
+def warmup_warning(config: OptimizerConfig, num_steps: int, first_step: int = 0) -> str:
+    """Return a line for the log if the warmup does not end before the last step, so that the learning rate only
+    rises; otherwise an empty string. ``first_step``: see :func:`make_schedule`."""
+    steps = num_steps - (first_step if config.restart_schedule else 0)
+    if config.schedule == "triangle" or config.warmup_steps < max(steps, 1):
+        return ""
+    last = float(make_schedule(config, num_steps, first_step)(num_steps - 1))
+    return (
+        f"WARNING: optimizer.warmup_steps: {config.warmup_steps:,} is not less than the {steps:,} steps of the "
+        f"schedule, so the learning rate only rises, to {last:.2g} instead of {config.learning_rate:g}; use a "
+        f"tenth of the steps, {steps // 10:,}"
+    )
+
+
+def decay_mask(params: Params, without: Sequence[str] = ()) -> Params:
     """Return a tree of bools, True for parameters with weight decay. The name of a parameter decides, not its
-    number of dimensions, because a stacked bias has two."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: not NO_DECAY.search(path_name(path)), params)
+    number of dimensions, because a stacked bias has two. ``without``: ``optimizer.without_decay``.
+
+    Raises ``ValueError`` for a text in ``without`` that is no regular expression, or that no name contains.
+    """
+    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    for text in without:
+        try:
+            is_found = any(re.search(text, name) for name in names)
+        except re.error as error:
+            raise ValueError(f"optimizer.without_decay: {text!r} is not a regular expression: {error}") from None
+        if not is_found:
+            matrices = [name for name in names if not NO_DECAY.search(name)]
+            raise ValueError(
+                f"optimizer.without_decay: no parameter has {text!r} in its name; names with weight decay: "
+                f"{', '.join(matrices[:_SHOWN])}" + (", ..." if len(matrices) > _SHOWN else "")
+            )
+    return jax.tree_util.tree_map_with_path(lambda path, _: _decays(path_name(path), without), params)
+
+
+def _decays(name: str, without: Sequence[str]) -> bool:
+    return not (NO_DECAY.search(name) or any(re.search(text, name) for text in without))
 
 
 class MomentsState(NamedTuple):
@@ -194,13 +231,14 @@ def scale_by_stable_adamw(
             return step / jnp.maximum(1.0, jnp.sqrt(mean))
 
         mu, nu = moment(config.beta1, 1, state.mu), moment(config.beta2, 2, state.nu)
-        updates = jax.tree_util.tree_map_with_path(direction, grads, mu, nu, params, decay_mask(grads))
+        decays = decay_mask(grads, config.without_decay)
+        updates = jax.tree_util.tree_map_with_path(direction, grads, mu, nu, params, decays)
         return updates, ScaleByAdamState(count, mu, nu)
 
     return optax.GradientTransformation(optax.scale_by_adam().init, update)
 
 
-def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
+def scale_by_layer_trust_ratio(without_decay: Sequence[str] = ()) -> optax.GradientTransformation:
     """Return LAMB's scaling of the update of each canonical parameter by the trust ratio |w| / |update| (You et al.
     2019, algorithm 2).
 
@@ -210,7 +248,7 @@ def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
 
     def one(path: KeyPath, update: jax.Array, param: jax.Array) -> jax.Array:
         name = path_name(path)
-        if NO_DECAY.search(name):
+        if not _decays(name, without_decay):
             return update
         axes = tuple(range(1 if STACKED in f"{name}/" else 0, update.ndim))
         weight_norm = jnp.sqrt(jnp.sum(jnp.square(param), axes, keepdims=True))
@@ -308,7 +346,8 @@ def make_optimizer(
     is_apart, weight_decay = config.weight_decay_type != "l2", config.weight_decay
     if config.weight_decay_type == "independent":  # the training step multiplies the direction by the rate
         weight_decay = weight_decay / config.learning_rate if config.learning_rate else 0.0
-    decay = optax.add_decayed_weights(weight_decay, mask=decay_mask)
+    mask = functools.partial(decay_mask, without=config.without_decay)
+    decay = optax.add_decayed_weights(weight_decay, mask=mask)
     if weight_decay and not is_apart:
         parts.append(decay)
     if config.name == "stable_adamw":
@@ -332,7 +371,7 @@ def make_optimizer(
     if weight_decay and is_apart:
         parts.append(decay)
     if config.name == "lamb":
-        parts.append(scale_by_layer_trust_ratio())
+        parts.append(scale_by_layer_trust_ratio(config.without_decay))
     return optax.chain(*parts)
 
 

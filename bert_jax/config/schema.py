@@ -309,8 +309,10 @@ class OptimizerConfig(Section, prefix="optimizer."):
     wsd_decay_steps: AtLeast0[int] = 0
     # Tokens in the decay phase of wsd, from which optimizer.wsd_decay_steps follows; 0: that option counts.
     wsd_decay_tokens: Tokens = 0
-    # Weight decay on everything but LayerNorm and bias.
+    # Weight decay on everything but LayerNorm, bias and optimizer.without_decay.
     weight_decay: AtLeast0[float] = 0.01
+    # Further parameters without weight decay: regular expressions, searched in the names of the parameters.
+    without_decay: tuple[str, ...] = ()
     # decoupled (AdamW: times the learning rate), independent (times the learning rate's share of its peak, as in
     # Composer and in ModernBERT) or l2 (added to the gradient before the moments).
     weight_decay_type: Literal["decoupled", "independent", "l2"] = limited(

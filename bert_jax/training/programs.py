@@ -16,7 +16,7 @@ from bert_jax.batch import Batch, BatchShapes
 from bert_jax.config.schema import require
 from bert_jax.model.canonical import Params, Shapes
 from bert_jax.objectives.objective import Fixed, Objective, PretrainObjective, Sums
-from bert_jax.optim import make_optimizer
+from bert_jax.optim import decay_mask, make_optimizer
 from bert_jax.parallel import batch_sharding, check_batches
 from bert_jax.parallel.hardware import TPUS
 from bert_jax.training.memory import device_bytes, explain_memory, gib, step_advice, step_bytes
@@ -79,6 +79,7 @@ def make_programs(objective: Objective, *, unfreeze_updates: Any = None, **step_
     assert mesh is not None
     optimizer = make_optimizer(config.optimizer, unfreeze_updates, config.model.vocab_size)
     abstract = abstract_state(config, model, optimizer, mesh, _carried(objective))
+    decay_mask(abstract.params, config.optimizer.without_decay)  # raises for a name that no parameter has
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract.params)
     step = make_train_step(objective, optimizer, shardings=shardings, **step_options)
     return TrainPrograms(step, abstract, objective, optimizer)

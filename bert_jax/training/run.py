@@ -9,6 +9,7 @@ import jax
 
 from bert_jax.io.errors import one_line
 from bert_jax.io.storage import ObjectPath
+from bert_jax.optim import warmup_warning
 from bert_jax.parallel import make_mesh
 from bert_jax.process import exits, hosts
 from bert_jax.process.program_cache import use_program_cache
@@ -81,7 +82,7 @@ class Run:
         if hosts.is_lead() and not complete:
             describe_run(self.logs.folder, job.config, launch.start.record)
             job.write_tokenizer(self.logs.folder)
-        context = self._open_log(programs, start)
+        context = self._open_log(programs, start, complete)
         try:
             complete = self._evaluate_if_due(context, start, complete) or complete
             if data.batches is None or complete:
@@ -137,9 +138,12 @@ class Run:
                 self.messages.append(start.guard.go_back(self.rollback, start.step, data.batches))
         return data
 
-    def _open_log(self, programs: TrainPrograms, start: FirstState) -> Context:
+    def _open_log(self, programs: TrainPrograms, start: FirstState, complete: bool) -> Context:
         """Open the logs; write the messages collected so far and a line about the model and the devices."""
         config, mesh = self.job.config, programs.mesh
+        training = config.training
+        if not complete and (line := warmup_warning(config.optimizer, training.num_steps, training.first_step)):
+            self.messages.append(line)
         log = RunLog(self.logs.folder, config, self.launch, start.step, programs.objective.display)
         log.write_origin()
         for message in self.messages:

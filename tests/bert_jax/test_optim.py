@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 
 import jax
@@ -147,6 +148,42 @@ def test_layer_norm_and_biases_alone_are_not_decayed(scan_layers, norm_position)
     assert kinds == exempt | {"kernel", "embedding"}
     # The last part says it all only because every scale and bias is called so.
     assert all(name.split("/")[-2].endswith("layer_norm") for name in decays if name.endswith("/scale"))
+
+
+def test_further_parameters_without_decay_by_name():
+    shapes = {
+        "embeddings": {"word_embeddings": {"embedding": 2.0}, "layer_norm": {"scale": 2.0}},
+        "head": {"kernel": 2.0},
+    }
+    params = jax.tree.map(jnp.asarray, shapes)
+    assert named(decay_mask(params, ("^embeddings/word",))) == {
+        "embeddings/layer_norm/scale": False, "embeddings/word_embeddings/embedding": False, "head/kernel": True,
+    }  # fmt: skip
+    for text, reason in (("relu", "no parameter has 'relu' in its name; names with weight decay: embeddings/word_"),
+                         ("(", "'(' is not a regular expression: ")):  # fmt: skip
+        with pytest.raises(ValueError, match=re.escape(f"optimizer.without_decay: {reason}")):
+            decay_mask(params, (text,))
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "stable_adamw"])
+@pytest.mark.parametrize("kind", ["decoupled", "l2"])
+def test_updates_of_further_parameters_do_not_decay(name, kind):
+    """A gradient of 0: the update is the decay alone."""
+    config = OptimizerConfig(name=name, weight_decay_type=kind, weight_decay=0.5, without_decay=("word", "head"))
+    params = {"word": {"kernel": jnp.ones(3)}, "head": {"kernel": jnp.ones(3)}, "other": {"kernel": jnp.ones(3)}}
+    optimizer = make_optimizer(config)
+    direction, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+    moved = {name: bool(jnp.any(leaf != 0)) for name, leaf in named(direction).items()}
+    assert moved == {"head/kernel": False, "other/kernel": True, "word/kernel": False}
+
+
+def test_parameters_without_decay_have_no_trust_ratio():
+    config = OptimizerConfig(name="lamb", weight_decay=0.0, without_decay=("word",), clip_norm=0.0)
+    params = {"word": {"kernel": jnp.full(3, 5.0)}, "other": {"kernel": jnp.full(3, 5.0)}}
+    optimizer = make_optimizer(config)
+    direction, _ = optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)
+    np.testing.assert_allclose(direction["word"]["kernel"], 1, rtol=1e-4)
+    np.testing.assert_allclose(direction["other"]["kernel"], 5, rtol=1e-4)
 
 
 # ------------------------------------------------------------------ update rules

@@ -1,12 +1,13 @@
 """Learning rates of the schedules that recipes of several phases use, against statements of their sources."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
 from bert_jax.config import OptimizerConfig
-from bert_jax.optim import make_schedule
+from bert_jax.optim import make_schedule, warmup_warning
 
 
 def rates(steps, *, num_steps, first_step=0, **options):
@@ -33,6 +34,20 @@ def test_one_minus_sqrt_decay(floor):
     expected = [2.0 * one_minus_sqrt(step, 200, 200, floor) for step in steps]
     np.testing.assert_allclose(found_all, expected, rtol=1e-5)
     np.testing.assert_array_equal(rates(range(201), num_steps=200, wsd_decay_fraction=0.25, **options), found)
+
+
+def test_a_warmup_that_does_not_end_is_named():
+    config = OptimizerConfig(learning_rate=1e-3, warmup_steps=500)
+    assert warmup_warning(config, 501) == ""
+    assert warmup_warning(config, 100) == (
+        "WARNING: optimizer.warmup_steps: 500 is not less than the 100 steps of the schedule, so the learning rate "
+        "only rises, to 0.0002 instead of 0.001; use a tenth of the steps, 10"
+    )
+    # A later phase whose schedule begins again, and one whose schedule goes on.
+    assert warmup_warning(dataclasses.replace(config, restart_schedule=True), 900, 600)
+    assert not warmup_warning(config, 900, 600)
+    assert not warmup_warning(dataclasses.replace(config, schedule="triangle"), 100)
+    assert not warmup_warning(dataclasses.replace(config, warmup_steps=0), 1)
 
 
 def test_linear_decay_of_a_number_of_steps():
