@@ -73,7 +73,7 @@ def _ensure(data: DataConfig, vocab_size: int, report: Report, beam_options: Seq
             if tokenizer is None:
                 if data.word_segmenter == "jieba":
                     load_jieba()  # checked now, too
-                vocab = train_in_place(data, sources, vocab_size, report)
+                vocab, _ = train_in_place(data, sources, vocab_size, report)
                 tokenizer = load_vocabulary(data, vocab, vocab_size)
                 if unused := vocab_size - tokenizer.vocab_size:
                     report(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from bert_jax.io.storage import Location, ObjectPath, location
 from bert_jax.json_values import Json
 from bert_jax.tokenization import FILE_NAMES, Tokenizer, load_tokenizer
 from bert_jax.tokenization.wordpiece import CJK_RUN
+from data_pipeline.build.text_facts import MOST_UNKNOWN, MOST_UNKNOWN_WORDS
 from data_pipeline.build.token_store import content_hash, corpus_settings, held_out, load_jieba
 from data_pipeline.build.workers import Workers, exclusive
 from data_pipeline.shards.compatibility import differences, encoding_settings
@@ -19,6 +21,8 @@ from data_pipeline.text.corpus import corpus_of
 from data_pipeline.text.documents import Source, read_documents, undecodable_together
 
 Report = Callable[[str], None]
+# Characters of the training text whose tokens are counted.
+_SAMPLE = 4_000_000
 VOCAB_SETTINGS_NAME = "vocabulary.json"
 
 
@@ -140,19 +144,38 @@ def ensure_vocabulary(
     if output is not None:
         sources = corpus_of(data)
         output.parent.mkdir(parents=True, exist_ok=True)  # reports an unusable folder before hours of training
-        return _write_vocabulary(data, sources, output, vocab_size, report)
+        path, share = _write_vocabulary(data, sources, output, vocab_size, report)
+        report(share.line(data))
+        return path
     if not data.shards and not data.vocab:
         raise ValueError("data.shards: not set; set it to the folder for the vocabulary, or use --output FILE")
     path, tokenizer = existing_vocabulary(data, vocab_size)
     if tokenizer is None:
         with exclusive(location(data.shards)):
-            train_in_place(data, corpus_of(data), vocab_size, report)
+            _, share = train_in_place(data, corpus_of(data), vocab_size, report)
+        report(share.line(data))
     return path
 
 
-def train_in_place(data: DataConfig, sources: Sequence[Source], vocab_size: int, report: Report) -> Location:
-    """Train the vocabulary and write it to ``vocabulary_path(data)``. The caller must hold the lock of its
-    folder."""
+class UnknownShare(NamedTuple):
+    """Share of [UNK] in the tokens of the training text, or of a sample of it."""
+
+    share: float
+    of_sample: bool
+
+    def line(self, data: DataConfig) -> str:
+        """Return the share as a line of a report; a warning if it is large."""
+        text = f"of the tokens of {'a sample of ' if self.of_sample else ''}the training text are [UNK]"
+        if self.share > (MOST_UNKNOWN_WORDS if data.tokenizer == "words" else MOST_UNKNOWN):
+            return f"WARNING: {self.share:.1%} {text}; use a larger --vocab_size"
+        return f"{self.share:.2%} {text}"
+
+
+def train_in_place(
+    data: DataConfig, sources: Sequence[Source], vocab_size: int, report: Report
+) -> tuple[Location, UnknownShare]:
+    """Train the vocabulary and write it to ``vocabulary_path(data)``; return this path, and the share of [UNK]. The
+    caller must hold the lock of its folder."""
     path = vocabulary_path(data)
     settings = _vocabulary_settings(data, vocab_size, sources)
     write_whole(path.with_name(VOCAB_SETTINGS_NAME), json.dumps(settings, sort_keys=True, indent=1) + "\n")
@@ -161,22 +184,30 @@ def train_in_place(data: DataConfig, sources: Sequence[Source], vocab_size: int,
 
 def _write_vocabulary(
     data: DataConfig, sources: Sequence[Source], output: Location, vocab_size: int, report: Report
-) -> Location:
-    """Train a vocabulary on the documents of ``sources`` that are not held out, and write it to ``output``."""
+) -> tuple[Location, UnknownShare]:
+    """Train a vocabulary on the documents of ``sources`` that are not held out, and write it to ``output``; return
+    the path, and the share of [UNK] in these documents."""
     report(f"training a {data.tokenizer} vocabulary of {vocab_size:,} pieces")
     with Workers(1, apart=True) as process:
         return next(process.run(_train_on_corpus, [(data, sources, output, vocab_size)]))
 
 
-def _train_on_corpus(data: DataConfig, sources: Sequence[Source], output: Location, vocab_size: int) -> Location:
+def _train_on_corpus(
+    data: DataConfig, sources: Sequence[Source], output: Location, vocab_size: int
+) -> tuple[Location, UnknownShare]:
     """Train the vocabulary and write it to ``output``. Runs as a worker job."""
-    from data_pipeline.text.vocabulary_training import train_vocabulary
+    from data_pipeline.text.vocabulary_training import TextSample, train_vocabulary
 
-    texts, in_words = training_texts(data, sources), data.tokenizer == "words" and data.word_segmenter == "jieba"
+    sample, in_words = TextSample(_SAMPLE), data.tokenizer == "words" and data.word_segmenter == "jieba"
+    texts = sample.passing(training_texts(data, sources))
     if in_words:
         cut = load_jieba().lcut
         texts = (CJK_RUN.sub(lambda run: f" {' '.join(cut(run[0]))} ", text) for text in texts)
-    return train_vocabulary(
+    path = train_vocabulary(
         texts, kind=data.tokenizer, vocab_size=vocab_size, output=output, lower_case=data.lower_case,
         strip_accents=SWITCH[data.strip_accents], split_cjk=not in_words,
     )  # fmt: skip
+    tokenizer = load_tokenizer(local_copy(path), **data.rules)
+    ids, _ = tokenizer.encode_flat(sample.texts)
+    share = np.count_nonzero(ids == tokenizer.unk_id) / max(len(ids), 1)
+    return path, UnknownShare(float(share), not sample.is_whole)

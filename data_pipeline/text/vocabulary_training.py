@@ -1,7 +1,7 @@
 """Training of vocabularies: WordPiece, and SentencePiece unigram or BPE. Equal texts yield byte-identical files."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
 from typing import Literal
 
@@ -188,24 +188,29 @@ def _merge(words: Counter[str], initial: list[str], continuing: list[str], vocab
     return sorted(vocabulary, key=vocabulary.__getitem__)
 
 
-def _sample(texts: Iterable[str], max_characters: int) -> list[str]:
-    """Return every k-th nonblank text.
+class TextSample:
+    """Every k-th nonblank text of those that :meth:`passing` yields. k is the smallest power of two for which at
+    most ``max_characters`` characters remain."""
 
-    k is the smallest power of two for which at most ``max_characters`` characters remain.
-    """
-    kept: list[str] = []
-    size = 0
-    step = 1
-    for number, text in enumerate(line for line in texts if line.strip()):
-        if number % step:
-            continue
-        kept.append(text)
-        size += len(text)
-        while size > max_characters and len(kept) > 1:
-            kept = kept[::2]
-            size = sum(map(len, kept))
-            step *= 2
-    return kept
+    def __init__(self, max_characters: int) -> None:
+        self.texts: list[str] = []
+        # True if all nonblank texts are in ``texts``.
+        self.is_whole = True
+        self._most = max_characters
+
+    def passing(self, texts: Iterable[str]) -> Iterator[str]:
+        """Yield all ``texts``, and keep some of them."""
+        number, size, step = 0, 0, 1
+        for text in texts:
+            if text.strip():
+                if number % step == 0:
+                    self.texts.append(text)
+                    size += len(text)
+                    while size > self._most and len(self.texts) > 1:
+                        self.texts = self.texts[::2]
+                        size, step, self.is_whole = sum(map(len, self.texts)), 2 * step, False
+                number += 1
+            yield text
 
 
 def _train_sentencepiece(texts: Iterable[str], kind: str, vocab_size: int, lower_case: bool) -> bytes:
@@ -214,7 +219,10 @@ def _train_sentencepiece(texts: Iterable[str], kind: str, vocab_size: int, lower
 
     from sentencepiece import SentencePieceTrainer
 
-    lines = [line.encode("utf-8", "replace").decode() for line in _sample(texts, _MAX_CHARACTERS)]
+    sample = TextSample(_MAX_CHARACTERS)
+    for _ in sample.passing(texts):
+        pass
+    lines = [line.encode("utf-8", "replace").decode() for line in sample.texts]
     if not lines:
         raise ValueError("data.corpus: the corpus contains no text to train a vocabulary on; name other files")
     model = BytesIO()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from text_corpora import tree, write_corpus, write_vocab
 
 from bert_jax.commands.data import main
-from bert_jax.tokenization import SPECIAL_PIECES
+from bert_jax.tokenization import SPECIAL_PIECES, load_tokenizer
 from data_pipeline.shards.shard_files import read_index, read_manifest, read_records, write_records
 
 SMALL = [
@@ -85,6 +86,26 @@ def test_vocab(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*base, "--output", str(place / "b.txt" / "v.txt")]) == 2
     captured = capsys.readouterr()
     assert "b.txt" in captured.err and "training" not in captured.out  # before hours of work
+
+
+def test_vocab_says_how_much_of_the_text_is_unknown(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = place / "rare.txt"
+    letters = [chr(0x4E00 + number) for number in range(90)]
+    text.write_text("".join(f"the cat sat {letter}\n\n" for letter in letters), encoding="utf-8")
+    base = ["vocab", "--corpus", str(text), "--eval_fraction", "0", "--vocab_size"]
+    assert main([*base, "200", "--output", str(place / "large.txt")]) == 0
+    assert "\n0.00% of the tokens of the training text are [UNK]\n" in capsys.readouterr().out
+    assert main([*base, "30", "--output", str(place / "small.txt")]) == 0
+    text_of = r"\nWARNING: ([\d.]+)% of the tokens of the training text are \[UNK\]; use a larger --vocab_size\n"
+    warning = re.search(text_of, capsys.readouterr().out)
+    pieces = (place / "small.txt").read_text(encoding="utf-8").split()
+    unknown = sum(letter not in pieces for letter in letters)
+    tokens = len(load_tokenizer(place / "small.txt").encode_flat([text.read_text(encoding="utf-8")])[0])
+    assert warning and unknown > 50 and float(warning[1]) == round(100 * unknown / tokens, 1)
+    assert main([*base, "200", "--shards", str(place / "own")]) == 0
+    assert "[UNK]" in capsys.readouterr().out
 
 
 def test_unigram_vocabulary_and_shards(place: Path) -> None:

@@ -122,10 +122,15 @@ def test_counting_is_the_same_when_memory_is_folded_and_drops_the_rarest(monkeyp
 
 def test_sampling_keeps_every_kth_line_within_the_bound() -> None:
     lines = [f"{number:010d}" for number in range(1000)]
-    assert vocab._sample(iter(lines), 10_000) == lines
-    kept = vocab._sample(iter(["", *lines]), 3000)
-    assert kept == lines[::4]
-    assert vocab._sample(iter(["x" * 50]), 10) == ["x" * 50]
+
+    def kept(texts: list[str], most: int) -> tuple[list[str], bool]:
+        sample = vocab.TextSample(most)
+        assert list(sample.passing(texts)) == texts
+        return sample.texts, sample.is_whole
+
+    assert kept(lines, 10_000) == (lines, True)
+    assert kept(["", *lines], 3000) == (lines[::4], False)
+    assert kept(["x" * 50], 10) == (["x" * 50], True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
