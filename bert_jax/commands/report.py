@@ -1,7 +1,9 @@
 """``bert-jax report`` and ``bert_jax.report``: the report of a run at any time, and several runs side by side."""
 
 import argparse
+import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 # The file with several runs.
 COMPARISON = "comparison.html"
+# The part that compares two fine-tuning runs, and the number of metrics of a split that it compares.
+_COMPARE, _PAIRED = "report WORKDIR WORKDIR", 4
 
 
 def report(
@@ -30,6 +34,13 @@ def report(
     report.html in the workdir, for several runs comparison.html in the current folder). Raises ``ValueError``
     without a workdir, and if a folder contains no run.
     """
+    return _report(workdirs, output)[0]
+
+
+def _report(
+    workdirs: "Sequence[str | os.PathLike[str] | TrainedRun]", output: "str | os.PathLike[str] | None"
+) -> tuple[Location, list[RunFiles]]:
+    """Write the page as :func:`report` does; return its path and the runs."""
     from bert_jax.training.logging.comparison import comparison_page
     from bert_jax.training.logging.report import run_page
 
@@ -45,8 +56,25 @@ def report(
     runs = [(run, _display(run)) for run in map(read_run, places)]
     own = places[0] / HTML_FILE if len(runs) == 1 else Path(COMPARISON)
     target = own if output is None else location(os.fspath(output))
-    _write(target, run_page(*runs[0]) if len(runs) == 1 else comparison_page(runs))
-    return target
+    _write(target, run_page(*runs[0]) if len(runs) == 1 else comparison_page(runs, _paired(places, runs)))
+    return target, [run for run, _ in runs]
+
+
+def _paired(places: Sequence[Location], runs: Sequence[tuple[RunFiles, Display]]) -> dict[str, tuple[float, float]]:
+    """Return the 95% intervals of the differences, second - first, of the first metrics of two fine-tuning runs by
+    SPLIT: METRIC, where the predictions of both runs contain the correct answers to the same records."""
+    from bert_jax.training.logging.curves import different_scores
+
+    files, found = [run for run, _ in runs], dict[str, tuple[float, float]]()
+    if len(files) != 2 or _COMPARE not in registry.names("extensions") or not all(run.results for run in files):
+        return {}
+    compare = registry.load("extensions", _COMPARE)
+    for split, values in files[0].scores().items():
+        for name in [name for name in different_scores(values) if "/" not in name][:_PAIRED]:
+            with contextlib.suppress(OSError, ValueError):
+                difference = compare(places[1], places[0], split, name)
+                found[f"{split}: {name}"] = (difference.low, difference.high)
+    return found
 
 
 def _write(target: Location, page: str) -> None:
@@ -84,9 +112,15 @@ def _display(run: RunFiles) -> Display:
 
 def report_command(arguments: argparse.Namespace) -> None:
     """Write a page about a run: its scores, curves, samples and options. It also works while the run is in progress
-    and after it was stopped. Several runs are compared on one page, with their curves over each other."""
-    names: Sequence[str] = arguments.workdirs
-    print(report(*names, output=arguments.output))
+    and after it was stopped, and tells which of the two and the age of the last line. Several runs are compared on
+    one page, with their curves over each other."""
+    from bert_jax.training.logging.report import progress_line
+
+    target, runs = _report(arguments.workdirs, arguments.output)
+    for run in runs:
+        if run.state != "complete":
+            print(progress_line(run), file=sys.stderr)
+    print(target)
 
 
 COMMANDS = (

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.metrics import Score
 from bert_jax.metrics.entities import entities
-from bert_jax.objectives.display import Counts, Findings, Mistake, Support
+from bert_jax.objectives.display import Counts, Findings, Mistake, Slices, Support
 from bert_jax.records import Record
 from bert_jax.tasks.task import Prediction, Task
 
@@ -16,8 +17,9 @@ from bert_jax.tasks.task import Prediction, Task
 _MISTAKES, _POINTS, _CHARACTERS = 12, 400, 400
 # Number of characters that an excerpt shows on each side of an answer.
 _AROUND = 100
-# Groups of the lengths of answers and of ranks: the smallest value of each, and its name.
+# Groups of the lengths of answers and contexts and of ranks: the smallest value of each, and its name.
 _LENGTHS = {0: "none", 1: "1", 2: "2", 3: "3", 4: "4-5", 6: "6-9", 10: "10+"}
+_CONTEXTS = {0: "up to 100", 101: "101-200", 201: "201-400", 401: "401-800", 801: "801+"}
 _RANKS = {1: "1", 2: "2-3", 4: "4-10", 11: "11-100", 101: "101+"}
 
 
@@ -199,26 +201,42 @@ def _spans(task: Task, records: Sequence[Record], predictions: Sequence[Predicti
             "predicted": one["answer"] or "no answer",
         }
 
-    best = max(right.max(), 1.0)
+    best, unit = max(right.max(), 1.0), "characters" if in_characters else "words"
+    lengths = [min((length(a.text) for a in one.answers or ()), default=0) for one in records]
     counts: Counts = {
-        "title": f"lengths of answers in {'characters' if in_characters else 'words'}",
+        "title": f"lengths of answers in {unit}",
         "groups": [*_LENGTHS.values()],
         "series": {
-            "correct": _grouped(
-                [min((length(a.text) for a in one.answers or ()), default=0) for one in records], _LENGTHS
-            ),
+            "correct": _grouped(lengths, _LENGTHS),
             "predicted": _grouped([length(one["answer"]) for one in predictions], _LENGTHS),
         },
     }
-    return _worst(records, errors, mistake, wrong=right < best) | {"counts": counts}
+    contexts = [length(record.text_pair or "") for record in records]
+    slices = [
+        _sliced(f"length of the correct answer in {unit}", score, lengths, _LENGTHS),
+        _sliced(f"length of the context in {unit}", score, contexts, _CONTEXTS),
+    ]
+    return _worst(records, errors, mistake, wrong=right < best) | {"counts": counts, "slices": slices}
 
 
 def _grouped(values: Sequence[float], groups: Mapping[int, str]) -> list[int]:
     """Return the number of ``values`` in each of the ``groups``."""
-    starts, counts = [*groups], [0] * len(groups)
-    for value in values:
-        counts[max(0, bisect.bisect_right(starts, value) - 1)] += 1
-    return counts
+    return np.bincount(_group_numbers(values, groups), minlength=len(groups)).tolist()
+
+
+def _group_numbers(values: Sequence[float], groups: Mapping[int, str]) -> list[int]:
+    """Return the index of the group of each of the ``values``."""
+    starts = [*groups]
+    return [max(0, bisect.bisect_right(starts, value) - 1) for value in values]
+
+
+def _sliced(title: str, score: Score, values: Sequence[float], groups: Mapping[int, str]) -> Slices:
+    """Return the score of the records in each group of ``values`` that has records."""
+    numbers, found = np.array(_group_numbers(values, groups)), list[tuple[str, int, float]]()
+    for number, name in enumerate(groups.values()):
+        if len(own := np.flatnonzero(numbers == number)):
+            found.append((name, len(own), float(score.of(own))))
+    return {"title": title, "metric": score.name, "groups": found}
 
 
 def _cosines(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> Findings:

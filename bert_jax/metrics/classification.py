@@ -28,12 +28,13 @@ def classification_scores(
 ) -> list[Score]:
     """Return the scores of int labels ``predicted`` against ``gold``, for the classes with the names ``names``.
 
-    auroc requires ``probabilities`` [records, classes], or other values that rank the records. The names of the
-    scores are accuracy; precision, recall and f1, each with the suffixes _micro, _macro, _weighted and, for each
-    class, /NAME; matthews; auroc. For two classes, precision, recall and f1 without a suffix belong to class 1.
-    _macro averages over the classes that occur in gold or predicted, as in scikit-learn. With two classes, auroc is
-    that of class 1; otherwise, it is the mean of the one-vs-rest values of all classes. It is NaN if a class does
-    not occur in gold. Raises ``ValueError`` for wrong shapes or labels.
+    auroc and log_loss require ``probabilities`` [records, classes]. The names of the scores are accuracy;
+    precision, recall and f1, each with the suffixes _micro, _macro, _weighted and, for each class, /NAME; matthews;
+    auroc; log_loss, the mean of -ln(probability of the correct class), in which probabilities below the resolution
+    of float64 are raised to it, as in scikit-learn. For two classes, precision, recall and f1 without a suffix
+    belong to class 1. _macro averages over the classes that occur in gold or predicted, as in scikit-learn. With
+    two classes, auroc is that of class 1; otherwise, it is the mean of the one-vs-rest values of all classes. It is
+    NaN if a class does not occur in gold. Raises ``ValueError`` for wrong shapes or labels.
     """
     classes = len(names)
     gold, predicted, n = _labels(gold, predicted, classes)
@@ -61,6 +62,8 @@ def classification_scores(
             scores.append(_mean_over_classes("auroc", _auroc, [_by_rank(gold == 1, columns[:, 1], times)]))
         else:
             scores.append(Score("auroc", _one_vs_rest(gold, columns, times)))
+        of_gold = np.maximum(columns[np.arange(n), gold], np.finfo(np.float64).eps)
+        scores.append(mean_score("log_loss", -np.log(of_gold), higher_is_better=False))
     return scores
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Required, TypedDict
 
 
 class MaskSample(TypedDict):
@@ -21,11 +21,21 @@ class Sample(TypedDict, total=False):
     continuation: str
 
 
-class Confusion(TypedDict):
-    """Numbers of records by correct class (rows) and predicted class (columns)."""
+# Number of classes up to which all confusions are kept, and number of the most frequent ones that are kept of more.
+MOST_CLASSES, MOST_CONFUSIONS = 200, 1000
 
-    labels: list[str]
+
+class Confusion(TypedDict, total=False):
+    """Numbers of records of the classes ``labels``: ``counts`` by correct class (rows) and predicted class
+    (columns). For more than MOST_CLASSES classes, in place of ``counts``: ``sizes`` by correct class; ``right``,
+    the number of correct predictions; and ``largest``, the most frequent confusions as (index of the correct class,
+    index of the predicted class, number of records)."""
+
+    labels: Required[list[str]]
     counts: list[list[int]]
+    sizes: list[int]
+    right: int
+    largest: list[tuple[int, int, int]]
 
 
 class Mistake(TypedDict, total=False):
@@ -48,6 +58,14 @@ class Counts(TypedDict):
     title: str
     groups: list[str]
     series: dict[str, list[int]]
+
+
+class Slices(TypedDict):
+    """The value of ``metric`` in groups of the records: (name, number of records, value) of each."""
+
+    title: str
+    metric: str
+    groups: list[tuple[str, int, float]]
 
 
 class Points(TypedDict):
@@ -78,6 +96,7 @@ class Findings(TypedDict, total=False):
     mistakes: list[Mistake]
     counts: Counts
     points: Points
+    slices: list[Slices]
 
 
 class PlainAnswer(TypedDict):
@@ -96,6 +115,8 @@ class ReportData(TypedDict, total=False):
     summary: list[str]
     # The final evaluation; None: undefined.
     evaluation: Mapping[str, float | None]
+    # Of some values of the evaluation: (sum, weight) over each of a few groups of held-out rows, in their order.
+    evaluation_groups: Mapping[str, list[tuple[float, float]]]
     # By split.
     confusion: Mapping[str, Confusion]
     findings: Mapping[str, Findings]

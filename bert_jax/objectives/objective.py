@@ -200,7 +200,8 @@ class PretrainObjective(Objective):
         return {name: float(total / weight) for name, (total, weight) in totals.items() if weight}
 
     def baselines(self, source: PretrainSource) -> dict[str, float | None]:
-        """Return values to compare with the last evaluation; only process 0 computes them. Default: none."""
+        """Return values to compare with the evaluations, which the first and the last one log; only process 0
+        computes them. Default: none."""
         return {}
 
     def samples(self, params: Params, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> list[Sample]:

@@ -22,6 +22,7 @@ from bert_jax.metrics import Score
 from bert_jax.metrics.classification import classification_scores, confusion_matrix, multi_label_scores
 from bert_jax.metrics.correlation import regression_scores
 from bert_jax.model.bert import BertOutput, present
+from bert_jax.objectives.display import MOST_CLASSES, MOST_CONFUSIONS
 from bert_jax.objectives.label_losses import multilabel_loss, regression_loss, softmax_denominator
 from bert_jax.objectives.objective import Sums
 from bert_jax.records import Record
@@ -275,7 +276,7 @@ class ClassificationTask(SequenceTask):
 
     def confusion(self, records: Sequence[Record], predictions: Sequence[Prediction]) -> Confusion | None:
         gold, predicted = _class_numbers(records, predictions, self.settings.labels)
-        return {"labels": list(self.names), "counts": confusion_matrix(gold, predicted, len(self.names)).tolist()}
+        return confusions(gold, predicted, list(self.names))
 
 
 class MultiLabelTask(ClassificationTask):
@@ -420,6 +421,18 @@ def class_scores(
     replaced by the corresponding entry of ``names``."""
     gold, predicted = _class_numbers(records, predictions, labels)
     return classification_scores(gold, predicted, names, probability_table(predictions, labels))
+
+
+def confusions(gold: np.ndarray, predicted: np.ndarray, names: list[str]) -> Confusion:
+    """Return the confusions of the classes ``gold`` int64[n] with ``predicted`` int64[n]."""
+    if len(names) <= MOST_CLASSES:
+        return {"labels": names, "counts": confusion_matrix(gold, predicted, len(names)).tolist()}
+    wrong = gold != predicted
+    pairs, counts = np.unique(np.stack([gold[wrong], predicted[wrong]]), axis=1, return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:MOST_CONFUSIONS]
+    largest = [(*pair, count) for pair, count in zip(pairs.T[order].tolist(), counts[order].tolist(), strict=True)]
+    sizes = np.bincount(gold, minlength=len(names)).tolist()
+    return {"labels": names, "sizes": sizes, "right": int((~wrong).sum()), "largest": largest}
 
 
 def _class_numbers(

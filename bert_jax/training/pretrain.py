@@ -1,7 +1,7 @@
 """The pretraining job: batches from shards, evaluation on held-out data, and samples for the report."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import jax
@@ -26,6 +26,9 @@ from bert_jax.training.memory import OutOfMemory, explain_memory
 from bert_jax.training.programs import TrainPrograms, pretraining_batch, train_programs
 from bert_jax.training.state import TrainState
 
+# Largest number of groups of held-out batches whose sums the report keeps.
+_GROUPS = 100
+
 
 class PretrainJob(Job):
     """Job that trains an objective on the batches of ``source``. ``vocabulary`` is the path of the vocabulary file
@@ -49,6 +52,8 @@ class PretrainJob(Job):
         self._rows_of = source.row_shape.rows
         self._eval_batch_size = self._rows_of(config.training.eval_batch_size or config.training.global_batch_size)
         self._eval_step: Callable[[Params, Batch], Sums] | None = None
+        # (sum, weight) of each held-out batch of the last evaluation, by name.
+        self._batch_sums: dict[str, list[np.ndarray]] = {}
 
     def programs(self, mesh: Mesh) -> TrainPrograms:
         self._objective = self._make_objective(self.config, mesh)
@@ -104,11 +109,10 @@ class PretrainJob(Job):
             params = context.programs.gather(state)
             totals = self._totals(context, params, held_out, step)
             values: dict[str, float | None] = {**self._objective.evaluation(totals)}
-        if last:
-            with context.watchdog.phase("computing the baselines"):
-                if hosts.is_lead():
-                    values |= self._objective.baselines(self._source)
-                context.barrier("counted")
+        with context.watchdog.phase("computing the baselines"):
+            if hosts.is_lead() and (last or not context.log.last(self.eval_split)):
+                values |= self._objective.baselines(self._source)
+            context.barrier("counted")
         context.log.write(step, {"split": self.eval_split, **values})
         if training.doctor:
             self._doctor.look(context, params, self._held_out(1), self._eval_batch_size, step)
@@ -122,13 +126,15 @@ class PretrainJob(Job):
         If one process raises ``DataBudgetError``, all processes raise it.
         """
         programs, totals, in_flight = context.programs, dict[str, np.ndarray](), list[Sums]()
+        self._batch_sums = {}
         if self._eval_step is None:
             self._eval_step = context.watchdog.first_call(programs.eval_step, "compiling the evaluation step")
 
         def drain(leave: int) -> None:
             while len(in_flight) > leave:
                 for name, pair in jax.device_get(in_flight.pop(0)).items():
-                    totals[name] = totals.get(name, np.zeros(2)) + np.asarray(pair, np.float64)
+                    self._batch_sums.setdefault(name, []).append(np.asarray(pair, np.float64))
+                    totals[name] = totals.get(name, np.zeros(2)) + self._batch_sums[name][-1]
 
         problem = ""
         try:
@@ -164,11 +170,23 @@ class PretrainJob(Job):
             return
         final = context.log.last(self.eval_split)
         data = objective.report_data(final, samples)
+        data["evaluation_groups"] = self._groups(final)
         write_report(context.folder, objective.display, data, name=context.launch.workdir.name)
         context.log.report()
         for line in objective.result_lines(final, samples):
             context.log.line(line)
         context.log.line(f"report: {context.launch.workdir}/report.html")
+
+    def _groups(self, final: Mapping[str, float]) -> dict[str, list[tuple[float, float]]]:
+        """Return (sum, weight) over groups of consecutive held-out batches for each mean in ``final``, the last
+        evaluation; empty if this process did not compute it."""
+        found = {}
+        for name, sums in self._batch_sums.items():
+            total, weight = np.sum(sums, axis=0)
+            if weight and np.isclose(final.get(name) or np.nan, total / weight):
+                starts = np.linspace(0, len(sums), min(_GROUPS, len(sums)), endpoint=False).astype(int)
+                found[name] = [(float(a), float(b)) for a, b in np.add.reduceat(sums, starts)]
+        return found
 
     def is_finished(self, folder: Path) -> bool:
         return has_report(folder)

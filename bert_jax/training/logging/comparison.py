@@ -1,10 +1,13 @@
 """A page with several runs side by side: their curves over each other, their evaluations, and their options."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from bert_jax.metrics import Score
+from bert_jax.metrics.resampling import paired_bootstrap
 from bert_jax.objectives.display import Display, Panel
 from bert_jax.training.logging.charts import Line, Scale, line_chart, panel_lines
 from bert_jax.training.logging.curves import different_scores, is_share, panels_of
@@ -25,22 +28,30 @@ from bert_jax.training.logging.page import (
 )
 from bert_jax.training.logging.progress import format_count, format_duration
 from bert_jax.training.logging.report import RELOAD_SECONDS, named_values
-from bert_jax.training.logging.run_files import RunFiles
+from bert_jax.training.logging.run_files import STATES, RunFiles
 from bert_jax.training.logging.verdict import lower_is_better
 
 # Number of rows of the tables of scores and of options, and of characters of a value.
 _MOST_ROWS, _MOST_OPTIONS, _LONGEST_VALUE = 24, 40, 60
+# Number of groups of held-out rows from which on a difference has an interval.
+_LEAST_GROUPS = 10
 # Options that name the data.
 _DATA = ("corpus", "dir", "train", "shards", "mixture")
 _STYLES = '<p class="soft">Thick lines with dots: held-out data. Thin lines: training, where both are known.</p>'
 
 
-def comparison_page(runs: Sequence[tuple[RunFiles, Display]]) -> str:
-    """Return the page of several runs with their displays; browsers reload it while one of them is in progress."""
+def comparison_page(
+    runs: Sequence[tuple[RunFiles, Display]], paired: Mapping[str, tuple[float, float]] | None = None
+) -> str:
+    """Return the page of several runs with their displays; browsers reload it while one of them is in progress.
+    ``paired``: known 95% intervals of the differences, second - first, of two fine-tuning runs by SPLIT: METRIC."""
     files, names = [run for run, _ in runs], _names([run for run, _ in runs])
     body = [
         f"<h1>{' and '.join(map(isolated, names))}</h1>",
-        pair(card(_overview(files, names), heading="Runs"), card(_scores(runs, names), heading="Evaluation")),
+        pair(
+            card(_overview(files, names), heading="Runs"),
+            card(_scores(runs, names, paired or {}), heading="Evaluation"),
+        ),
         section("Curves", _STYLES + _curves(runs, names)),
         section("Options that differ", card(_options(files, names))),
     ]
@@ -65,9 +76,8 @@ def _headed(names: Sequence[str]) -> list[str]:
 
 
 def _overview(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    words = {"complete": "complete", "running": "in progress", "stopped": "stopped, not complete"}
     rows: list[tuple[str, Callable[[RunFiles], object]]] = [
-        ("state", lambda run: words[run.state]),
+        ("state", lambda run: STATES[run.state]),
         ("step", lambda run: f"{run.step:,} of {run.num_steps:,}" if run.num_steps else f"{run.step:,}"),
         ("kind", lambda run: run.option("task.kind") or run.option("objective.name") or ""),
         ("layers x width", lambda run: _shape(run)),
@@ -78,11 +88,13 @@ def _overview(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
         ("learning rate", lambda run: run.option("optimizer.learning_rate") or ""),
         ("seed", lambda run: "" if run.option("training.seed") is None else run.option("training.seed")),
         ("started", lambda run: run.log.first_time),
+        ("last line", lambda run: run.log.last_time if run.state != "complete" else ""),
         ("hardware", lambda run: run.log.devices),
+        ("versions", lambda run: run.log.versions),
         ("duration", lambda run: format_duration(run.log.seconds) if run.log.seconds >= 1 else ""),
     ]
     lines = [[escape(name), *(escape(value(run)) for run in runs)] for name, value in rows]
-    return table(_headed(names), [line for line in lines if any(line[1:])])
+    return table(_headed(names), [line for line in lines if any(line[1:])], css="runs")
 
 
 def _data(run: RunFiles) -> str:
@@ -109,8 +121,13 @@ def _evaluation(run: RunFiles) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in ("step", "split")}
 
 
-def _scores(runs: Sequence[tuple[RunFiles, Display]], names: Sequence[str]) -> str:
-    """Return the values of all runs, with the best ones in bold, and of two runs their difference."""
+def _scores(
+    runs: Sequence[tuple[RunFiles, Display]], names: Sequence[str], paired: Mapping[str, tuple[float, float]]
+) -> str:
+    """Return the values of all runs with their intervals, the best ones in bold, and of two runs their
+    difference."""
+    files = [run for run, _ in runs]
+    intervals, paired = [_intervals(run) for run in files], {**_of_groups(files), **paired}
     found, labels, rows = [_evaluation(run) for run, _ in runs], dict[str, str](), []
     for values, (run, display) in zip(found, runs, strict=True):
         labels |= {key: words_of(key) for key in values} if run.is_finetuning else named_values(values, display)
@@ -124,17 +141,66 @@ def _scores(runs: Sequence[tuple[RunFiles, Display]], names: Sequence[str]) -> s
         for place, number in enumerate(numbers):
             if number is not None and number == best:
                 cells[place] = f"<b>{cells[place]}</b>"
-        rows.append([isolated(label), *cells, *([_difference(key, *numbers)] if len(runs) == 2 else [])])
+            if ends := intervals[place].get(key):
+                cells[place] += f"<small>{' to '.join(escape(format_value(key, end)) for end in ends)}</small>"
+        change = [_difference(key, numbers[0], numbers[1], paired.get(key))] if len(runs) == 2 else []
+        rows.append([isolated(label), *cells, *change])
     header = [*_headed(names), *(["second - first"] if len(runs) == 2 else [])]
-    notes = f'<p class="soft">Bold: the best value. {_same_data([run for run, _ in runs], found)}</p>'
+    notes = f'<p class="soft">Bold: the best value. {_same_data(files, found)} {_certainty(intervals, paired)}</p>'
     return table(header, rows, numbers=range(1, len(runs) + 2)) + notes if rows else ""
 
 
-def _difference(key: str, first: Value, second: Value) -> str:
+def _difference(key: str, first: Value, second: Value, ends: tuple[float, float] | None) -> str:
+    """Return second - first and, with ``ends``, its interval."""
     if not isinstance(first, float) or not isinstance(second, float):
         return ""
-    change = second - first
-    return f"{100 * change:+.1f} points" if is_share(key) else f"{change:+.4g}"
+
+    def text(change: float) -> str:
+        return f"{100 * change:+.1f}" if is_share(key) else f"{change:+.4g}"
+
+    interval = f"<small>{' to '.join(map(text, ends))}</small>" if ends else ""
+    return text(second - first) + (" points" if is_share(key) else "") + interval
+
+
+def _intervals(run: RunFiles) -> dict[str, Sequence[float]]:
+    """Return the known 95% intervals of the values of :func:`_evaluation`."""
+    entries = [(f"{one['split']}: {name}", score) for one in run.results for name, score in one["metrics"].items()]
+    return {key: score["ci95"] for key, score in entries if score.get("ci95")}
+
+
+def _of_groups(runs: Sequence[RunFiles]) -> dict[str, tuple[float, float]]:
+    """Return 95% intervals of the differences between two pretraining runs, second - first: the paired bootstrap
+    over groups of held-out rows. Values whose groups differ in weight are means over other rows."""
+    if len(runs) != 2:
+        return {}
+    groups = [run.data.get("evaluation_groups") or {} for run in runs]
+    found = {}
+    for key in [key for key in groups[0] if key in groups[1] and not key.endswith("fraction")]:
+        first, second = (np.array(one[key], float) for one in groups)
+        if len(first) >= _LEAST_GROUPS and np.array_equal(first[:, 1:], second[:, 1:]):
+            difference = paired_bootstrap(_mean(key, second), _mean(key, first), len(first), seed=0)
+            found[key] = (difference.low, difference.high)
+    return found
+
+
+def _mean(name: str, groups: np.ndarray) -> Score:
+    """Return the score sum / weight of ``groups`` float64[G, 2]."""
+
+    def of(indices: np.ndarray) -> float:
+        total, weight = groups[indices].sum(axis=0)
+        return float(total / weight) if weight else math.nan
+
+    return Score(name, of)
+
+
+def _certainty(
+    intervals: Sequence[Mapping[str, Sequence[float]]], paired: Mapping[str, tuple[float, float]]
+) -> str:
+    """Return what the intervals cover."""
+    kinds = ["of a value" if any(intervals) else "", "of a difference on the same records" if paired else ""]
+    of = " and ".join(kind for kind in kinds if kind)
+    known = f"Small: the 95% interval {of}, from resampled records." if of else "The files contain no intervals."
+    return f"{known} One run of each kind does not show how much the values change with the seed."
 
 
 def _same_data(runs: Sequence[RunFiles], found: Sequence[Mapping[str, Any]]) -> str:

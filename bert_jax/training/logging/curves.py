@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Number of metrics that are plotted per split of a task.
+# Number of metrics that are plotted per split of a task, besides the loss.
 _TASK_METRICS = 2
 # Words in the names of metrics between 0 and 1 that are shown in percent.
 _SHARES = {"f1", "exact", "precision", "recall"}
@@ -116,7 +116,8 @@ def draw_curves(records: Sequence[Row], data: ReportData, panels: Sequence[Panel
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure, FigureBase
 
-    matrices, known = data.get("confusion") or {}, baselines(data, panels)
+    matrices = {split: one for split, one in (data.get("confusion") or {}).items() if "counts" in one}
+    known = baselines(data, panels)
     present = panels_of(records, panels)
     columns = min(3, max(1, len(present)))
     rows = max(1, -(-len(present) // columns))
@@ -168,7 +169,8 @@ def is_share(name: str) -> bool:
 
 
 def _task_panels(records: Sequence[Row]) -> list[Panel]:
-    """Return the panels of a fine-tuning task: one for each of the first few metrics of each evaluated split."""
+    """Return the panels of a fine-tuning task: one for each of the first few metrics of each evaluated split, and
+    for its loss."""
     splits: dict[str, list[str]] = {}
     for record in records:
         split = str(record.get("split", "eval"))
@@ -183,7 +185,8 @@ def _task_panels(records: Sequence[Row]) -> list[Panel]:
             split=split,
         )
         for split, names in splits.items()
-        for name in names[:_TASK_METRICS]
+        for place, name in enumerate(names)
+        if place < _TASK_METRICS or name == "log_loss"  # which shows overfitting
     ]
 
 

@@ -1,5 +1,8 @@
-"""HTML of a report: the style, the page, and its building blocks. A page loads nothing and runs no script."""
+"""HTML of a report: the style, the page, and its building blocks. A page loads nothing, and runs no script except
+the one that shows the age of a run in progress."""
 
+import base64
+import hashlib
 import html
 from collections.abc import Iterable, Sequence
 
@@ -28,7 +31,7 @@ main { max-width: 1120px; margin: 0 auto; padding: 24px 14px 60px; }
 h1 { font-size: 24px; line-height: 1.25; margin: 0 0 6px; } h2 { font-size: 18px; margin: 34px 0 10px; }
 h3 { font-size: 14px; margin: 0 0 2px; } p { margin: 0 0 10px; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px 14px; }
-.card + .card, details.card { margin-top: 12px; }
+.card + .card, .pair + .card, details.card { margin-top: 12px; }
 .soft { color: var(--soft); font-size: 13px; }
 .state { display: inline-block; border: 1px solid var(--line); border-radius: 20px; padding: 1px 10px;
   background: var(--card); font-size: 13px; }
@@ -73,7 +76,8 @@ tr + tr > * { border-top: 1px solid var(--line); }
 th[scope=row] { color: var(--ink); font-weight: 400; font-size: 14px; min-width: 92px;
   overflow-wrap: anywhere; }
 table.options th[scope=row] { overflow-wrap: normal; }
-@media (max-width: 560px) { td, th { padding-right: 10px; } .groups tr > :nth-child(2) { display: none; } }
+@media (max-width: 560px) { .runs td { overflow-wrap: anywhere; } td, th { padding-right: 10px; }
+  .groups tr > :nth-child(2) { display: none; } }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr)); gap: 2px 28px;
   margin: 0; }
@@ -84,6 +88,10 @@ table.options th[scope=row] { overflow-wrap: normal; }
 .track i { position: absolute; left: 0; top: 0; bottom: 0; border-radius: 6px; background: var(--train); }
 .track u { position: absolute; top: -3px; bottom: -3px; width: 2px; background: var(--ink); }
 .whole { width: 100%; } td.n small { display: block; color: var(--soft); font-size: 12px; }
+.narrow { display: none; }
+@media (max-width: 560px) { .wide { display: none; } .wide + .narrow { display: block; }
+  td.n small { white-space: normal; } }
+@media (max-width: 1150px) { .wider { display: none; } .wider + .narrow { display: block; } }
 .matrix td, .matrix th { border: 0; padding: 3px 5px; min-width: 0; }
 .matrix td, .matrix thead th + th { width: var(--w); min-width: var(--w); max-width: var(--w); }
 .matrix td { text-align: center; border-radius: 3px; font-variant-numeric: tabular-nums; }
@@ -107,7 +115,26 @@ pre { overflow-x: auto; font-size: 13px; margin: 8px 0 0; overflow-wrap: normal;
 """
 
 
-# Whatever the texts of a run contain, the page loads and executes nothing.
+# Shows the seconds since the last line of the log, and a warning after more than a limit.
+AGE_SCRIPT = """
+const age = document.querySelector("[data-last]"), quiet = document.querySelector("[data-limit]");
+const words = (s) => s < 100 ? `${Math.round(s)} s` : s < 6000 ? `${Math.round(s / 60)} minutes`
+  : s < 172800 ? `${Math.round(s / 3600)} hours` : `${Math.round(s / 86400)} days`;
+const show = () => {
+  const seconds = Math.max(0, Date.now() / 1000 - age.dataset.last);
+  age.textContent = `last line ${words(seconds)} ago`;
+  if (!quiet || seconds < quiet.dataset.limit) return;
+  quiet.hidden = false;
+  quiet.querySelector("b").textContent = words(seconds);
+  const state = document.querySelector(".state");
+  state.className = "state stopped";
+  state.textContent = "stopped or hangs";
+};
+show();
+setInterval(show, 1000);
+"""
+
+# Whatever the texts of a run contain, the page loads nothing, and executes nothing except the script of the page.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -121,14 +148,18 @@ def isolated(value: object) -> str:
     return f"<bdi>{escape(value)}</bdi>"
 
 
-def document(title: str, body: Iterable[str], *, reload_seconds: int = 0) -> str:
-    """Return the page. With ``reload_seconds`` above 0, browsers load it again after so many seconds."""
-    parts = "\n".join(part for part in body if part)
+def document(title: str, body: Iterable[str], *, reload_seconds: int = 0, script: str = "") -> str:
+    """Return the page. With ``reload_seconds`` above 0, browsers load it again after so many seconds; they run
+    ``script`` at its end."""
+    parts, policy = "\n".join(part for part in body if part), _POLICY
+    if script:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        parts, policy = f"{parts}\n<script>{script}</script>", f"{policy}; script-src 'sha256-{digest}'"
     reload = f'<meta http-equiv="refresh" content="{reload_seconds}">' if reload_seconds else ""
     return without_surrogates(
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f"{reload}<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
         f"<body><main>\n{parts}\n</main></body></html>\n"
     )

@@ -28,6 +28,15 @@ def format_duration(seconds: float) -> str:
     return re.sub(" days?, ", "d ", str(datetime.timedelta(seconds=max(0, int(seconds)))))
 
 
+def format_age(seconds: float) -> str:
+    """Format an age in words: ``40 s``, ``12 minutes``, ``5 hours``, ``3 days``. The script of a report does the
+    same."""
+    for limit, unit, name in ((100, 1, "s"), (6000, 60, "minutes"), (172_800, 3600, "hours")):
+        if seconds < limit:
+            return f"{max(0.0, seconds) / unit:.0f} {name}"
+    return f"{seconds / 86_400:.0f} days"
+
+
 def format_count(value: float) -> str:
     """Format a number with three significant digits and a suffix: ``8.30k`` for 8300, ``950`` for 950, ``1.20B``
     for 1.2e9."""

@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TypeVar
 from bert_jax import registry
 from bert_jax.io.errors import one_line
 from bert_jax.io.files import write_whole
-from bert_jax.io.storage import Location
+from bert_jax.io.storage import Location, is_url
 from bert_jax.objectives.display import RUN_TILES, Display, ReportData
 from bert_jax.tokenization.tokenizer import without_surrogates
 from bert_jax.training.logging.charts import Scale, is_log, line_chart, panel_lines
@@ -25,6 +26,7 @@ from bert_jax.training.logging.curves import draw_curves, panels_of
 from bert_jax.training.logging.logger import Row, Value
 from bert_jax.training.logging.metrics_file import METRICS_FILE
 from bert_jax.training.logging.page import (
+    AGE_SCRIPT,
     card,
     document,
     escape,
@@ -39,8 +41,8 @@ from bert_jax.training.logging.page import (
     tiles,
     words_of,
 )
-from bert_jax.training.logging.progress import format_count, format_duration
-from bert_jax.training.logging.run_files import DATA_FILE, HTML_FILE, IMAGE_FILE, RunFiles, State, read_run
+from bert_jax.training.logging.progress import format_age, format_count, format_duration
+from bert_jax.training.logging.run_files import DATA_FILE, HTML_FILE, IMAGE_FILE, STATES, RunFiles, State, read_run
 from bert_jax.training.logging.task_report import task_charts, task_sections, task_tiles
 from bert_jax.training.logging.verdict import known_levels, verdict
 
@@ -130,7 +132,8 @@ class LiveReport:
                 self._data = find()
             state: State = "running" if running else "stopped"
             run = read_run(self._folder, state, self._data, self._workdir.name, self._workdir)
-            write_whole(self._folder / HTML_FILE, run_page(run, self._display))
+            page_interval = max(_LONGEST_WAIT, 50 * self._seconds)
+            write_whole(self._folder / HTML_FILE, run_page(run, self._display, page_interval))
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
             if problem != self._problem:
@@ -140,8 +143,9 @@ class LiveReport:
         self._seconds = self._written - began
 
 
-def run_page(run: RunFiles, display: Display) -> str:
-    """Return the page of one run."""
+def run_page(run: RunFiles, display: Display, page_interval: float = _LONGEST_WAIT) -> str:
+    """Return the page of one run. ``page_interval``: the seconds after which the run in progress writes its page
+    again at the latest, if it logs a line."""
     known = known_levels(run, display)
     evaluation = {**(run.data.get("evaluation") or run.last("eval")), **known}
     evaluation = {key: value for key, value in evaluation.items() if key not in ("step", "split")}
@@ -149,6 +153,7 @@ def run_page(run: RunFiles, display: Display) -> str:
     body = [
         f"<h1>{isolated(run.title)}</h1>",
         _state(run),
+        _quiet(run, page_interval),
         verdict(run, display),
         *(f'<div class="warning">{isolated(line)}</div>' for line in _lines(run) if line.startswith("WARNING")),
         tiles(entries),
@@ -170,7 +175,44 @@ def run_page(run: RunFiles, display: Display) -> str:
         body.append(folded("messages of the run", f'<ul class="soft">{items}</ul>'))
     if run.config_text:
         body.append(folded("every option of this run", f"<pre>{escape(run.config_text)}</pre>"))
-    return document(run.title, body, reload_seconds=RELOAD_SECONDS if run.state == "running" else 0)
+    if run.state != "running":
+        return document(run.title, body)
+    script = AGE_SCRIPT if run.last_line else ""
+    return document(run.title, body, reload_seconds=RELOAD_SECONDS, script=script)
+
+
+def progress_line(run: RunFiles) -> str:
+    """Return one line about a run that is not complete: its state, its step, and the time of its last line."""
+    step = f"step {run.step:,} of {run.num_steps:,}" if run.num_steps else f"step {run.step:,}"
+    line = f"{run.workdir}: {STATES[run.state]}, {step}"
+    if run.state == "running" and run.last_line:
+        age = time.time() - run.last_line
+        line += f"; last line {format_age(age)} ago"
+        if age > quiet_seconds(run) > 0:
+            line += f", usually one every {format_age(run.log.interval)}: the run may hang"
+    elif run.log.last_time:
+        line += f"; last line {run.log.last_time}"
+    return line
+
+
+def quiet_seconds(run: RunFiles) -> float:
+    """Return the seconds without a line after which a run in progress is doubtful: ten usual intervals, but not
+    less than a minute, nor than twice the longest interval, which may be an evaluation. 0: unknown, because the log
+    has few lines or is only uploaded from time to time."""
+    if run.log.interval <= 0 or is_url(run.workdir):
+        return 0.0
+    return max(60.0, 10 * run.log.interval, 2 * run.log.longest_interval)
+
+
+def _quiet(run: RunFiles, page_interval: float) -> str:
+    """Return a warning that the page shows if the run in progress logs no line any more."""
+    limit = quiet_seconds(run) if run.state == "running" and run.last_line else 0.0
+    if not limit:
+        return ""
+    usual, command = format_age(run.log.interval), shlex.join(["bert-jax", "report", run.workdir])
+    text = f"No line for <b></b>; usually there is one every {usual}. The run has stopped or hangs. "
+    text += f"This command tells which of the two: <code>{escape(command)}</code>"
+    return f'<div class="warning" data-limit="{limit + page_interval:.0f}" hidden>{text}</div>'
 
 
 def _doctor(run: RunFiles) -> str:
@@ -194,7 +236,7 @@ def _state(run: RunFiles) -> str:
     elif run.config:
         kind += f": {run.option('objective.name') or 'masked_lm'}"
     step, total = run.step, run.num_steps
-    words = {"complete": "complete", "running": "in progress", "stopped": "stopped, not complete"}[run.state]
+    words = STATES[run.state]
     way = f"step {step:,} of {total:,}" if total else f"step {step:,}"
     if run.state != "complete" and total:
         way += f" ({min(1.0, step / total):.0%})"
@@ -207,6 +249,8 @@ def _state(run: RunFiles) -> str:
     if run.state == "running" and isinstance(seconds, int | float) and total > step:
         parts.append(f"about {format_duration((total - step) * seconds)} left")
     if run.state == "running":
+        if run.last_line:
+            parts.append(f'<span data-last="{run.last_line:.1f}">last line {escape(run.log.last_time)}</span>')
         parts.append(f"as of {time.strftime('%Y-%m-%d %H:%M:%S %Z')}; this page reloads itself")
     bar = ""
     if run.state != "complete" and total:
@@ -320,6 +364,7 @@ def _about(run: RunFiles) -> list[tuple[str, str]]:
         ("training classes", _classes_of(run)),
         ("hardware", escape(hardware)),
         ("runs on", escape(log.place)),
+        ("versions", escape(log.versions)),
         ("workdir", isolated(run.workdir)),
         ("command", f"<code>{escape(log.command)}</code>" if log.command else ""),
         ("started", escape(log.first_time)),

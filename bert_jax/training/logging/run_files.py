@@ -4,6 +4,7 @@ older versions. Missing and damaged files count as empty. This module does not i
 import contextlib
 import datetime
 import fcntl
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,10 +31,11 @@ CONFIG_FILE = "config.yaml"
 DOCTOR_FILE = "doctor.json"
 # The last line of an attempt in train.log that ends early begins with this; the reason follows.
 ENDED = "ended early: "
-# Beginnings of two lines at the start of an attempt in train.log: of the host with its processor and the version of
-# jax, and of the command.
+# Beginnings of two lines at the start of an attempt in train.log: of the host with its processor and the versions
+# of jax and bert_jax, and of the command.
 PLACE, COMMAND = "runs on ", "command: "
 State = Literal["complete", "running", "stopped"]
+STATES: Mapping[State, str] = {"complete": "complete", "running": "in progress", "stopped": "stopped, not complete"}
 
 _STAMPED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)  (.*)")
 # The line that begins every attempt at a run (training/run.py).
@@ -46,9 +48,10 @@ _STEP_LINE = re.compile(r"(\S+ )?step [\d,]+/[\d,]+ ")
 @dataclass
 class LogFacts:
     """Facts from train.log: the number of parameters, the devices, the mesh, the dtype, the seconds of all attempts
-    together, how many there were, the lines that are not about a step, the host with its processor, the command,
-    the times of the first and the last line (empty: no line), and the reason why the last attempt ended early
-    (empty: not recorded)."""
+    together, how many there were, the lines that are not about a step, the host with its processor, the versions of
+    jax and bert_jax, the command, the times of the first and the last line (empty: no line), and the reason why the
+    last attempt ended early (empty: not recorded). ``interval`` and ``longest_interval``: mean and longest seconds
+    between two lines about steps of the last attempt (0: unknown)."""
 
     parameters: int = 0
     devices: str = ""
@@ -58,10 +61,13 @@ class LogFacts:
     attempts: int = 0
     lines: list[str] = field(default_factory=list)
     place: str = ""
+    versions: str = ""
     command: str = ""
     first_time: str = ""
     last_time: str = ""
     ending: str = ""
+    interval: float = 0.0
+    longest_interval: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,8 @@ class RunFiles:
     saved_steps: Sequence[int] = ()
     # The content of doctor.json; empty without it.
     doctor: Mapping[str, Any] = field(default_factory=dict)
+    # Time of the last change of train.log in seconds since 1970; 0: unknown.
+    last_line: float = 0.0
 
     @property
     def is_finetuning(self) -> bool:
@@ -187,7 +195,17 @@ def read_run(
         workdir=without_surrogates(str(place or workdir)),
         saved_steps=_saved_steps(place or workdir) if state == "stopped" else (),
         doctor=_json(workdir / DOCTOR_FILE, {}),
+        last_line=_changed(workdir / LOG_FILE),
     )
+
+
+def _changed(path: Location) -> float:
+    if isinstance(path, ObjectPath):  # the time of the last upload
+        return 0.0
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _saved_steps(workdir: Location) -> Sequence[int]:
@@ -230,6 +248,7 @@ def is_running(workdir: Location) -> bool:
 def read_log(text: str) -> LogFacts:
     """Return what the lines of train.log tell."""
     facts, stamps, lines = LogFacts(), list[datetime.datetime](), dict[str, None]()
+    of_steps = list[datetime.datetime]()
     for stamp, line in _stamped(text):
         if model := _MODEL_LINE.fullmatch(line):
             # The messages of an attempt precede its first line by less than a second.
@@ -237,19 +256,25 @@ def read_log(text: str) -> LogFacts:
             facts.parameters = int(model[1].replace(",", ""))
             facts.devices, facts.mesh, facts.dtype = model[2], model[3], model[4]
             facts.attempts += 1
-            stamps = []
+            stamps, of_steps = [], []
         elif start := _START_LINE.fullmatch(line):
             facts.seconds += float(start[1]) + float(start[2])
         elif line.startswith(PLACE):
-            facts.place = line.removeprefix(PLACE)
+            facts.place, _, versions = line.removeprefix(PLACE).partition(", jax ")
+            facts.versions = f"jax {versions}" if versions else ""
         elif line.startswith(COMMAND):
             facts.command = line.removeprefix(COMMAND)
-        elif not _STEP_LINE.match(line):
+        elif _STEP_LINE.match(line):
+            of_steps.append(stamp)
+        else:
             lines[line] = None
         stamps.append(stamp)
         facts.first_time, facts.last_time = facts.first_time or str(stamp), str(stamp)
         facts.ending = line.removeprefix(ENDED) if line.startswith(ENDED) else ""
     facts.lines += lines
+    if len(of_steps) > 2:
+        facts.interval = _seconds(of_steps) / (len(of_steps) - 1)
+        facts.longest_interval = max(_seconds(pair) for pair in itertools.pairwise(of_steps))
     facts.seconds += _seconds(stamps) if facts.attempts else 0.0
     return facts
 

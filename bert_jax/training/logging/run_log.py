@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax import __version__
 from bert_jax.config import RunConfig, to_dict
 from bert_jax.io.errors import one_line
 from bert_jax.objectives.display import Display, ReportData
@@ -97,8 +98,9 @@ class RunLog:
         return next(lines, {})
 
     def write_origin(self) -> None:
-        """Write the host, the version of jax and the command to train.log, for the report."""
-        self._progress.line(f"{PLACE}{platform.node()}, {_processor()}, jax {metadata.version('jax')}", shows=False)
+        """Write the host, the versions of jax and bert_jax and the command to train.log, for the report."""
+        versions = f"jax {metadata.version('jax')}, bert_jax {__version__}"
+        self._progress.line(f"{PLACE}{platform.node()}, {_processor()}, {versions}", shows=False)
         program, *options = sys.argv
         if Path(program).name in _PROGRAMS:
             self._progress.line(COMMAND + shlex.join([Path(program).name, *options]), shows=False)

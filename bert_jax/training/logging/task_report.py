@@ -29,8 +29,10 @@ _MOST_SCORES, _TILES, _MOST_CLASSES = 6, 2, 40
 # Number of classes up to which a confusion matrix is shown, and otherwise of the most frequent confusions.
 MOST_CELLS, _MOST_CONFUSIONS = 20, 15
 _LONGEST_NAME = 24
-# Width of a letter in the head of a confusion matrix in pixels.
-_LETTER = 8.0
+# Width of a letter in the heads of a confusion matrix in pixels, and letters of its corner.
+_LETTER, _HEAD_LETTERS = 8.0, 11
+# Width of the box of a confusion matrix on a phone, and beside another box.
+_PHONE, _HALF = 330.0, 390.0
 
 Scores = Mapping[str, float | None]
 
@@ -56,17 +58,20 @@ def task_sections(run: RunFiles) -> list[str]:
     """Return the sections about a fine-tuned model: scores and confusion matrices, charts, mistakes."""
     matrices = _matrices(run)
     scores, findings = run.scores() if run.is_finetuning else {}, run.data.get("findings") or {}
-    cards = []
+    cards, below = list[str](), list[str]()
     for split in dict.fromkeys([*scores, *matrices, *findings]):
         values = scores.get(split, {})
         names = [name for name in _first(run, split, values) if "/" not in name]
         if names:
             cards.append(card(_score_table(run, split, values, names[:_MOST_SCORES]), heading=_heading(run, split)))
         if split in matrices:
-            cards.append(card(_confusion(matrices[split]), heading=f"{split}: confusion matrix"))
+            content, is_wide = _confusion(matrices[split])
+            (below if is_wide else cards).append(card(content, heading=f"{split}: confusion matrix"))
         found = findings.get(split, {})
         if classes := _classes(values, *_counts_of(matrices.get(split), found)):
             cards.append(card(classes, heading=f"{split}: by class or tag"))
+        if slices := _slices(found):
+            cards.append(card(slices, heading=f"{split}: by length"))
     mistakes = [
         card(_mistakes(one), heading=f"{split}: {_share(one)}")
         for split, one in findings.items()
@@ -74,7 +79,7 @@ def task_sections(run: RunFiles) -> list[str]:
     ]
     heading = "Scores" if run.state == "complete" else "Scores of the last evaluation"
     return [
-        section(heading, pair(*cards)),
+        section(heading, pair(*cards) + "".join(below)),
         section("Most wrong examples", "".join(mistakes)),
     ]
 
@@ -111,7 +116,7 @@ def _plain_scores(run: RunFiles, split: str) -> dict[str, float | None]:
         found.setdefault("accuracy", support["accuracy"])
     matrix = _matrices(run).get(split)
     if matrix and matrix["labels"]:
-        sizes = np.array(matrix["counts"]).sum(axis=1)
+        sizes = np.array(_sizes(matrix))
         shares = {f"class {label} for all": float(n) for label, n in zip(matrix["labels"], sizes, strict=False)}
         if answer["answer"] in shares and sizes.sum():
             share = shares[answer["answer"]] / float(sizes.sum())
@@ -168,7 +173,12 @@ def _counts_of(matrix: Confusion | None, findings: Findings) -> tuple[str, Mappi
         return support["unit"], support["counts"]
     if matrix is None:
         return "", {}
-    return "records", {str(label): sum(row) for label, row in zip(matrix["labels"], matrix["counts"], strict=False)}
+    return "records", {str(label): size for label, size in zip(matrix["labels"], _sizes(matrix), strict=False)}
+
+
+def _sizes(matrix: Confusion) -> list[int]:
+    """Return the number of records of each correct class."""
+    return matrix["sizes"] if "sizes" in matrix else [sum(row) for row in matrix["counts"]]
 
 
 def _classes(values: Scores, unit: str, counts: Mapping[str, int]) -> str:
@@ -194,36 +204,24 @@ def _classes(values: Scores, unit: str, counts: Mapping[str, int]) -> str:
     return table(header, rows, numbers=range(2, len(header)), css="whole groups") + note if rows else ""
 
 
-def _confusion(matrix: Confusion) -> str:
-    """Return the counts as a table whose cells are colored by their share of the row; of many classes, the most
-    frequent confusions."""
-    names, counts = [str(name) for name in matrix["labels"]], np.array(matrix["counts"])
+def _confusion(matrix: Confusion) -> tuple[str, bool]:
+    """Return the counts as a table whose cells are colored by their share of the row, and True if it is wider than
+    a half of the page; of many classes, and on screens on which this table would be cut, the most frequent
+    confusions."""
+    names = [str(name) for name in matrix["labels"]]
     if not names:
-        return ""
-    right = int(np.trace(counts))
+        return "", False
+    if len(names) > MOST_CELLS:
+        return _confusions(names, matrix), False
+    counts = np.array(matrix["counts"])
     note = (
         f'<p class="soft">Rows: correct class. Columns: predicted class. Color: share of the records of the row. '
-        f"{right:,} of {counts.sum():,} records are right.</p>"
+        f"{np.trace(counts):,} of {counts.sum():,} records are right.</p>"
     )
-    if len(names) > MOST_CELLS:
-        wrong = counts - np.diag(np.diag(counts))
-        order = np.argsort(wrong, axis=None, kind="stable")[::-1][:_MOST_CONFUSIONS]
-        pairs = [divmod(int(one), len(names)) for one in order if wrong.flat[one]]
-        rows = [
-            [
-                isolated(short(names[a], _LONGEST_NAME)),
-                isolated(short(names[b], _LONGEST_NAME)),
-                f"{wrong[a, b]:,}",
-                f"{counts[a].sum():,}",
-            ]
-            for a, b in pairs
-        ]
-        return f'<p class="soft">{right:,} of {counts.sum():,} right. The most frequent confusions:</p>' + table(
-            ["correct", "predicted", "records", "of"], rows, numbers=(2, 3)
-        )
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     width = max(44, min(72, 420 // len(names)))
-    is_long = max(len(short(name, _LONGEST_NAME)) for name in names) > 2 * width / _LETTER
+    longest = max(len(short(name, _LONGEST_NAME)) for name in names)
+    is_long = longest > 2 * width / _LETTER
     turn = ' class="turn"' if is_long else ""
     head = "".join(f'<th title="{escape(name)}">{isolated(short(name, _LONGEST_NAME))}</th>' for name in names)
     lines = [
@@ -237,7 +235,56 @@ def _confusion(matrix: Confusion) -> str:
     ]
     head = f"<thead><tr{turn}><th>predicted →<br>correct ↓</th>{head}</tr></thead>"
     whole = f'<table class="matrix" style="--w:{width}px">{head}<tbody>{"".join(lines)}</tbody></table>'
-    return f'{note}<div class="scroll">{whole}</div>'
+    matrix_of_all = f'{note}<div class="scroll">{whole}</div>'
+    whole_width = max(longest, _HEAD_LETTERS) * _LETTER + width * len(names)
+    if whole_width < _PHONE:
+        return matrix_of_all, False
+    is_wide = whole_width > _HALF
+    css, other = "wider" if is_wide else "wide", _confusions(names, matrix)
+    return f'<div class="{css}">{matrix_of_all}</div><div class="narrow">{other}</div>', is_wide
+
+
+def _confusions(names: Sequence[str], matrix: Confusion) -> str:
+    """Return the most frequent confusions as a list."""
+    sizes = _sizes(matrix)
+    if "largest" in matrix:
+        right, largest = matrix["right"], matrix["largest"][:_MOST_CONFUSIONS]
+    else:
+        counts = np.array(matrix["counts"])
+        right, wrong = int(np.trace(counts)), counts - np.diag(np.diag(counts))
+        order = np.argsort(wrong, axis=None, kind="stable")[::-1][:_MOST_CONFUSIONS]
+        largest = [(*divmod(int(one), len(names)), int(wrong.flat[one])) for one in order if wrong.flat[one]]
+    rows = [
+        [
+            isolated(short(names[a], _LONGEST_NAME)),
+            isolated(short(names[b], _LONGEST_NAME)),
+            f"{count:,}",
+            f"{sizes[a]:,}",
+        ]
+        for a, b, count in largest
+    ]
+    note = f"{right:,} of {sum(sizes):,} records are right."
+    if not rows:
+        return f'<p class="soft">{note}</p>'
+    header = ["correct", "predicted", "records", "of"]
+    note += " The most frequent confusions:"
+    return f'<p class="soft">{note}</p>' + table(header, rows, numbers=(2, 3))
+
+
+def _slices(findings: Findings) -> str:
+    """Return tables of the score by group."""
+    return "".join(
+        table(
+            [escape(one["title"]), "", escape(words_of(one["metric"])), "records"],
+            [
+                [escape(name), track(value), escape(format_value(one["metric"], value)), f"{count:,}"]
+                for name, count, value in one["groups"]
+            ],
+            numbers=(2, 3),
+            css="whole groups",
+        )
+        for one in findings.get("slices", ())
+    )
 
 
 def _charts(findings: Findings) -> list[tuple[str, str]]:

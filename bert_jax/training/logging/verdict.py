@@ -17,6 +17,8 @@ Finding = tuple[bool | None, str]
 _LOWER_IS_BETTER = ("loss", "mse", "mae", "perplexity")
 # Relative change from which on a held-out score counts as changed.
 _CHANGE = 0.005
+# Relative rise of a loss above its lowest value from which on the model overfits.
+_RISE = 0.05
 # Share of the standard deviation of the labels below which predictions count as nearly constant.
 _CONSTANT = 0.25
 
@@ -102,11 +104,29 @@ def _direction(run: RunFiles, split: str, name: str) -> list[Finding]:
     margin, best = _CHANGE * (abs(values[-1]) or 1.0), int(better.argmax())
     if better[-1] > better[:-1].max() + margin:
         before = f"{format_value(name, float(values[-2]))} at step {steps[-2]:,.0f}"
+        if rises := _overfits(run, split, name):
+            return [(None, f"It still improved at the last evaluation ({before}), but {rises}.")]
         more = ", so more steps may help" if run.state == "complete" else ""
         return [(None, f"It still improved at the last evaluation ({before}){more}.")]
     if better[-1] < better[best] - margin:
         return [(None, f"It was better at step {steps[best]:,.0f}: {format_value(name, float(values[best]))}.")]
     return []
+
+
+def _overfits(run: RunFiles, split: str, name: str) -> str:
+    """Return a clause if the loss of the same predictions rises while the score ``name`` improves."""
+    for loss in ("log_loss", "loss"):
+        steps, values = series(run.rows, split, loss)
+        if loss == name or len(values) < 2 or not np.isfinite(values).all():
+            continue
+        lowest = int(values.argmin())
+        if values[-1] > values[lowest] * (1 + _RISE):
+            ends = [format_value(loss, float(values[place])) for place in (lowest, -1)]
+            return (
+                f"the {split} {words_of(loss)} has risen from {ends[0]} at step {steps[lowest]:,.0f} to {ends[1]}: "
+                "wrong answers become surer (overfitting), so more steps help the score little"
+            )
+    return ""
 
 
 # Fine-tuning ------------------------------------------------------------------------------------------------------

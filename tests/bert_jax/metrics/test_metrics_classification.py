@@ -156,6 +156,7 @@ def test_equal_to_scikit_learn():
             expected["auroc"] = metrics.roc_auc_score(gold, probabilities[:, 1])
         else:
             expected["auroc"] = metrics.roc_auc_score(gold, probabilities, multi_class="ovr")
+        expected["log_loss"] = metrics.log_loss(gold, probabilities, labels=range(classes))
         assert found == pytest.approx(expected, abs=1e-12, nan_ok=True), seed
         theirs = metrics.confusion_matrix(gold, predicted, labels=range(classes))
         assert (confusion_matrix(gold, predicted, classes) == theirs).all()

@@ -67,6 +67,19 @@ def test_tags_show_the_words():
     assert findings_of(task(), own, [{"tokens": tagged[0]}])["support"]["counts"] == {"NOUN": 1, "VERB": 1}
 
 
+def test_answers_are_scored_by_length_of_answer_and_context():
+    lengths = [(1, 150), (1, 900), (3, 150), (12, 40)]  # words of the answer and of the context
+    own = records(
+        text=["q"] * 4, text_pair=[" ".join(["w"] * context) for _, context in lengths],
+        answers=[(Answer(text=" ".join(["a"] * answer), start=-1),) for answer, _ in lengths],
+    )  # fmt: skip
+    predictions = [{"answer": text, "score": 1.0} for text in ("a", "b", "a a a", "b")]
+    of_answers, of_contexts = findings_of(task(), own, predictions)["slices"]
+    assert (of_answers["metric"], of_contexts["title"]) == ("f1", "length of the context in words")
+    assert of_answers["groups"] == [("1", 2, 0.5), ("3", 1, 1.0), ("10+", 1, 0.0)]
+    assert of_contexts["groups"] == [("up to 100", 1, 0.0), ("101-200", 2, 1.0), ("801+", 1, 0.0)]
+
+
 @pytest.mark.parametrize(("scoring", "unit", "group"), [("squad", "words", "2"), ("chinese", "characters", "4-5")])
 def test_answers_have_lengths_and_the_passage_around_the_answer(scoring, unit, group):
     passage = "x" * 900 + "ab cd" + "y" * 900

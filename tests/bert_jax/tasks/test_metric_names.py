@@ -46,7 +46,7 @@ def of_classes(names):
 
 THREE = of_classes(("no", "perhaps", "yes"))
 EXPECTED = {
-    "classification": ("accuracy", THREE | {"matthews", "auroc"}),
+    "classification": ("accuracy", THREE | {"matthews", "auroc", "log_loss"}),
     "multi_label": ("accuracy", THREE | {"mean_average_precision", "auroc"}),
     "regression": ("pearson", {"spearman", "mse", "mae"}),
     "choice": ("accuracy", of_classes("012") | {"matthews"}),
@@ -56,7 +56,7 @@ EXPECTED = {
                                                         for n in "AB"}),
     "joint": ("sentence_accuracy", {"intent_accuracy", "slot_accuracy"} | {
         f"slot_{k}{end}" for k in ("precision", "recall", "f1") for end in ("", "/A", "/B")}),
-    "pair_softmax": ("accuracy", THREE | {"matthews", "auroc"}),
+    "pair_softmax": ("accuracy", THREE | {"matthews", "auroc", "log_loss"}),
     "negatives": ("triplet_accuracy", set()),
 }  # fmt: skip
 

@@ -1,10 +1,17 @@
 """The report of a run in progress, of stopped and older runs, of hostile texts, and of several runs."""
 
+import base64
+import datetime
 import fcntl
+import hashlib
 import json
+import os
 import re
+import time
 from html.parser import HTMLParser
 
+import jax
+import numpy as np
 import pytest
 from run_logs import open_log, train_metrics
 from support import tiny_config, train_synthetic
@@ -16,6 +23,7 @@ from bert_jax.finetuning.task_objective import task_display
 from bert_jax.io.storage import location
 from bert_jax.objectives.masked_lm import MaskedLm
 from bert_jax.training.logging.page import STYLE
+from bert_jax.training.logging.progress import format_age
 from bert_jax.training.logging.report import run_page, write_report
 from bert_jax.training.logging.run_files import has_report, read_log, read_run
 
@@ -85,6 +93,9 @@ def test_the_page_of_a_whole_run_ends_without_a_reload(tmp_path):
     config = tiny_config("--training.num_steps 4 --training.eval_interval 2 --training.log_interval 1")
     train_synthetic(config, tmp_path / "w", callbacks=(lambda row: pages.append(page_of(tmp_path / "w")),))
     assert all(RELOAD in page for page in pages) and len(set(pages)) >= 3
+    # The first evaluation already knows the loss of the unigram distribution.
+    level = f"<bdi>unigram</bdi> <b>{np.log(211):.3f}</b>"
+    assert level not in pages[0] and all(level in page for page in pages[-2:])
     assert RELOAD not in page_of(tmp_path / "w") and "Filled masks" in page_of(tmp_path / "w")
     assert has_report(tmp_path / "w")
     # A continued run is not complete before its end.
@@ -277,6 +288,59 @@ def test_no_curve_twice_and_no_tile_alone(tmp_path):
     assert run_page(read_run(folder), TASK).count('class="tile"') == 2  # of three
 
 
+def steps_log(count, seconds, first="2026-01-01 10:00:00"):
+    """Lines of train.log about steps, one every so many seconds."""
+    began = datetime.datetime.fromisoformat(first)
+    stamps = [began + datetime.timedelta(seconds=seconds * number) for number in range(count)]
+    return "".join(f"{stamp}  step {10 * number}/400  loss 2.0\n" for number, stamp in enumerate(stamps, 1))
+
+
+def test_the_page_of_a_run_in_progress_tells_the_age_of_its_last_line(tmp_path):
+    folder = write_run(tmp_path / "w")
+    (folder / "train.log").write_text(steps_log(5, 20) + steps_log(1, 0, "2026-01-01 10:05:00"))
+    os.utime(folder / "train.log", (1_700_000_000, 1_700_000_000.25))
+    page = run_page(read_run(folder, "running"), TASK)
+    Tags(page)
+    (script,) = re.findall("<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"; script-src 'sha256-{digest}'\">" in page
+    assert '<span data-last="1700000000.2">last line 2026-01-01 10:05:00</span>' in page
+    # Ten intervals of 60 s, of which one has 220 s, and a minute until the next page.
+    assert '<div class="warning" data-limit="660" hidden>' in page
+    assert "usually there is one every 60 s" in page and f"<code>bert-jax report {folder}</code>" in page
+    # A rare line is not a sign of trouble.
+    (folder / "train.log").write_text(steps_log(30, 1) + steps_log(1, 0, "2026-01-01 10:20:29"))
+    assert '<div class="warning" data-limit="2460" hidden>' in run_page(read_run(folder, "running"), TASK)
+    for state in ("stopped", "complete"):
+        page = run_page(read_run(folder, state), TASK)
+        assert "<script" not in page and "script-src" not in page and "data-l" not in page
+    (folder / "train.log").write_text(steps_log(2, 20))  # too few lines
+    page = run_page(read_run(folder, "running"), TASK)
+    assert "data-last" in page and '<div class="warning" data-limit' not in page
+    store = read_run(folder, "running", place=location("memory://bucket/run"))  # which gets lines from time to time
+    assert '<div class="warning" data-limit' not in run_page(store, TASK)
+
+
+def test_the_command_says_how_old_the_last_line_is(tmp_path, capsys):
+    folder = write_run(tmp_path / "w")
+    (folder / "train.log").write_text(steps_log(9, 20))
+    assert cli.main(["report", str(folder)]) == 0
+    found = capsys.readouterr()
+    assert found.out == f"{folder / 'report.html'}\n"
+    assert found.err == f"{folder}: stopped, not complete, step 20 of 40; last line 2026-01-01 10:02:40\n"
+    with (folder / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for age, words in ((45, "45 s ago\n"), (720, "12 minutes ago, usually one every 20 s: the run may hang\n")):
+            os.utime(folder / "train.log", (time.time() - age,) * 2)
+            cli.main(["report", str(folder)])
+            assert capsys.readouterr().err == f"{folder}: in progress, step 20 of 40; last line {words}"
+
+
+def test_ages_in_words():
+    ages = {0: "0 s", 99: "99 s", 100: "2 minutes", 5999: "100 minutes", 6000: "2 hours", 172_800: "2 days"}
+    assert {age: format_age(age) for age in ages} == ages
+
+
 def test_runs_side_by_side(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     steps = "training: {num_steps: 40}\n"
@@ -340,6 +404,22 @@ def test_a_stopped_run_tells_when_and_why_it_ended_and_how_to_continue(tmp_path)
     with (folder / "train.log").open("a") as log:  # another attempt, without an end
         log.write("2026-01-01 11:00:00  step 21/40  loss 2\n")
     assert "No end was recorded" in run_page(read_run(folder), TASK)
+
+
+def test_a_score_that_improves_while_the_loss_rises_is_one_sentence(tmp_path):
+    folder = write_run(tmp_path / "w", config="task: {kind: classification}\n", split="dev")
+    values = [(10, 0.8, 0.5), (20, 0.81, 0.45), (30, 0.85, 0.6)]
+    for rises in (True, False):
+        rows = [
+            {"step": step, "split": "dev", "accuracy": accuracy, "log_loss": loss if rises else 1 - accuracy}
+            for step, accuracy, loss in values
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        page = run_page(read_run(folder), TASK)
+        start = "It still improved at the last evaluation (81.0% at step 20)"
+        both = f"{start}, but the dev log loss has risen from 0.4500 at step 20 to 0.6000: wrong answers"
+        assert (both in page) == rises and (f"{start}." in page) != rises
+        assert "<h3>dev: log loss</h3>" in page
 
 
 @pytest.mark.slow
@@ -455,10 +535,56 @@ def test_runs_side_by_side_show_differences_and_the_better_value(tmp_path):
     assert "<h1><bdi>a</bdi> and <bdi>b</bdi></h1>" in page and "the same number of targets" in page
     row = '<td class="n">2</td><td class="n"><b>1.500</b></td><td class="n">-0.5</td>'
     assert f"<bdi>masked-token loss</bdi></th>{row}" in page and page.count("<b>1.500</b></td>") == 1
+    assert "The files contain no intervals. One run of each kind does not show" in page
     assert '<td class="n">+0.0 points</td>' in page and "4,000" in page and "<td>some_text, own</td>" in page
     (folders[1] / "config.yaml").write_text("training: {num_steps: 5000}\n")
     page = bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
     assert "training.<wbr>num_<wbr>steps" in page and "<bdi>5,000</bdi>" in page
+
+
+def test_two_pretraining_runs_have_an_interval_over_the_same_rows(tmp_path):
+    rng = np.random.default_rng(0)
+    weights, gains, folders = rng.integers(50, 60, 40), rng.normal(0.1, 0.05, 40), []
+    for name, change in (("a", 0.0), ("b", 1.0)):
+        losses = 3 + rng.normal(0, 1e-9, 40) + np.arange(40) - change * gains
+        folder = write_run(tmp_path / name)
+        data = {"evaluation": {"mlm_loss": 3.0 - change}, "evaluation_groups": {
+            "mlm_loss": np.stack([losses * weights, weights], axis=1).tolist()
+        }}  # fmt: skip
+        (folder / "report_data.json").write_text(json.dumps(data))
+        folders.append(folder)
+    page = bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
+    (low, high) = map(float, re.search(r"<small>(-[\d.]+) to (-[\d.]+)</small>", page).groups())
+    # The groups differ by 39 from each other, but the runs by 0.1 in each.
+    assert low < -gains.mean() < high and high - low == pytest.approx(4 * 0.05 / 40**0.5, rel=0.3)
+    assert "the 95% interval of a difference on the same records, from resampled records. One run" in page
+    data["evaluation_groups"]["mlm_loss"][3][1] += 1  # other rows
+    (folders[1] / "report_data.json").write_text(json.dumps(data))
+    assert "<small>" not in bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
+
+
+def test_two_fine_tuning_runs_have_an_interval_over_the_same_records(tmp_path):
+    folders = []
+    for name, wrong in (("a", 20), ("b", 10)):
+        config = {"task": {"kind": "classification"}, "data": {"labels": ["n", "y"]}}
+        folder = write_run(tmp_path / name, config=json.dumps(config), split="dev")
+        lines = [
+            {"id": str(i), "label": "n" if i < wrong else "y", "gold": "y", "probabilities": {"n": 0.5, "y": 0.5}}
+            for i in range(100)
+        ]
+        (folder / "predictions_dev.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        metrics = {"accuracy": {"value": 1 - wrong / 100, "ci95": [0.7, 0.9625]}}
+        (folder / "metrics.json").write_text(json.dumps([{"split": "dev", "n": 100, "metrics": metrics}]))
+        (folder / "report_data.json").write_text("{}")
+        folders.append(folder)
+    page = bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
+    assert '<td class="n">80.0%<small>70.0% to 96.2%</small></td>' in page
+    (low, high) = map(float, re.search(r"\+10.0 points<small>\+([\d.]+) to \+([\d.]+)</small>", page).groups())
+    # Ten of a hundred records differ: 1.96 sqrt(0.1 0.9 / 100).
+    assert low == pytest.approx(10 - 5.88, abs=1.5) and high == pytest.approx(10 + 5.88, abs=1.5)
+    assert "the 95% interval of a value and of a difference on the same records" in page
+    (folders[1] / "predictions_dev.jsonl").unlink()
+    assert "points<small>" not in bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
 
 
 def test_the_log_records_host_and_command(tmp_path, monkeypatch, capsys):
@@ -470,12 +596,14 @@ def test_the_log_records_host_and_command(tmp_path, monkeypatch, capsys):
     log.close()
     assert "CPUs" not in capsys.readouterr().out
     facts = read_log((tmp_path / "train.log").read_text())
-    assert "CPUs" in facts.place and ", jax " in facts.place and not facts.lines
+    assert "CPUs" in facts.place and not facts.lines
+    assert facts.versions == f"jax {jax.__version__}, bert_jax {bert_jax.__version__}"
     assert facts.command == "bert-jax finetune --data.train 'a b.csv'"
     (tmp_path / "config.yaml").write_text("task: {kind: qa}\ntraining: {seed: 7}\n")
     page = run_page(read_run(tmp_path), TASK)
     assert "<pre>bert-jax finetune --data.train &#x27;a b.csv&#x27;</pre>" in page
-    for words in (f"<dd><bdi>{tmp_path}</bdi>", "<dt>seed</dt><dd>7", "<dt>started</dt>", "<dt>runs on</dt>"):
+    for words in (f"<dd><bdi>{tmp_path}</bdi>", "<dt>seed</dt><dd>7", "<dt>started</dt>", "<dt>runs on</dt>",
+                  f"<dt>versions</dt><dd>{facts.versions}"):  # fmt: skip
         assert words in page
 
 

@@ -1,11 +1,16 @@
 """The parts of a report about a fine-tuned model: scores, classes, matrices, charts and mistakes."""
 
 import json
+import re
 
+import numpy as np
 import pytest
 
 from bert_jax.finetuning.supervision import LABELS_ONLY
 from bert_jax.finetuning.task_objective import task_display
+from bert_jax.objectives.display import MOST_CONFUSIONS
+from bert_jax.tasks.text_classification import confusions
+from bert_jax.training.logging.curves import draw_curves
 from bert_jax.training.logging.report import run_page
 from bert_jax.training.logging.run_files import read_run
 
@@ -64,6 +69,45 @@ def test_classes_have_their_numbers_and_averages_their_baseline(tmp_path):
     f1 = 2 * 0.75 / 1.75  # precision 0.75, recall 1
     assert f'<td class="n">{f1 / 2:.1%}</td>' in page and f'<td class="n">{0.75 * f1:.1%}</td>' in page
     assert page.count("predicted →<br>correct ↓") == 1
+
+
+def test_a_matrix_that_is_wider_than_a_phone_is_also_a_list(tmp_path):
+    six = [f"class {number}" for number in range(6)]
+    for names, css in ((["no", "yes"], ""), (["a", "b", "c", "d"], "wide"), (six, "wider")):
+        counts = np.arange(len(names) ** 2).reshape(len(names), -1).tolist()
+        page = page_of(tmp_path, {"confusion": {"dev": {"labels": names, "counts": counts}}})
+        assert re.findall('<div class="(wider?|narrow)">', page) == ([css, "narrow"] if css else [])
+        assert '<table class="matrix"' in page and ("The most frequent confusions:" in page) == bool(css)
+    row = "<bdi>class 5</bdi></th><td><bdi>class 4</bdi></td>" + '<td class="n">34</td><td class="n">195</td>'
+    assert row in page  # of the last row, 30 to 35
+
+
+def test_of_many_classes_the_largest_confusions_are_kept(tmp_path):
+    rng, names = np.random.default_rng(0), [f"class {number}" for number in range(3000)]
+    gold = rng.integers(0, 3000, 5000)
+    predicted = np.where(rng.random(5000) < 0.5, gold, rng.integers(0, 3000, 5000))
+    gold[:30], predicted[:30], gold[30:50], predicted[30:50] = 7, 8, 2999, 0
+    matrix = confusions(gold, predicted, names)
+    assert "counts" not in matrix and len(matrix["largest"]) == MOST_CONFUSIONS
+    assert matrix["largest"][:2] == [(7, 8, 30), (2999, 0, 20)]
+    assert matrix["sizes"] == np.bincount(gold, minlength=3000).tolist()
+    assert matrix["right"] == int((gold == predicted).sum())
+    page = page_of(tmp_path, {"confusion": {"dev": json.loads(json.dumps(matrix))}})
+    assert f"{matrix['right']:,} of 5,000 records are right. The most frequent confusions:" in page
+    size = int((gold == 7).sum())
+    assert f'class 7</bdi></th><td><bdi>class 8</bdi></td><td class="n">30</td><td class="n">{size}</td>' in page
+    assert draw_curves([], {"confusion": {"dev": matrix}}, (), "run").startswith(b"\x89PNG")
+    few = confusions(gold % 3, predicted % 3, ["a", "b", "c"])
+    assert sum(map(sum, few["counts"])) == 5000 and "largest" not in few
+
+
+def test_answers_have_their_scores_by_length(tmp_path):
+    slices = [
+        {"title": "length of the <answer>", "metric": "f1", "groups": [["none", 3, 0.25], ["4-5", 1200, 1.0]]}
+    ]
+    page = page_of(tmp_path, {"findings": {"dev": {"scored": 4, "slices": slices}}})
+    assert "<h3>dev: by length</h3>" in page and "length of the &lt;answer&gt;" in page
+    assert '<td class="n">25.0%</td><td class="n">3</td>' in page and '<td class="n">1,200</td>' in page
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from bert_jax.training.checkpoint import writer
 from bert_jax.training.checkpoint.folder import saved_steps
 from bert_jax.training.checkpoint.restore import restore_newest
 from bert_jax.training.logging.metrics_file import read_metrics
+from bert_jax.training.logging.run_files import read_data
 
 
 def tiny(*words):
@@ -87,6 +88,15 @@ def test_a_callback_ends_the_run_like_its_last_step_and_the_rest_is_bitwise_the_
     assert_states_equal(final_state(tmp_path / "whole", config), final_state(cut, config))
     whole, both = (untimed(read_metrics(tmp_path / name)) for name in ("whole", "cut"))
     assert [row for row in both if "split" not in row] == [row for row in whole if "split" not in row]
+    # The first and the last evaluation know the baselines; the report keeps the sums of groups of rows.
+    evaluations = [row for row in whole if row.get("split") == "eval"]
+    assert [(row["step"], "unigram_cross_entropy" in row) for row in evaluations] == [
+        (6, True), (12, False), (18, False), (20, True),
+    ]  # fmt: skip
+    groups = read_data(tmp_path / "whole")["evaluation_groups"]
+    sums, weights = np.array(groups["mlm_loss"]).T
+    assert len(sums) == 3 and sums.sum() / weights.sum() == pytest.approx(evaluations[-1]["mlm_loss"], rel=1e-12)
+    assert weights.sum() == evaluations[-1]["targets"] and "nsp_accuracy" in groups
 
 
 @pytest.mark.parametrize("waits", ["poll", "save"])
@@ -144,9 +154,11 @@ def test_a_complete_run_says_so_and_changes_nothing(tmp_path, capsys):
     config = tiny("--training.num_steps 4")
     train_synthetic(config, tmp_path / "w")
     before = (tmp_path / "w" / "metrics.jsonl").read_bytes()
-    capsys.readouterr()
+    warning = "WARNING: optimizer.warmup_steps: 4 is not less than the 4 steps of the schedule"
+    assert warning in capsys.readouterr().out and warning in (tmp_path / "w" / "report.html").read_text()
     train_synthetic(config, tmp_path / "w")
-    assert "is complete: 4 steps" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "is complete: 4 steps" in shown and "WARNING" not in shown
     assert (tmp_path / "w" / "metrics.jsonl").read_bytes() == before
 
 
@@ -324,6 +336,14 @@ def test_a_batch_that_the_mesh_does_not_divide_is_refused(tmp_path, arguments):
         train_synthetic(tiny(arguments), tmp_path / "w", devices=None)
     with pytest.raises(ValueError, match="mesh: data 3 x fsdp 1 x tensor 1 needs 3 devices, but 8"):
         train_synthetic(tiny("--mesh.data 3"), tmp_path / "w", devices=None)
+
+
+def test_a_name_that_no_parameter_has_is_refused_before_the_workdir_is_changed(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"optimizer\.without_decay: no parameter has 'relu' in its name; names with"
+    ):
+        train_synthetic(tiny("--optimizer.weight_decay 0 --optimizer.without_decay embedding relu"), tmp_path / "w")
+    assert not (tmp_path / "w" / "config.yaml").exists()
 
 
 def test_a_phase_must_go_beyond_the_one_before(tmp_path):
