@@ -1,0 +1,42 @@
+"""``bert-jax calibrate``."""
+
+import argparse
+from pathlib import Path
+
+from bert_jax.commands.options import SOURCE, Command, option, read_options, reading
+
+
+def calibrate_command(arguments: argparse.Namespace) -> None:
+    """Save a classifier with calibrated probabilities: its logits are divided by the temperature with the lowest
+    log loss on labeled examples that it was not trained on. Predicted classes stay the same. With --equal_classes,
+    the probabilities hold for texts whose classes are equally frequent, so rare classes are predicted more often.
+    Prints log loss, calibration error, accuracy and macro F1 before and after."""
+    from bert_jax.contrib.calibration.calibrate import calibrate_model
+
+    calibrate_model(
+        Path(arguments.source), arguments.target, arguments.examples, read_options(arguments),
+        equal_classes=arguments.equal_classes, check=arguments.check,
+    )  # fmt: skip
+
+
+COMMANDS = (
+    Command("calibrate", "probabilities of a classifier that fit labeled examples", calibrate_command, (
+        SOURCE,
+        option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
+        option(
+            "--examples", required=True, nargs="+", metavar="FILE",
+            help="labeled examples as bert-data records prints them (.jsonl), such as the dev split",
+        ),
+        option(
+            "--equal_classes", action="store_true",
+            help="divide the probability of each class by its frequency in --examples (which must be that in the "
+            "training records)",
+        ),
+        option(
+            "--check", nargs="+", default=(), metavar="FILE",
+            help="other labeled examples: print the values on these (default: those on --examples, which are a "
+            "little too good)",
+        ),
+        reading(),
+    ), group="more", example="--model runs/reviews --to calibrated/ --examples dev.jsonl --check test.jsonl"),
+)  # fmt: skip
