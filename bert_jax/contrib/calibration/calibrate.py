@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax
+from scipy.special import log_softmax, softmax
 
 from bert_jax.contrib.compression.examples import read_examples, with_classes
 from bert_jax.inference.engine import Engine
@@ -24,6 +24,7 @@ from bert_jax.tasks.text_classification import probability_table
 _KERNEL, _BIAS = "sequence_head/kernel", "sequence_head/bias"
 # The range of the natural logarithm of a temperature.
 _MOST = 4.0
+_SHOWN = ("log_loss", "accuracy", "f1_macro")
 
 
 def log_loss(gold_N: np.ndarray, logits_NxL: np.ndarray) -> float:
@@ -135,13 +136,10 @@ def _logits(engine: Engine, files: Sequence[str], option: str) -> tuple[np.ndarr
 
 def _comparison(gold: np.ndarray, before: np.ndarray, after: np.ndarray, names: Sequence[str]) -> list[str]:
     """Return a line for each metric of the logits ``before`` and ``after``, for the correct classes ``gold``."""
-    lines = [f"{len(gold):,} records: before, after"]
     found = []
     for logits in (before, after):
-        scores = {one.name: one for one in classification_scores(gold, logits.argmax(-1), names)}
-        named = {name: float(value(scores[name], len(gold))) for name in ("accuracy", "f1_macro")}
-        found.append(
-            {"log_loss": log_loss(gold, logits), "calibration_error": calibration_error(gold, logits), **named}
-        )
-    lines += [f"  {name}: {found[0][name]:.4f}, {found[1][name]:.4f}" for name in found[0]]
-    return lines
+        scores = classification_scores(gold, logits.argmax(-1), names, softmax(logits, -1))
+        values = {one.name: float(value(one, len(gold))) for one in scores if one.name in _SHOWN}
+        found.append({**values, "calibration_error": calibration_error(gold, logits)})
+    lines = [f"  {name}: {found[0][name]:.4f}, {found[1][name]:.4f}" for name in (*_SHOWN, "calibration_error")]
+    return [f"{len(gold):,} records: before, after", *lines]
