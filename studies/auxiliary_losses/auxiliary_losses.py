@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "shared"), str(Path(__file__).resolve().parents[2])]
-from arms import PLAIN, RANDOM, TaskOfArms, TimeIsUp, arm_options, runner, scored, table
+from arms import PLAIN, RANDOM, Stopped, TaskOfArms, arm_options, runner, scored, table
 from small_runs import Lines, Options, report, report_missing
 from small_samples import clinc, sick, sst2, stsb
 
@@ -52,8 +52,8 @@ def main() -> int:
         keep_to_cpu_without_accelerator()
         try:
             runner(options, lines, scored).all_arms(tasks, {PLAIN: {}, **ARMS, RANDOM: {}}, SEEDS)
-        except TimeIsUp:
-            report("the time is up: run the same command to continue")
+        except Stopped:
+            report("stopped: run the same command to continue")
     return report_missing(table(lines, tasks, [*ARMS], SEEDS, BOUND))
 
 

@@ -84,12 +84,13 @@ class Runner:
         return self._texts[task.name, seed]
 
     def run(self, task: TaskOfArms, arm: str, options: Options, rate: float, seed: int) -> Line:
-        """Return the line of a run; make the run if there is none. Raises ``TimeIsUp`` after ``until``."""
+        """Return the line of a run; make the run if there is none. Raises ``Stopped`` after ``until``, and if a
+        signal stops the run."""
         key = task.key(arm, rate, seed)
         if key in self.lines.found:
             return self.lines.found[key]
         if time.time() > self.until:
-            raise TimeIsUp
+            raise Stopped
         report(f"run {key}")
         began, texts = time.perf_counter(), self.texts(task, seed)
         answers = self._answers(task, texts, arm, options, rate, seed)
@@ -113,12 +114,16 @@ class Runner:
         if arm == RANDOM:
             given |= {**NETWORK, "data.vocab": str(self.model / "vocab.txt")}
         try:
-            bert_jax.finetune(
+            run = bert_jax.finetune(
                 None if arm == RANDOM else self.model, task=task.kind, train=[*texts.train],
                 test=[*texts.choice, *texts.results], workdir=workdir, max_length=task.max_length,
                 learning_rate=rate, seed=seed, options=given, report=None,
             )  # fmt: skip
+            if not run.results:  # Ctrl-C or SIGTERM
+                raise Stopped
             return [answer for _, answer in read_predictions(workdir, "test")]
+        except KeyboardInterrupt:  # before the first step
+            raise Stopped from None
         except exits.Stop as stop:
             if stop.code != exits.NON_FINITE:
                 raise
@@ -152,8 +157,8 @@ class Runner:
                 self.arm(task, arm, options, seeds)
 
 
-class TimeIsUp(Exception):
-    """The time for further runs is over."""
+class Stopped(Exception):
+    """The time for further runs is over, or a signal has come."""
 
 
 def chosen_rate(lines: Lines, task: TaskOfArms, arm: str) -> float | None:

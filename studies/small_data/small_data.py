@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "shared"), str(Path(__file__).resolve().parents[2])]
-from arms import PLAIN, RANDOM, Runner, TaskOfArms, TimeIsUp, arm_options, differences_of, runner, scored, table
+from arms import PLAIN, RANDOM, Runner, Stopped, TaskOfArms, arm_options, differences_of, runner, scored, table
 from small_runs import Lines, Options, report, report_missing
 from small_samples import clinc, qnli, rte, sick, sst2, stsb
 
@@ -34,13 +34,13 @@ BOTH = "best two"
 ARMS: dict[str, Options] = {
     "no bias correction": {"optimizer.name": "bert_adam"},
     "new top layer": {"regularization.reinit_layers": 1},
-    "longer": {"training.num_steps": 3 * STEPS},
     "layer rates": {"optimizer.layer_decay": 0.8},
     "mixout": {"regularization.mixout": 0.1},
     "decay to start": {
         "optimizer.decay_to_start": True, "optimizer.weight_decay": 0.01,
         "optimizer.weight_decay_type": "independent",
     },
+    "longer": {"training.num_steps": 3 * STEPS},
 }  # fmt: skip
 BASELINES: dict[str, Options] = {PLAIN: {}, RANDOM: {}}
 # Task -> kind, records, tokens.
@@ -114,8 +114,8 @@ def main() -> int:
         try:
             for stage in options.stages:
                 make(run, stage, options.tasks)
-        except TimeIsUp:
-            report("the time is up: run the same command to continue")
+        except Stopped:
+            report("stopped: run the same command to continue")
     return report_missing(sum(print_table(lines, stage) for stage in options.stages))
 
 

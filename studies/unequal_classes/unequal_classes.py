@@ -33,8 +33,8 @@ from arms import (
     TFIDF,
     Answer,
     Line,
+    Stopped,
     TaskOfArms,
-    TimeIsUp,
     arm_options,
     chosen_rate,
     mean_and_deviation,
@@ -249,8 +249,8 @@ def main() -> int:
         keep_to_cpu_without_accelerator()
         try:
             runner(options, lines, measure).all_arms(tasks, ARMS, SEEDS)
-        except TimeIsUp:
-            report("the time is up: run the same command to continue")
+        except Stopped:
+            report("stopped: run the same command to continue")
     return report_missing(sum(print_table(lines, task) for task in tasks))
 
 
