@@ -1,6 +1,7 @@
 """The result of a check, and the order, text, JSON and HTML of several results. This module does not import jax."""
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,6 +57,7 @@ def finding(
     """Return the result with the status FAIL if ``fail`` is True, else LOOK if ``look`` is True, else OK."""
     assert check in CHECKS, check
     status: Status = "FAIL" if fail else "LOOK" if look else "OK"
+    number = number if number is not None and math.isfinite(number) else None
     return Finding(check, status, value, allowed, "" if status == "OK" else advice, number)
 
 

@@ -80,12 +80,14 @@ class Doctor:
             if turn != self._audit:  # the data do not change
                 self._turns.append(turn)
             self._spent += time.perf_counter() - began
+        began = time.perf_counter()
         self._add(check_log(self._config, read_metrics(context.folder), name, self._unigram))
         found = findings.ordered(self._found.values())
         findings.write(context.folder, step, found)
         for one in found:
             if one.status != "OK" and (one.check not in before or before[one.check].status != one.status):
                 context.log.line(f"doctor: {one}")
+        self._spent += time.perf_counter() - began
 
     def _add(self, found: list[Finding]) -> None:
         self._found |= {one.check: one for one in found}

@@ -82,11 +82,10 @@ def growth(start: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray]) -> Fi
     value = f"the matrices are {middle:.1f} times as large as at the start"
     value += f" (at most {ratios[most]:.1f} times: {most})" if most else ""
     look, fail = GROWTH
-    is_finite = np.isfinite(middle)
     return finding(
         "updates", value, f"at most {look:g} times",
         "the learning rate is too high; set optimizer.learning_rate to a tenth",
-        fail=not middle <= fail, look=middle > look, number=middle if is_finite else None,
+        fail=not middle <= fail, look=middle > look, number=middle,
     )  # fmt: skip
 
 

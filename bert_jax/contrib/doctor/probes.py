@@ -233,11 +233,12 @@ def other_rows(subject: Subject) -> Finding | None:
 
 
 def other_labels(subject: Subject) -> Finding | None:
-    """The labels of places without a weight must not change the loss."""
+    """The labels of places without a weight, in the same row and in other rows, must not change the loss."""
     if not subject.predicts_masks:
         return None
-    rows, slots = subject.rows, np.arange(subject.rows["mlm_weights"].shape[1])
-    half = {**rows, "mlm_weights": rows["mlm_weights"] * (slots % 2 == 0)}
+    rows = subject.rows
+    row, slot = np.indices(rows["mlm_weights"].shape)
+    half = {**rows, "mlm_weights": rows["mlm_weights"] * ((slot % 2 == 0) & (row % 2 == 0))}
     text = np.flatnonzero(~subject.tokenizer.special)
     other = np.random.default_rng(0).choice(text, size=rows["mlm_labels"].shape).astype(np.int32)
     labels = np.where(half["mlm_weights"] > 0, rows["mlm_labels"], other)
