@@ -53,7 +53,8 @@ def curve_of(folder, corpus, size, recipe, seed, steps):
         "training.log_interval": interval, "data.shards": str(folder / f"shards-{recipe}"),
     }  # fmt: skip
     workdir = folder / f"{size}-{recipe}-{seed}"
-    run = bert_jax.pretrain(corpus=corpus, workdir=workdir, report=lambda line: None, options=options)
+    (folder / "empty.yaml").write_text("training: {}\n")  # the defaults of the options, which are those of BERT
+    run = bert_jax.pretrain(folder / "empty.yaml", corpus=corpus, workdir=workdir, report=lambda line: None, options=options)
     points = [(row["step"], row["mlm_loss"]) for row in run.history if row.get("split") == "eval"]
     return {
         "size": size, "recipe": recipe, "seed": seed, "steps": steps,

@@ -71,8 +71,9 @@ def examine_step(workdir: "str | os.PathLike[str]", step: int | None = None) -> 
 
 
 def first_rows(rows: Rows, count: int = PROBED) -> dict[str, np.ndarray]:
-    """Return the first ``count`` rows."""
-    return {name: values[:count] for name, values in rows.items()}
+    """Return the first ``count`` rows; of packed rows, those with the most sequences."""
+    order = np.argsort(-rows["sequence_ids"].max(axis=1), kind="stable")[:count]
+    return {name: values[order] for name, values in rows.items()}
 
 
 def _examine_network(
@@ -91,8 +92,6 @@ def _examine_network(
     before = None if start is None else start.arrays
     rows = first_rows(held_out)
     found = check_network(objective, name, run.tokenizer, rows, now.arrays, before, unigram)
-    if before is not None and stored is not None:
-        found.append(network.growth(before, stored.arrays))
     return now.step, found
 
 
@@ -126,8 +125,9 @@ def check_network(
         return network.Network(*objective.network(config, objective.model, arrays, which), rows)
 
     found += network.states_and_attention(of(now))
+    size = network.updates(config.optimizer, now)
     masks = network.dropout_masks(of(now if start is None else start), config.execution.prng)
-    return found if masks is None else [*found, masks]
+    return [*found, *(one for one in (size, masks) if one is not None)]
 
 
 # ------------------------------------------------------------------ programs

@@ -17,9 +17,9 @@ Status = Literal["OK", "LOOK", "FAIL"]
 STATUSES: tuple[Status, ...] = ("FAIL", "LOOK", "OK")
 # All checks, the most specific cause first: a wrong vocabulary raises the loss, but a high loss has many causes.
 CHECKS = (
-    "labels", "vocabulary", "unknown tokens", "masks", "documents", "position ids", "other labels", "padding",
-    "neighbors", "place in the row", "other rows", "later tokens", "context", "tied table", "gradients", "dropout",
-    "repeated text", "sentence pairs", "updates", "first loss", "skipped steps", "loss", "loss spikes",
+    "labels", "vocabulary", "unknown tokens", "masks", "documents", "updates", "position ids", "other labels",
+    "padding", "neighbors", "place in the row", "other rows", "later tokens", "context", "tied table", "gradients",
+    "dropout", "repeated text", "sentence pairs", "first loss", "skipped steps", "loss", "loss spikes",
     "word order", "token states", "attention heads", "held-out gap", "padding share", "speed",
 )  # fmt: skip
 

@@ -18,7 +18,7 @@ SPIKE, LINES = 0.5, 5
 GAP = (0.3, 1.0)
 SKIPPED = 0.01
 # Share of the first speed, and share of the time spent waiting for data.
-SLOWER, WAITING = 0.7, 0.1
+SLOWER, WAITING = 0.5, 0.1
 
 
 def check_log(

@@ -1,4 +1,4 @@
-"""Measures of a network: gradients, growth of the weights, states of tokens, attention, dropout masks.
+"""Measures of a network: gradients, size of the updates, states of tokens, attention, dropout masks.
 
 Shapes: B rows, S tokens per row, L layers, A heads, H width.
 """
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig
+from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, OptimizerConfig
 from bert_jax.contrib.doctor.audit import Rows
 from bert_jax.contrib.doctor.findings import Finding, finding
 from bert_jax.model import BertModel, from_canonical
@@ -21,8 +21,8 @@ from bert_jax.model.canonical import Params, abstract_params, canonical_leaves, 
 from bert_jax.model.dropout import TOKEN_FEATURES, DropoutKey, TokenKey
 from bert_jax.model.layers import INTERMEDIATES
 
-# Growth of the weights (root mean square, median over the matrices) since the start.
-GROWTH = (8.0, 20.0)
+# Peak learning rate as a share of the root mean square of the matrices.
+RATE = (0.2, 0.5)
 # Mean cosine of the states of two tokens.
 COSINE = (0.95, 0.99)
 # Entropy in nats under which a head attends to one token, and the share of such heads.
@@ -70,22 +70,23 @@ def gradients(loss: Callable[[Params, Rows], jax.Array], params: Params, rows: R
     )  # fmt: skip
 
 
-def growth(start: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray]) -> Finding:
-    """Compare the root mean squares of the matrices with those of the initial parameters, by canonical name."""
-    ratios = {
-        name: float(np.linalg.norm(now[name]) / np.linalg.norm(before))
-        for name, before in start.items()
-        if name.endswith(_MATRICES) and before.ndim > 1 and before.any()
-    }
-    middle = float(np.median([*ratios.values()])) if ratios else 1.0
-    most = max(ratios, key=lambda name: ratios[name], default="")
-    value = f"the matrices are {middle:.1f} times as large as at the start"
-    value += f" (at most {ratios[most]:.1f} times: {most})" if most else ""
-    look, fail = GROWTH
+def updates(optimizer: OptimizerConfig, arrays: Mapping[str, np.ndarray]) -> Finding | None:
+    """Compare the peak learning rate with the root mean square of the matrices, by canonical name (median).
+
+    An update of Adam changes each weight by about the rate, and Muon is used with the rates of Adam. Returns None
+    for other optimizers, whose rate has another meaning.
+    """
+    if optimizer.name not in ("adamw", "bert_adam", "stable_adamw", "muon"):
+        return None
+    matrices = (values for name, values in arrays.items() if name.endswith(_MATRICES) and values.ndim > 1)
+    size = float(np.median([np.sqrt(np.mean(np.square(one))) for one in matrices]))
+    share = optimizer.learning_rate / max(size, 1e-9)
+    look, fail = RATE
     return finding(
-        "updates", value, f"at most {look:g} times",
-        "the learning rate is too high; set optimizer.learning_rate to a tenth",
-        fail=not middle <= fail, look=middle > look, number=middle,
+        "updates", f"an update at the peak rate is {share:.3g} of the size of the matrices, {size:.2g}",
+        f"at most {look:g}",
+        "the learning rate is too high; set optimizer.learning_rate to a tenth or a hundredth",
+        fail=not share <= fail, look=share > look, number=share,
     )  # fmt: skip
 
 

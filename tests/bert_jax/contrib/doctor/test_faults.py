@@ -173,6 +173,7 @@ FAULTS = {
     "other rows": (mixed_rows, ""),
     "context": (no_attention, ""),
     "gradients": (cut_gradient, ""),
+    "updates": (contextlib.nullcontext, "--optimizer.learning_rate 0.1"),
     "first loss": (contextlib.nullcontext, "--model.initializer_range 2"),
 }
 

@@ -38,7 +38,7 @@ CASES = [
     (lines(falling, held_out=4.5), {"held-out gap": "FAIL"}),
     (lines(falling, skipped_steps=lambda step: step // 1000), {"skipped steps": "LOOK"}),
     (lines(falling, skipped_steps=lambda step: step // 10), {"skipped steps": "FAIL"}),
-    (lines(falling, tokens_per_second=lambda step: 1000 - step / 8), {"speed": "LOOK"}),
+    (lines(falling, tokens_per_second=lambda step: 1000 - step / 5), {"speed": "LOOK"}),
     (lines(falling, data_wait_fraction=0.2), {"speed": "LOOK"}),
     ([], {}),
 ]
