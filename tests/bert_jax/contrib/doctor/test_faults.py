@@ -13,6 +13,8 @@ from support import objective_of, tiny_config, write_vocabulary
 from bert_jax.contrib.doctor.audit import audit
 from bert_jax.contrib.doctor.examine import check_network
 from bert_jax.contrib.doctor.findings import ordered
+from bert_jax.contrib.doctor.network import Network, states_and_attention
+from bert_jax.contrib.doctor.probes import Subject, Total, word_order
 from bert_jax.model import layers, task_layers
 from bert_jax.model.kernels.ranges import visible_keys
 from bert_jax.objectives import masked_lm
@@ -199,6 +201,41 @@ def test_attention_to_later_tokens_is_named(tokenizer):
     see = visible_keys
     with mock.patch.object(layers, "visible_keys", lambda ids, causal=False, **more: see(ids, False, **more)):
         assert named(examined(tokenizer, CAUSAL))[0] == "later tokens"
+
+
+@pytest.mark.slow
+def test_collapsed_states_and_heads_are_named(tokenizer):
+    config = tiny_config(PACKED)
+    objective = objective_of(config)
+    arrays = random_parameters(config, objective.model, tokenizer).arrays
+
+    def statuses(changes):
+        network = Network(config.model, objective.model.heads, arrays | changes, packed_rows())
+        return {one.check: one.status for one in states_and_attention(network)}
+
+    sharp = {name: 1e4 * x for name, x in arrays.items() if "/query/kernel" in name or "/key/kernel" in name}
+    equal = {name: 0 * x + (x[0] if "word" in name else 0) for name, x in arrays.items() if "embeddings/" in name}
+    equal |= {"embeddings/layer_norm/scale": arrays["embeddings/layer_norm/scale"]}
+    assert statuses({}) == {"token states": "OK", "attention heads": "OK"}
+    assert statuses(sharp)["attention heads"] == "LOOK"
+    assert statuses(equal)["token states"] == "FAIL"
+
+
+def test_a_network_without_order_is_named(tokenizer):
+    """A loss of 1 nat per predicted token whatever the order, and one that rises with each moved token."""
+    rows = packed_rows()
+
+    def bag(params, other):
+        return Total(96.0, 96.0)
+
+    def ordered_words(params, other):
+        return Total(96.0 + (other["input_ids"] != rows["input_ids"]).sum(), 96.0)
+
+    for total, status in ((bag, "LOOK"), (ordered_words, "OK")):
+        subject = Subject(tiny_config(PACKED), tokenizer, total, None, {}, {}, rows, unigram=5.0)
+        assert word_order(subject).status == status
+    learns_nothing = Subject(tiny_config(PACKED), tokenizer, bag, None, {}, {}, rows, unigram=1.5)
+    assert word_order(learns_nothing) is None
 
 
 @pytest.mark.cases(1)
