@@ -54,8 +54,9 @@ class EncoderDecoderConfig(ModelConfig):
     @functools.cached_property
     def target(self) -> ModelConfig:
         """The network of the decoder, without its cross-attention."""
-        values = dict(map(self._parsed, self.decoder))
-        return dataclasses.replace(self.source, vocab_size=self.vocab_size, attention="causal", **values)
+        values: dict[str, Any] = {"vocab_size": self.vocab_size, "attention": "causal"}
+        values |= dict(map(self._parsed, self.decoder))
+        return dataclasses.replace(self.source, **values)
 
     def _parsed(self, item: str) -> tuple[str, Any]:
         name, equals, text = item.partition("=")

@@ -208,3 +208,5 @@ def test_networks_are_joined_and_taken_apart():
     model = joined(source, target)
     assert model.decoder == ("num_layers=3", "activation=relu") and model.source_vocab_size == 20
     assert (model.source, model.target) == (source, target)
+    model = joined(target := dataclasses.replace(target, attention="bidirectional"), source)
+    assert model.decoder[0] == "vocab_size=20" and (model.source, model.target.vocab_size) == (target, 20)
