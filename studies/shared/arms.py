@@ -39,7 +39,7 @@ FIXED: Options = {
 }  # fmt: skip
 # The network of all-MiniLM-L6-v2, for runs from random parameters.
 NETWORK: Options = {
-    "model.num_layers": 6, "model.hidden_size": 384, "model.num_heads": 12, "model.intermediate_size": 1536,
+    "model.num_layers": 6, "model.hidden_size": 384, "model.num_attention_heads": 12, "model.intermediate_size": 1536,
 }  # fmt: skip
 
 Answer = dict[str, Any]  # a line of predictions_test.jsonl
