@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = [
     ("README.md", "README.zh-CN.md", 4, 30),
     ("docs/story.md", "docs/story.zh-CN.md", 4, 3),
-    ("docs/articles.md", "docs/articles.zh-CN.md", 7, 40),
+    ("docs/articles.md", "docs/articles.zh-CN.md", 5, 40),
 ]
 # The words that a reader in Chinese searches for.
 WORDS = [

@@ -2,13 +2,12 @@
 
     python studies/articles/articles.py parameters
     python studies/articles/articles.py pairs
-    python studies/articles/articles.py hours
     python studies/articles/articles.py poolings --model MODEL --sts DIR [--output JSONL]
 
 parameters: the formula 30k·H + 12·L·H² beside the parameters of BERT, part by part (exit code 1 unless the parts are
 all of them). pairs: the share of random sentence pairs by the number of sentences of a document (exit code 1 unless
-it is that of the rule within four standard errors). hours: 10,000 sentences with a cross-encoder and with vectors.
-poolings: Spearman's correlation on STS-B dev with each pooling.
+it is that of the rule within four standard errors). poolings: Spearman's
+correlation on STS-B dev with each pooling.
 """
 
 import argparse
@@ -28,7 +27,6 @@ from bert_jax.metrics.correlation import regression_scores
 from bert_jax.metrics.resampling import confidence_intervals, paired_bootstrap
 from data_pipeline.build.instances import IS_RANDOM, InstanceSettings, Segment, plan_document
 
-RERANK = Path(__file__).resolve().parents[1] / "rerank" / "rerank.jsonl"
 POOLINGS = ("cls", "mean", "max")
 SENTENCE = 20  # tokens of a sentence of the documents of ``pairs``
 MODELS = {
@@ -97,17 +95,6 @@ def pairs() -> bool:
     return fits
 
 
-def hours() -> bool:
-    """Print the time that a cross-encoder and vectors need for the nearest pair of 10,000 sentences."""
-    count = 10_000 * 9_999 // 2
-    line = json.loads(RERANK.read_text(encoding="utf-8"))
-    seconds, read = line["all 507 pairs"]["seconds"], line["paragraphs"]
-    print(f"pairs of 10,000 sentences: {count:,}")
-    print(f"paper: 65 hours are {count / 65 / 3600:,.0f} pairs a second; vectors: 5 seconds")
-    print(f"here: {read / seconds:.1f} pairs a second, so {seconds / read * count / 3600:,.0f} hours; vectors: 15 seconds")
-    return True
-
-
 def poolings(model: str, sts: Path, output: Path | None) -> bool:
     """Print Spearman's correlation of cosines and scores on the dev split of STS-B with each pooling, and that of the
     mean minus that of the others; with 95% bootstrap intervals."""
@@ -140,7 +127,7 @@ def main() -> None:
     """Print the figures that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="figure", required=True)
-    plain: dict[str, Callable[[], bool]] = {"parameters": parameters, "pairs": pairs, "hours": hours}
+    plain: dict[str, Callable[[], bool]] = {"parameters": parameters, "pairs": pairs}
     for name, function in plain.items():
         commands.add_parser(name, help=function.__doc__)
     pooled = commands.add_parser("poolings", help=poolings.__doc__)

@@ -47,7 +47,8 @@ COMPLETED = {
     "bert-jax anisotropy": "--model BASE --input texts.txt",
     "bert-jax augment": "--model BASE --input pairs.jsonl --copies 1 --output more.jsonl",
     "bert-jax benchmark-inference": HELP,
-    "bert-jax cluster --clusters 20": "--model BASE --input texts.txt",
+    "bert-jax calibrate": "--model NLI --to calibrated --examples pairs.jsonl",
+    "bert-jax cluster --clusters 150": "--model BASE --input many.txt",
     "bert-jax compare": "NLI OTHER --split dev",
     "bert-jax doctor": HELP,
     "bert-jax embed --pooling": "max --model BASE --input texts.txt --output vectors.npy",
@@ -99,7 +100,8 @@ def unknown(span: str) -> str:
             types.setdefault(name, []).append(option.type)
     values = set().union(*(_allowed(kind) for kinds in types.values() for kind in kinds))
     values |= {name for kind in ("encoders", "objectives") for name in registry.names(kind)}  # type: ignore[arg-type]
-    parsers = {"--kind", "--labels"}  # options of bert-data vocab and bert-jax cluster, whose commands are run
+    # Of bert-data vocab and bert-jax cluster, whose commands are run; and that of files with an encoder.
+    parsers = {"--kind", "--labels", registry.MODULE}
     if not span.startswith("--") and not re.match(r"[a-z]+\.\w+( |$)", span):
         return "" if span in values | OTHER else f"{span}: neither an option nor a value"
     for name, value in re.findall(r"(?:--)?([\w.]+)(?: ([^-\s]\S*))?", span):
@@ -116,6 +118,7 @@ def prepare(folder: Path) -> dict[str, str]:
     nouns = ["house", "river", "bank", "goal", "law", "film", "city", "song", "tree", "road"]
     texts = [f"he saw the {noun} of the {other} near the bank" for noun in nouns for other in nouns if noun != other]
     (folder / "texts.txt").write_text("\n".join(texts) + "\n")
+    (folder / "many.txt").write_text("\n".join(f"{text} {end}" for text in texts for end in ("again", "then")) + "\n")
     (folder / "chinese.txt").write_text("我们在北京学习语言模型。\n她喜欢读中国历史。\n" * 20, encoding="utf-8")
     labels = ("entailment", "neutral", "contradiction")
     rows = [{"text": a, "text_pair": b, "label": labels[i % 3]} for i, (a, b) in enumerate(zip(texts, texts[1:]))]
