@@ -17,7 +17,7 @@ from bert_jax.io.errors import near_path
         ("fill_mask", "did you mean 'fill-mask'?"),
         ("train", "to pretrain, run: bert-jax pretrain --config RECIPE"),
         ("fine-tune", "to finetune, run: bert-jax finetune --config RECIPE"),
-        ("qqqq", "plan"),
+        ("qqqq", "encoder-decoder"),  # the last of the list
     ],
 )
 def test_unknown_commands_of_bert_jax(word, hint, capsys):
