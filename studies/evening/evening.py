@@ -36,8 +36,12 @@ VOCABULARY, LENGTH, POINTS, RATE_SEED, RATE_SHARE = 16_384, 128, 6, 100, 24
 CALIBRATION_STEPS, PAIRS_OF_PARADIGM = 100, 20
 # The paper's recipe (Devlin et al. 2018, section A.2) in the place of what the evening's changes.
 PAPER: Options = {
-    "model.hidden_dropout": 0.1, "model.attention_dropout": 0.1, "model.norm_position": "post",
-    "model.position_embeddings": "learned", "model.pooling": "first", "data.mask_fraction": 0.15,
+    "model.num_layers": 4, "model.intermediate_size": 1024, "model.type_vocab_size": 2, "model.feed_forward": "mlp",
+    "model.norm_epsilon": 1e-12, "model.without_bias": (), "model.embedding_norm": "auto", "model.rotary_base": 10000,
+    "model.pooler_layer": "tanh", "model.head_parts": (), "model.mlm_layer": "same", "model.family": "bert",
+    "model.initializer_range": 0.02, "model.hidden_dropout": 0.1, "model.attention_dropout": 0.1,
+    "model.norm_position": "post", "model.position_embeddings": "learned", "model.pooling": "first",
+    "data.mask_fraction": 0.15,
     "data.max_predictions": 20, "data.next_sentence": "nsp", "optimizer.name": "adamw",
     "optimizer.schedule": "linear",
 }  # fmt: skip
