@@ -55,40 +55,42 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
     # Dropout drops the same values of all tokens of a sequence (locked dropout; Merity et al. 2018, section 4.1).
     LOCKS_DROPOUT: ClassVar[bool] = False
 
-    # Size of the vocabulary, special tokens included.
+    # Number of entries in the vocabulary, including special tokens.
     vocab_size: Positive[int] = 30522
     # Width of the encoder.
     hidden_size: Positive[int] = 768
     # Number of encoder layers.
     num_layers: Layers = 12
-    # Encoder: transformer, that of another package, or that of the Python file that --model.module names.
+    # Network of the encoder. Installed packages can add encoders, and --model.module FILE adds the encoder in a
+    # Python file. transformer: a Transformer.
     encoder: str = "transformer"
-    # Attention heads per layer; must divide hidden_size.
+    # Number of attention heads in each layer; must divide hidden_size.
     num_attention_heads: Positive[int] = 12
-    # Attention heads of each layer, at most num_attention_heads, which with hidden_size determines the width of a
-    # head (a pruned model); empty: num_attention_heads in every layer.
+    # Number of attention heads of each layer in a pruned model: one number per layer, at most num_attention_heads.
+    # The width of a head stays hidden_size / num_attention_heads. Empty: num_attention_heads in every layer.
     layer_heads: tuple[int, ...] = ()
-    # Width of the feed-forward layer.
+    # Width of the feed-forward layers.
     intermediate_size: Positive[int] = 3072
-    # Width of the feed-forward layer of each layer, at most intermediate_size (a pruned model); empty:
+    # Feed-forward width of each layer in a pruned model: one number per layer, at most intermediate_size. Empty:
     # intermediate_size in every layer.
     layer_units: tuple[int, ...] = ()
     # Width of the embeddings, which a dense layer projects to hidden_size; 0: hidden_size, without a dense layer.
     embedding_size: AtLeast0[int] = 0
-    # Rank of the table of word embeddings, the product of a table of this width and a matrix; 0: a whole table.
+    # Rank of the word embedding table, which is stored as the product of two matrices; 0: one full table.
     word_rank: AtLeast0[int] = only(0, {"model.encoder": ("transformer",)})
-    # Rows of the position table.
+    # Number of rows in the position table.
     max_position_embeddings: Positive[int] = 512
-    # Number of rows of the position table before the row of the first token: the id of padding + 1 (RoBERTa: 2).
+    # Number of rows in the position table before the row of the first token: the id of the padding token + 1
+    # (RoBERTa: 2).
     position_offset: int = 0
-    # The word embeddings are multiplied by the square root of their width.
+    # Multiply the word embeddings by the square root of their width.
     embedding_scale: bool = False
     # Number of segment (token type) embeddings; 0: no segment embeddings.
     type_vocab_size: AtLeast0[int] = 2
-    # One set of layer parameters, which every layer uses (ALBERT).
+    # All layers share one set of parameters (ALBERT).
     shared_layers: bool = False
-    # Dropout after the embeddings, the attention output and the feed-forward output, and on the embeddings of
-    # distances (relative_positions disentangled).
+    # Dropout after the embeddings, the attention output and the feed-forward output, and on the distance embeddings
+    # of relative_positions disentangled.
     hidden_dropout: Probability = 0.1
     # Dropout on the attention probabilities.
     attention_dropout: Probability = 0.1
@@ -98,85 +100,93 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
     attention_output_dropout: Inherited = -1.0
     # Dropout after the feed-forward output; -1: hidden_dropout.
     feed_forward_dropout: Inherited = -1.0
-    # Feed-forward and MLM-head activation: gelu (erf), gelu_tanh, gelu_sigmoid (x * sigmoid(1.702 x)), relu or silu
-    # (x * sigmoid(x)).
+    # Activation of the feed-forward layers and the MLM head: gelu (erf), gelu_tanh, gelu_sigmoid (x * sigmoid(1.702
+    # x)), relu or silu (x * sigmoid(x)).
     activation: Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"] = "gelu"
     # Feed-forward layer: mlp (dense, activation, dense) or gated (activation(dense) * dense, dense; Shazeer 2020).
     feed_forward: Literal["mlp", "gated"] = "mlp"
-    # Normalization: layer_norm, or rms_norm (Zhang and Sennrich 2019: no mean is subtracted, no bias).
+    # Normalization: layer_norm, or rms_norm, which subtracts no mean and has no bias (Zhang and Sennrich 2019).
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
-    # Normalization after each residual sum (post, as in the BERT paper), before each sub-layer (pre), or before
-    # each sub-layer but the first (pre_skip_first: ModernBERT).
+    # Position of the normalization: after each residual sum (post, as in the BERT paper), before each sub-layer
+    # (pre), or before each sub-layer except the first (pre_skip_first, as in ModernBERT).
     norm_position: Literal["post", "pre", "pre_skip_first"] = "post"
-    # Epsilon of every normalization.
+    # Epsilon of all normalization layers.
     norm_epsilon: Positive[float] = 1e-12
-    # Parts without biases: norm (every LayerNorm; rms_norm never has one), qkv (query, key and value),
-    # attention_output, feed_forward, pooler_layer, sequence_head, mlm_layer, mlm_output (the output layer of the
-    # MLM head).
+    # Parts of the network that have no bias: norm (every LayerNorm; rms_norm never has a bias), qkv (query, key and
+    # value), attention_output, feed_forward, pooler_layer, sequence_head, mlm_layer, mlm_output (the output layer
+    # of the MLM head).
     without_bias: tuple[Biased, ...] = ()
-    # Normalization of the embeddings; auto: with norm_position post.
+    # Normalize the embeddings; auto: yes if norm_position is post, else no.
     embedding_norm: Presence = "auto"
-    # Normalization after the last layer; auto: unless norm_position is post.
+    # Normalize the output of the last layer; auto: no if norm_position is post, else yes.
     final_norm: Presence = "auto"
-    # Positions: learned (as in the BERT paper) or sinusoidal (Vaswani et al. 2017) rows added to the embeddings,
-    # rotary (Su et al. 2021): query and key of every layer are rotated, or none.
+    # learned (as in the BERT paper) and sinusoidal (Vaswani et al. 2017): a vector for each position is added to
+    # the embeddings. rotary (Su et al. 2021): every layer rotates its queries and keys by their positions. none: no
+    # positions.
     position_embeddings: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
-    # Base of the wave lengths of rotary positions.
+    # Base of the wavelengths of rotary positions.
     rotary_base: Positive[float] = 10_000.0
-    # Base of the wave lengths of rotary positions in layers with a window (attention_windows); 0: rotary_base.
+    # Base of the wavelengths of rotary positions in layers with a window (attention_windows); 0: rotary_base.
     rotary_window_base: AtLeast0[float] = 0.0
-    # Effect of the distance between query and key on the attention scores: none, alibi (Press et al. 2022, with the
-    # absolute distance), buckets (a learned bias per head and bucket of distances, shared by the layers; MPNet) or
-    # disentangled (DeBERTa: products of query and key with embeddings of the distance).
+    # Effect of the distance between query and key on the attention scores. none: no effect. alibi: a penalty that
+    # is proportional to the absolute distance (Press et al. 2022). buckets: a learned bias for each head and each
+    # bucket of distances, shared by the layers (MPNet). disentangled: products of queries and keys with distance
+    # embeddings (DeBERTa).
     relative_positions: Literal["none", "alibi", "buckets", "disentangled"] = "none"
-    # Rows of the table of distances, with relative_positions buckets and disentangled; half of them for each
-    # direction. Small distances have a row each, larger ones share rows.
+    # Number of rows in the distance table of relative_positions buckets and disentangled, half of them for each
+    # direction. Each small distance has a row of its own; larger distances share rows.
     relative_buckets: Positive[int] = 32
-    # Larger distances have the same row, with relative_positions buckets and disentangled.
+    # Distance from which all distances share one row of the distance table of relative_positions buckets and
+    # disentangled.
     relative_max_distance: Positive[int] = 128
-    # Keys that a query sees: those of its whole sequence (bidirectional) or up to its own position (causal).
+    # Keys that a query attends to: all keys of its sequence (bidirectional), or the keys up to its own position
+    # (causal).
     attention: Literal["bidirectional", "causal"] = "bidirectional"
-    # Number of keys on each side that a query sees, for each layer; 0: no limit. The list repeats (0 64 64: every
-    # third layer, the first included, has no limit). Empty: no limits.
+    # Number of keys on each side that a query attends to, one number per layer; 0: no limit. A shorter list is
+    # repeated: with 0 64 64, the first layer and then every third layer has no limit. Empty: no limits.
     attention_windows: tuple[int, ...] = ()
-    # Most tokens of a row that see every token of their sequence, and that all of them see (Longformer), with
-    # projections of their own: the first token with a sequence head, the tokens before the first separator with a
-    # span head, those from the second token after it on with a choice head (the number has no limit for sequence
-    # and choice heads), otherwise none. 0: no global tokens.
+    # Maximum number of global tokens per row (Longformer); 0: none. A global token attends to every token of its
+    # sequence, every token attends to it, and it has separate projections. The head determines which tokens are
+    # global. Sequence head: the first token. Span head: the tokens before the first separator. Choice head: the
+    # tokens from the second token after the first separator on. Other heads: none. The maximum does not apply to
+    # sequence and choice heads.
     global_tokens: AtLeast0[int] = 0
-    # Id of the separator in the vocabulary, which bounds the global tokens of span and choice heads, and the
-    # question (span_transform). A run takes that of its own vocabulary.
+    # Id of the separator token. The first separator limits the global tokens of span and choice heads
+    # (global_tokens), and it ends the question for span_transform (head_parts). A run takes the id from its
+    # vocabulary.
     separator_id: AtLeast0[int] = 2
-    # Tokens of a block (BigBird): a query sees its block, the blocks before and after it, the first and the last
-    # block of the row, and random_blocks more; the tokens of the first and the last block see the whole row. Rows
-    # of at most (5 + 2 * random_blocks) blocks are not divided. 0: no blocks.
+    # Number of tokens in a block (BigBird); 0: no blocks. A query attends to its block, the blocks before and after
+    # it, the first and the last block of the row, and random_blocks random blocks. The tokens of the first and the
+    # last block attend to the whole row. In rows of at most (5 + 2 * random_blocks) blocks, all tokens attend to
+    # the whole row.
     attention_block: AtLeast0[int] = 0
-    # Random blocks that a query sees in training, drawn for each layer and head. Evaluation counts the first block
-    # so many times more instead, as transformers does.
+    # Number of random blocks that a query attends to in training, sampled for each layer and head. In evaluation,
+    # the first block counts this many additional times instead, as in transformers.
     random_blocks: Positive[int] = 3
-    # Vector of a sequence that the nsp, sequence and choice heads read: its first token, its last token, or the
-    # mean of its tokens.
+    # Vector of a sequence that the nsp, sequence and choice heads read: that of the first token, that of the last
+    # token, or the mean over the tokens.
     pooling: Literal["first", "last", "mean"] = "first"
-    # Layer before the nsp, sequence and choice heads (the pooler): dense, with this activation; a second activation
-    # replaces the first in a model with a sequence head. none: no such layer.
+    # Activation of the pooler, a dense layer before the nsp, sequence and choice heads. If there are two
+    # activations, a model with a sequence head uses the second one. none: no pooler.
     pooler_layer: tuple[PoolerActivation, ...] = ("tanh",)
-    # Further layers of the heads. pooler_norm: a normalization after the activation of the pooler. token_pooler:
-    # the token and span heads read the pooler's layers of each token (ModernBERT has both). span_transform: the
-    # span head has a feed-forward block before its output layer, and subtracts 1e6 from the scores of the question:
-    # the tokens up to the first separator_id, except the first (BigBird).
+    # Additional layers of the heads. pooler_norm: a normalization after the activation of the pooler. token_pooler:
+    # the token and span heads apply the layers of the pooler to each token. ModernBERT has both. span_transform
+    # (BigBird): the span head has a feed-forward block before its output layer, and subtracts 1e6 from the scores
+    # of the question, which are the tokens up to the first separator except the first token.
     head_parts: tuple[HeadPart, ...] = ()
-    # Layer of the MLM head before its output layer: dense, with this activation (same: activation) and a
-    # normalization. none: no such layer.
+    # Activation of the layer before the output layer of the MLM head: a dense layer, this activation and a
+    # normalization. same: the activation in model.activation. none: no such layer.
     mlm_layer: Literal["none", "same", "gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"] = "same"
-    # The weights of the output layer of the MLM head are the word embeddings.
+    # Use the word embeddings as the weights of the MLM output layer.
     tied_output: bool = True
-    # Initial weights: bert (one standard deviation for all), or megatron (that of the output projections of
-    # attention and feed-forward layers is divided by sqrt(2 * num_layers); Shoeybi et al. 2019).
+    # Standard deviation of the initial weights: initializer_range (bert), or, for the output projections of
+    # attention and feed-forward layers, initializer_range / sqrt(2 * num_layers) (megatron; Shoeybi et al. 2019).
     initialization: Literal["bert", "megatron"] = "bert"
-    # Standard deviation of the truncated normal distribution of initial weights (truncated at two standard
-    # deviations, not rescaled).
+    # Standard deviation of the normal distribution of the initial weights, which is truncated at two standard
+    # deviations and not rescaled.
     initializer_range: Positive[float] = 0.02
-    # Family of encoders whose names Hugging Face folders use; the other options determine the network.
+    # Family of encoders whose names and layout an exported Hugging Face folder uses; the other options determine
+    # the network.
     family: FamilyName = "bert"
 
     def __post_init__(self) -> None:

@@ -67,18 +67,18 @@ _BASE_WIDTH, _BASE_RATE, _POWER, _HIGHEST_RATE, _FROZEN_RATE = 768, 2e-5, 2.2, 1
 class InputConfig(Section, prefix="input."):
     """Sampling and augmentation of training examples."""
 
-    # Pack several examples into a row, with a few fixed shapes; false: one example per row of length
-    # task.max_length.
+    # Pack several examples into a row; rows have a few fixed lengths. false: one example per row, and all rows have
+    # the length task.max_length.
     packing: bool = limited(True, Limit((False,), {"model.attention_block": SET}))
-    # Maximum number of compiled shapes of the training step.
+    # Maximum number of batch shapes for which the training step is compiled.
     max_shapes: Positive[int] = 8
-    # Sample every class equally often.
+    # Sample all classes equally often.
     balanced: bool = only(False, {KIND: ("classification",)})
     # Number of training examples per class, sampled with data.split_seed; 0: all.
     few_shot: AtLeast0[int] = only(0, {KIND: ("classification",)})
-    # Share of the words that is removed in training.
+    # Share of the words that are removed from training texts.
     word_dropout: Probability = only(0.0, {KIND: CUT})
-    # Share of the words that is removed in spans of 1 to 5 words in training.
+    # Share of the words that are removed from training texts in spans of 1 to 5 words.
     span_deletion: Probability = only(0.0, {KIND: CUT})
 
 
@@ -86,27 +86,31 @@ class InputConfig(Section, prefix="input."):
 class LossConfig(Section, prefix="loss."):
     """Options of the classification loss, and additional losses."""
 
-    # Label smoothing: share of the probability that is spread over all classes.
+    # Label smoothing: share of the target probability that is spread over all classes.
     label_smoothing: Probability = only(0.0, SOFTMAX)
-    # Focal loss (Lin et al. 2017): (1 - p) ** gamma times the cross-entropy.
+    # Focal loss (Lin et al. 2017): multiply the cross-entropy by (1 - p) ** gamma, where p is the probability of
+    # the correct answer; 0: off.
     focal_gamma: AtLeast0[float] = only(0.0, _FOCAL)
-    # Weights of the classes: none, or balanced (number of records / (number of classes * records of the class)).
+    # Weights of the classes in the loss: none, or balanced (number of records / (number of classes * records of the
+    # class)).
     class_weights: Literal["none", "balanced"] = only("none", {KIND: ("classification",)})
-    # Weight of a masked-LM loss on the text of the task, 15% of which is then masked in training; 0: off.
+    # Weight of an additional masked-LM loss on the texts of the task; 15% of their tokens are then masked in
+    # training. 0: off.
     mlm_weight: AtLeast0[float] = limited(0.0, Limit((0,), {"loss.lm_weight": SET}))
-    # Weight of a next-token loss on the text of the task, with a causal model (Radford et al. 2018: 0.5); 0: off.
+    # Weight of an additional next-token loss on the texts of the task (Radford et al. 2018: 0.5); requires a causal
+    # model. 0: off.
     lm_weight: AtLeast0[float] = 0.0
-    # Weight of a next-sentence loss on the text of the task, which predicts whether the second part of a text
-    # belongs to the first. Training then uses every example twice; 0: off.
+    # Weight of an additional next-sentence loss on the texts of the task: the model predicts whether the second
+    # part of a text belongs to the first part. Training then reads every example twice. 0: off.
     nsp_weight: AtLeast0[float] = only(
         0.0, {KIND: (*WHOLE, "qa", *WORDS)}, Limit((0,), {"task.pair_order": ("both",)})
     )
-    # Encoder layers (1 = the first) from whose first token the same head also predicts the label.
+    # Encoder layers, counted from 1, that also predict the label, by default from their first token.
     layers: tuple[int, ...] = only((), {KIND: WHOLE})
-    # Loss weight of each of these layers.
+    # Weight of the loss of each layer in loss.layers.
     layer_weight: Positive[float] = only(0.1, {KIND: WHOLE})
-    # Head of these layers: that of the last layer (shared), or a pooler and an output layer for each (own), where
-    # a prediction can stop (early exit; Xin et al. 2020).
+    # Heads of the layers in loss.layers: shared (the head of the last layer), or own (a pooler and an output layer
+    # for each layer, at which a prediction can stop: early exit; Xin et al. 2020).
     layer_heads: Literal["shared", "own"] = only(
         "shared", {KIND: ("classification",)}, Limit(("shared",), {"loss.layers": ((),)})
     )
@@ -116,20 +120,21 @@ class LossConfig(Section, prefix="loss."):
 class RegularizationConfig(Section, prefix="regularization."):
     """Regularization, mainly for large models that are trained on few records."""
 
-    # Dropout before the task head; -1: model.hidden_dropout, but none before the classifier of pairs of sentences.
+    # Dropout before the task head; -1: model.hidden_dropout, but 0 before the classifier of sentence pairs
+    # (sentence.loss softmax).
     head_dropout: Inherited = only(-1.0, {KIND: (*HEAD, "sentence"), LOSS: ("softmax",)})
-    # Probability with which a weight is zero during a step (DropConnect), in all matrices of the encoder.
+    # Probability with which each weight in the matrices of the encoder is set to zero during a step (DropConnect).
     weight_dropout: Probability = limited(
         0.0,
         Limit((0,), {"regularization.mixout": SET}, ", which is weight dropout towards the initial weights"),
     )
-    # Probability with which a weight is replaced by its initial value during a step (Lee et al. 2020), in the
-    # matrices of encoder and pooler that were read from the initial model.
+    # Probability with which a weight is replaced with its initial value during a step (Lee et al. 2020). It applies
+    # to the matrices of encoder and pooler that were read from the initial model.
     mixout: Probability = 0.0
-    # Number of top layers that are randomly initialized (Zhang et al. 2021), together with the pooler.
+    # Number of top layers to initialize randomly, together with the pooler (Zhang et al. 2021).
     reinit_layers: AtLeast0[int] = 0
-    # Randomly initialize the task head, with its features and CRF, even if the initial model has a head for the
-    # same classes.
+    # Initialize the task head randomly, including the layers before it (section features) and its CRF, even if the
+    # initial model has a head for the same classes.
     reinit_head: bool = False
 
 
@@ -137,10 +142,11 @@ class RegularizationConfig(Section, prefix="regularization."):
 class FeaturesConfig(Section, prefix="features."):
     """Hidden states that the task head reads, and layers before the head (Devlin et al. 2018, section 5.3)."""
 
-    # Hidden states that the head reads: last, embeddings, second_to_last, weighted_last_four, weighted_all and
-    # weighted_with_embeddings (a learned scalar mix of these layers; ELMo has the last one), concat_last_four.
+    # Hidden states that the head reads: last, embeddings, second_to_last, concat_last_four, or a learned scalar
+    # mix: weighted_last_four, weighted_all, or weighted_with_embeddings (all layers and the embeddings, as in
+    # ELMo).
     layers: Features = only("last", {KIND: (*HEAD, "qa")}, Limit(("last",), {"loss.layer_heads": ("own",)}))
-    # Do not train the encoder, and run it without dropout.
+    # Do not train the embeddings and the encoder, and run them without dropout.
     frozen_encoder: bool = only(False, {LOSS: ("softmax",)})
     # Width of each direction of a two-layer BiLSTM before the head; 0: none.
     bilstm_size: AtLeast0[int] = only(0, {KIND: WORDS})
@@ -152,26 +158,27 @@ class FinetuneOptimizerConfig(OptimizerConfig):
 
     FIXED: ClassVar[tuple[str, ...]] = ("warmup_tokens", "wsd_decay_tokens", "restart_schedule")
 
-    # Peak learning rate; -1: from the width of the model (docs/finetuning.md, Rate and length).
+    # Peak learning rate; -1: determined by the encoder and its width (docs/finetuning.md, Rate and length).
     learning_rate: Annotated[float, Range("0 or more, or -1", lambda value: value >= 0 or value == -1)] = -1.0
-    # Number of steps of linear warmup from 0; 0: optimizer.warmup_fraction of all steps.
+    # Number of warmup steps, during which the learning rate rises linearly from 0; 0: optimizer.warmup_fraction
+    # applies.
     warmup_steps: AtLeast0[int] = 0
-    # Share of all steps in the warmup phase.
+    # Number of warmup steps as a share of all steps.
     warmup_fraction: Probability = 0.1
-    # Ratio of the learning rate of a layer to that of the layer above; the embeddings are below the first layer.
-    # Heads have the full rate.
+    # Ratio of the learning rate of a layer to that of the layer above it; the embeddings count as the layer below
+    # the first. Heads have the full learning rate.
     layer_decay: PositiveShare[float] = 1.0
-    # Weight decay pulls weights towards their initial values instead of zero (Wiese et al. 2017), but randomly
-    # initialized weights towards zero (Li et al. 2018).
+    # Weight decay pulls parameters toward their initial values instead of zero (Wiese et al. 2017), but randomly
+    # initialized parameters toward zero (Li et al. 2018).
     decay_to_start: bool = limited(
         False,
         Limit((False,), {"optimizer.name": ("lamb",)}, ", whose trust ratio measures the weights themselves"),
     )
-    # Parts of the model that are not trained: embeddings, encoder, pooler, or layer_N (from 0).
+    # Parts of the model that are not trained: embeddings, encoder, pooler, or layer_N (counted from 0).
     frozen: tuple[str, ...] = ()
     # Number of epochs after which the next lower layer is unfrozen, beginning at the top; heads are trained from
-    # the start. 0: all layers are trained from the start. Not recommended with bert_adam: without bias correction,
-    # the first steps of a layer are up to six times as large.
+    # the start. 0: all layers are trained from the start. Not recommended with bert_adam, which has no bias
+    # correction: the first steps of an unfrozen layer are then up to six times as large.
     unfreeze_every: AtLeast0[float] = 0.0
 
 
@@ -185,23 +192,24 @@ class FinetuneTrainingConfig(TrainingConfig):
         "eval_batch_size", "doctor",
     )  # fmt: skip
 
-    # Passes over the training records; 0: 3, but more for few records, so that there are enough steps (see
-    # automatic_steps and docs/finetuning.md).
+    # Number of passes over the training records; 0: 3, or more if there are few records (docs/finetuning.md, Rate
+    # and length).
     num_epochs: AtLeast0[float] = 0.0
-    # Total number of optimizer steps; 0: training.num_epochs passes.
+    # Total number of optimizer steps; 0: training.num_epochs applies.
     num_steps: AtLeast0[int] = 0
-    # Examples per optimizer step, over all devices.
+    # Number of examples per optimizer step, over all devices.
     global_batch_size: Positive[int] = 32
-    # Steps between log lines; 0: a twentieth of all steps, but at most 50.
+    # Number of steps between log lines; 0: a twentieth of all steps, but at most 50.
     log_interval: AtLeast0[int] = 0
-    # Steps between evaluations on the dev split; 0: once per epoch, without training.num_epochs at most 10 times.
+    # Number of steps between evaluations on the dev split; 0: once per epoch, but at most 10 times if
+    # training.num_epochs is not set.
     eval_interval: AtLeast0[int] = 0
-    # Steps between checkpoints; 0: as often as the dev split is evaluated by default.
+    # Number of steps between checkpoints; 0: the number that training.eval_interval 0 means.
     checkpoint_interval: AtLeast0[int] = 0
     keep_checkpoints: Positive[int] = 1
     # Stop after this many consecutive evaluations without improvement; 0: never.
     patience: AtLeast0[int] = 0
-    # At the end, use the parameters of the best evaluation instead of the last ones.
+    # At the end, use the parameters of the best evaluation instead of the last parameters.
     restore_best: bool = True
 
     @property

@@ -65,14 +65,14 @@ def _print_section(
         conditions = option.conditions.items()
         if any(selector in given and given[selector] not in allowed for selector, allowed in conditions):
             continue
-        default = " ".join(map(str, option.default)) if isinstance(option.default, tuple) else option.default
-        lines.append(f"  --{key} {_type_name(option.type)}  (default: {default})")
+        default = option.default if isinstance(option.default, tuple) else (option.default,)
+        lines.append(f"  --{key} {_type_name(option.type)}  (default: {' '.join(map(_shown, default))})")
         text, indent = comments.get(key.removeprefix(prefix), ""), " " * 6
         if issubclass(section, Section) and section.chosen_by and key == f"{prefix}{section.chosen_by.field}":
             text += _others(section.chosen_by)
         for selector, allowed in conditions:
             if selector not in given:
-                text += f" [only with {selector} {', '.join(map(str, allowed))}]"
+                text += f" [only with {selector} {', '.join(map(_shown, allowed))}]"
         lines += textwrap.wrap(
             text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
         )
@@ -106,6 +106,11 @@ def comments_of(section: type) -> dict[str, str]:
                 comments[name] = " ".join(above)
             above = []
     return comments
+
+
+def _shown(value: Value) -> str:
+    """Return ``value`` as it is written on the command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _type_name(hint: Any) -> str:

@@ -47,119 +47,128 @@ MIXTURE_RESOLUTION = 1_000_000
 class DataConfig(Section, prefix="data."):
     """Text, vocabulary, training instances and the order in which they are read."""
 
-    # Text files, folders (.txt, .jsonl, .json, plain or compressed by gzip, bzip2, xz or zstd; also gs://),
-    # package:NAME for the text files in a Python package, tfds:NAME[/CONFIG][:VERSION] for a dataset prepared by
-    # TensorFlow Datasets, hf:OWNER/NAME[/CONFIG] or hf:FOLDER (saved by save_to_disk) for one of Hugging Face
-    # datasets.
+    # Text: files or folders (.txt, .jsonl, .json, plain or compressed with gzip, bzip2, xz or zstd; also gs://);
+    # package:NAME for the text files of a Python package; tfds:NAME[/CONFIG][:VERSION] for a dataset prepared by
+    # TensorFlow Datasets; hf:OWNER/NAME[/CONFIG], or hf:FOLDER for a folder written by save_to_disk, for a Hugging
+    # Face dataset.
     corpus: tuple[str, ...] = ()
-    # Vocabulary: vocab.txt (WordPiece), a SentencePiece .model or a tokenizer.json of BERT, RoBERTa or other rules;
-    # empty: a vocabulary is trained on the corpus and stored in the folder of shards.
+    # Vocabulary: vocab.txt (WordPiece), a SentencePiece .model, or a tokenizer.json with the rules of BERT, RoBERTa
+    # or another tokenizer. Empty: a vocabulary is trained on the corpus and stored in the folder of shards.
     vocab: str = ""
-    # Tokenizer that is trained if data.vocab is empty: wordpiece; words (the most frequent words; all others are
+    # Tokenizer to train if data.vocab is empty: wordpiece; words (the most frequent words; all other words are
     # unknown); unigram or bpe (SentencePiece).
     tokenizer: Literal["wordpiece", "words", "unigram", "bpe"] = "wordpiece"
-    # Lower-case the text (BERT's uncased models). A tokenizer.json or .model has its own rules.
+    # Lower-case the text (BERT's uncased models). A tokenizer.json or .model applies its own rules instead.
     lower_case: bool = True
-    # Strip accents, as ä to a: true, false, or auto (as data.lower_case). WordPiece and words only.
+    # Strip accents (ä becomes a): true, false, or auto (the value of data.lower_case). Only for WordPiece and
+    # words.
     strip_accents: Literal["auto", "true", "false"] = "auto"
-    # Folder of shards, local or gs://: train/ and eval/ written by bert-data, or TFRecords of other origin that
+    # Folder of shards, local or gs://: train/ and eval/ written by bert-data, or TFRecords from another source that
     # bert-data index has indexed.
     shards: str = ""
     # Folders of shards that training mixes, as NAME=WEIGHT (in YAML also a mapping); empty: data.shards alone. A
-    # name with a slash is a path, any other a folder in data.shards. The share of the rows that come from a folder
-    # is its weight divided by the sum of the weights. Part of the data fingerprint.
+    # name with a slash is a path; any other name is a folder in data.shards. The share of the rows from a folder is
+    # its weight divided by the sum of the weights. A resumed run cannot change this option.
     mixture: tuple[Weighted, ...] = limited((), Limit(((),), {"data.row_order": CONTIGUOUS}))
-    # Folder of held-out shards; empty: shards/eval.
+    # Folder of held-out shards; empty: the folder eval in data.shards.
     eval_shards: str = ""
-    # Tokenized corpus shared by shard folders of several lengths; empty: inside the shards folder.
+    # Folder of the tokenized corpus, which several folders of shards with different sequence lengths can share;
+    # empty: a folder in data.shards.
     token_store: str = ""
-    # Content of a line: sentence, paragraph (split into sentences), or auto (for each file: sentence if at most 1
-    # in 20 of 400 lines from all parts of the file splits into more than one sentence, and these hold at most a
-    # third of the text, else paragraph).
+    # Content of a line: sentence, paragraph (split into sentences), or auto, which decides for each file by 400
+    # lines from all parts of the file: sentence if at most 1 in 20 of these lines splits into more than one
+    # sentence and such lines hold at most a third of the text, else paragraph.
     line: Literal["auto", "sentence", "paragraph"] = "auto"
-    # Field that holds the text of a JSON record, or of a record of a tfds: or hf: dataset.
+    # Field that contains the text in JSON records and in the records of tfds: and hf: datasets.
     json_field: str = "text"
-    # Character encoding of all files of text, such as cp1252, latin-1 or gb18030; auto: UTF-8, or UTF-16 or UTF-32
-    # with a byte order mark.
+    # Character encoding of all text files, such as cp1252, latin-1 or gb18030; auto: UTF-8, or, for files with a
+    # byte order mark, UTF-16 or UTF-32.
     encoding: str = "auto"
-    # Field of a JSON line that names the class of the document, for objective.name masked_lm_classes; documents
-    # without the field have no class. Empty: no classes.
+    # Field of a JSON line that contains the class of the document, for objective.name masked_lm_classes. A document
+    # without this field has no class. Empty: no classes.
     label_field: str = ""
-    # Names of all classes in data.label_field.
+    # Names of all classes that occur in data.label_field.
     classes: tuple[str, ...] = ()
     # Split of a tfds: or hf: dataset to use as the corpus.
     dataset_split: str = "train"
     # Folder of prepared TensorFlow Datasets, local or gs://; empty: ~/tensorflow_datasets.
     tfds_data_dir: str = ""
-    # Sequence length, special tokens included.
+    # Sequence length in tokens, including special tokens.
     seq_length: Annotated[int, Range("8 or more", lambda value: value >= 8)] = 128
     # Maximum number of masked positions per sequence.
     max_predictions: Positive[int] = 20
-    # static: masked when the shards are built; dynamic: masked when read, as determined by (seed, epoch, example).
+    # static: masks are chosen when the shards are built; dynamic: masks are chosen when an example is read, and
+    # depend on seed, epoch and example only.
     masking: Literal["static", "dynamic"] = "static"
-    # Unit that is masked as a whole: token (WordPiece), whole_word, or span (geometric lengths of whole words).
+    # Unit that is masked as a whole: token (a WordPiece), whole_word, or span (several whole words; the number of
+    # words has a geometric distribution).
     mask_unit: Literal["token", "whole_word", "span"] = "token"
-    # Segmenter of Chinese text into words, for whole-word and span masking, and for a vocabulary of data.tokenizer
-    # words, whose longest words are then found in the text: none or jieba (extra: chinese).
+    # Segmenter that splits Chinese text into words: none, or jieba (requires the extra chinese). Whole-word and
+    # span masking mask these words. With data.tokenizer words, the vocabulary is trained on them, and Chinese text
+    # is split into the longest words of the vocabulary.
     word_segmenter: Literal["none", "jieba"] = "none"
-    # Share of the tokens that are predicted.
+    # Share of the tokens to predict.
     mask_fraction: PositiveShare[float] = 0.15
-    # With dynamic masks: the share of the tokens that are predicted at the end, and the number of batches in which
-    # the share changes linearly to it from data.mask_fraction (Ankner et al. 2023: 0.3 to 0.15). Held-out text has
-    # the final share. Empty: data.mask_fraction throughout.
+    # Requires data.masking dynamic. Two numbers: the share of the tokens to predict at the end, and the number of
+    # batches over which the share changes linearly from data.mask_fraction to this value (Ankner et al. 2023: from
+    # 0.3 to 0.15). Held-out text has the final share. Empty: the share stays data.mask_fraction.
     final_masking: tuple[float, ...] = limited(
         (), Limit(((),), {"data.masking": ("static",)}, ", whose masks are in the shards")
     )
-    # Whether [CLS] and [SEP] may be predicted; google-research/bert never predicts them.
+    # Allow [CLS] and [SEP] to be predicted; google-research/bert never predicts them.
     mask_special_tokens: bool = False
-    # Share of the predicted tokens that is replaced by [MASK].
+    # Share of the predicted tokens that are replaced with [MASK].
     mask_token_share: float = 0.8
-    # Share of the predicted tokens that is replaced by a random token; all others remain unchanged.
+    # Share of the predicted tokens that are replaced with a random token; all others remain unchanged.
     random_token_share: float = 0.1
-    # Mean and longest length of a masked span in words (SpanBERT: geometric distribution with p = 0.2, truncated at
+    # Mean and maximum number of words in a masked span (SpanBERT: geometric distribution with p = 0.2, truncated at
     # 10).
     span_lengths: tuple[float, ...] = (3.8, 10)
-    # Sentence-pair objective: nsp (random next), sop (swapped order), none (one segment).
+    # Sentence pairs: nsp (the second segment follows the first or is random), sop (the two segments are in the
+    # original or in swapped order), or none (one segment).
     next_sentence: Literal["nsp", "sop", "none"] = limited("nsp", Limit(("none",), {"data.row_order": CONTIGUOUS}))
-    # Packing of instances into rows of data.seq_length tokens: none, or best_fit (several per row, longest first;
-    # they do not attend to each other). Batch sizes count instances unless training.batch_unit is rows.
+    # Packing of instances into rows of data.seq_length tokens: none, or best_fit (several instances per row,
+    # longest first; instances do not attend to each other). Batch sizes count instances unless training.batch_unit
+    # is rows.
     packing: Literal["none", "best_fit"] = limited(
         "none", Limit(("none",), {"data.row_order": CONTIGUOUS}), Limit(("none",), {"model.attention_block": SET})
     )
-    # Most instances in a packed row; 0: as few as possible with at most 1% more rows than without a limit.
+    # Maximum number of instances in a packed row; 0: the smallest maximum with which at most 1% more rows are
+    # needed than without a maximum.
     sequences_per_row: AtLeast0[int] = 0
-    # Probability, per document and pass, that its instances have a random target length below data.seq_length.
+    # Probability, for each document and pass, that the instances of the document have a random target length below
+    # data.seq_length.
     short_sequence_fraction: Probability = 0.1
-    # Number of passes over the corpus, each with different masks and pairs.
+    # Number of passes over the corpus in the shards, each with different masks and pairs.
     dupe_factor: Positive[int] = 10
     # Number of training shards.
     num_shards: Positive[int] = 16
-    # Share of the documents that is held out of training.
+    # Share of the documents that are held out of training.
     eval_fraction: Probability = 0.02
-    # Seed of the held-out split, the instances and their masks.
+    # Seed of the held-out split, of the instances and of their masks.
     seed: int = 12345
     # Number of processes that build shards; 0: one per processor.
     workers: AtLeast0[int] = 0
-    # Order of the rows: shuffled; contiguous (the rows of a document follow each other: its instances are
-    # consecutive records of one shard, and row r of a batch is the record after row r of the batch before it,
-    # except between segments); or carried (contiguous, and in training each row starts with the state of the
-    # encoder after the same row of the previous batch, with objective.name causal_lm and an encoder that has a
-    # state, such as an LSTM: Merity et al. 2018).
+    # Order of the rows. shuffled: random order. contiguous: the rows of a document follow each other, that is, the
+    # instances of a document are consecutive records of one shard, and row r of a batch is the record after row r
+    # of the previous batch, except between segments. carried: contiguous, and in training each row starts with the
+    # state of the encoder after the same row of the previous batch; requires an objective that keeps the state,
+    # such as causal_lm, and an encoder that has a state, such as an LSTM (Merity et al. 2018).
     row_order: Literal["shuffled", "contiguous", "carried"] = "shuffled"
     # Number of lanes, the streams of records that determine the order of the data; 0: the greatest common divisor
-    # of 64 and all batch sizes in rows, or the batch size unless data.row_order is shuffled. Part of the data
-    # fingerprint.
+    # of 64 and all batch sizes in rows, or, if data.row_order is not shuffled, the batch size. A resumed run cannot
+    # change the number of lanes.
     lanes: AtLeast0[int] = 0
-    # Number of segments that a lane shuffles together.
+    # Number of segments of a lane that are shuffled together.
     window_segments: Positive[int] = 4
     # Maximum number of consecutive records in one segment.
     segment_records: Positive[int] = 1024
-    # Reader of the shards: tensorflow (a tf.data pipeline), numpy (no TensorFlow), or auto (tensorflow if it is
-    # installed). The batches are the same.
+    # Reader of the shards: tensorflow (a tf.data pipeline), numpy (works without TensorFlow), or auto (tensorflow
+    # if it is installed). All readers return the same batches.
     reader: Literal["auto", "tensorflow", "numpy"] = "auto"
-    # Number of batches prepared in advance.
+    # Number of batches that are prepared in advance.
     prefetch: Positive[int] = 2
-    # Maximum number of damaged records, which blank rows replace; with more, the run exits with code 43.
+    # Maximum number of damaged records; blank rows replace them. If there are more, the run exits with code 43.
     max_blank_records: AtLeast0[int] = 0
 
     def __post_init__(self) -> None:

@@ -241,33 +241,36 @@ def _ranges(section: type) -> dict[str, Range]:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionConfig(Section, prefix="execution."):
-    """Execution of the model. A resumed run may change these options without changing the result of training."""
+    """Execution of the model. A resumed run may change these options; some, such as dtype, change the results."""
 
-    # Stack the parameters of the layers and loop over them with lax.scan, which compiles much faster; false:
-    # unrolled layers, which run faster.
+    # Stack the parameters of the layers and loop over the layers with lax.scan, which compiles much faster; false:
+    # unroll the layers, which runs faster.
     scan_layers: bool = False
-    # Recomputation in the backward pass: none, attention (scores and probabilities), full (whole layers).
+    # Values that the backward pass recomputes to save memory: none, attention (scores and probabilities), or full
+    # (whole layers).
     remat: Literal["none", "attention", "full"] = "none"
-    # Compute dtype; parameters, LayerNorm statistics, softmax, losses and optimizer state stay float32.
+    # Compute dtype. Parameters, LayerNorm statistics, softmax, losses and optimizer state stay float32.
     dtype: Literal["float32", "bfloat16"] = "float32"
-    # Rounding of the weights of embeddings and encoder, and of the inputs of their products, in training and
-    # evaluation: none, or int8 (as in an int8 export, with the range of each batch; gradients ignore the rounding),
-    # so that the trained model loses less when it is exported.
+    # none, or int8: training and evaluation round the weights of the embeddings and the encoder, and the inputs of
+    # their matrix products, as an int8 export does, with the range of each batch. Gradients ignore the rounding.
+    # The aim is a smaller accuracy loss of the export.
     quantization: Literal["none", "int8"] = "none"
-    # One matrix product for query, key and value (stacked in the forward pass; parameters stay separate).
+    # Compute query, key and value with one matrix product; the parameters stay separate and are stacked in the
+    # forward pass.
     fused_qkv: bool = False
-    # Attention implementation: xla, pallas (a kernel for TPUs or GPUs; interpreted on a CPU) or auto (pallas on
-    # TPUs and GPUs where it can run, else xla).
+    # Implementation of attention: xla, pallas (a kernel for TPUs and GPUs, interpreted on a CPU), or auto (pallas
+    # on TPUs and GPUs where it is supported, else xla).
     attention: Literal["auto", "xla", "pallas"] = "auto"
-    # Implementation of dropout, residual and LayerNorm at the end of a block, and of LayerNorm before a block
-    # (TPU): xla, pallas or auto, as for attention.
+    # Implementation of dropout, residual sum and LayerNorm at the end of a block and, on TPUs, of LayerNorm before
+    # a block: xla, pallas or auto, as for execution.attention.
     residual_norm: Literal["auto", "xla", "pallas"] = "auto"
     # Random bits of dropout. hash: a hash of step, layer, sequence and position; the bits are the same on every
-    # mesh, in every kernel and for every split into microbatches. threefry: the generator of JAX, the same bits on
-    # every mesh. rbg: the generator of the chip, whose bits depend on the mesh. A run with a checkpoint keeps its
-    # generator unless this option is set.
+    # mesh, in every kernel and for every split into microbatches. threefry: the default generator of JAX; the bits
+    # are the same on every mesh. rbg: the generator of the chip; the bits depend on the mesh. A resumed run keeps
+    # the generator of its checkpoint; another value requires --allow_numeric_change.
     prng: Literal["hash", "threefry", "rbg"] = "hash"
-    # The embedding table is padded in memory to a multiple of this (padded rows have no effect).
+    # The number of rows of the word embedding table in memory is padded to a multiple of this; the added rows have
+    # no effect.
     vocab_multiple: Positive[int] = 128
 
 
@@ -275,46 +278,50 @@ class ExecutionConfig(Section, prefix="execution."):
 class OptimizerConfig(Section, prefix="optimizer."):
     """Update rule and learning-rate schedule."""
 
-    # adamw (bias-corrected), bert_adam (google-research/bert: no bias correction), lamb (You et al. 2019), muon
-    # (Jordan 2024: orthogonalized momentum for the encoder's matrices, adamw at the same rate for all others),
-    # stable_adamw (Wortsman et al. 2023: adamw with shorter steps where gradients grow; usually with clip_norm 0),
-    # sgd (the gradient itself: word2vec, AWD-LSTM), adagrad (Duchi et al. 2011, with sums of squares that start at
-    # 1: GloVe, ELMo).
+    # Optimizer. adamw: with bias correction. bert_adam: as in google-research/bert, without bias correction. lamb:
+    # for large batches (You et al. 2019). muon: orthogonalized momentum for the matrices of the encoder (Jordan
+    # 2024), and adamw at the same learning rate for all other parameters. stable_adamw: adamw with smaller steps
+    # where gradients grow (Wortsman et al. 2023), usually with clip_norm 0. sgd: the gradient itself, for word2vec
+    # and AWD-LSTM. adagrad: with sums of squares that start at 1, for GloVe and ELMo (Duchi et al. 2011).
     name: Literal["adamw", "bert_adam", "lamb", "muon", "stable_adamw", "sgd", "adagrad"] = "adamw"
     # Peak learning rate.
     learning_rate: AtLeast0[float] = 1e-4
-    # Number of steps of linear warmup from 0.
+    # Number of warmup steps, during which the learning rate rises linearly from 0.
     warmup_steps: AtLeast0[int] = 10_000
-    # Tokens of linear warmup, from which optimizer.warmup_steps follows; 0: that option counts.
+    # Number of warmup tokens, which is converted to optimizer.warmup_steps; 0: optimizer.warmup_steps applies.
     warmup_tokens: Tokens = 0
-    # Schedule after warmup: linear, cosine, constant, inverse_sqrt, wsd (warmup, stable, decay), bert2018 (linear
-    # decay counted from step 0, overwritten during warmup, so that the rate drops at the end of warmup),
-    # slanted_triangular (Howard and Ruder 2018; the warmup is its rising part), or triangle (Geiping and Goldstein
-    # 2022: from 1/4 of the peak up to the peak during 3/4 of the steps, then down; no warmup).
+    # Learning rate schedule after warmup: linear, cosine, constant, inverse_sqrt, wsd (warmup, stable, decay),
+    # bert2018 (linear decay counted from step 0, which applies only after warmup, so that the learning rate drops
+    # at the end of warmup), slanted_triangular (Howard and Ruder 2018; the warmup is its rising part), or triangle
+    # (Geiping and Goldstein 2022: up from 1/4 of the peak to the peak in 3/4 of the steps, then down; no warmup).
     schedule: Literal[
         "linear", "cosine", "constant", "inverse_sqrt", "wsd", "bert2018", "slanted_triangular", "triangle"
     ] = "linear"
-    # Count the steps of the schedule, warmup included, from the first step of a new phase (--continue_from); false:
-    # from the first step of the run.
+    # Count the steps of the schedule, including warmup, from the first step of a new phase (--continue_from);
+    # false: from the first step of the run.
     restart_schedule: bool = False
     # Step of the schedule at which the decay ends; 0: training.num_steps.
     decay_steps: AtLeast0[int] = 0
-    # Share of the peak learning rate that remains at the end of the decay.
+    # Learning rate at the end of the decay as a share of the peak learning rate.
     final_fraction: Share[float] = 0.0
-    # Shape of the decay phase of wsd: linear, or one_minus_sqrt (of its elapsed share; Haegele et al. 2024).
+    # Shape of the decay phase of wsd: linear, or one_minus_sqrt (1 minus the square root of the elapsed share of
+    # the phase; Haegele et al. 2024).
     wsd_decay: Literal["linear", "one_minus_sqrt"] = "linear"
-    # Share of all steps in the decay phase of wsd.
+    # Number of steps in the decay phase of wsd as a share of all steps.
     wsd_decay_fraction: Share[float] = 0.1
-    # Number of steps in the decay phase of wsd; 0: optimizer.wsd_decay_fraction of all steps.
+    # Number of steps in the decay phase of wsd; 0: optimizer.wsd_decay_fraction applies.
     wsd_decay_steps: AtLeast0[int] = 0
-    # Tokens in the decay phase of wsd, from which optimizer.wsd_decay_steps follows; 0: that option counts.
+    # Number of tokens in the decay phase of wsd, which is converted to optimizer.wsd_decay_steps; 0:
+    # optimizer.wsd_decay_steps applies.
     wsd_decay_tokens: Tokens = 0
-    # Weight decay on everything but LayerNorm, bias and optimizer.without_decay.
+    # Weight decay of all parameters except those of normalization layers, biases and the parameters in
+    # optimizer.without_decay.
     weight_decay: AtLeast0[float] = 0.01
-    # Further parameters without weight decay: regular expressions, searched in the names of the parameters.
+    # Additional parameters without weight decay: regular expressions that are searched in the names of the
+    # parameters.
     without_decay: tuple[str, ...] = ()
-    # decoupled (AdamW: times the learning rate), independent (times the learning rate's share of its peak, as in
-    # Composer and in ModernBERT) or l2 (added to the gradient before the moments).
+    # decoupled: weight decay is multiplied by the learning rate (AdamW). independent: it is multiplied by the ratio
+    # of the learning rate to its peak (Composer, ModernBERT). l2: it is added to the gradient before the moments.
     weight_decay_type: Literal["decoupled", "independent", "l2"] = limited(
         "decoupled", Limit(("decoupled", "independent"), {"optimizer.name": ("muon",)})
     )
@@ -322,9 +329,9 @@ class OptimizerConfig(Section, prefix="optimizer."):
     beta1: Probability = 0.9
     # Decay rate of the second moment.
     beta2: Probability = 0.999
-    # Added to the square root of the second moment; adagrad: to the sum of squares.
+    # Number that is added to the square root of the second moment (adagrad: to the sum of squares).
     epsilon: AtLeast0[float] = 1e-6
-    # Maximum global norm of the gradients, which are scaled down to it; 0: off.
+    # Maximum global norm of the gradients; larger gradients are scaled down to it. 0: off.
     clip_norm: AtLeast0[float] = 1.0
     # Decay rate of the moving average of the parameters, which starts at the initial parameters; 0: no average.
     ema_decay: Probability = 0.0
@@ -334,69 +341,72 @@ class OptimizerConfig(Section, prefix="optimizer."):
 class TrainingConfig(Section, prefix="training."):
     """Length, batch size, logging, evaluation and checkpoints of a run."""
 
-    # Preset of defaults for all other options: standard (current practice) or bert2018 (google-research/bert: Adam
-    # without bias correction, a schedule that drops after warmup, tanh GELU).
+    # Preset of defaults for other options: standard (current practice), or bert2018 (as in google-research/bert:
+    # Adam without bias correction, a learning rate that drops at the end of warmup, tanh GELU).
     mode: Literal["standard", "bert2018"] = "standard"
-    # Total number of optimizer steps, including those of earlier phases; 0: from the size of the text, the default
-    # with --init_from.
+    # Total number of optimizer steps, including those of earlier phases. 0: the size of the text determines the
+    # number, which is the default with --init_from.
     num_steps: AtLeast0[int] = 1_000_000
-    # Tokens of this phase, from which training.num_steps follows; 0: that option counts. A batch has as many tokens
-    # as its rows have positions, padding included: (number of rows) x data.seq_length.
+    # Number of tokens in this phase, which is converted to training.num_steps; 0: training.num_steps applies. A
+    # batch counts (number of rows) x data.seq_length tokens, including padding.
     num_tokens: Tokens = 0
-    # First step of this phase; a run with --continue_from sets it.
+    # First step of this phase; --continue_from sets it.
     first_step: AtLeast0[int] = 0
-    # Sequences (see training.batch_unit) per optimizer step, over all devices.
+    # Number of sequences (or rows, see training.batch_unit) per optimizer step, over all devices.
     global_batch_size: Positive[int] = 256
-    # Unit of all batch sizes: sequences, or rows of data.seq_length tokens, which hold several sequences with
-    # data.packing.
+    # Unit of all batch sizes: sequences, or rows of data.seq_length tokens, each of which holds several sequences
+    # if data.packing is set.
     batch_unit: Literal["sequences", "rows"] = "sequences"
-    # Number of microbatches into which a batch is split; their gradients are summed.
+    # Number of microbatches into which each batch is split; their gradients are summed.
     accumulation_steps: Positive[int] = limited(1, Limit((1,), {"data.row_order": ("carried",)}))
-    # dtype in which gradients are summed over the replicas, once per optimizer step; bfloat16 halves the traffic.
+    # dtype in which gradients are summed over the replicas, once per optimizer step; bfloat16 halves the
+    # communication.
     gradient_reduction_dtype: Literal["float32", "bfloat16"] = "float32"
-    # Smaller batches at the start, each size with its own compiled step: pairs (number of steps, batch size), and
-    # global_batch_size afterwards; or three numbers, from which such pairs follow: tokens during which the batch
-    # size grows, first size, increment. Each of these sizes has nearly the same number of steps.
+    # Smaller batch sizes at the start; a step is compiled for each size. Either pairs of a number of steps and a
+    # batch size, after which training.global_batch_size applies; or three numbers: the number of tokens during
+    # which the batch size grows, the first size and the increment. With three numbers, each size is used for nearly
+    # the same number of steps.
     batch_ramp: tuple[int, ...] = limited((), Limit(((),), {"data.row_order": CONTIGUOUS}))
-    # Seed of the initial parameters, dropout and the order of data.
+    # Seed of the initial parameters, of dropout and of the data order.
     seed: Seed = 0
-    # Steps between log lines.
+    # Number of steps between log lines.
     log_interval: Positive[int] = 100
-    # Steps between evaluations on held-out data; 0: only at the end.
+    # Number of steps between evaluations on held-out data; 0: one evaluation at the end.
     eval_interval: AtLeast0[int] = 0
     # Maximum number of batches per evaluation; 0: all held-out data. The last evaluation always uses all held-out
     # data.
     eval_batches: AtLeast0[int] = 0
-    # Sequences per evaluation batch; 0: global_batch_size.
+    # Number of sequences per evaluation batch; 0: training.global_batch_size.
     eval_batch_size: AtLeast0[int] = 0
-    # Steps between checkpoints.
+    # Number of steps between checkpoints.
     checkpoint_interval: Positive[int] = 1000
     # Number of newest checkpoints to keep.
     keep_checkpoints: Positive[int] = 3
-    # Also keep every checkpoint whose step is a multiple of this; 0: none.
+    # Also keep each checkpoint whose step is a multiple of this number; 0: none.
     keep_every: AtLeast0[int] = 0
     # Number of consecutive steps with a non-finite loss or gradient after which the run rolls back
-    # (spike_rollback) or exits with code 44.
+    # (training.spike_rollback) or exits with code 44.
     max_bad_steps: Positive[int] = 5
-    # A loss this many standard deviations above its running mean is a spike: the run rolls back or exits with code
-    # 44. A second number is that of the steps in mean and deviation (200), before which no spike is detected.
-    # Empty: no spikes are detected.
+    # A loss that exceeds its running mean by more than this number of standard deviations is a spike: the run rolls
+    # back (training.spike_rollback) or exits with code 44. An optional second number (default 200) is the number of
+    # steps in the running mean and deviation; no spike is detected before that step. Empty: spikes are not
+    # detected.
     spike_limit: tuple[float, ...] = ()
-    # Maximum number of rollbacks in a phase. A rollback restores the newest checkpoint before a spike, or before
-    # max_bad_steps non-finite steps, and skips the batches since then and 100 more; a second number replaces the
-    # 100. Empty: no rollbacks.
+    # Maximum number of rollbacks in a phase; empty: none. After a spike, or after training.max_bad_steps non-finite
+    # steps, a rollback restores the newest earlier checkpoint and skips the batches up to the bad step and some
+    # more: 100, or the optional second number.
     spike_rollback: tuple[int, ...] = ()
-    # Seconds without any progress after which the run prints the stacks of all threads and exits with code 45; ten
-    # times as long during compilation, restoring and saving; 0: never.
+    # Number of seconds without progress after which the run prints the stacks of all threads and exits with code
+    # 45; 0: never. During compilation, restoring and the last save, the limit is ten times as long.
     watchdog_seconds: AtLeast0[float] = 600.0
-    # First and last step that the profiler traces; empty: none.
+    # First and last step to trace with the profiler; empty: none.
     profile_steps: tuple[int, ...] = ()
-    # Check data, log and network at every evaluation, in at most about 1% of the time of the run; results are lines
-    # of the log, doctor.json and a section of the report (bert-jax doctor). Only with one process.
+    # Check data, log and network at every evaluation (bert-jax doctor), which takes at most about 1% of the time of
+    # the run. The results appear in the log, in doctor.json and in the report. Requires a run of one process.
     doctor: bool = False
-    # Folder of compiled programs that later starts with as many CPU threads reuse; none: off; empty: the folder
-    # that JAX_COMPILATION_CACHE_DIR names, else ~/.cache/bert_jax/programs, or WORKDIR/compilation_cache if the run
-    # has several processes or the workdir is a URL.
+    # Folder of compiled programs, which later starts with the same number of CPU threads reuse; none: off. Empty:
+    # WORKDIR/compilation_cache if the run has several processes or the workdir is a URL, else the folder in
+    # JAX_COMPILATION_CACHE_DIR, else ~/.cache/bert_jax/programs.
     compilation_cache: str = ""
 
     def __post_init__(self) -> None:
@@ -434,14 +444,14 @@ class TrainingConfig(Section, prefix="training."):
 class MeshConfig:
     """The device mesh; an axis of size -1 uses the remaining devices."""
 
-    # Number of replicas that compute different rows of the batch.
+    # Number of replicas, each of which computes different rows of the batch.
     data: int = -1
     # Number of parts into which parameters, optimizer state and batch are partitioned.
     fsdp: int = 1
-    # Number of parts into which heads, feed-forward width and vocabulary are partitioned.
+    # Number of parts into which attention heads, feed-forward width and vocabulary are partitioned.
     tensor: int = 1
     # Also partition optimizer state and moving average over the replicas (ZeRO-1); each replica updates its part.
-    # Parameters are partitioned in the same way between steps, and complete on every replica during a step.
+    # Between steps, parameters are partitioned in the same way; during a step, every replica holds all of them.
     shard_optimizer: bool = True
 
     def __post_init__(self) -> None:
@@ -467,50 +477,52 @@ class RunOptions(Section):
 
     PARTS: ClassVar[registry.Kind] = "pretrain_options"
 
-    # YAML file of a recipe; with several files, later ones override earlier ones.
+    # Recipe: a YAML file, or the name of a recipe, such as quickstart. Later recipes override earlier ones.
     config: tuple[str, ...] = ()
-    # Folder for all output of the run; empty: runs/NAME-OF-THE-LAST-RECIPE.
+    # Folder for all output of the run; empty: runs/NAME, where NAME is the name of the last recipe.
     workdir: str = ""
-    # Workdir of an earlier phase. The run continues from the parameters, optimizer moments, moving average and step
-    # of that phase. Of the model, only dropout, rotary base and number of positions may change; the data may too.
+    # Workdir of an earlier phase. The run continues with its parameters, optimizer moments, moving average and
+    # step. The data may change; of the model options, only dropout, rotary base and number of positions may change.
     continue_from: str = ""
-    # Start from the parameters of this model, at step 0 with a new optimizer state: a saved model, a workdir, or a
-    # folder or checkpoint of any format that bert-jax reads, or a name on the Hugging Face Hub. The run has the
+    # Model whose parameters the run starts from, at step 0 with a new optimizer state: a workdir, a saved model, a
+    # folder or checkpoint in any format that bert-jax reads, or a name on the Hugging Face Hub. The run has the
     # sizes and the vocabulary of this model. A run that already has a checkpoint continues from the checkpoint
     # instead.
     init_from: str = ""
     # File of words, one per line, to add to the WordPiece vocabulary of --init_from. The embedding of an added word
-    # starts as the mean of the embeddings of its pieces. Because the longest match is used, longer words that begin
-    # with an added word are then split differently.
+    # starts as the mean of the embeddings of its pieces. WordPiece uses the longest match, so longer words that
+    # begin with an added word are also split differently.
     add_words: str = ""
-    # Store the added words in place of [unusedN] pieces instead of after the last piece.
+    # Store the added words in place of the [unusedN] pieces instead of after the last piece.
     vocab_slots: bool = False
-    # Extend the position table of --init_from to data.seq_length or model.max_position_embeddings, that of
-    # --continue_from to the latter: tile (repeat the rows; old positions keep theirs) or interpolate (stretch it).
+    # Extend the position table: tile (repeat its rows; the first positions keep their rows) or interpolate (stretch
+    # the table). The table of --init_from is extended to data.seq_length or model.max_position_embeddings,
+    # whichever is larger; the table of --continue_from, to model.max_position_embeddings.
     extend_positions: Literal["", "tile", "interpolate"] = ""
-    # Read the model of --init_from even if its config and its tensors, or its tokenizer files, contradict each
-    # other; a line names what is used.
+    # Read the model of --init_from even if its config contradicts its tensors, or its tokenizer files contradict
+    # each other; a line states which are used.
     allow_mismatch: bool = False
-    # Loggers of the metrics, in addition to metrics.jsonl: tensorboard (events in WORKDIR/tensorboard), wandb
-    # (Weights & Biases; WANDB_PROJECT and its other environment variables apply), or one that an installed package
-    # adds.
+    # Loggers of the metrics in addition to metrics.jsonl: tensorboard (events in WORKDIR/tensorboard), wandb
+    # (Weights & Biases; set WANDB_PROJECT and its other environment variables), or the name of a logger in an
+    # installed package.
     loggers: tuple[str, ...] = ("tensorboard",)
     # Print the resolved config and exit.
     print_config: bool = False
     # Allow a resumed run to change execution.prng.
     allow_numeric_change: bool = False
-    # HOST:PORT of process 0 in a run of several processes, with any free port; the same for all processes. Not
-    # needed on Cloud TPU and SLURM. Environment variable: JAX_COORDINATOR_ADDRESS.
+    # HOST:PORT of process 0 in a run of several processes, where PORT is any free port; the same value for all
+    # processes. Not needed on Cloud TPU and under SLURM. Environment variable: JAX_COORDINATOR_ADDRESS.
     coordinator: str = ""
-    # Number of processes of the run; environment variable: JAX_NUM_PROCESSES.
+    # Number of processes of the run. Environment variable: JAX_NUM_PROCESSES.
     num_processes: int = 0
-    # Index of this process, from 0; environment variable: JAX_PROCESS_ID.
+    # Index of this process, from 0. Environment variable: JAX_PROCESS_ID.
     process_id: int = -1
-    # Maximum number of seconds that the processes wait for each other, at the start and later.
+    # Maximum number of seconds that the processes wait for each other, at the start and during the run.
     host_timeout: Positive[int] = 300
-    # Seconds without a heartbeat after which a process is considered dead and the others exit.
+    # Number of seconds without a heartbeat after which a process is considered dead and the other processes exit.
     heartbeat_timeout: Positive[int] = 100
-    # On a Linux CPU, keep freed memory for the next step (at most 50 million parameters, and enough free memory).
+    # On a Linux CPU, keep freed memory for the next step, which is faster. Applies to models of at most 50 million
+    # parameters if enough memory is free.
     keep_memory: bool = True
 
     def folder(self, kind: str) -> str:

@@ -39,30 +39,31 @@ SentenceLoss = Literal["softmax", "cosine", "cosent", "triplet", "negatives", "s
 class TaskConfig(Section, prefix="task."):
     """The task, and the conversion of its texts to model inputs."""
 
-    # classification, regression, multi_label: a label for a text or pair. qa: answers in a passage. tagging: a tag
-    # per word. joint: a class per text and a tag per word (intent and slots). choice: the correct one of several
-    # choices. sentence: a vector per text (Sentence-BERT).
+    # What the model predicts. classification, regression, multi_label: a class, a value or several labels for a
+    # text or pair. qa: an answer in a passage. tagging: a tag for each word. joint: a class for each text and a tag
+    # for each word (intent and slots). choice: the correct one of several choices. sentence: a vector for each text
+    # (Sentence-BERT).
     kind: TaskKind = "classification"
-    # Name in metrics.json and predictions; empty: the kind.
+    # Name of the task in metrics.json and predictions; empty: task.kind.
     name: str = ""
-    # Python file that defines a class Task, a user-defined task (docs/finetuning.md).
+    # Python file that defines a class Task (docs/finetuning.md, User-defined tasks).
     module: str = ""
-    # Longest input in tokens, special tokens included.
+    # Maximum length of an input in tokens, including special tokens.
     max_length: int = 128
-    # Part of a longer text that is kept: longest_first (the longer text of a pair is truncated at its end, or at
+    # Part of a longer text that is kept: longest_first (the longer text of a pair is truncated, at its end or at
     # the side that the tokenizer of the model states), head, tail, head_tail, key_sentences (the most central
-    # sentences, in order), windows (the whole text, in several inputs whose logits are averaged).
+    # sentences, in their order), windows (the whole text, in several inputs whose logits are averaged).
     truncation: Truncation = only("longest_first", {KIND: CUT})
-    # Share of the tokens that head_tail keeps at the head (Sun et al. 2019: 128 of 510).
+    # Share of the kept tokens that head_tail takes from the start of the text (Sun et al. 2019: 128 of 510).
     head_share: float = only(0.25, {KIND: CUT, TRUNCATION: ("head_tail",)})
     # Number of tokens that neighboring windows share.
     window_overlap: AtLeast0[int] = only(32, {KIND: WHOLE, TRUNCATION: ("windows",)})
-    # Maximum number of windows of one text; 0: no limit.
+    # Maximum number of windows per text; 0: no limit.
     max_windows: AtLeast0[int] = only(0, {KIND: WHOLE, TRUNCATION: ("windows",)})
-    # Order of the texts of a pair: given, or both (both orders are read, and their logits are added; for
-    # similarity, where neither text comes first: Radford et al. 2018, section 3.3).
+    # Order in which the texts of a pair are read: given, or both (in both orders, and the logits are added; for
+    # tasks such as similarity, in which the order has no meaning: Radford et al. 2018, section 3.3).
     pair_order: PairOrder = only("given", {KIND: WHOLE})
-    # The metric that selects the best checkpoint; empty: the first one of the task.
+    # Metric that selects the best checkpoint; empty: the first metric of the task.
     metric: str = ""
 
     def __post_init__(self) -> None:
@@ -87,58 +88,61 @@ class TaskDataConfig(Section, prefix="data."):
     dir: str = ""
     # Training files.
     train: tuple[str, ...] = ()
-    # Files to evaluate on. With several files, each is a separate split named after the file, and the first one
-    # selects the best checkpoint.
+    # Files to evaluate. Each of several files is a separate split with the name of the file; the first file selects
+    # the best checkpoint.
     dev: tuple[str, ...] = ()
-    # Files to predict; predictions of records with labels are scored as well.
+    # Files to predict; records with labels are also scored.
     test: tuple[str, ...] = ()
-    # tsv (split at tabs and \n only, no quoting), csv (RFC 4180), jsonl, conll (word and tag columns), squad
-    # (JSON), slots (folders of seq.in, seq.out, label), snips (one file, word:slot ... <=> intent), clinc (parts of
-    # a JSON file: FILE.json:train+oos_train), tfds (NAME[/CONFIG][:VERSION]:SPLIT); auto: by the file's name.
+    # Format of the files. tsv: split at tabs and \n only, without quoting. csv: RFC 4180. jsonl: a JSON object per
+    # line, or a JSON array. conll: columns of words and tags. squad: JSON. slots: folders of seq.in, seq.out and
+    # label. snips: one file with lines word:slot ... <=> intent. clinc: parts of a JSON file,
+    # FILE.json:train+oos_train. tfds: NAME[/CONFIG][:VERSION]:SPLIT. auto: determined by the file name.
     format: Literal["auto", "tsv", "csv", "jsonl", "conll", "squad", "slots", "snips", "clinc", "tfds"] = "auto"
-    # Character between the fields of tsv and csv, or tab; auto: that of the format (tab, comma) or, if the columns
-    # are not found with it, the first of , ; tab | with which they are.
+    # Field separator of tsv and csv: one character, or tab. auto: the separator of the format (tab or comma), or,
+    # if it does not yield the required columns, the first of , ; tab | that does.
     delimiter: str = "auto"
-    # Encoding of the files, such as cp1252, latin-1 or gb18030; auto: UTF-8, UTF-16 with a byte order mark, and for
-    # Western text that is neither, cp1252.
+    # Encoding of the files, such as cp1252, latin-1 or gb18030; auto: UTF-8, UTF-16 with a byte order mark, or
+    # cp1252 for Western text that is neither.
     encoding: str = "auto"
-    # Columns of a line: ROLE=COLUMN, the column by name, or by number from 1 if the file has no header. Roles: id,
-    # text, text_pair, label, labels, negative and choice (may occur several times, in order), choice_prefix
-    # (precedes every choice), group, words, tags, answers. SPLIT:ROLE=COLUMN (train, dev, test) sets
-    # the columns of the files of one split; entries without SPLIT then do not apply to these files. A role that
-    # the records of a split need and that is not set is the column of its name; empty: so are all roles.
+    # Columns of the files as ROLE=COLUMN, where COLUMN is a name or, in files without a header, a number from 1.
+    # Roles: id, text, text_pair, label, labels, negative and choice (may occur several times, in order),
+    # choice_prefix (precedes every choice), group, words, tags, answers. SPLIT:ROLE=COLUMN, where SPLIT is train,
+    # dev or test, sets a column for the files of one split; entries without SPLIT then do not apply to these files.
+    # A required role that is not set is read from the column of the same name.
     columns: tuple[str, ...] = ()
-    # The first line names the columns; auto: true if data.columns is empty or names a column.
+    # Whether the first line names the columns; auto: true if data.columns is empty or contains a column name.
     header: Literal["auto", "true", "false"] = "auto"
-    # Classes in id order, as written in the files; empty: those of the training files, sorted.
+    # Classes in id order, as written in the files; empty: the classes in the training files, sorted.
     labels: tuple[str, ...] = only(
         (), {KIND: ("classification", "multi_label", "choice", "joint", "sentence"), LOSS: ("softmax", "negatives")}
     )
-    # Names of the classes in exports and metrics; empty: as in the files. Predictions always use the names in the
-    # files.
+    # Names of the classes in exports and metrics; empty: the names in the files. Predictions always use the names
+    # in the files.
     label_names: tuple[str, ...] = only((), {KIND: ("classification", "multi_label", "joint")})
-    # Tags in id order; empty: those of the training files, sorted.
+    # Tags in id order; empty: the tags in the training files, sorted.
     tags: tuple[str, ...] = only((), {KIND: WORDS})
-    # Separator of several labels of one text (multi_label).
+    # Separator between the labels of a text (multi_label).
     label_separator: str = ","
-    # Share of the training records that is used as dev if there are no dev files.
+    # Share of the training records to use as the dev split if there are no dev files.
     dev_fraction: Probability = limited(0.0, Limit((0,), {"data.dev": SET}))
-    # Records that stay together when dev is split from train: none, those of an article, those of a document, or
-    # those that share a text (sentence).
+    # Training records that data.dev_fraction keeps together: article (those of an article), document (those of a
+    # document), sentence (those that share a text), or none.
     group_by: Literal["none", "article", "document", "sentence"] = "none"
-    # Seed of data.dev_fraction and data.train_limit.
+    # Seed of the samples for data.dev_fraction and data.train_limit.
     split_seed: AtLeast0[int] = 0
-    # Number of training records to use, sampled with split_seed; 0: all.
+    # Number of training records to use, sampled with data.split_seed; 0: all.
     train_limit: AtLeast0[int] = 0
-    # Maximum number of records of each split to evaluate on, from the first; 0: all.
+    # Maximum number of records to evaluate in each split, from its first record on; 0: all.
     dev_limit: AtLeast0[int] = 0
-    # Vocabulary, for a model without one and without --init_from; see data.vocab of pretraining.
+    # Vocabulary of a run without --init_from, or of an initial model without a vocabulary; see data.vocab of
+    # pretraining.
     vocab: str = ""
-    # Lower-case the text; only with data.vocab, a WordPiece.
+    # Lower-case the text; applies only to a WordPiece vocabulary in data.vocab.
     lower_case: bool = True
-    # Strip accents: true, false, or auto (as data.lower_case); only with data.vocab, a WordPiece.
+    # Strip accents: true, false, or auto (the value of data.lower_case); applies only to a WordPiece vocabulary in
+    # data.vocab.
     strip_accents: Literal["auto", "true", "false"] = "auto"
-    # Folder of prepared TensorFlow Datasets (tfds); empty: ~/tensorflow_datasets.
+    # Folder of prepared TensorFlow Datasets; empty: ~/tensorflow_datasets.
     tfds_data_dir: str = ""
 
     def __post_init__(self) -> None:
@@ -167,21 +171,21 @@ COLUMN_ROLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class QaConfig(Section, prefix="qa."):
-    """Extractive question answering (google-research/bert ``run_squad.py``)."""
+    """Extractive question answering (run_squad.py of google-research/bert)."""
 
-    # Number of tokens between the starts of two windows of a passage (run_squad.py: 128).
+    # Number of tokens between the starts of consecutive windows of a passage (run_squad.py: 128).
     doc_stride: Positive[int] = 128
-    # Maximum number of tokens of the question; the rest is truncated (run_squad.py: 64).
+    # Maximum number of tokens of a question; longer questions are truncated (run_squad.py: 64).
     max_query_length: Positive[int] = 64
-    # Longest answer in tokens.
+    # Maximum number of tokens of an answer.
     max_answer_length: Positive[int] = 30
-    # Number of candidate answers that are kept (run_squad.py: 20).
+    # Number of candidate answers to keep (run_squad.py: 20).
     n_best: Positive[int] = 20
-    # A question may have no answer (SQuAD 2.0).
+    # Questions may have no answer (SQuAD 2.0).
     no_answer: bool = False
-    # "No answer" is predicted if its score exceeds the score of the best answer by more than this.
+    # Predict no answer if its score exceeds the score of the best answer by more than this.
     null_threshold: float = 0.0
-    # How answers are compared: english (SQuAD's words) or chinese (CMRC's characters).
+    # Comparison of answers: english (by words, as for SQuAD) or chinese (by characters, as for CMRC).
     scoring: Literal["english", "chinese"] = limited(
         "english",
         Limit(("english",), {"qa.no_answer": (True,)}, ", the only score for questions without an answer"),
@@ -192,11 +196,13 @@ class QaConfig(Section, prefix="qa."):
 class TaggingConfig:
     """Tagging, which assigns a tag to each word."""
 
-    # Use a CRF: learned transitions between tags, which are decoded jointly (Lafferty et al. 2001).
+    # Use a CRF: transitions between tags are learned, and the tags of a text are decoded jointly (Lafferty et al.
+    # 2001).
     crf: bool = False
-    # Add as many words of neighboring sentences of the document as fit (Devlin et al. 2018, 5.3).
+    # Fill the input with words of neighboring sentences of the same document (Devlin et al. 2018, section 5.3).
     document_context: bool = False
-    # Entities as conlleval reads them, or only those that begin with B- (strict, as in seqeval).
+    # Tags that form an entity: those that the script conlleval counts (conlleval), or only those that begin with B-
+    # (strict, as in seqeval).
     scoring: Literal["conlleval", "strict"] = "conlleval"
 
 
@@ -204,29 +210,31 @@ class TaggingConfig:
 class SentenceTaskConfig(Section, prefix="sentence."):
     """Training of sentence embeddings (Reimers and Gurevych 2019)."""
 
-    # softmax: classification of (u, v, |u - v|). cosine: regression of the cosine. cosent: ranking of the cosines.
-    # triplet: anchors nearer to their positives than to their negatives. negatives: retrieval of the positive of
-    # each anchor among all positives of the batch (of a microbatch, without gradient_cache) and any hard negatives.
-    # simcse: the same, with a second encoding of each text, with other dropout, as its positive.
+    # softmax: classification of (u, v, |u - v|), where u and v are the vectors of a pair. cosine: regression of the
+    # cosine. cosent: ranking of the cosines. triplet: anchors must be nearer to their positives than to their
+    # negatives. negatives: each anchor must find its positive among all positives and hard negatives of the batch
+    # (of the microbatch, unless sentence.gradient_cache is set). simcse: like negatives, where the positive of a
+    # text is a second encoding of this text with different dropout.
     loss: SentenceLoss = "softmax"
-    # Pooling of the token outputs to one vector.
+    # Pooling of the token outputs into one vector.
     pooling: Pooling = "mean"
-    # Divide vectors by their Euclidean norm.
+    # Divide each vector by its Euclidean norm.
     normalize: bool = False
     # Width of a hidden layer between (u, v, |u - v|) and the classes; 0: none.
     hidden_size: AtLeast0[int] = only(0, {LOSS: ("softmax",)})
-    # Cosines are multiplied by this (cosent, negatives, simcse).
+    # Factor by which cosines are multiplied (cosent, negatives, simcse).
     scale: Positive[float] = only(20.0, {LOSS: ("cosent", "negatives", "simcse")})
-    # Margin by which the positive must be nearer than the negative (triplet).
+    # Margin by which the positive must be nearer to the anchor than the negative (triplet).
     margin: Positive[float] = only(5.0, {LOSS: ("triplet",)})
-    # Positive pairs are texts with the same label (negatives, triplet). softmax: each text makes a pair of class 1
-    # with a text of the same label, and a pair of class 0 with a text of another label.
+    # Build pairs from the labels of single texts. negatives, triplet: texts with the same label are positive pairs.
+    # softmax: each text forms a pair of class 1 with a text of the same label, and a pair of class 0 with a text of
+    # another label.
     pairs_from_classes: bool = only(False, {LOSS: ("softmax", "negatives", "triplet")})
-    # Widths at which the first values of a vector, divided by their norm, are trained too (Kusupati et al. 2022);
-    # the loss is the sum of those of all widths. Empty: whole vectors only.
+    # Widths at which truncated vectors are also trained (Kusupati et al. 2022): the first values of each vector,
+    # divided by their norm. The loss is the sum of the losses at all widths. Empty: only whole vectors are trained.
     matryoshka: tuple[int, ...] = only((), {LOSS: ("cosine", "cosent", "triplet", "negatives", "simcse")})
-    # With training.accumulation_steps, compare the texts of all microbatches instead of those of one (GradCache;
-    # Gao et al. 2021). The memory stays that of one, and every text is encoded twice.
+    # With training.accumulation_steps, compare the texts of all microbatches instead of those of one microbatch
+    # (GradCache; Gao et al. 2021). The memory use is that of one microbatch, and every text is encoded twice.
     gradient_cache: bool = only(False, {LOSS: ("cosent", "negatives", "simcse")})
-    # Largest possible label; labels of cosine and cosent are divided by it.
+    # Largest possible label, by which the labels of cosine and cosent are divided.
     label_scale: Positive[float] = only(1.0, {LOSS: ("cosine", "cosent")})

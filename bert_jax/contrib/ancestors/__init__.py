@@ -21,7 +21,7 @@ OBJECTIVES = {
 OBJECTIVE_OPTIONS = {
     "bidirectional_lm": "bert_jax.contrib.ancestors.config:BidirectionalLmConfig",
     "skip_gram": "bert_jax.contrib.ancestors.config:Word2VecConfig",
-    "cbow": "bert_jax.contrib.ancestors.config:Word2VecConfig",
+    "cbow": "bert_jax.contrib.ancestors.config:CbowConfig",
     "glove": "bert_jax.contrib.ancestors.config:GloveConfig",
 }
 FORMATS = {

@@ -73,18 +73,19 @@ class WordVectorsConfig(ModelConfig):
 class LayersConfig(WordVectorsConfig):
     """Options of the encoders with layers."""
 
-    # Widths of the character convolutions from which the embedding of a token is computed, each followed by its
-    # number of filters, as 1 32 2 32 3 64 (ELMo); empty: a table of embeddings.
+    # Widths of the character convolutions that compute the embedding of a token, each followed by its number of
+    # filters, such as 1 32 2 32 3 64 (ELMo); empty: an embedding table.
     character_filters: tuple[int, ...] = ()
-    # Width of the embedding of a character.
+    # Width of the character embeddings.
     character_size: Positive[int] = 16
-    # Most bytes of a token, its begin and end included.
+    # Maximum number of bytes of a token, including its begin and end.
     max_characters: Positive[int] = 50
-    # Highway layers (Srivastava et al. 2015) after the convolutions.
+    # Number of highway layers (Srivastava et al. 2015) after the character convolutions.
     highway_layers: Layers = 2
-    # Activation of the convolutions.
+    # Activation of the character convolutions.
     character_activation: Literal["relu", "tanh"] = "relu"
-    # Dropout of words: their embeddings are 0 in the whole batch (Merity et al. 2018, section 4.3).
+    # Probability with which the embedding of a vocabulary entry is 0 in the whole batch (Merity et al. 2018,
+    # section 4.3).
     word_dropout: Probability = 0.0
 
     def _check_encoder(self) -> None:
@@ -139,7 +140,7 @@ class NnlmConfig(LayersConfig):
     TAG: ClassVar[str] = "nnlm"
     FITS_MUON: ClassVar[bool] = True
 
-    # Tokens that the layer reads: the last one and those before it (the paper's n - 1).
+    # Number of tokens that the layer reads: the last token and those before it (n - 1 in the paper).
     context_size: Positive[int] = 4
 
     def _check_layers(self) -> None:
@@ -158,16 +159,17 @@ class LstmConfig(LayersConfig):
     TAG: ClassVar[str] = "lstm"
     HAS_STATE: ClassVar[bool] = True
 
-    # Cells of a layer; 0: as many as it has outputs. With encoder bidirectional_lstm, a projection reduces them to
-    # the outputs (Sak et al. 2014); with lstm, every layer but the last has this width.
+    # Number of cells of a layer; 0: the number of its outputs. With encoder bidirectional_lstm, a projection
+    # reduces the cells to the outputs (Sak et al. 2014). With encoder lstm, every layer except the last has this
+    # width.
     lstm_cells: AtLeast0[int] = 0
-    # Largest absolute value of the cells (ELMo: 3); 0: no limit.
+    # Maximum absolute value of the cells (ELMo: 3); 0: no limit.
     lstm_cell_clip: AtLeast0[float] = 0.0
-    # Largest absolute value of the projected outputs (ELMo: 3); 0: no limit.
+    # Maximum absolute value of the projected outputs (ELMo: 3); 0: no limit.
     lstm_projection_clip: AtLeast0[float] = 0.0
-    # The output of each layer but the first is added to its input (ELMo).
+    # Add the input of each layer except the first to its output (ELMo).
     lstm_skip: bool = False
-    # Dropout of the weights between the states (Merity et al. 2018, section 2).
+    # Dropout on the weights between the states of consecutive tokens (Merity et al. 2018, section 2).
     lstm_weight_dropout: Probability = 0.0
 
     def _check_encoder(self) -> None:
@@ -220,7 +222,8 @@ class BidirectionalLmConfig(ObjectiveConfig):
     """Section of ``objective.name`` bidirectional_lm."""
 
     TITLE: ClassVar[str] = (
-        "every next and every previous token, with model.encoder bidirectional_lstm (ELMo: Peters et al. 2018)"
+        "predicts each next and each previous token (ELMo: Peters et al. 2018); requires model.encoder "
+        "bidirectional_lstm"
     )
 
     @property
@@ -232,27 +235,41 @@ class BidirectionalLmConfig(ObjectiveConfig):
 class GloveConfig(ObjectiveConfig):
     """Section of ``objective.name`` glove."""
 
-    TITLE: ClassVar[str] = "vectors of tokens, with model.encoder none (Pennington et al. 2014)"
+    TITLE: ClassVar[str] = (
+        "fits the co-occurrence counts of tokens (Pennington et al. 2014); requires model.encoder none"
+    )
 
-    # Largest distance between a word and its context.
+    # Maximum distance between a word and its context.
     window: Positive[int] = 5
-    # Counts from this one on have the weight 1 in the loss.
+    # Count from which a co-occurrence has weight 1 in the loss.
     largest_count: Positive[float] = 100.0
-    # Exponent of the weight (x / objective.largest_count) ** objective.count_power of smaller counts x.
+    # Exponent of the weight of a smaller count x, which is (x / objective.largest_count) ** objective.count_power.
     count_power: Positive[float] = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
 class Word2VecConfig(ObjectiveConfig):
-    """Section of ``objective.name`` skip_gram and cbow."""
+    """Section of ``objective.name`` skip_gram and, with another title, cbow."""
 
-    TITLE: ClassVar[str] = "vectors of tokens, with model.encoder none (word2vec: Mikolov et al. 2013)"
+    TITLE: ClassVar[str] = (
+        "predicts the surrounding tokens from a token (word2vec: Mikolov et al. 2013); requires model.encoder none"
+    )
 
-    # Largest distance between a word and its context; a smaller one is sampled for each word.
+    # Maximum distance between a word and its context; for each word, a distance up to this one is sampled.
     window: Positive[int] = 5
-    # Negatives of a pair (Mikolov et al. 2013b: 5 to 20 for small texts).
+    # Number of negative samples per pair (Mikolov et al. 2013b: 5 to 20 for small texts).
     negatives: Positive[int] = 5
-    # Words more frequent than this share of the text are dropped in part; 0: none is.
+    # Frequency, as a share of the text, above which occurrences of a word are dropped at random; 0: none are
+    # dropped.
     subsample: AtLeast0[float] = 1e-3
-    # Negatives are sampled with probabilities proportional to this power of the counts.
+    # Exponent of the counts to which the probabilities of the negative samples are proportional.
     noise_power: AtLeast0[float] = 0.75
+
+
+@dataclass(frozen=True, kw_only=True)
+class CbowConfig(Word2VecConfig):
+    """Section of ``objective.name`` cbow."""
+
+    TITLE: ClassVar[str] = (
+        "predicts a token from the surrounding tokens (word2vec: Mikolov et al. 2013); requires model.encoder none"
+    )

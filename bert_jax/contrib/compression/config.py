@@ -14,39 +14,41 @@ class DistillationConfig(ObjectiveConfig):
     """Section of ``objective.name`` distillation."""
 
     TITLE: ClassVar[str] = (
-        "masked_lm, and the outputs of a teacher (--teacher), with data.next_sentence none (Sanh et al. 2019)"
+        "predicts masked tokens and the outputs of a teacher (Sanh et al. 2019); requires --teacher and "
+        "data.next_sentence none"
     )
 
-    # Coefficient of the z-loss, as with masked_lm.
+    # Coefficient of the z-loss (Chowdhery et al. 2022: 1e-4) of the predicted tokens; 0: off.
     z_loss: AtLeast0[float] = 0.0
-    # Weight of the loss of the masked tokens.
+    # Weight of the masked-LM loss.
     mlm_weight: AtLeast0[float] = 1.0
-    # Weight of the divergence from the teacher's distribution of each masked token (Hinton et al. 2015).
+    # Weight of the divergence from the teacher's distribution at each masked token (Hinton et al. 2015).
     soft_weight: AtLeast0[float] = 1.0
-    # The logits of both networks are divided by this before the divergence.
+    # Divisor of the logits of teacher and student before the divergence is computed.
     temperature: Positive[float] = 2.0
-    # Pieces of the teacher's distribution that count, the most probable ones; 0: all.
+    # Number of most probable tokens in the teacher's distribution to use; 0: all.
     soft_top_k: AtLeast0[int] = 0
-    # Difference from the hidden states of the teacher: 1 - cosine (DistilBERT), or the mean squared error
-    # (TinyBERT). A projection that is learned too comes before it where the widths differ.
+    # Loss between the hidden states of student and teacher: none, cosine (1 - cosine; DistilBERT), or mse (mean
+    # squared error; TinyBERT). If their widths differ, a learned projection precedes the loss.
     hidden_loss: Literal["none", "cosine", "mse"] = "none"
-    # Weight of this difference.
+    # Weight of the loss in objective.hidden_loss.
     hidden_weight: Positive[float] = 1.0
-    # The last layer, or all layers and the embeddings, with layers of the teacher in proportion; their losses are
-    # added.
+    # Hidden states to compare: last (those of the last layer), or all (the embeddings and all layers, each with the
+    # teacher layer at the same relative depth; the losses are added).
     hidden_layers: Literal["last", "all"] = "last"
-    # Difference from the attention of the teacher: squared error of the scores of all layers (TinyBERT), or
-    # divergence of the relations of queries, of keys and of values in the last layer (MiniLM v2).
+    # Loss between the attention of student and teacher: none, scores (squared error of the attention scores of all
+    # layers; TinyBERT), or relations (divergence of the relations of queries, of keys and of values in one layer;
+    # MiniLM v2).
     attention_loss: Literal["none", "scores", "relations"] = "none"
-    # Weight of this difference.
+    # Weight of the loss in objective.attention_loss.
     attention_weight: Positive[float] = 1.0
-    # Parts of the width, of which each has relations.
+    # Number of parts into which the width is split; each part has its own relations.
     relation_heads: Positive[int] = 12
-    # Layer of the teacher whose relations are learned, from 0; -1: the last one.
+    # Teacher layer whose relations the student learns, counted from 0; -1: the last one.
     relation_layer: int = -1
-    # Dtype of the computation of the teacher.
+    # Compute dtype of the teacher.
     teacher_dtype: Literal["float32", "bfloat16"] = "float32"
-    # Width of the teacher, which the run sets.
+    # Width of the teacher; the run sets it.
     teacher_width: AtLeast0[int] = 0
 
 
@@ -54,11 +56,11 @@ class DistillationConfig(ObjectiveConfig):
 class TaskDistillationConfig(Section, prefix="distillation."):
     """Loss between the model and its teachers, the models of ``--teacher`` (Hinton et al. 2015)."""
 
-    # Weight of the distillation loss; the label loss has the weight 1 - weight.
+    # Weight of the distillation loss; the label loss has weight 1 - distillation.weight.
     weight: PositiveShare[float] = 0.5
-    # The logits of student and teacher are divided by this.
+    # Divisor of the logits of student and teacher.
     temperature: Positive[float] = only(2.0, {KIND: (*SOFTMAX[KIND][:-1], "multi_label", "qa")})
-    # Weight of the distance between the first tokens of the layers of student and teacher, without the last (Sun et
+    # Weight of the distance between the first tokens of student and teacher in all layers except the last (Sun et
     # al. 2019); 0: off.
     layers_weight: AtLeast0[float] = only(0.0, {KIND: (*HEAD, "qa")})
 
@@ -69,8 +71,8 @@ class TaughtDataConfig(TaskDataConfig):
 
     SPLITS: ClassVar[tuple[str, ...]] = (*TaskDataConfig.SPLITS, "unlabelled")
 
-    # Files whose labels are not read: more texts to learn from, with --teacher. Entries unlabelled:ROLE=COLUMN of
-    # data.columns set their columns.
+    # Additional files for distillation (requires --teacher), whose labels are not read. Entries
+    # unlabelled:ROLE=COLUMN of data.columns set their columns.
     unlabelled: tuple[str, ...] = ()
 
 

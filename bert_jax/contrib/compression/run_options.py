@@ -26,11 +26,11 @@ UNPRUNED: dict[str, Any] = {
 class TeacherOptions(RunOptions):
     """Options of pretraining with a teacher."""
 
-    # Model with the vocabulary of the run, in any format that bert-jax reads, whose outputs the run learns to
-    # reproduce (objective.name distillation). A run that resumes needs no teacher here.
+    # Model whose outputs the run learns to reproduce (objective.name distillation), in any format that bert-jax
+    # reads; it must have the vocabulary of the run. A resumed run does not need this option.
     teacher: tuple[str, ...] = ()
-    # With data.masking static: folder of the outputs of the teacher, which are computed once, before the first
-    # step, and then read instead of running the teacher. Other runs with the same shards read them too.
+    # Folder of stored outputs of the teacher; requires data.masking static. The outputs are computed once, before
+    # the first step, and then read instead of running the teacher. Other runs on the same shards can read them too.
     teacher_outputs: str = ""
 
     def require_no_inputs(self, objective: str) -> None:
@@ -42,8 +42,8 @@ class TeacherOptions(RunOptions):
 class TaskTeacherOptions(FinetuneRunOptions):
     """Options of fine-tuning with teachers."""
 
-    # Models with the output layer of the task, in any format that bert-jax reads, whose outputs, averaged, the run
-    # learns to reproduce. A run that resumes needs no teacher here.
+    # Models whose outputs the run learns to reproduce, in any format that bert-jax reads; each must have the output
+    # layer of the task. The outputs of several models are averaged. A resumed run does not need this option.
     teacher: tuple[str, ...] = ()
 
     def supervision(self, config: FinetuneConfig, report: Callable[[str], None]) -> "Supervision":
@@ -63,15 +63,15 @@ class TaskTeacherOptions(FinetuneRunOptions):
 class PruningOptions(FinetuneRunOptions):
     """Options of fine-tuning in rounds of training and pruning."""
 
-    # Share of the attention heads to keep: train, remove the least important ones, and train again, in rounds (see
-    # bert-jax prune). Each training is one of the recipe.
+    # Share of the attention heads to keep. If it is below 1, the run trains, removes the least important heads and
+    # trains again, in rounds (see bert-jax prune). Each training has the length of the recipe.
     prune_heads: float = 1.0
-    # Share of the feed-forward units to keep, likewise.
+    # Share of the feed-forward units to keep, as for --prune_heads.
     prune_units: float = 1.0
-    # Number of removals; most is removed in the first ones.
+    # Number of removals; the first ones remove the most.
     prune_rounds: Positive[int] = 3
-    # Importance of heads and units: gradient (of the loss on training records), magnitude, movement (how much the
-    # norm of their parameters grew in the round) or random.
+    # Importance of heads and units: gradient (of the loss on training records), magnitude (norm of the parameters),
+    # movement (growth of this norm in the round) or random.
     prune_importance: Literal["gradient", "magnitude", "movement", "random"] = "gradient"
 
     def __post_init__(self) -> None:

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 class SweepOptions(FinetuneRunOptions):
     """Options with which a command starts a run for each of several settings and seeds."""
 
-    # Train every combination of the values in the arguments KEY=VALUE,VALUE,...; without arguments, the grid of the
-    # BERT paper (batch size 16, 32; learning rate 5e-5, 4e-5, 3e-5, 2e-5; 2, 3, 4 epochs). Finished runs are not
-    # repeated; several processes can share the work.
+    # Start a run for every combination of the values in the arguments KEY=VALUE,VALUE,...; without arguments, for
+    # the grid of the BERT paper (batch size 16, 32; learning rate 5e-5, 4e-5, 3e-5, 2e-5; 2, 3, 4 epochs). Finished
+    # runs are not repeated; several processes can share the work.
     sweep: tuple[str, ...] = ()
-    # Number of consecutive seeds, from training.seed; with several, report mean, standard deviation and best run.
+    # Number of consecutive seeds, beginning with training.seed, with one run for each. Several seeds: mean,
+    # standard deviation and best run are reported.
     seeds: Positive[int] = 1
 
     # Value of an option that has no argument on the command line.

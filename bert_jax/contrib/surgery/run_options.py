@@ -11,11 +11,12 @@ from bert_jax.config.schema import AtLeast0
 class ChangeOptions(RunOptions):
     """Options of pretraining and fine-tuning."""
 
-    # Turn the BERT or RoBERTa of --init_from into a Longformer with so many positions (Beltagy et al. 2020, section
-    # 5), windows of model.attention_windows tokens on each side (default 256), and global tokens; 0: off.
+    # Number of positions of a Longformer into which the BERT or RoBERTa of --init_from is converted (Beltagy et al.
+    # 2020, section 5), with global tokens and with windows of model.attention_windows tokens on each side (default
+    # 256); 0: no conversion.
     to_long: AtLeast0[int] = 0
-    # Layers of --init_from, from 0, with which the model starts, in this order (every second one: Sanh et al.
-    # 2019). A layer may occur several times. Empty: all layers.
+    # Layers of --init_from, counted from 0, of which the model initially consists, in this order (every second
+    # layer: Sanh et al. 2019). A layer may occur several times. Empty: all layers.
     init_layers: tuple[int, ...] = ()
 
     @property
@@ -27,8 +28,8 @@ class ChangeOptions(RunOptions):
 class TaskChangeOptions(ChangeOptions, FinetuneRunOptions):
     """Options of fine-tuning."""
 
-    # Add the pieces _start_, _delimiter_ and _classify_, which frame texts and pairs, with randomly initialized
-    # embeddings to the vocabulary of the GPT that is fine-tuned (Radford et al. 2018, section 3.3).
+    # Add the pieces _start_, _delimiter_ and _classify_ to the vocabulary of a GPT, with randomly initialized
+    # embeddings, and frame texts and pairs with them (Radford et al. 2018, section 3.3).
     gpt_inputs: bool = False
 
     @property

@@ -22,7 +22,7 @@ from bert_jax.config import (
 from bert_jax.config.finetune import FinetuneTrainingConfig
 from bert_jax.config.former import FORMER_FIELDS
 from bert_jax.config.loader import parse_settings, read_settings, show_help
-from bert_jax.contrib.ancestors.config import BidirectionalLstmConfig, LstmConfig, Word2VecConfig
+from bert_jax.contrib.ancestors.config import BidirectionalLstmConfig, CbowConfig, LstmConfig
 from bert_jax.contrib.compression.config import DistillationConfig
 
 LSTM = "--model.encoder lstm --model.num_layers 2 --model.lstm_cells 9 --objective.name causal_lm"
@@ -42,7 +42,7 @@ def test_the_name_chooses_the_class_in_any_order(tmp_path):
     other = load(f"--config {tmp_path / 'recipe.yaml'} --model.lstm_cells 10")
     assert differences(config, other) == ["model.lstm_cells: 9 -> 10"]
     assert "model.encoder: lstm -> transformer" in differences(config, PretrainConfig())
-    assert type(load("--objective.name cbow").objective) is Word2VecConfig
+    assert type(load("--objective.name cbow").objective) is CbowConfig
     assert type(load("--objective.name distillation --objective.z_loss 0.1").objective) is DistillationConfig
 
 
