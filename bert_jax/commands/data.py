@@ -26,36 +26,37 @@ from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest
 
 _VOCAB = """\
-  vocab    train a vocabulary
+  vocab    train a vocabulary on text
              bert-data vocab --corpus my_texts/ --vocab_size 30522 --kind wordpiece --output vocab.txt
 """
 _SHARDS = """\
-  shards   build the vocabulary (if the recipe names none), the token store and the shards of a recipe
+  shards   build the token store and the shards of a recipe, and its vocabulary unless the recipe names one
              bert-data shards --config configs/quickstart.yaml --workers 4
-           with Apache Beam, on this machine, or on a cluster that the Beam options after -- select
+           --runner beam builds with Apache Beam, on this machine or as the Beam options after -- state
              bert-data shards --config RECIPE --runner beam [-- --runner=DataflowRunner --project=P ...]
-           --tfds NAME is short for --corpus tfds:NAME: text prepared by TensorFlow Datasets
-           (--tfds_data_dir FOLDER)
+           --tfds NAME stands for --corpus tfds:NAME, a dataset prepared by TensorFlow Datasets (in
+           --tfds_data_dir FOLDER)
 """
 _INDEX = """\
-  index    write the index of TFRecords that another program wrote
+  index    write an index for a folder of TFRecords from another program, so that training can read them
              bert-data index DIR
 """
 _INSPECT = """\
-  inspect  report on a folder of shards; --vocab FILE: its vocabulary, --records N: read at most N (20000)
+  inspect  print statistics and examples of a folder of shards
              bert-data inspect DIR --examples 3
+           --vocab FILE names the vocabulary, --records N sets the maximum number of records to read (default 20000)
 """
 _RECORDS = """\
-  records  print a fine-tuning file as JSON lines, for the commands of bert-jax; name its columns or a recipe
+  records  print a fine-tuning file, whose columns an option or a recipe names, as JSON lines for bert-jax
              bert-data records dev.tsv --columns text=sentence label=label
              bert-data records dev.tsv --config configs/finetune/sst2.yaml --data.dir glue/SST-2
 """
 _NOTES = """\
-vocab and shards accept --config FILE (a recipe of run_pretrain.py) and every --data.OPTION; "data." may be omitted.
+vocab and shards accept --config FILE (a recipe of run_pretrain.py) and all options --data.NAME, also as --NAME.
 --vocab_size sets model.vocab_size, --kind sets data.tokenizer, and shards --output sets data.shards.
 A recipe whose encoder is in a Python file also needs --model.module FILE, as in training.
-records accepts the options of run_finetune.py; "data." may be omitted, and --kind sets task.kind.
-bert-data COMMAND --help: the options of a command
+records accepts the options of run_finetune.py, --data.NAME also as --NAME; --kind sets task.kind.
+bert-data COMMAND --help shows the options of a command.
 """
 _SHORT = {"vocab_size": "model.vocab_size", "kind": "data.tokenizer"}
 C = TypeVar("C")

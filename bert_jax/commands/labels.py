@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def predict_command(arguments: argparse.Namespace) -> None:
-    """Write the predictions of the task head as JSON lines: class names with probabilities (values for regression),
-    tags, an answer, or a choice. An input in JSON is an object with text and, for pairs, text_pair (for span heads:
-    question and passage), with text and choices, or with the words of a text to be tagged."""
+    """Write the predictions of a fine-tuned model as JSON lines: classes with probabilities, values, tags, answers
+    or choices. Inputs are plain texts, or JSON objects with text and, for pairs, text_pair (question answering:
+    question and passage), with text and choices, or, for tagging, with words."""
     from bert_jax.inference.predict import predict
     from bert_jax.inference.text_files import with_ids, write_json_lines
     from bert_jax.tasks.task import Prediction
@@ -55,9 +55,9 @@ def predict_command(arguments: argparse.Namespace) -> None:
 
 
 def zero_shot_command(arguments: argparse.Namespace) -> None:
-    """Choose among labels that the model was not trained on; write JSON lines with the fields of predict. A natural
-    language inference model reads a hypothesis for every label; a masked-LM model scores words at the mask of a
-    prompt."""
+    """Classify texts with labels that the model was not trained on, and write JSON lines with the fields of
+    predict. A natural language inference (NLI) model reads the text with a hypothesis for every label; a masked-LM
+    model scores the words of the labels at the mask of a prompt."""
     from bert_jax.inference.text_files import with_ids, write_json_lines
     from bert_jax.inference.zero_shot import right_answer, scores, zero_shot
     from bert_jax.tasks.task import Prediction
@@ -111,34 +111,35 @@ def _label_words(words_of_labels: Sequence[str]) -> dict[str, list[str]]:
 
 
 COMMANDS = (
-    Command("predict", "labels, tags, answers or choices", predict_command, (
-        model("texts; write pairs, questions and choices as JSON lines"),
+    Command("predict", "predict labels, values, tags, answers or choices", predict_command, (
+        model("texts; pairs, questions and choices must be JSON lines"),
         option(
             "--task", choices=("sequence", "token", "span", "choice"),
-            help="head to use, if the model has several",
+            help="head that predicts, if the model has several",
         ),
         option(
             "--exit_entropy", type=float, metavar="NATS",
-            help="stop at the first layer with a head whose probabilities have a lower entropy (of a model trained "
-            "with loss.layer_heads own; see early-exit)",
+            help="stop at the first layer whose head predicts classes with a lower entropy; requires a model that "
+            "was trained with loss.layer_heads own (see early-exit)",
         ),
         OUTPUT,
     ), group="use", example='--model runs/sst2 "a film that one likes to see twice"'),
-    Command("zero-shot", "classes that the model was not trained on", zero_shot_command, (
-        model("texts, before --labels; for JSON lines with a label, scores are printed", with_labels=False),
+    Command("zero-shot", "classify with labels that the model was not trained on", zero_shot_command, (
+        model("texts, before --labels; if JSON lines have a label, scores are printed", with_labels=False),
         option(
             "--labels", required=True, nargs="+", metavar="LABEL[=WORD,...]",
-            help="two or more labels, in the order of the output, with their words (default: the label)",
+            help="two or more labels, each optionally with the words that represent it (default: the label "
+            "itself); the output lists the labels in this order",
         ),
         option(
             "--template", metavar="TEXT",
-            help='for an inference model (NLI) a hypothesis with {} for the word (default: "This text is about '
-            '{}."), for a masked-LM model a prompt with {text} and a mask ("{text} It was [MASK].")',
+            help='NLI model: a hypothesis in which {} stands for the word (default: "This text is about {}."); '
+            'masked-LM model: a prompt with {text} and a mask, such as "{text} It was [MASK]." (required)',
         ),
-        option("--multi_label", action="store_true", help="any number of labels may apply to a text"),
+        option("--multi_label", action="store_true", help="any number of labels, also none, may apply to a text"),
         option(
             "--entailment", metavar="NAME",
-            help="name of the entailment class (default: the class whose name begins with entail)",
+            help="entailment class of an NLI model (default: the class whose name begins with entail)",
         ),
         OUTPUT,
     ), group="use", example='"What a goal!" --model NLI_MODEL --labels sport politics'),

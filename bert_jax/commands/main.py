@@ -27,9 +27,9 @@ COMMANDS = (
 )
 # Commands that parse their own arguments: the options of a recipe, or further commands.
 PROGRAMS = {
-    "pretrain": ("bert_jax.commands.pretrain", "pretrain an encoder from text (run_pretrain.py)"),
+    "pretrain": ("bert_jax.commands.pretrain", "pretrain an encoder on text (run_pretrain.py)"),
     "finetune": ("bert_jax.commands.finetune", "fine-tune an encoder on a task (run_finetune.py)"),
-    "data": ("bert_jax.commands.data", "clean text, build vocabularies and shards, inspect them (bert-data)"),
+    "data": ("bert_jax.commands.data", "clean text, and build and inspect vocabularies and shards (bert-data)"),
 }
 
 
@@ -66,8 +66,8 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="bert-jax",
         usage="bert-jax [-h] [--version] COMMAND ...",
-        description=f"Pretrain, fine-tune, use and convert encoders of text.\n\n{_in_groups(listed)}",
-        epilog="bert-jax COMMAND --help: the options of a command, and an example",
+        description=f"Pretrain, fine-tune, use and convert text encoders.\n\n{_in_groups(listed)}",
+        epilog="bert-jax COMMAND --help shows the options of a command and an example",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"bert-jax {__version__}")

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from bert_jax.training.logging.logger import Callback
 
 READABLE = (
-    "workdir, saved model, Hugging Face or sentence-transformers folder, name on the Hugging Face Hub, TF1 "
-    "checkpoint prefix, npz export"
+    "a model: workdir of a run, saved model, Hugging Face or sentence-transformers folder, name on the Hugging "
+    "Face Hub, prefix of a TF1 checkpoint, or npz export"
 )
+
+BATCH_TOKENS = "number of tokens per batch (default: depends on the device)"
 
 _ONE_FILE = f"{MODULE}: needs one file, such as {MODULE} fnet_encoder.py"
 
@@ -123,30 +125,30 @@ def reading(*, with_labels: bool = True) -> Options:
         group = parser.add_argument_group("reading the model")
         group.add_argument(
             "--do_lower_case", type=truth, metavar="{true,false}",
-            help="lower-case the text; only for models that do not state it (default: guessed from the vocabulary)",
+            help="lower-case the text, for a model that does not state this (default: guessed from the vocabulary)",
         )  # fmt: skip
         parser.set_defaults(class_names=None)
         if with_labels:
             group.add_argument(
                 "--labels", dest="class_names", type=names_of, metavar="A,B,...",
-                help="class names of the task head, in id order (default: the names in the model)",
+                help="class names of the task head, in id order (default: the names that the model stores)",
             )  # fmt: skip
         group.add_argument(
             "--activation", choices=("gelu", "gelu_tanh"),
-            help="GELU of a TF1 checkpoint: with erf (gelu), or tanh as in the published code (default: gelu_tanh)",
+            help="GELU of a TF1 checkpoint: gelu (erf), or gelu_tanh as in the published code (default: gelu_tanh)",
         )  # fmt: skip
         group.add_argument(
             "--ema", type=truth, metavar="{true,false}",
-            help="read the moving average of the parameters (default for runs that have one) or the parameters "
-            "(default for TF1 checkpoints)",
+            help="true: read the moving average of the parameters (default for runs that have one); false: read "
+            "the parameters (default for TF1 checkpoints)",
         )  # fmt: skip
         group.add_argument(
             "--network", default="", metavar="NAME",
-            help="network of a pretraining run that trains several: discriminator (default) or generator",
+            help="network of a pretraining run with several networks: discriminator (default) or generator",
         )  # fmt: skip
         group.add_argument(
             "--allow_mismatch", action="store_true",
-            help="continue even if config and tensors contradict each other; the tensors are used",
+            help="read the model even if its config and tensors contradict each other; the tensors take precedence",
         )  # fmt: skip
 
     return add
@@ -160,7 +162,8 @@ def model(texts: str = "", *, required: bool = True, with_labels: bool = True, w
     ``with_int8`` is True for commands that compute vectors of texts with :func:`vector_options`.
     """
     dtypes = ("float32", "bfloat16", *(["int8"] if with_int8 else []))
-    described = "dtype of the computation" + ("; int8: by onnxruntime on the CPU" if with_int8 else "")
+    described = "compute dtype" + ("; int8: onnxruntime computes on the CPU" if with_int8 else "")
+    described += " (default: float32)"
 
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--model", required=required, metavar="DIR_OR_PREFIX", help=READABLE)
@@ -169,11 +172,13 @@ def model(texts: str = "", *, required: bool = True, with_labels: bool = True, w
             parser.add_argument("texts", nargs="*", metavar="TEXT", help=texts)
             parser.add_argument(
                 "--input", metavar="FILE",
-                help="file of texts, one per line (blank lines are skipped), or .jsonl (default: stdin)",
+                help="file with one text per line (blank lines are skipped), or .jsonl (default: standard input)",
             )  # fmt: skip
-            parser.add_argument("--json_lines", action="store_true", help="the input has one JSON object per line")
+            parser.add_argument(
+                "--json_lines", action="store_true", help="read the input as one JSON object per line"
+            )
         if texts or not required:
-            parser.add_argument("--batch_tokens", type=int, metavar="N", help="number of tokens per batch")
+            parser.add_argument("--batch_tokens", type=int, metavar="N", help=BATCH_TOKENS)
         reading(with_labels=with_labels)(parser)
 
     return add
@@ -181,12 +186,16 @@ def model(texts: str = "", *, required: bool = True, with_labels: bool = True, w
 
 def pooling(parser: argparse.ArgumentParser) -> None:
     """Add the options that define how the vector of a text is computed."""
-    parser.add_argument("--pooling", choices=("cls", "mean", "max"), help="default: that of the model, else mean")
+    parser.add_argument(
+        "--pooling",
+        choices=("cls", "mean", "max"),
+        help="how token outputs are pooled to a vector (default: the model's pooling, else mean)",
+    )
     parser.add_argument(
         "--normalize", type=truth, metavar="{true,false}",
-        help="divide vectors by their Euclidean norm (default: as in the model)",
+        help="divide each vector by its Euclidean norm (default: as the model states)",
     )  # fmt: skip
-    parser.add_argument("--width", type=int, metavar="N", help="keep the first N values of each vector")
+    parser.add_argument("--width", type=int, metavar="N", help="truncate each vector to its first N values")
 
 
 # The model that a command converts; --from is its older name.
@@ -196,7 +205,7 @@ SOURCE = option("--model", "--from", dest="source", required=True, metavar="DIR_
 def model_or_place(parser: argparse.ArgumentParser) -> None:
     """Add ``--model`` and, as its older form, the model as an argument without a name."""
     parser.add_argument("--model", metavar="DIR_OR_PREFIX", help=READABLE)
-    parser.add_argument("place", nargs="?", metavar="MODEL", help="the same as --model")
+    parser.add_argument("place", nargs="?", metavar="MODEL", help="alternative to --model")
 
 
 def take_place(arguments: argparse.Namespace) -> None:
@@ -206,7 +215,7 @@ def take_place(arguments: argparse.Namespace) -> None:
     arguments.model = arguments.model or arguments.place
 
 
-OUTPUT = option("--output", type=Path, metavar="FILE", help="JSON lines (default: standard output)")
+OUTPUT = option("--output", type=Path, metavar="FILE", help="file for JSON lines (default: standard output)")
 
 
 def take_encoder(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -124,11 +124,12 @@ def report_command(arguments: argparse.Namespace) -> None:
 
 
 COMMANDS = (
-    Command("report", "a page about a run, or several runs side by side", report_command, (
-        option("workdirs", nargs="+", metavar="WORKDIR", help="folder or URL of a run"),
+    Command("report", "write a page about a run, or a comparison of several runs", report_command, (
+        option("workdirs", nargs="+", metavar="WORKDIR", help="workdir of a run, a folder or a URL"),
         option(
             "--output", metavar="FILE",
-            help=f"the page (default: {HTML_FILE} in the workdir; of several runs, {COMPARISON} here)",
+            help=f"HTML file to write (default: {HTML_FILE} in the workdir; for several runs, {COMPARISON} in the "
+            "current folder)",
         ),
     ), group="export and inspect", example="runs/quickstart"),
 )  # fmt: skip

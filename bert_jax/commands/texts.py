@@ -33,8 +33,8 @@ POOLED = ("pooling", "normalize", "width", "prompt", "prompt_name")
 
 
 def embed_command(arguments: argparse.Namespace) -> None:
-    """Compute one vector per text or, with --per_token or --per_word, one vector per token or word and selected
-    layer."""
+    """Compute one vector for each text or, with --per_token or --per_word, one vector for each token or word at
+    each selected layer."""
     from bert_jax.inference.embed import LAST_FOUR, embed, extract_features
     from bert_jax.inference.text_files import with_ids, write_json_lines, write_vectors
 
@@ -90,7 +90,7 @@ def _vector_lines(
 
 
 def fill_mask_command(arguments: argparse.Namespace) -> None:
-    """Print the most probable pieces for each [MASK] of a text, with their probabilities."""
+    """Print the most probable vocabulary pieces for each [MASK] in a text, with their probabilities."""
     from bert_jax.inference.fill import FilledText, fill_mask
     from bert_jax.inference.text_files import with_ids, write_json_lines
 
@@ -116,10 +116,11 @@ def fill_mask_command(arguments: argparse.Namespace) -> None:
 
 
 def score_command(arguments: argparse.Namespace) -> None:
-    """Write the log-probability of each text as a JSON line: text, score (the sum over its tokens, in nats) and
-    tokens (their number). With a masked language model it is the pseudo-log-likelihood: each token is predicted
-    from a copy of the text in which it is masked. With a causal one it is the log-likelihood. With --pairs, print
-    how often the acceptable sentence of a minimal pair has the higher score."""
+    """Write the log-probability of each text as a JSON line: text, score (the sum of the log-probabilities of its
+    tokens, in nats) and tokens (the number of tokens). A masked language model predicts each token from a copy of
+    the text in which the token is masked (pseudo-log-likelihood); a causal language model predicts it from the
+    preceding tokens. With --pairs, print how often the acceptable sentence of a minimal pair has the higher
+    score."""
     from bert_jax.inference.score import score
     from bert_jax.inference.text_files import with_ids, write_json_lines
 
@@ -149,7 +150,8 @@ def score_command(arguments: argparse.Namespace) -> None:
 
 
 def forward_command(arguments: argparse.Namespace) -> None:
-    """Run the model on input_ids, attention_mask (default: 1) and token_type_ids (default: 0) of an npz file."""
+    """Run the model on the arrays input_ids, attention_mask (default: all 1) and token_type_ids (default: all 0) of
+    an npz file, and write every output to another npz file."""
     from bert_jax.inference.forward import forward_npz
 
     shapes = forward_npz(
@@ -163,71 +165,78 @@ def forward_command(arguments: argparse.Namespace) -> None:
 def _prompts(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--prompt", metavar="TEXT", help="text to insert before every text")
-    group.add_argument("--prompt_name", metavar="NAME", help="name of a prompt of the model")
+    group.add_argument("--prompt_name", metavar="NAME", help="name of a prompt that the model stores")
 
 
 COMMANDS = (
-    Command("embed", "texts to vectors", embed_command, (
+    Command("embed", "compute vectors of texts, words or tokens", embed_command, (
         model("texts to embed", with_int8=True),
         option(
             "--output", type=Path, metavar="FILE",
-            help=".npy: float32[texts, E]; .npz: this array, called embeddings; index: a folder; else JSON lines",
+            help=".npy: an array float32[texts, E]; .npz: this array with the name embeddings; with --precision "
+            "int8 or binary: a new folder; other names: JSON lines (default: JSON lines to standard output)",
         ),
         option(
             "--precision", choices=("float32", "int8", "binary"), default="float32",
-            help="int8, binary: an index for search; bytes on disk, with binary bits in memory (default: float32)",
+            help="int8 or binary: write an index for bert-jax search, which stores one byte per value on disk; in "
+            "binary, a search keeps only one bit per value in memory (default: float32, no index)",
         ),
         pooling,
         _prompts,
         option(
             "--layers", metavar="-1,-2,...",
-            help="with --per_token: encoder layers, from 0, or from the last with -1 (default: -1,-2,-3,-4); with "
-            "--per_word: 0 for the embeddings, 1 for the first layer, -1 for the last (default: -1)",
+            help="layers whose vectors are written; -1 is the last. With --per_token, 0 is the first encoder layer "
+            "(default: -1,-2,-3,-4); with --per_word, 0 is the embeddings and 1 the first encoder layer (default: "
+            "-1)",
         ),
         option(
             "--per_word", choices=("mean", "first"),
-            help="write the vectors of every word: the mean over its pieces, or the vector of the first piece",
+            help="write one vector for each word and layer: the mean over the pieces of the word, or the vector of "
+            "its first piece",
         ),
         option(
             "--per_token", action="store_true",
-            help="write the vectors of every token as extract_features.py of google-research/bert does",
+            help="write one vector for each token and layer, in the format of extract_features.py of "
+            "google-research/bert",
         ),
     ), group="use", example="--model runs/quickstart --input texts.txt --output vectors.npy"),
-    Command("fill-mask", "the best pieces for each [MASK] of a text", fill_mask_command, (
-        model("texts with [MASK]"),
-        option("--top", type=int, default=5, help="pieces per mask (default: 5)"),
-        option("--json", action="store_true", help="one JSON object per text"),
+    Command("fill-mask", "predict the pieces at each [MASK] in a text", fill_mask_command, (
+        model("texts that contain [MASK]"),
+        option("--top", type=int, default=5, help="number of pieces per mask (default: 5)"),
+        option("--json", action="store_true", help="print one JSON object per text"),
     ), group="use", example='--model runs/quickstart "the [MASK] of the united states"'),
-    Command("score", "log-probabilities of texts, and minimal pairs", score_command, (
-        model("texts", with_labels=False),
+    Command("score", "compute log-probabilities of texts, or accuracy on minimal pairs", score_command, (
+        model("texts to score", with_labels=False),
         option(
             "--method", choices=("PLL-word-l2r", "PLL-original"),
-            help="for masked models: PLL-original masks each token alone (Salazar et al. 2020), PLL-word-l2r also "
-            "the later tokens of its word (Kauf and Ivanova 2023; default, because otherwise a rare word of "
-            "several pieces looks likely, each piece following from the others)",
+            help="for masked language models: PLL-word-l2r (default) masks each token and the later tokens of its "
+            "word (Kauf and Ivanova 2023); PLL-original masks only the token (Salazar et al. 2020), which "
+            "overestimates rare words of several pieces, because the pieces predict each other",
         ),
-        option("--per_token", action="store_true", help="add pieces and log_probabilities of every text"),
+        option("--per_token", action="store_true", help="add the fields pieces and log_probabilities"),
         option(
             "--pairs", type=Path, metavar="FILE",
-            help="JSON lines (also .gz) of minimal pairs as in BLiMP: sentence_good, sentence_bad and, for the "
-            "table, field, linguistics_term (phenomenon) and UID (paradigm); 95%% Wilson intervals, a tie is wrong",
+            help="JSON lines (also .gz) of minimal pairs as in BLiMP: sentence_good, sentence_bad and, for groups "
+            "in the table, field, linguistics_term (phenomenon) and UID (paradigm); accuracies have 95%% Wilson "
+            "intervals, and ties count as errors",
         ),
-        option("--limit", type=int, metavar="N", help="with --pairs: the first N pairs of each paradigm"),
+        option("--limit", type=int, metavar="N", help="with --pairs: use the first N pairs of each paradigm"),
         option(
             "--pair_scores", type=Path, metavar="FILE",
-            help="with --pairs: JSON lines with score_good, score_bad and correct of every pair",
+            help="with --pairs: file for JSON lines with score_good, score_bad and correct of every pair",
         ),
         option(
             "--output", type=Path, metavar="FILE",
-            help="JSON lines (default: standard output); with --pairs: a line for each group, paradigms too",
+            help="file for JSON lines (default: standard output); with --pairs: one line for each field, "
+            "phenomenon and paradigm",
         ),
     ), group="use", example='--model runs/quickstart "A cat sat there." "A cat sat their."'),
-    Command("forward", "every output of the model for arrays of token ids", forward_command, (
+    Command("forward", "compute every output of a model for arrays of token ids", forward_command, (
         model(),
-        option("--input", required=True, type=Path, metavar="IN.npz", help="input_ids int[B, S], ..."),
-        option("--output", required=True, type=Path, metavar="OUT.npz"),
-        option("--hidden_states", action="store_true", help="add hidden_states [L+1, B, S, H]"),
-        option("--attentions", action="store_true", help="add attentions [L, B, A, S, S]"),
+        option("--input", required=True, type=Path, metavar="IN.npz", help="npz file of the inputs, int[B, S]"),
+        option("--output", required=True, type=Path, metavar="OUT.npz", help="npz file for the outputs"),
+        option("--hidden_states", action="store_true", help="also write hidden_states [L+1, B, S, H]"),
+        option("--attentions", action="store_true", help="also write attentions [L, B, A, S, S]"),
     ), group="export and inspect",
         example="--model DIR --input ids.npz --output out.npz --hidden_states --attentions",
     ),

@@ -10,7 +10,7 @@ _FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz")
 
 
 def import_command(arguments: argparse.Namespace) -> None:
-    """Read a model in any format, save it in the format of this library, and verify that the saved model equals the
+    """Read a model in any format, save it in the format of this library, and check that the saved model equals the
     source."""
     from bert_jax.interop.import_model import import_model
 
@@ -25,8 +25,8 @@ def import_command(arguments: argparse.Namespace) -> None:
 
 
 def export_command(arguments: argparse.Namespace) -> None:
-    """Write a model in another format, load it with the library of that format, and print, for each output,
-    the largest difference from the output of this library."""
+    """Write a model in another format, load the result with the library of this format, and print for each output
+    the largest difference from the output of bert_jax."""
     from bert_jax.interop.export import export_model
     from bert_jax.interop.model_card import Publication
     from bert_jax.io.hub import push
@@ -69,79 +69,81 @@ def _formats_of(arguments: argparse.Namespace) -> list[str]:
 
 
 _CHECKING = (
-    option("--no_verify", action="store_true", help="do not compare outputs with those of the other library"),
+    option("--no_verify", action="store_true", help="do not compare outputs with the other library"),
     option(
         "--peer_python", metavar="PYTHON",
-        help="another Python in which the other library (transformers, ...) is installed",
+        help="Python with the other library (transformers, ...) to compare with (default: the running Python)",
     ),
 )  # fmt: skip
 
 
 def _format(parser: argparse.ArgumentParser) -> None:
     formats = (*_FORMATS, *names("formats"))
-    described = "see docs/weights.md; without it, the command names the formats that hold the model"
+    described = "format to write (docs/weights.md); without it, the command lists the formats that hold the model"
     parser.add_argument("--format", choices=formats, help=described)
 
 
 COMMANDS = (
-    Command("import", "convert weights in another format to a saved model", import_command, (
+    Command("import", "convert a model from another format to a saved model", import_command, (
         SOURCE,
-        option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
+        option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="new folder"),
         reading(),
         *_CHECKING,
     ), group="export and inspect", example="--model path/to/model --to saved/"),
-    Command("export", "write a model in a format of another library", export_command, (
+    Command("export", "write a model in the format of another library", export_command, (
         SOURCE,
-        option("--to", dest="target", type=Path, metavar="DIR", help="the new folder"),
+        option("--to", dest="target", type=Path, metavar="DIR", help="new folder for the export"),
         _format,
         option(
             "--dtype", choices=("float32", "float16", "bfloat16", "int8"), default="float32",
-            help="dtype of the stored weights; int8 (onnx: for encoder, embeddings and their products; gguf: Q8_0) "
-            "(default: float32)",
+            help="dtype of the stored weights; int8: only for onnx (encoder and embeddings, with 8-bit matrix "
+            "products) and gguf (Q8_0) (default: float32)",
         ),
         option(
             "--exact_tokenizer", action="store_true",
             help="write a tokenizer.json with exactly the rules of google-research/bert, which only the tokenizers "
-            "library reads (default: those of transformers' BertTokenizer, which differ for some rare characters)",
+            "library reads (default: the rules of transformers' BertTokenizer, which treat some rare characters "
+            "differently)",
         ),
         option(
             "--with_onnx", action="store_true",
-            help="with --format hf or sentence-transformers: also write onnx/model.onnx and, in 8 bits, "
+            help="with --format hf or sentence-transformers: also write onnx/model.onnx and, with 8-bit weights, "
             "onnx/model_quantized.onnx, for transformers.js and other programs",
         ),
         option(
             "--calibration", nargs="+", metavar="FILE",
-            help="with --dtype int8: texts, one per line (.gz: packed), or JSON objects with text and text_pair "
-            "(.jsonl), which determine the input range of each matrix product (default: a scale for each "
+            help="with --dtype int8: typical texts, which determine a fixed input range for each matrix product; "
+            "one per line (also .gz), or JSON objects with text and text_pair (.jsonl) (default: a scale for each "
             "token, computed at run time)",
         ),
         option(
             "--check", metavar="FILE",
-            help="labeled JSON lines as for fine-tuning: print the scores of the model and of the exported "
-            "program (onnx)",
+            help="with --format onnx: labeled examples as for fine-tuning, in JSON lines; the scores of the model "
+            "and of the exported program on them are printed",
         ),
         option(
             "--check_loss", type=float, metavar="X",
-            help="with --check: export nothing (exit code 3) if the score is lower by more than X",
+            help="with --check: export nothing (exit code 3) if the exported program scores lower by more than X",
         ),
         option(
             "--heads", type=names_of, metavar="HEAD,...",
-            help="export only these output layers and those that they need: pooler, mlm, nsp, rtd, sequence, "
+            help="heads to export, with the layers that they need: pooler, mlm, nsp, rtd, sequence, "
             "token, span, choice, crf, pair, exits, sentence (default: all)",
         ),
         option(
             "--width", type=int, metavar="N",
-            help="export the first N values of the vectors of texts (sentence-transformers, onnx, stablehlo, npz)",
+            help="truncate text vectors to their first N values (sentence-transformers, onnx, stablehlo, npz)",
         ),
-        option("--force", action="store_true", help="replace DIR if it is not empty"),
+        option("--force", action="store_true", help="replace the folder --to if it is not empty"),
         option(
             "--language", type=names_of, default=(), metavar="CODE,...",
-            help="languages of the texts, for the model card: codes of ISO 639, such as en,zh",
+            help="languages of the model, for the model card, as ISO 639 codes such as en,zh",
         ),
-        option("--license", default="", metavar="NAME", help="license, for the model card, such as apache-2.0"),
+        option("--license", default="", metavar="NAME", help="license for the model card, such as apache-2.0"),
         option(
             "--push", default="", metavar="OWNER/NAME",
-            help="upload DIR to this model on the Hugging Face Hub; needs huggingface_hub, after: hf auth login",
+            help="also upload the export to this repository of the Hugging Face Hub; requires huggingface_hub, and "
+            "hf auth login beforehand",
         ),
         reading(),
         *_CHECKING,

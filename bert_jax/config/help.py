@@ -65,8 +65,8 @@ def _print_section(
         conditions = option.conditions.items()
         if any(selector in given and given[selector] not in allowed for selector, allowed in conditions):
             continue
-        default = option.default if isinstance(option.default, tuple) else (option.default,)
-        lines.append(f"  --{key} {_type_name(option.type)}  (default: {' '.join(map(_shown, default))})")
+        default = " ".join(map(str, option.default)) if isinstance(option.default, tuple) else option.default
+        lines.append(f"  --{key} {_type_name(option.type)}  (default: {default})")
         text, indent = comments.get(key.removeprefix(prefix), ""), " " * 6
         if issubclass(section, Section) and section.chosen_by and key == f"{prefix}{section.chosen_by.field}":
             text += _others(section.chosen_by)

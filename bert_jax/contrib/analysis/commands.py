@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from bert_jax.inference.loaded import LoadedModel
     from bert_jax.inference.text_files import Entry
 
-_TEXTS = "one text per line (blank lines are skipped), .jsonl with id and text, or .npy vectors of bert-jax embed"
+_TEXTS = "file with one text per line (blank lines are skipped), .jsonl with id and text, or .npy of bert-jax embed"
 _PROMPT = option("--prompt", metavar="TEXT", help="text to insert before every text")
 
 
 def search_command(arguments: argparse.Namespace) -> None:
-    """Find the texts of a corpus, or of an index of bert-jax embed, that are nearest to each query; every query is
-    compared with every text. Writes JSON lines with query, text and hits (id, score, text). The best hits come
-    first; hits with equal scores are in the order of the corpus."""
+    """Find the texts of a corpus, or of an index of bert-jax embed, that are nearest to each query. With a corpus,
+    every query is compared with every text. Writes JSON lines with query, text and hits (id, score, text). The best
+    hits come first; hits with equal scores are in the order of the corpus."""
     from bert_jax.contrib.analysis.neighbors import hit_lines, read_relevant, relevance
     from bert_jax.contrib.analysis.texts_or_vectors import read_collection
     from bert_jax.contrib.analysis.vector_index import VectorIndex
@@ -189,9 +189,9 @@ def _model(arguments: argparse.Namespace, *collections: "Collection") -> "Loaded
 
 
 def mine_command(arguments: argparse.Namespace) -> None:
-    """Add hard negatives to pairs of texts: for each pair the texts that are nearest to its first text, are not
-    known answers to it, and are less similar than the answer of the pair by at least the margin. Writes JSON lines
-    with text, text_pair and negative, which fine-tuning reads (sentence.loss negatives or triplet)."""
+    """Add hard negatives to pairs of a query and its answer: the texts of a corpus that are nearest to the query,
+    are not known answers to it, and are less similar to it than the answer by at least the margin. Writes JSON
+    lines with text, text_pair and negative, which fine-tuning reads (sentence.loss negatives or triplet)."""
     from bert_jax.contrib.analysis.retrieval import Mining, with_negatives
     from bert_jax.contrib.analysis.texts_or_vectors import read_collection
     from bert_jax.inference.text_files import read_texts, write_json_lines
@@ -264,9 +264,9 @@ def cluster_command(arguments: argparse.Namespace) -> None:
 
 
 def anisotropy_command(arguments: argparse.Namespace) -> None:
-    """Print the mean cosine of all pairs of texts (0: isotropic). For texts, not vectors, also print the mean
-    cosine of the rows of the embedding table, grouped by the frequency of their pieces in the texts (Li et al.
-    2020). search --whiten removes the common direction."""
+    """Print the mean cosine over all pairs of texts (0: isotropic). If the input has texts instead of vectors, also
+    print the mean cosine of the rows of the embedding table, grouped by the frequency of their pieces in the texts
+    (Li et al. 2020). search --whiten removes the common direction."""
     from bert_jax.contrib.analysis.anisotropy import anisotropy, counted_embeddings, frequency_bands
     from bert_jax.contrib.analysis.texts_or_vectors import embedded, read_collection
 
@@ -329,22 +329,28 @@ def score_pairs(arguments: argparse.Namespace) -> None:
 
 
 COMMANDS = (
-    Command("search", "the texts of a corpus nearest to each query", search_command, (
+    Command("search", "find the texts of a corpus that are nearest to each query", search_command, (
         model(required=False, with_int8=True),
         option("--corpus", metavar="FILE", help=_TEXTS),
         option(
             "--index", type=Path, metavar="DIR",
-            help="instead of --corpus: a folder that bert-jax embed --precision wrote; with binary, signs in "
-            "memory select 100 texts, and their int8 vectors on disk order them",
+            help="index to search instead of --corpus: a folder written by bert-jax embed --precision; in a binary "
+            "index, the bits in memory select 100 texts, which are ranked by their int8 vectors on disk",
         ),
-        option("queries", nargs="*", metavar="QUERY", help="query texts (default: the texts of the corpus)"),
-        option("--queries", dest="query_file", metavar="FILE", help="file of queries, in a format of --corpus"),
+        option("queries", nargs="*", metavar="QUERY", help="query texts (default: each text of the corpus)"),
+        option(
+            "--queries", dest="query_file", metavar="FILE",
+            help="file of queries in any format that --corpus accepts",
+        ),
         option("--top", type=int, default=10, metavar="K", help="number of hits per query (default: 10)"),
-        option("--similarity", choices=("cosine", "dot"), default="cosine", help="default: cosine"),
-        option("--keep_self", action="store_true", help="without queries: let each text be a hit of itself"),
+        option(
+            "--similarity", choices=("cosine", "dot"), default="cosine", help="score of a hit (default: cosine)",
+        ),
+        option("--keep_self", action="store_true", help="without queries: allow each text to be its own hit"),
         option(
             "--relevant", type=Path, metavar="FILE",
-            help='JSON lines {"query": id, "relevant": [ids]}: print MRR, precision, recall and NDCG, not the hits',
+            help='JSON lines {"query": id, "relevant": [ids]}: print MRR, precision, recall and NDCG instead of '
+            "hits",
         ),
         OUTPUT,
         pooling,
@@ -352,52 +358,79 @@ COMMANDS = (
         option("--query_prompt", metavar="TEXT", help="text to insert before every query"),
         option(
             "--rerank", metavar="DIR_OR_PREFIX",
-            help="order the best hits by this model, which reads query and text together (a fine-tuned pair task)",
+            help="rank the best hits by this model, which was fine-tuned on pairs and reads query and text "
+            "together",
         ),
-        option("--candidates", type=int, metavar="N", help="with --rerank: hits that it reads (default: 50)"),
+        option(
+            "--candidates", type=int, metavar="N",
+            help="with --rerank: number of hits to rerank (default: 50, or --top if it is larger)",
+        ),
         option(
             "--rerank_label", metavar="CLASS",
-            help="with --rerank: the class of relevant texts (default: the second of two)",
+            help="with --rerank: class of relevant texts (default: the second of two classes)",
         ),
-        option("--whiten", action="store_true", help="whiten vectors, fitted on the corpus (Su et al. 2021)"),
-        option("--dimensions", type=int, metavar="N", help="with --whiten: keep the N strongest directions"),
+        option(
+            "--whiten", action="store_true",
+            help="whiten all vectors by the statistics of the corpus (Su et al. 2021)",
+        ),
+        option(
+            "--dimensions", type=int, metavar="N", help="with --whiten: keep the N directions of largest variance",
+        ),
     ), group="use", example='--model DIR --corpus corpus.txt "a query"'),
-    Command("mine", "hard negatives for pairs of texts, on which retrieval is trained", mine_command, (
+    Command("mine", "add hard negatives to pairs of texts, to train retrieval", mine_command, (
         model(required=False, with_labels=False, with_int8=True),
-        option("--pairs", required=True, metavar="FILE", help="JSON lines with text and its answer, text_pair"),
+        option(
+            "--pairs", required=True, metavar="FILE",
+            help="JSON lines with text (the query) and text_pair (the answer)",
+        ),
         option("--corpus", metavar="FILE", help=f"{_TEXTS.split(', or')[0]} (default: the answers of all pairs)"),
-        option("--count", type=int, default=5, metavar="N", help="most negatives of a pair (default: 5)"),
+        option(
+            "--count", type=int, default=5, metavar="N", help="maximum number of negatives per pair (default: 5)",
+        ),
         option(
             "--margin", type=float, default=0.0, metavar="X",
-            help="a negative is less similar than the right answer by this cosine (default: 0)",
+            help="a negative is less similar to the query than the answer by at least this cosine (default: 0)",
         ),
-        option("--candidates", type=int, default=50, metavar="N", help="nearest texts that are read (default: 50)"),
+        option(
+            "--candidates", type=int, default=50, metavar="N",
+            help="number of nearest texts to consider (default: 50)",
+        ),
         OUTPUT,
         pooling,
-        option("--corpus_prompt", metavar="TEXT", help="text to insert before every answer and text of the corpus"),
-        option("--query_prompt", metavar="TEXT", help="text to insert before every first text"),
+        option(
+            "--corpus_prompt", metavar="TEXT",
+            help="text to insert before every answer and every text of the corpus",
+        ),
+        option("--query_prompt", metavar="TEXT", help="text to insert before the query of every pair"),
     ), group="more", example="--model DIR --pairs pairs.jsonl --output mined.jsonl"),
-    Command("cluster", "groups of similar texts", cluster_command, (
+    Command("cluster", "group similar texts", cluster_command, (
         model(required=False, with_labels=False, with_int8=True),
         option("--input", required=True, metavar="FILE", help=_TEXTS),
         option("--clusters", type=int, metavar="K", help="number of clusters"),
         option(
             "--threshold", type=float, metavar="X",
-            help="with --method agglomerative, instead of --clusters: cosine distance at which merging stops",
+            help="with --method agglomerative, instead of --clusters: cosine distance above which clusters are not "
+            "merged",
         ),
-        option("--method", choices=("kmeans", "agglomerative"), default="kmeans", help="default: kmeans"),
+        option(
+            "--method", choices=("kmeans", "agglomerative"), default="kmeans", help="algorithm (default: kmeans)",
+        ),
         option("--distance", choices=("cosine", "euclidean"), help="distance of kmeans (default: cosine)"),
         option("--seed", type=int, metavar="N", help="seed of kmeans (default: 0)"),
-        option("--restarts", type=int, metavar="N", help="runs of kmeans; the best is used (default: 10)"),
+        option(
+            "--restarts", type=int, metavar="N",
+            help="number of kmeans runs, of which the best is used (default: 10)",
+        ),
         option(
             "--labels", dest="label_file", metavar="FILE",
-            help="correct labels, one per line or .jsonl with id and label: print purity, adjusted Rand index, NMI",
+            help="file of correct labels, one per line or .jsonl with id and label; purity, adjusted Rand index "
+            "and NMI are printed",
         ),
         OUTPUT,
         pooling,
         _PROMPT,
     ), group="use", example="--model DIR --input texts.txt --clusters 20"),
-    Command("anisotropy", "how strongly the vectors of texts share one direction", anisotropy_command, (
+    Command("anisotropy", "measure how strongly the vectors of texts share one direction", anisotropy_command, (
         model(required=False, with_labels=False, with_int8=True),
         option("--input", required=True, metavar="FILE", help=_TEXTS),
         pooling,

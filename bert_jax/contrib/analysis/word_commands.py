@@ -5,7 +5,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bert_jax.commands.options import Command, load_model, model, option, run_options, say, text_of, whole_numbers
+from bert_jax.commands.options import (
+    BATCH_TOKENS,
+    Command,
+    load_model,
+    model,
+    option,
+    run_options,
+    say,
+    text_of,
+    whole_numbers,
+)
 from bert_jax.io.text_lines import Each
 from bert_jax.json_values import Json
 
@@ -13,14 +23,14 @@ if TYPE_CHECKING:
     from bert_jax.contrib.analysis.word_neighbors import Neighbor
     from bert_jax.inference.loaded import LoadedModel
 
-_OUTPUT = option("--output", type=Path, metavar="FILE", help="write JSON lines instead of readable text")
+_OUTPUT = option("--output", type=Path, metavar="FILE", help="file for JSON lines (default: print readable text)")
 
 
 def neighbors_command(arguments: argparse.Namespace) -> None:
-    """Print the words nearest to each WORD by cosine. Without --in, words are compared by the table of input
-    embeddings, in which a word has one vector. With --in, the contextual vector of the WORD in a text is compared
-    with every word of the texts in --corpus or, without it, with the words of the vocabulary, each encoded without
-    context, which is less informative for a word of several meanings."""
+    """Print the words nearest to each WORD by cosine. Without --in, words are compared by their input embeddings,
+    so a word has the same vector in all texts. With --in, the vector of the WORD in this text is compared with the
+    vectors of all words in the texts of --corpus. Without --corpus, it is compared with vocabulary words, each
+    encoded without context, which is less informative for a word with several meanings."""
     from bert_jax.contrib.analysis import word_neighbors
     from bert_jax.inference.text_files import write_json_lines
 
@@ -93,12 +103,14 @@ def _contextual(
 
 
 def probe_command(arguments: argparse.Namespace) -> None:
-    """Predict a property of words from the vectors of each layer with a linear classifier, and print its accuracy
-    on test data with 95% intervals. pos: part of speech. deprel: relation of a word to its head, from the vectors
-    of both. For these two, also the accuracy on a control task (a random label per word; Hewitt and Liang 2019) and
-    the selectivity, the difference. sense: sense of a word, by one classifier per word. length: number of words of
-    a sentence, in six bins, from the mean of its words. heads: for each relation, the attention head that most
-    often finds the syntactic head of a word, and the best fixed offset (Clark et al. 2019)."""
+    """Train a linear classifier that predicts a property of words from the vectors of a layer, for each layer, and
+    print its accuracy on test data with 95% intervals. The task pos predicts the part of speech. deprel predicts
+    the relation of a word to its head from the vectors of both. For pos and deprel, the accuracy on a control task
+    (a random label per word; Hewitt and Liang 2019) and its difference from the accuracy, the selectivity, are also
+    printed. sense predicts the sense of a word, with one classifier per word. length predicts the number of words
+    in a sentence, in six bins, from the mean of the word vectors. heads reads attention instead of vectors: for
+    each relation, it prints the attention head that most often finds the syntactic head of a word, and the best
+    fixed offset (Clark et al. 2019)."""
     from bert_jax.inference.text_files import write_json_lines
 
     for name in ("limit", "seed"):
@@ -157,60 +169,68 @@ def _heads(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Json], str
 
 
 COMMANDS = (
-    Command("neighbors", "the words nearest to a word, alone or in a text", neighbors_command, (
-        option("words", nargs="+", metavar="WORD", help="words, or words with + and - between them (analogies)"),
+    Command("neighbors", "find the words nearest to a word, alone or in a text", neighbors_command, (
+        option("words", nargs="+", metavar="WORD", help="words, or an analogy: words with + and - between them"),
         model(required=True, with_labels=False),
-        option("--in", dest="text", metavar="TEXT", help="text that contains the words: use their vectors there"),
         option(
-            "--occurrence", type=int, metavar="N", help="with --in: the N-th occurrence of the word (default: 1)"
+            "--in", dest="text", metavar="TEXT", help="text that contains the words; their vectors in it are used",
+        ),
+        option(
+            "--occurrence", type=int, metavar="N", help="with --in: use the N-th occurrence of the word (default: "
+            "1)"
         ),
         option(
             "--layer", type=int, metavar="I",
-            help="with --in: 0 for the embeddings, 1 for the first layer, -1 for the last (default: the layer at "
-            "three quarters of the depth; it is printed)",
+            help="with --in: layer of the vectors; 0: the embeddings, 1: the first layer, -1: the last (default: "
+            "the layer at three quarters of the depth, which is printed)",
         ),
         option(
             "--corpus", metavar="FILE",
-            help="with --in: texts, one per line or .jsonl; each occurrence of each word is a candidate",
+            help="with --in: file of texts, one per line or .jsonl; every occurrence of every word is a candidate",
         ),
         option(
             "--candidates", type=int, metavar="N",
-            help="with --in, without --corpus: number of vocabulary words, those with the lowest ids (default: "
-            "5000)",
+            help="with --in, without --corpus: number of vocabulary words to compare with, those with the lowest "
+            "ids (default: 5000)",
         ),
-        option("--batch_tokens", type=int, metavar="N", help="number of tokens per batch"),
-        option("--top", type=int, default=10, metavar="K", help="number of neighbors (default: 10)"),
+        option("--batch_tokens", type=int, metavar="N", help=BATCH_TOKENS),
+        option("--top", type=int, default=10, metavar="K", help="number of neighbors per word (default: 10)"),
         _OUTPUT,
     ), group="export and inspect", example='bank --in "he sat on the bank of the river" --model DIR'),
-    Command("probe", "properties of words that a linear classifier reads from each layer", probe_command, (
+    Command("probe", "measure which properties of words a linear classifier reads from each layer", probe_command, (
         model(required=True, with_labels=False),
         option(
             "--task", required=True, choices=("pos", "deprel", "sense", "length", "heads"),
-            help="property: part of speech, relation of a word to its head, sense, sentence length; or attention "
-            "heads",
+            help="property to predict: part of speech, relation of a word to its head, sense of a word, or "
+            "sentence "
+            "length; heads: attention heads",
         ),
         option(
             "--train", required=True, type=Path, metavar="FILE",
-            help="CoNLL-U file, also .gz; sense: folder in the layout of CoarseWSD-20",
+            help="training data: CoNLL-U file, also .gz; for sense, a folder in the layout of CoarseWSD-20",
         ),
-        option("--test", type=Path, metavar="FILE", help="the same for test (sense: by default the same folder)"),
+        option(
+            "--test", type=Path, metavar="FILE",
+            help="test data, likewise (default for sense: the folder of --train)",
+        ),
         option(
             "--limit", type=int, default=2000, metavar="N",
-            help="number of evenly spaced sentences of each file (sense: of each word); 0: all (default: 2000)",
+            help="number of evenly spaced sentences to use from each file, or for sense, for each word; 0: all "
+            "(default: 2000)",
         ),
         option(
             "--layers", metavar="0,-1",
-            help="0 for the embeddings, 1 for the first layer, -1 for the last (default: all)",
+            help="layers to read; 0: the embeddings, 1: the first layer, -1: the last (default: all)",
         ),
         option(
             "--classifier", choices=("linear", "centroid"),
-            help="logistic regression whose weight decay is chosen on a tenth of the training sentences, or the "
-            "nearest class mean by cosine (default: linear)",
+            help="linear: logistic regression, whose L2 penalty is selected on a tenth of the training sentences; "
+            "centroid: the class with the nearest mean by cosine (default: linear)",
         ),
         option(
             "--seed", type=int, default=0, metavar="N", help="seed of control labels and intervals (default: 0)"
         ),
-        option("--batch_tokens", type=int, metavar="N", help="number of tokens per batch"),
+        option("--batch_tokens", type=int, metavar="N", help=BATCH_TOKENS),
         _OUTPUT,
     ), group="export and inspect", example="--task pos --train train.conllu --test test.conllu --model DIR"),
 )  # fmt: skip

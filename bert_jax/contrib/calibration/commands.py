@@ -8,9 +8,9 @@ from bert_jax.commands.options import SOURCE, Command, option, read_options, rea
 
 def calibrate_command(arguments: argparse.Namespace) -> None:
     """Save a classifier with calibrated probabilities: its logits are divided by the temperature with the lowest
-    log loss on labeled examples that it was not trained on. Predicted classes stay the same. With --equal_classes,
-    the probabilities hold for texts whose classes are equally frequent, so rare classes are predicted more often.
-    Prints log loss, calibration error, accuracy and macro F1 before and after."""
+    log loss on labeled examples that it was not trained on. The predicted classes stay the same. With
+    --equal_classes, the probabilities apply to texts whose classes are equally frequent, so rare classes are
+    predicted more often. Prints log loss, calibration error, accuracy and macro F1 before and after."""
     from bert_jax.contrib.calibration.calibrate import calibrate_model
 
     calibrate_model(
@@ -20,22 +20,22 @@ def calibrate_command(arguments: argparse.Namespace) -> None:
 
 
 COMMANDS = (
-    Command("calibrate", "probabilities of a classifier that fit labeled examples", calibrate_command, (
+    Command("calibrate", "calibrate the probabilities of a classifier on labeled examples", calibrate_command, (
         SOURCE,
-        option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
+        option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="new folder"),
         option(
             "--examples", required=True, nargs="+", metavar="FILE",
             help="labeled examples as bert-data records prints them (.jsonl), such as the dev split",
         ),
         option(
             "--equal_classes", action="store_true",
-            help="divide the probability of each class by its frequency in --examples (which must be that in the "
-            "training records)",
+            help="divide the probability of each class by its frequency in --examples, which must equal its "
+            "frequency in the training records",
         ),
         option(
             "--check", nargs="+", default=(), metavar="FILE",
-            help="other labeled examples: print the values on these (default: those on --examples, which are a "
-            "little too good)",
+            help="other labeled examples, on which the printed values are computed (default: --examples, on which "
+            "the values are slightly too good)",
         ),
         reading(),
     ), group="more", example="--model runs/reviews --to calibrated/ --examples dev.jsonl --check test.jsonl"),

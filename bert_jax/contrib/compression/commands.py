@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_jax.commands.options import (
+    BATCH_TOKENS,
     OUTPUT,
     SOURCE,
     Command,
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def trim_command(arguments: argparse.Namespace) -> None:
-    """Save a model with the pieces of its vocabulary that the texts of a corpus use. Each of these texts has
-    the same pieces and bitwise equal hidden states as before. All characters are kept, so other texts have no more
-    unknown pieces than before."""
+    """Save a model with only those vocabulary pieces that the texts of a corpus use. These texts keep the same
+    pieces and bitwise equal hidden states. All single characters are kept, so other texts have no more unknown
+    pieces than before."""
     from bert_jax.contrib.compression.trim import trim_model
 
     trim_model(
@@ -36,9 +37,10 @@ def trim_command(arguments: argparse.Namespace) -> None:
 
 
 def prune_command(arguments: argparse.Namespace) -> None:
-    """Save a model with fewer layers, attention heads and feed-forward units: really smaller arrays, not zeros.
-    Heads and units are chosen among all layers by their importance for the loss of the model on examples, by the
-    norm of their parameters, or at random; each layer keeps at least one of each."""
+    """Save a model with fewer layers, attention heads and feed-forward units. The arrays become smaller; no zeros
+    are stored. The heads and units of all layers are ranked together, by their importance for the loss on examples,
+    by the norm of their parameters, by the growth of this norm, or at random. Each layer keeps at least one head
+    and one unit."""
     from bert_jax.contrib.compression.examples import read_examples
     from bert_jax.contrib.compression.prune import Pruning, prune_model
 
@@ -57,9 +59,9 @@ def prune_command(arguments: argparse.Namespace) -> None:
 
 
 def factorize_command(arguments: argparse.Namespace) -> None:
-    """Save a model whose table of word embeddings is the product of two smaller tables, the best approximation of
-    that rank in least squares, and print the savings and, with --check, the scores of both models. Fine-tune it to
-    regain a part of the loss."""
+    """Save a model whose word embedding table is replaced with the product of two smaller matrices, the best
+    least-squares approximation of this rank. Print the savings and, with --check, the scores of both models.
+    Fine-tune the new model to recover part of the lost accuracy."""
     from bert_jax.contrib.compression.factorize import factorize_model
 
     source, target, options = Path(arguments.source), arguments.target, read_options(arguments)
@@ -67,9 +69,9 @@ def factorize_command(arguments: argparse.Namespace) -> None:
 
 
 def early_exit_command(arguments: argparse.Namespace) -> None:
-    """Print cost and quality of early exit on labeled examples: for each entropy, the mean number of layers, the
-    metrics of the task, and the seconds, also for all layers. The model must have heads on lower layers
-    (fine-tuning with loss.layers and loss.layer_heads own)."""
+    """Print the cost and the quality of early exit on labeled examples: for each entropy threshold, and without
+    early exit, the mean number of layers, the metrics of the task and the seconds. The model must have heads on
+    lower layers (fine-tuning with loss.layers and loss.layer_heads own)."""
     from bert_jax.contrib.compression.early_exit import exit_curve, exit_lines
     from bert_jax.inference.text_files import write_json_lines
 
@@ -81,9 +83,9 @@ def early_exit_command(arguments: argparse.Namespace) -> None:
 
 
 def augment_command(arguments: argparse.Namespace) -> None:
-    """Write new texts of each text or pair, in which words are replaced by words that a masked language model
-    expects in their place, as JSON lines with text and text_pair. Fine-tuning reads them as data.unlabelled, and a
-    teacher labels them."""
+    """Write copies of each text or pair in which some words are replaced with words that a masked language model
+    predicts in their place, as JSON lines with text and text_pair. Fine-tuning reads the copies as data.unlabelled,
+    and a teacher labels them."""
     from bert_jax.contrib.compression.augment import Replacement, augment
     from bert_jax.inference.text_files import read_texts, write_json_lines
 
@@ -129,32 +131,33 @@ def export_functions(
 COMMANDS = (
     Command("trim", "remove the vocabulary entries that a corpus does not use", trim_command, (
         SOURCE,
-        option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
+        option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="new folder"),
         option(
             "--corpus", required=True, nargs="+", metavar="FILE",
-            help="one text per line (.gz: packed), or JSON objects with text, text_pair, words, choices and "
-            "negatives (.jsonl)",
+            help="files of texts: one text per line (also .gz), or JSON objects with text, text_pair, words, "
+            "choices and negatives (.jsonl)",
         ),
         option(
             "--ngram", type=int, default=5, metavar="N",
-            help="keep a piece that no text has if every N characters of it occur in a word of the texts; 0: keep "
-            "none (default: 5)",
+            help="also keep a piece that no text uses if each of its substrings of N characters occurs in a word "
+            "of "
+            "the texts; 0: keep no such piece (default: 5)",
         ),
         reading(),
     ), group="more", example="--model DIR --to small/ --corpus texts.txt"),
-    Command("factorize", "word embeddings of a smaller rank", factorize_command, (
+    Command("factorize", "replace the word embedding table with two smaller matrices", factorize_command, (
         SOURCE,
-        option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
-        option("--rank", required=True, type=int, metavar="N", help="width of the smaller table"),
+        option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="new folder"),
+        option("--rank", required=True, type=int, metavar="N", help="rank, the width of the first matrix"),
         option(
             "--check", metavar="FILE",
-            help="labeled JSON lines as for fine-tuning: print the scores of both models",
+            help="labeled examples as for fine-tuning, in JSON lines, on which both models are scored",
         ),
         reading(),
     ), group="more", example="--model runs/sst2 --to small/ --rank 128 --check dev.jsonl"),
     Command("prune", "remove layers, attention heads and feed-forward units", prune_command, (
         SOURCE,
-        option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="a new folder"),
+        option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="new folder"),
         option(
             "--heads", type=float, default=1.0, metavar="SHARE",
             help="share of the attention heads to KEEP, above 0 (default: 1, all)",
@@ -165,34 +168,36 @@ COMMANDS = (
         ),
         option(
             "--layers", type=int, nargs="+", default=(), metavar="N",
-            help="layers to KEEP, counted from 0 (default: all); others are removed before importance is computed",
+            help="layers to KEEP, counted from 0 (default: all); the others are removed before importance is "
+            "computed",
         ),
         option(
             "--even", action="store_true",
-            help="keep the same share in each layer, so layers have one size (default: the best of all layers)",
+            help="keep the same numbers of heads and units in each layer (default: rank those of all layers "
+            "together)",
         ),
         option(
             "--importance", choices=("gradient", "magnitude", "movement", "random"), default="gradient",
-            help="gradient (of the loss on --examples; default), magnitude (norm of the parameters), movement (how "
-            "much this norm grew since --start) or random",
+            help="importance of heads and units: gradient (of the loss on --examples; default), magnitude (norm of "
+            "the parameters), movement (growth of this norm since --start) or random",
         ),
         option(
             "--examples", nargs="+", default=(), metavar="FILE",
-            help="for gradient: labeled examples as bert-data records prints them (.jsonl), for a masked language "
-            "model also texts, one per line",
+            help="with --importance gradient: labeled examples as bert-data records prints them (.jsonl); for a "
+            "masked language model also texts, one per line",
         ),
         option(
             "--limit", type=int, default=2000, metavar="N",
-            help="examples that count, drawn from all; 0: all (default: 2000)",
+            help="number of examples to sample for the gradient; 0: all (default: 2000)",
         ),
         option(
             "--start", default="", metavar="DIR_OR_PREFIX",
-            help="for movement: the model from which the training of --model started",
+            help="with --importance movement: the model from which the training of --model started",
         ),
-        option("--seed", type=int, default=0, metavar="N", help="seed of draws (default: 0)"),
+        option("--seed", type=int, default=0, metavar="N", help="seed of random choices (default: 0)"),
         reading(),
     ), group="more", example="--model runs/sst2 --to small/ --heads 0.5 --units 0.5 --examples train.jsonl"),
-    Command("early-exit", "speed and quality of predictions that stop at lower layers", early_exit_command, (
+    Command("early-exit", "measure predictions that stop at lower layers", early_exit_command, (
         model(),
         option(
             "--examples", required=True, nargs="+", metavar="FILE",
@@ -200,21 +205,31 @@ COMMANDS = (
         ),
         option(
             "--entropies", nargs="+", type=float, metavar="NATS",
-            help="values of --exit_entropy (default: 0.05, 0.1, 0.2, 0.4 and 0.8 of the greatest entropy)",
+            help="values of --exit_entropy to measure (default: 0.05, 0.1, 0.2, 0.4 and 0.8 times the maximum "
+            "entropy)",
         ),
-        option("--output", type=Path, metavar="FILE", help="also write JSON lines"),
+        option(
+            "--output", type=Path, metavar="FILE", help="file to which the table is also written, as JSON lines",
+        ),
     ), group="more", example="--model runs/sst2 --examples dev.jsonl"),
-    Command("augment", "more texts for a teacher to label, with words replaced", augment_command, (
+    Command("augment", "copy texts with some words replaced, for a teacher to label", augment_command, (
         model(required=True, with_labels=False),
         option(
             "--input", required=True, metavar="FILE",
-            help="one text per line, or JSON lines (.jsonl) with text and, for pairs, text_pair",
+            help="file with one text per line, or JSON lines (.jsonl) with text and, for pairs, text_pair",
         ),
-        option("--copies", type=int, default=20, metavar="N", help="most new texts of a text (default: 20)"),
-        option("--share", type=float, default=0.4, metavar="X", help="replaced share of the words (default: 0.4)"),
-        option("--candidates", type=int, default=15, metavar="N", help="words to draw from (default: 15)"),
-        option("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)"),
-        option("--batch_tokens", type=int, metavar="N", help="number of tokens per batch"),
+        option(
+            "--copies", type=int, default=20, metavar="N", help="maximum number of copies per text (default: 20)",
+        ),
+        option(
+            "--share", type=float, default=0.4, metavar="X", help="share of the words to replace (default: 0.4)",
+        ),
+        option(
+            "--candidates", type=int, default=15, metavar="N",
+            help="number of most probable words to sample from (default: 15)",
+        ),
+        option("--seed", type=int, default=0, metavar="N", help="sampling seed (default: 0)"),
+        option("--batch_tokens", type=int, metavar="N", help=BATCH_TOKENS),
         OUTPUT,
     ), group="more", example="--model BERT --input train.jsonl --copies 20 --output more.jsonl"),
 )  # fmt: skip

@@ -11,8 +11,8 @@ from bert_jax.commands.options import Command, model_or_place, option, read_opti
 def compare_command(arguments: argparse.Namespace) -> None:
     """Compare two fine-tuning runs on one split: difference, 95% interval (paired bootstrap) and p-value.
 
-    The p-value is from McNemar's exact test if the metric is a share of right predictions, such as accuracy;
-    otherwise it is from the bootstrap.
+    If the metric is the share of correct predictions, such as accuracy, the p-value is that of McNemar's exact
+    test; otherwise it is that of the bootstrap.
     """
     from bert_jax.contrib.experiments.compare import compare, table
     from bert_jax.io.storage import location
@@ -29,8 +29,8 @@ def compare_command(arguments: argparse.Namespace) -> None:
 
 
 def submission_command(arguments: argparse.Namespace) -> None:
-    """Write the files for the GLUE leaderboard (CoLA.tsv and others) from the test-set predictions of the runs, and
-    a zip file that contains them."""
+    """Write the files for the GLUE leaderboard (CoLA.tsv and others) from the test predictions of fine-tuning runs,
+    and a zip file that contains them."""
     from bert_jax.contrib.experiments.submission import write_submission
     from bert_jax.io.storage import location
 
@@ -39,9 +39,9 @@ def submission_command(arguments: argparse.Namespace) -> None:
 
 
 def benchmark_command(arguments: argparse.Namespace) -> None:
-    """Measure every form in which a model can run on this machine: median and 99th percentile of the batch time,
-    texts per second, size on disk, process memory. Each form runs alone in a separate process; onnxruntime loads
-    neither JAX nor this library."""
+    """Measure every form in which a model can run on this machine (--forms): median and 99th percentile of the time
+    per batch, texts per second, size on disk, and process memory. Each form runs alone in a separate process; the
+    process of onnxruntime loads neither JAX nor bert_jax."""
     from bert_jax.contrib.experiments.latency import FORMS, Load, benchmark, installed_forms, table
     from bert_jax.inference.text_files import write_json_lines
 
@@ -82,36 +82,42 @@ _SIZES = {
 
 
 COMMANDS = (
-    Command("compare", "is one fine-tuned model better than another?", compare_command, (
-        option("first", metavar="A", help="workdir of run_finetune.py"),
-        option("second", metavar="B", help="workdir of another run, on the same records"),
-        option("--split", default="dev", help="SPLIT in predictions_SPLIT.jsonl (default: dev)"),
-        option("--metric", metavar="NAME", help="name in metrics.json (default: task.metric, else the first)"),
+    Command("compare", "test whether one fine-tuned model is better than another", compare_command, (
+        option("first", metavar="A", help="workdir of a fine-tuning run"),
+        option("second", metavar="B", help="workdir of another run with the same records"),
+        option("--split", default="dev", help="split to compare, as in predictions_SPLIT.jsonl (default: dev)"),
+        option(
+            "--metric", metavar="NAME",
+            help="metric to compare, as named in metrics.json (default: task.metric, else the first)",
+        ),
         option("--seed", type=int, default=0, metavar="N", help="seed of the bootstrap (default: 0)"),
-        option("--resamples", type=int, default=1000, metavar="N", help="bootstrap resamples (default: 1000)"),
-        option("--json", action="store_true", help="one JSON object"),
+        option(
+            "--resamples", type=int, default=1000, metavar="N",
+            help="number of bootstrap resamples (default: 1000)",
+        ),
+        option("--json", action="store_true", help="print one JSON object"),
     ), group="train", example="runs/a runs/b --split dev"),
-    Command("benchmark-inference", "how fast a model answers, form by form", benchmark_command, (
+    Command("benchmark-inference", "measure how fast a model predicts, in each form", benchmark_command, (
         model_or_place,
         option(
             "--forms", nargs="+", metavar="FORM",
-            help="jax, jax-bfloat16, onnx, stablehlo, onnx-int8 (default: all here)",
+            help="forms to measure: jax, jax-bfloat16, onnx, stablehlo, onnx-int8 (default: all installed)",
         ),
         option(
-            "--quick", action="store_true", help="1 and 8 texts of 16 and 128 tokens, 0.5 seconds of each"
+            "--quick", action="store_true", help="measure 1 and 8 texts of 16 and 128 tokens for 0.5 seconds each"
         ),
-        option("--batches", type=int, nargs="+", metavar="N", help="texts (default: 1 8 64)"),
+        option("--batches", type=int, nargs="+", metavar="N", help="numbers of texts per batch (default: 1 8 64)"),
         option(
             "--lengths", type=int, nargs="+", metavar="N",
-            help="tokens of each text (default: those of 16, 128 and 512 for which the model has positions)",
+            help="numbers of tokens per text (default: 16 128 512, up to the maximum length of the model)",
         ),
-        option("--seconds", type=float, help="of each size (default: 3)"),
-        option("--repeats", type=int, metavar="N", help="runs of each size at least (default: 20)"),
-        option("--cpus", type=int, default=0, metavar="N", help="processors to use (default: all)"),
-        option("--output", type=Path, metavar="FILE", help="write JSON lines too"), reading(),
+        option("--seconds", type=float, metavar="S", help="measured time per size (default: 3)"),
+        option("--repeats", type=int, metavar="N", help="minimum number of batches per size (default: 20)"),
+        option("--cpus", type=int, default=0, metavar="N", help="number of processors to use (default: all)"),
+        option("--output", type=Path, metavar="FILE", help="file to which JSON lines are also written"), reading(),
     ), is_whole=False, group="export and inspect", example="--model runs/sst2 --quick"),
-    Command("submission", "the files for GLUE's leaderboard", submission_command, (
-        option("workdirs", nargs="+", metavar="WORKDIR", help="workdir of run_finetune.py with a GLUE recipe"),
-        option("--output", type=Path, required=True, metavar="DIR", help="folder in which to write the files"),
+    Command("submission", "write the files for the GLUE leaderboard", submission_command, (
+        option("workdirs", nargs="+", metavar="WORKDIR", help="workdir of a fine-tuning run with a GLUE recipe"),
+        option("--output", type=Path, required=True, metavar="DIR", help="folder for the files"),
     ), group="more", example="runs/cola runs/mnli --output submission"),
 )  # fmt: skip

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 def generate_command(arguments: argparse.Namespace) -> None:
     """Continue texts with a causal language model, token by token. Write one JSON line per text: prompt, text (the
-    continuation), tokens (their number) and ended (true: the end token followed). Without --temperature, each token
-    is the most probable one."""
+    continuation), tokens (the number of its tokens) and ended (true if the model predicted the end token). Without
+    --temperature, each token is the most probable one."""
     from bert_jax.contrib.generation.generate import Sampling, generate
     from bert_jax.inference.text_files import read_texts, with_ids, write_json_lines
 
@@ -47,33 +47,36 @@ def generate_command(arguments: argparse.Namespace) -> None:
 
 
 COMMANDS = (
-    Command("generate", "continuations of texts by a causal language model", generate_command, (
+    Command("generate", "continue texts with a causal language model", generate_command, (
         model_or_place,
-        option("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the computation"),
+        option(
+            "--dtype", choices=("float32", "bfloat16"), default="float32", help="compute dtype (default: float32)",
+        ),
         option("--prompt", action="append", metavar="TEXT", help="text to continue; may be given several times"),
         option(
             "--input", metavar="FILE",
-            help="file of texts, one per line (blank lines are skipped), or .jsonl (default: stdin)",
+            help="file with one text per line (blank lines are skipped), or .jsonl (default: standard input)",
         ),
-        option("--json_lines", action="store_true", help="the input has one JSON object per line"),
+        option("--json_lines", action="store_true", help="read the input as one JSON object per line"),
         option(
             "--max_new_tokens", type=int, default=50, metavar="N",
-            help="greatest number of tokens of a continuation (default: 50)",
+            help="maximum number of tokens in a continuation (default: 50)",
         ),
         option(
             "--temperature", type=float, default=0.0, metavar="T",
-            help="draw from the probabilities of the logits divided by T; 0: the most probable token (default)",
+            help="sample from the softmax of the logits divided by T; 0: use the most probable token (default: 0)",
         ),
         option(
             "--top_k", type=int, default=0, metavar="K",
-            help="draw from the K tokens with the highest logits; 0: from all (default)",
+            help="sample from the K most probable tokens; 0: from all tokens (default: 0)",
         ),
         option(
             "--top_p", type=float, default=1.0, metavar="P",
-            help="sample from the fewest tokens whose probabilities sum to P (default: 1, all tokens)",
+            help="sample from the smallest set of most probable tokens whose probabilities sum to P (default: 1, "
+            "all tokens)",
         ),
         option("--seed", type=int, default=0, help="sampling seed (default: 0)"),
-        option("--batch_size", type=int, default=8, metavar="N", help="texts that run together (default: 8)"),
+        option("--batch_size", type=int, default=8, metavar="N", help="number of texts per batch (default: 8)"),
         OUTPUT,
         reading(with_labels=False),
     ), group="use", example='--model GPT2_FOLDER --prompt "The capital of France is"'),

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def picture_command(arguments: argparse.Namespace) -> None:
-    """Write a page (one HTML file, which makes no requests) about a model that reads a text: the attention of
-    every head, one head in full, lines between tokens, attention rollout, entropy and mean distance of every head,
-    and the vocabulary words nearest to each token at every layer. --words adds a map of the embeddings of words;
-    without a text, the page has this map only."""
+    """Write a page about a model that reads a text: the attention of every head, one head in full, lines between
+    tokens, attention rollout, entropy and mean distance of every head, and the vocabulary words nearest to each
+    token at every layer. The page is one HTML file, which loads nothing from the network. --words adds a map of
+    word embeddings; without a text, the page contains only this map."""
     from bert_jax.contrib.pictures.picture import picture
     from bert_jax.contrib.pictures.words_map import read_words
 
@@ -38,10 +38,10 @@ def picture_command(arguments: argparse.Namespace) -> None:
 
 
 def play_command(arguments: argparse.Namespace) -> None:
-    """Guess masked words against a model. Each of ten sentences lacks a word: you write your guess, then the model
-    gives its guesses with their probabilities. The sentences come from --text, else from the held-out text of a
-    pretraining run, else from general ones of the command. With a Chinese vocabulary, they hold idioms of
-    four characters, one of which is masked. Ctrl-D ends the game with the score."""
+    """Guess masked words against a model. In each of ten sentences, one word is masked: you write your guess, then
+    the model shows its guesses with their probabilities. The sentences come from --text, else from the held-out
+    text of the pretraining run, else from a built-in list. For a Chinese vocabulary, the built-in sentences contain
+    idioms of four characters, one of which is masked. Ctrl-D ends the game and shows the score."""
     from bert_jax.contrib.pictures.play import play
 
     arguments.model, _ = _model_and_text(arguments, with_text=False)
@@ -49,9 +49,9 @@ def play_command(arguments: argparse.Namespace) -> None:
 
 
 def story_command(arguments: argparse.Namespace) -> None:
-    """Draw how a pretraining run learned: its guesses for the mask of a text at 0, 1, 10 and 100% of the steps over
-    the curve of its loss. Writes an SVG file. Step 0 has the randomly initialized parameters of the run; the
-    other steps need checkpoints, which training.checkpoint_interval saves and training.keep_every keeps."""
+    """Draw how a pretraining run learned, as an SVG file: its guesses for the mask of a text at 0, 1, 10 and 100%
+    of the steps, over its loss curve. Step 0 has the randomly initialized parameters of the run; the other steps
+    require checkpoints, which training.checkpoint_interval saves and training.keep_every keeps."""
     from bert_jax.contrib.pictures.story import draw_story
 
     workdir, text = _model_and_text(arguments)
@@ -74,26 +74,31 @@ def _model_and_text(arguments: argparse.Namespace, *, with_text: bool = True) ->
     return given[0], given[1] if len(given) > 1 else None
 
 
-_MODEL = option("--model", metavar="DIR_OR_PREFIX", help="the same as MODEL")
-_DTYPE = option("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the computation")
+_MODEL = option("--model", metavar="DIR_OR_PREFIX", help="alternative to MODEL")
+_DTYPE = option(
+    "--dtype", choices=("float32", "bfloat16"), default="float32", help="compute dtype (default: float32)"
+)
 
 COMMANDS = (
-    Command("picture", "a page with the attention and the nearest words of a text", picture_command, (
+    Command("picture", "write a page with the attention and the nearest words of a text", picture_command, (
         option("first", nargs="?", metavar="MODEL", help=READABLE),
         option("second", nargs="?", metavar="TEXT", help="text that the model reads"),
         _MODEL,
         option("--pair", metavar="TEXT", help="second text of a pair"),
-        option("--output", type=Path, default=Path("picture.html"), metavar="FILE", help="default: picture.html"),
-        option("--layer", type=int, default=1, metavar="L", help="layer, from 1, that is shown first (default: 1)"),
-        option("--head", type=int, default=1, metavar="H", help="head, from 1, that is shown first (default: 1)"),
+        option(
+            "--output", type=Path, default=Path("picture.html"), metavar="FILE",
+            help="HTML file to write (default: picture.html)",
+        ),
+        option("--layer", type=int, default=1, metavar="L", help="layer that is shown first, from 1 (default: 1)"),
+        option("--head", type=int, default=1, metavar="H", help="head that is shown first, from 1 (default: 1)"),
         option(
             "--words", metavar="FILE|A,B,...",
-            help="words for a map of their embeddings: a file with a word per line, or words separated by commas",
+            help="words for a map of their embeddings: a file with one word per line, or words separated by commas",
         ),
-        option("--top", type=int, default=5, metavar="K", help="nearest words of a token (default: 5)"),
+        option("--top", type=int, default=5, metavar="K", help="number of nearest words per token (default: 5)"),
         option(
             "--candidates", type=int, default=2000, metavar="N",
-            help="number of vocabulary words that can be nearest to a token; 0: no nearest words (default: 2000)",
+            help="number of vocabulary words to compare with each token; 0: no nearest words (default: 2000)",
         ),
         _DTYPE,
         reading(with_labels=False),
@@ -101,15 +106,21 @@ COMMANDS = (
     Command("play", "guess masked words against a model", play_command, (
         option("first", nargs="?", metavar="MODEL", help=READABLE),
         _MODEL,
-        option("--text", type=Path, metavar="FILE", help="text file with a sentence per line"),
-        option("--seed", type=int, default=0, metavar="N", help="choice of sentences and words (default: 0)"),
+        option("--text", type=Path, metavar="FILE", help="text file with one sentence per line"),
+        option(
+            "--seed", type=int, default=0, metavar="N",
+            help="seed of the choice of sentences and words (default: 0)",
+        ),
         _DTYPE,
         reading(with_labels=False),
     ), group="use", example="DIR --seed 1"),
-    Command("story", "the guesses of a pretraining run over its loss curve, as a picture", story_command, (
+    Command("story", "draw the guesses of a pretraining run over its loss curve", story_command, (
         option("first", nargs="?", metavar="WORKDIR", help="workdir of a pretraining run"),
         option("second", nargs="?", metavar="TEXT", help="text with one mask"),
-        option("--model", metavar="WORKDIR", help="the same as WORKDIR"),
-        option("--output", type=Path, default=Path("story.svg"), metavar="FILE", help="default: story.svg"),
+        option("--model", metavar="WORKDIR", help="alternative to the argument WORKDIR"),
+        option(
+            "--output", type=Path, default=Path("story.svg"), metavar="FILE",
+            help="SVG file to write (default: story.svg)",
+        ),
     ), group="export and inspect", example='runs/mine "the [MASK] of the united states"'),
 )  # fmt: skip

@@ -13,8 +13,8 @@ _PLAN = {
 
 def plan_command(arguments: argparse.Namespace) -> None:
     """Predict memory, step time, MFU, duration and cost of a pretraining recipe on a TPU slice or on GPUs, by
-    compiling its training step ahead of time (extra: tpu or gpu). No accelerator is needed. --section.key VALUE
-    sets any option of the recipe, as for run_pretrain.py. See docs/planning.md."""
+    compiling its training step ahead of time (requires the extra tpu or gpu). No accelerator is needed.
+    --section.key VALUE sets an option of the recipe, as for run_pretrain.py. See docs/planning.md."""
     from bert_jax.contrib.planner.topology import prepare_environment
 
     prepare_environment()  # before JAX starts
@@ -27,24 +27,33 @@ def plan_command(arguments: argparse.Namespace) -> None:
 
 
 COMMANDS = (
-    Command("plan", "memory, speed, time and cost of a recipe on absent hardware", plan_command, (
-        option("--config", action="append", default=[], metavar="FILE", help="recipe; several are allowed"),
-        option("--topology", metavar="NAME", help="v5e:16x16, v5e-256, v5p:4x4x8, h100:8, ..."),
+    Command("plan", "predict memory, time and cost of a recipe on hardware that is not present", plan_command, (
+        option("--config", action="append", default=[], metavar="FILE", help="recipe; the option may be repeated"),
+        option("--topology", metavar="NAME", help="TPU slice or GPUs: v5e:16x16, v5e-256, v5p:4x4x8, h100:8, ..."),
         option(
             "--devices", type=int, metavar="N",
             help="with --show_sharding: number of devices, instead of --topology",
         ),
-        option("--json", action="store_true", help="one JSON object"),
-        option("--price_per_chip_hour", type=float, metavar="X", help="price, to compute the cost of the run"),
-        option("--first_step", type=int, default=0, metavar="N", help="steps done by earlier phases (default: 0)"),
-        option("--show_sharding", action="store_true", help="print the partition and bytes of every parameter"),
-        option("--search", action="store_true", help="search for the fastest layout (microbatches, remat, mesh)"),
-        option("--tries", type=int, default=8, metavar="N", help="maximum number of compilations (default: 8)"),
+        option("--json", action="store_true", help="print one JSON object"),
+        option(
+            "--price_per_chip_hour", type=float, metavar="X",
+            help="price from which the cost of the run is computed",
+        ),
+        option(
+            "--first_step", type=int, default=0, metavar="N", help="number of steps of earlier phases (default: 0)",
+        ),
+        option("--show_sharding", action="store_true", help="print the sharding and the bytes of every parameter"),
+        option("--search", action="store_true", help="search for the fastest microbatches, recomputation and mesh"),
+        option(
+            "--tries", type=int, default=8, metavar="N",
+            help="with --search: maximum number of compilations (default: 8)",
+        ),
         option(
             "--batches", type=names_of, default=(), metavar="16,64,...",
-            help="with --search: sequences per device to try; they replace the global batch of the recipe",
+            help="with --search: numbers of sequences per device to try, which replace the batch size of the "
+            "recipe",
         ),
-        option("--output", type=Path, metavar="FILE", help="with --search: recipe of the fastest layout"),
+        option("--output", type=Path, metavar="FILE", help="with --search: file for the fastest recipe"),
     ), _PLAN, is_whole=False, takes_recipe=True, group="train",
         example="--config configs/bert_base_phase1.yaml --topology v5e:16x16 --price_per_chip_hour 1.2",
     ),

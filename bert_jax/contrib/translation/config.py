@@ -36,13 +36,13 @@ class EncoderDecoderConfig(ModelConfig):
     TITLE: ClassVar[str] = "An encoder and a decoder with cross-attention, for translation"
     TAG: ClassVar[str] = "encoder-decoder"
 
-    # Options of the decoder that differ from those of the encoder, NAME=VALUE in the order of the options, such as
-    # num_layers=2 activation=relu. Its attention is causal.
+    # Options of the decoder whose values differ from those of the encoder, as NAME=VALUE in the order of the
+    # options, such as num_layers=2 activation=relu. The attention of the decoder is causal.
     decoder: tuple[str, ...] = ()
-    # The decoder has the parameters of the encoder; cross-attention and output layer are its own (Rothe et al.
-    # 2020, BERTShare).
+    # The decoder uses the parameters of the encoder, except for its cross-attention and its output layer (Rothe et
+    # al. 2020, BERTShare).
     shared: bool = False
-    # Size of the vocabulary of the encoder, if that of the decoder is larger; 0: vocab_size.
+    # Vocabulary size of the encoder if the decoder has a larger vocabulary; 0: vocab_size.
     source_vocab_size: AtLeast0[int] = 0
 
     @functools.cached_property
@@ -135,11 +135,12 @@ def _value(like: Any, text: str) -> Any:
 class TranslationConfig(Section, prefix="translation."):
     """Training of translation, and its search."""
 
-    # Label smoothing: share of the probability that is spread over the whole vocabulary.
+    # Label smoothing: share of the target probability that is spread over the whole vocabulary.
     label_smoothing: Probability = 0.1
-    # Hypotheses of the beam search of evaluations and predictions; 1: greedy.
+    # Number of hypotheses in the beam search of evaluations and predictions; 1: greedy search.
     beams: Positive[int] = 1
-    # Scores of hypotheses are divided by this power of their length.
+    # Exponent of the length in the divisor of the score of a hypothesis: scores are divided by length **
+    # length_penalty.
     length_penalty: AtLeast0[float] = 1.0
 
 

@@ -25,9 +25,9 @@ def clean_command(words: Sequence[str]) -> None:
 
 
 USAGE = """\
-  clean    drop duplicates, repeated lines, broken encoding, other languages, too short documents; text and report
+  clean    write text without duplicates, repeated lines, broken encoding, other languages and short documents
              bert-data clean --corpus web_texts/ --output my_texts/ --near_duplicates 0.7 --languages en
-           --runner beam and options after --: as for shards
-           its options: "data." and "clean." may be omitted
+           --runner beam and the options after -- are those of shards; --data.NAME and --clean.NAME may be written
+           as --NAME
 """
 COMMAND = DataCommand(clean_command, USAGE, CleanOptions)

@@ -15,13 +15,13 @@ LEAST_CHANCE = 0.98  # of a pair at the threshold to become a candidate
 class CleanDataConfig(Section, prefix="data."):
     """Text to clean."""
 
-    # Text files, folders (.txt, .jsonl, .json, plain or compressed; also gs://), package:NAME,
+    # Text: files or folders (.txt, .jsonl, .json, plain or compressed; also gs://), package:NAME,
     # tfds:NAME[/CONFIG][:VERSION] or hf:OWNER/NAME[/CONFIG], as for bert-data shards.
     corpus: tuple[str, ...] = ()
-    # Field that holds the text of a JSON record, or of a record of a tfds: or hf: dataset.
+    # Field that contains the text in JSON records and in the records of tfds: and hf: datasets.
     json_field: str = "text"
-    # Character encoding of all files of text, such as cp1252, latin-1 or gb18030; auto: UTF-8, or UTF-16 or UTF-32
-    # with a byte order mark.
+    # Character encoding of all text files, such as cp1252, latin-1 or gb18030; auto: UTF-8, or, for files with a
+    # byte order mark, UTF-16 or UTF-32.
     encoding: str = "auto"
     # Split of a tfds: or hf: dataset to clean.
     dataset_split: str = "train"
@@ -39,33 +39,33 @@ class CleanDataConfig(Section, prefix="data."):
 class CleanConfig(Section, prefix="clean."):
     """Rules, in the order in which they are applied."""
 
-    # Broken encoding: repair (decode mojibake correctly, remove control characters, drop lines that contain the
-    # replacement character), drop (drop lines with any of the three), or off.
+    # Treatment of broken encoding. repair: correct mojibake, remove control characters, and drop lines that contain
+    # the replacement character. drop: drop all lines with one of these three errors. off: keep the text.
     encoding: Literal["repair", "drop", "off"] = "repair"
-    # Largest share of the characters of a document that may be in lines dropped for their encoding; a document
-    # above it is dropped whole.
+    # Maximum share of the characters of a document that may be in lines dropped for their encoding; if there are
+    # more, the whole document is dropped.
     broken_share: Share[float] = 0.2
-    # Smallest number of words of a document; 0: off. A Chinese character is a word.
+    # Minimum number of words in a document; 0: off. Each Chinese character counts as a word.
     least_words: AtLeast0[int] = 5
-    # Largest number of words of a document; 0: off.
+    # Maximum number of words in a document; 0: off.
     most_words: AtLeast0[int] = 0
-    # Codes of the languages to keep, such as en de zh (py3langid, on the first 2,000 characters of a document);
-    # empty: off.
+    # Codes of the languages to keep, such as en de zh, detected by py3langid in the first 2,000 characters of a
+    # document; empty: off.
     languages: tuple[str, ...] = ()
-    # Drop documents whose text equals an earlier document's.
+    # Drop documents whose text equals the text of an earlier document.
     exact_duplicates: bool = True
-    # Drop lines that occur in at least this number of different documents, except in the first of them; 0: off.
-    # Case, punctuation and white space do not matter.
+    # Number of different documents from which on a line counts as boilerplate, which is dropped except in the first
+    # of these documents; 0: off. Case, punctuation and white space are ignored.
     boilerplate: AtLeast0[int] = 10
-    # Smallest number of words of such a line; shorter lines, such as "I don't know.", are kept.
+    # Minimum number of words in a boilerplate line; shorter lines, such as "I don't know.", are kept.
     boilerplate_words: AtLeast0[int] = 5
-    # Drop a document if its Jaccard similarity (sets of 5-grams of words) to an earlier, kept document is at least
-    # this; 0: off.
+    # Drop a document if its Jaccard similarity to an earlier, kept document (of the sets of 5-grams of words) is at
+    # least this; 0: off.
     near_duplicates: Share[float] = 0.7
-    # Number of bands of the MinHash signature; 0: chosen with clean.rows.
+    # Number of bands of the MinHash signature; 0: selected together with clean.rows.
     bands: AtLeast0[int] = 0
-    # Number of rows per band; 0: the largest number with which a pair at the threshold becomes a candidate with a
-    # probability of at least 0.98, using at most 128 hashes.
+    # Number of rows per band; 0: the largest number with which a pair whose similarity is clean.near_duplicates is
+    # compared with a probability of at least 0.98, using at most 128 hashes.
     rows: AtLeast0[int] = 0
 
     def __post_init__(self) -> None:

@@ -26,7 +26,8 @@ def wikipedia_command(words: Sequence[str]) -> None:
 
 
 USAGE = """\
-  wikipedia  write the paragraphs of the articles in MediaWiki XML dumps as text for --corpus
+  wikipedia  write the article paragraphs of MediaWiki XML dumps as text for --corpus
              bert-data wikipedia enwiki-latest-pages-articles.xml.bz2 --output wiki/ --workers 2
+           --workers N sets the number of processes (default: one per processor)
 """
 COMMAND = DataCommand(wikipedia_command, USAGE)
