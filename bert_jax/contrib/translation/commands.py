@@ -7,8 +7,9 @@ from bert_jax.commands.options import Command, option, say
 
 
 def encoder_decoder_command(arguments: argparse.Namespace) -> None:
-    """Convert a translation model. A folder of EncoderDecoderModel of transformers becomes a saved model, which all
-    commands read; any other model becomes such a folder, which is read back and compared bitwise."""
+    """Convert a translation model. If the model is a folder of EncoderDecoderModel of transformers, the command
+    writes a saved model, which all commands read. Any other translation model is written as such a folder, which is
+    read back and compared bitwise."""
     import numpy as np
 
     from bert_jax.contrib.translation.hf_folder import is_folder, read_folder, unshared, write_folder
@@ -37,9 +38,11 @@ def encoder_decoder_command(arguments: argparse.Namespace) -> None:
 
 
 COMMANDS = (
-    Command("encoder-decoder", "translation models from and to EncoderDecoderModel", encoder_decoder_command, (
-        option("--model", required=True, metavar="MODEL", help="the model, or a folder of EncoderDecoderModel"),
+    Command("encoder-decoder", "convert translation models to and from transformers", encoder_decoder_command, (
+        option(
+            "--model", required=True, metavar="MODEL", help="translation model, or a folder of EncoderDecoderModel",
+        ),
         option("--to", required=True, metavar="DIR", help="new folder"),
-        option("--force", action="store_true", help="replace a folder that is not empty"),
+        option("--force", action="store_true", help="replace the folder --to if it is not empty"),
     ), group="export and inspect", example="--model runs/de-en --to out/"),
 )  # fmt: skip

@@ -12,9 +12,10 @@ from bert_jax.process.signals import StopRequest
 class TranslationOptions(FinetuneRunOptions):
     """Options of fine-tuning for translation."""
 
-    # Decoder of the model to fine-tune, whose encoder is that of --init_from: a model in any format that bert-jax
-    # reads; same: the model of --init_from; shared: the same, and encoder and decoder stay equal (but for
-    # cross-attention); random: random weights, with the options of the encoder and of model.decoder.
+    # Decoder of the translation model whose encoder is the model of --init_from: another model, in any format that
+    # bert-jax reads; same (the model of --init_from); shared (the model of --init_from, and decoder and encoder
+    # share their parameters during training, except cross-attention); or random (random parameters, with the
+    # options of the encoder and of model.decoder).
     decoder_from: str = ""
 
     @property
