@@ -156,7 +156,7 @@ HERE = {
     "docs/small-models.md": {"MINILM": "runs/quickstart"},
     "docs/guides/scoring.md": {},
     "docs/guides/translation.md": {
-        '"my_bert/"': '"runs/quickstart"', '"translation.beams": 5': '"training.num_steps": 1',
+        '"my_bert/"': '"runs/quickstart_bert"', '"translation.beams": 5': '"training.num_steps": 1',
     },
     "docs/optimization.md": {},
     "docs/guides/words.md": {
@@ -189,6 +189,8 @@ def test_python_runs(page, tmp_path, monkeypatch):
     causal = {"objective.name": "causal_lm", "model.attention": "causal", "data.next_sentence": "none"}
     if page == "docs/guides/generation.md":
         pretrain("quickstart_bert", workdir="gpt2", options=TINY | causal)
+    elif page == "docs/guides/translation.md":
+        pretrain("quickstart_bert", workdir="runs/quickstart_bert", options=TINY)
     elif page.startswith(("docs/f", "docs/guides", "docs/small")):
         pretrain("quickstart", workdir="runs/quickstart", options=TINY | {"model.hidden_size": 128})
     names = {"texts": TEXTS, "labels": LABELS, "bert_jax": bert_jax, "GridSearchCV": GridSearchCV}

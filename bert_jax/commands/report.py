@@ -111,9 +111,9 @@ def _display(run: RunFiles) -> Display:
 
 
 def report_command(arguments: argparse.Namespace) -> None:
-    """Write a page about a run: its scores, curves, samples and options. It also works while the run is in progress
-    and after it was stopped, and tells which of the two and the age of the last line. Several runs are compared on
-    one page, with their curves over each other."""
+    """Write a page about a run: its scores, curves, samples and options. The run may be in progress or stopped; the
+    page states which, and how old the last line of its log is. If several runs are given, one page compares them
+    and draws their curves in common charts."""
     from bert_jax.training.logging.report import progress_line
 
     target, runs = _report(arguments.workdirs, arguments.output)

@@ -57,6 +57,8 @@ Inherited = Annotated[float, Range("-1 or a number from 0 to below 1", lambda va
 # Layers are listed, so their number has a bound, far above that of any published model.
 MOST_LAYERS = 10_000
 Layers = Annotated[int, Range(f"from 0 to {MOST_LAYERS:,}", lambda value: 0 <= value <= MOST_LAYERS)]
+# Hypotheses of a beam search, each of which has a cache.
+Beams = Annotated[int, Range("from 1 to 1,000", lambda value: 1 <= value <= 1000)]
 _INT32 = range(-(2**31), 2**31)
 
 

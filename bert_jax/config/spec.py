@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from bert_jax import registry
 from bert_jax.config.architecture import FamilyName, ModelConfig
 from bert_jax.config.former import current_fields
-from bert_jax.config.schema import SET, AtLeast0, Limit, Positive, Range, Section, limited, require
+from bert_jax.config.schema import SET, AtLeast0, Beams, Limit, Positive, Range, Section, limited, require
 
 FORMAT = 1
 Description = typing.TypeVar("Description")
@@ -231,7 +231,7 @@ class TaskSettings(Section, prefix="task."):
     null_threshold: Annotated[float, Range("a finite number", math.isfinite)] = 0.0
     matryoshka: tuple[int, ...] = ()
     # Translation: hypotheses of the beam search, and the power of the length by which it divides their scores.
-    beams: Positive[int] = 1
+    beams: Beams = 1
     length_penalty: AtLeast0[float] = 1.0
     # qa.scoring and tagging.scoring: how predictions are compared with the right answers.
     answer_scoring: Literal["english", "chinese"] = "english"

@@ -88,8 +88,8 @@ class TaskDataConfig(Section, prefix="data."):
     dir: str = ""
     # Training files.
     train: tuple[str, ...] = ()
-    # Files to evaluate. Each of several files is a separate split with the name of the file; the first file selects
-    # the best checkpoint.
+    # Files to evaluate. If there are several, each is a separate split named after its file, and the score on the
+    # first one selects the best checkpoint.
     dev: tuple[str, ...] = ()
     # Files to predict; records with labels are also scored.
     test: tuple[str, ...] = ()

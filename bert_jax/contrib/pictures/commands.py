@@ -11,10 +11,11 @@ if TYPE_CHECKING:
 
 
 def picture_command(arguments: argparse.Namespace) -> None:
-    """Write a page about a model that reads a text: the attention of every head, one head in full, lines between
-    tokens, attention rollout, entropy and mean distance of every head, and the vocabulary words nearest to each
-    token at every layer. The page is one HTML file, which loads nothing from the network. --words adds a map of
-    word embeddings; without a text, the page contains only this map."""
+    """Write a page that shows how a model processes a text: the attention of every head, one head in detail with
+    lines from each token to the tokens that it attends to, attention rollout, the entropy and the mean attention
+    distance of every head, and the vocabulary words nearest to each token at every layer. The page is one HTML
+    file, which loads nothing from the network. --words adds a map of word embeddings; without a text, the page
+    contains only this map."""
     from bert_jax.contrib.pictures.picture import picture
     from bert_jax.contrib.pictures.words_map import read_words
 
@@ -89,8 +90,8 @@ COMMANDS = (
             "--output", type=Path, default=Path("picture.html"), metavar="FILE",
             help="HTML file to write (default: picture.html)",
         ),
-        option("--layer", type=int, default=1, metavar="L", help="layer that is shown first, from 1 (default: 1)"),
-        option("--head", type=int, default=1, metavar="H", help="head that is shown first, from 1 (default: 1)"),
+        option("--layer", type=int, default=1, metavar="L", help="layer that the page shows at first (default: 1)"),
+        option("--head", type=int, default=1, metavar="H", help="head that the page shows at first (default: 1)"),
         option(
             "--words", metavar="FILE|A,B,...",
             help="words for a map of their embeddings: a file with one word per line, or words separated by commas",

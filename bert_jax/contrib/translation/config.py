@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from bert_jax.config.architecture import ModelConfig
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.config.schema import AtLeast0, Positive, Probability, Section, only, require
+from bert_jax.config.schema import AtLeast0, Beams, Probability, Section, only, require
 from bert_jax.config.spec import TaskSettings
 from bert_jax.config.task import KIND
 
@@ -138,7 +138,7 @@ class TranslationConfig(Section, prefix="translation."):
     # Label smoothing: share of the target probability that is spread over the whole vocabulary.
     label_smoothing: Probability = 0.1
     # Number of hypotheses in the beam search of evaluations and predictions; 1: greedy search.
-    beams: Positive[int] = 1
+    beams: Beams = 1
     # Exponent of the length in the divisor of the score of a hypothesis: scores are divided by length **
     # length_penalty.
     length_penalty: AtLeast0[float] = 1.0
