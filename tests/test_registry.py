@@ -59,7 +59,7 @@ def test_every_room_has_a_page_and_a_contract(package):
     house = (REPOSITORY / "docs" / "design" / "house.md").read_text()
     assert len(rooms) >= 3
     for room in rooms:
-        assert "Other rooms: " in (room / "README.md").read_text()
+        assert "Required rooms: " in (room / "README.md").read_text()
         assert (
             f"\n    {package}.contrib.{room.name}\n" in contracts and f"`{package}/contrib/{room.name}/`" in house
         )
