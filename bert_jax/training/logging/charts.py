@@ -93,6 +93,8 @@ def line_chart(
     log = is_log(lines, scale)
     low, high = min([values.min(), *known]), max([values.max(), *known])
     y_of, marks = _axis(min(low, 0.0) if scale.from_zero else low, high, log)
+    if scale.percent and high <= 1:
+        marks = [mark for mark in marks if mark <= 1]
     first, last = float(steps.min()), float(steps.max())
     x_of = _linear(first if first < last else first - 1, last if first < last else last + 1, _LEFT, _WIDTH - _RIGHT)
     parts = [_grid(y_of, marks, scale), _step_labels(x_of, first, last)]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from bert_jax.objectives.masked_lm import MaskedLm
+from bert_jax.training.logging import charts
 from bert_jax.training.logging.curves import draw_curves, series, smooth, thin
 from bert_jax.training.logging.report import format_value, write_report
 
@@ -265,3 +266,9 @@ def test_the_axis_of_steps_names_its_ends(tmp_path):
     svg = re.findall("<svg.*?</svg>", page, re.DOTALL)[0]
     # 600 is too near to 700.
     assert re.findall(r'text-anchor="middle">([^<]*)<', svg) == ["step", "1", "700", "200", "400"]
+
+
+def test_an_axis_in_percent_ends_at_100():
+    line = charts.Line(np.array([25, 39]), np.array([0.995, 0.995]), "blue")
+    labels = re.findall(r">([\d.]+)%</text>", charts.line_chart([line], charts.Scale(percent=True)))
+    assert labels and max(map(float, labels)) == 100
