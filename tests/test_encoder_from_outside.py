@@ -219,7 +219,7 @@ def test_where_the_option_stands(capsys):
         forget(MODULE)
     for command in (pretrain, finetune):
         command._run(["--help_all"], "program", StopRequest())
-        assert "program --model.module FILE, a Python file" in capsys.readouterr().out
+        assert "--model.module FILE selects an encoder that a Python file defines" in capsys.readouterr().out
 
 
 def test_help_lists_an_option_without_a_comment(tmp_path, capsys):

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from bert_jax import registry
 from bert_jax.commands.options import with_encoder
@@ -30,32 +30,35 @@ _VOCAB = """\
              bert-data vocab --corpus my_texts/ --vocab_size 30522 --kind wordpiece --output vocab.txt
 """
 _SHARDS = """\
-  shards   build the token store and the shards of a recipe, and its vocabulary unless the recipe names one
+  shards   build the token store and the shards of a recipe, and a vocabulary unless the recipe names one
              bert-data shards --config configs/quickstart.yaml --workers 4
-           --runner beam builds with Apache Beam, on this machine or as the Beam options after -- state
+           --runner beam builds them with Apache Beam: on this machine, or where the Beam options after -- say
              bert-data shards --config RECIPE --runner beam [-- --runner=DataflowRunner --project=P ...]
-           --tfds NAME stands for --corpus tfds:NAME, a dataset prepared by TensorFlow Datasets (in
-           --tfds_data_dir FOLDER)
+           --tfds NAME stands for --corpus tfds:NAME; --tfds_data_dir FOLDER names the folder of the dataset
 """
 _INDEX = """\
-  index    write an index for a folder of TFRecords from another program, so that training can read them
+  index    write an index for a folder of TFRecords that another program wrote, so that training can read them
              bert-data index DIR
 """
 _INSPECT = """\
   inspect  print statistics and examples of a folder of shards
              bert-data inspect DIR --examples 3
-           --vocab FILE names the vocabulary, --records N sets the maximum number of records to read (default 20000)
+           --examples N sets the number of examples to print, --records N the maximum number of records to read
+           (default 20000), and --vocab FILE the vocabulary (default: the one in the folder of the shards)
 """
 _RECORDS = """\
-  records  print a fine-tuning file, whose columns an option or a recipe names, as JSON lines for bert-jax
+  records  print the records of a fine-tuning file as JSON lines, which bert-jax predict and other commands read
              bert-data records dev.tsv --columns text=sentence label=label
              bert-data records dev.tsv --config configs/finetune/sst2.yaml --data.dir glue/SST-2
+           the columns of the file are named by --columns or by a recipe
 """
 _NOTES = """\
-vocab and shards accept --config FILE (a recipe of run_pretrain.py) and all options --data.NAME, also as --NAME.
---vocab_size sets model.vocab_size, --kind sets data.tokenizer, and shards --output sets data.shards.
-A recipe whose encoder is in a Python file also needs --model.module FILE, as in training.
-records accepts the options of run_finetune.py, --data.NAME also as --NAME; --kind sets task.kind.
+The commands vocab and shards accept a recipe of run_pretrain.py (--config FILE) and its options; --data.NAME may be
+shortened to --NAME. --vocab_size sets model.vocab_size, and --kind sets data.tokenizer. --output is the file of the
+vocabulary (vocab) or the folder of the shards (shards). A recipe whose encoder is in a Python file also needs
+--model.module FILE, as in training.
+The command records accepts the options of run_finetune.py; --data.NAME may be shortened to --NAME, and --kind sets
+task.kind.
 bert-data COMMAND --help shows the options of a command.
 """
 _SHORT = {"vocab_size": "model.vocab_size", "kind": "data.tokenizer"}
@@ -64,14 +67,16 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """Options of ``bert-data vocab`` and ``shards``: the data section of a pretraining recipe."""
+    """Options of ``bert-data vocab`` and ``bert-data shards``: the section data of a pretraining recipe."""
 
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordOptions:
-    """Options of ``bert-data records``: the data section of a fine-tuning recipe."""
+    """Options of ``bert-data records``: the section data of a fine-tuning recipe."""
+
+    PART_OF: ClassVar[type] = FinetuneConfig
 
     data: TaskDataConfig = dataclasses.field(default_factory=TaskDataConfig)
 

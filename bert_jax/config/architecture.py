@@ -61,10 +61,10 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
     hidden_size: Positive[int] = 768
     # Number of encoder layers.
     num_layers: Layers = 12
-    # Network of the encoder. Installed packages can add encoders, and --model.module FILE adds the encoder in a
-    # Python file. transformer: a Transformer.
+    # Network of the encoder. Installed packages can add encoders, and --model.module FILE adds the encoder that a
+    # Python file defines. transformer: a Transformer.
     encoder: str = "transformer"
-    # Number of attention heads in each layer; must divide hidden_size.
+    # Number of attention heads in each layer, a divisor of hidden_size.
     num_attention_heads: Positive[int] = 12
     # Number of attention heads of each layer in a pruned model: one number per layer, at most num_attention_heads.
     # The width of a head stays hidden_size / num_attention_heads. Empty: num_attention_heads in every layer.
@@ -76,29 +76,29 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
     layer_units: tuple[int, ...] = ()
     # Width of the embeddings, which a dense layer projects to hidden_size; 0: hidden_size, without a dense layer.
     embedding_size: AtLeast0[int] = 0
-    # Rank of the word embedding table, which is stored as the product of two matrices; 0: one full table.
+    # Rank of the word embedding table, which is then stored as the product of two matrices; 0: one full table.
     word_rank: AtLeast0[int] = only(0, {"model.encoder": ("transformer",)})
     # Number of rows in the position table.
     max_position_embeddings: Positive[int] = 512
-    # Number of rows in the position table before the row of the first token: the id of the padding token + 1
-    # (RoBERTa: 2).
+    # Number of rows in the position table before the row of the first token. RoBERTa has 2 such rows: the id of
+    # its padding token, plus 1.
     position_offset: int = 0
     # Multiply the word embeddings by the square root of their width.
     embedding_scale: bool = False
     # Number of segment (token type) embeddings; 0: no segment embeddings.
     type_vocab_size: AtLeast0[int] = 2
-    # All layers share one set of parameters (ALBERT).
+    # Use one set of parameters for all layers (ALBERT).
     shared_layers: bool = False
-    # Dropout after the embeddings, the attention output and the feed-forward output, and on the distance embeddings
-    # of relative_positions disentangled.
+    # Dropout rate after the embeddings, the attention output and the feed-forward output, and for the distance
+    # embeddings of relative_positions disentangled.
     hidden_dropout: Probability = 0.1
-    # Dropout on the attention probabilities.
+    # Dropout rate for the attention probabilities.
     attention_dropout: Probability = 0.1
-    # Dropout after the embeddings; -1: hidden_dropout.
+    # Dropout rate after the embeddings; -1: hidden_dropout.
     embedding_dropout: Inherited = -1.0
-    # Dropout after the attention output; -1: hidden_dropout.
+    # Dropout rate after the attention output; -1: hidden_dropout.
     attention_output_dropout: Inherited = -1.0
-    # Dropout after the feed-forward output; -1: hidden_dropout.
+    # Dropout rate after the feed-forward output; -1: hidden_dropout.
     feed_forward_dropout: Inherited = -1.0
     # Activation of the feed-forward layers and the MLM head: gelu (erf), gelu_tanh, gelu_sigmoid (x * sigmoid(1.702
     # x)), relu or silu (x * sigmoid(x)).
@@ -120,70 +120,71 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
     embedding_norm: Presence = "auto"
     # Normalize the output of the last layer; auto: no if norm_position is post, else yes.
     final_norm: Presence = "auto"
-    # learned (as in the BERT paper) and sinusoidal (Vaswani et al. 2017): a vector for each position is added to
-    # the embeddings. rotary (Su et al. 2021): every layer rotates its queries and keys by their positions. none: no
-    # positions.
+    # How the network represents positions. learned (as in the BERT paper) and sinusoidal (Vaswani et al. 2017): a
+    # vector for each position is added to the embeddings. rotary (Su et al. 2021): every layer rotates its queries
+    # and keys by their positions. none: positions are not represented.
     position_embeddings: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
     # Base of the wavelengths of rotary positions.
     rotary_base: Positive[float] = 10_000.0
-    # Base of the wavelengths of rotary positions in layers with a window (attention_windows); 0: rotary_base.
+    # Base of the wavelengths of rotary positions in layers that have a window (attention_windows); 0: rotary_base.
     rotary_window_base: AtLeast0[float] = 0.0
     # Effect of the distance between query and key on the attention scores. none: no effect. alibi: a penalty that
     # is proportional to the absolute distance (Press et al. 2022). buckets: a learned bias for each head and each
     # bucket of distances, shared by the layers (MPNet). disentangled: products of queries and keys with distance
     # embeddings (DeBERTa).
     relative_positions: Literal["none", "alibi", "buckets", "disentangled"] = "none"
-    # Number of rows in the distance table of relative_positions buckets and disentangled, half of them for each
-    # direction. Each small distance has a row of its own; larger distances share rows.
+    # Number of rows in the distance table, half of them for each direction, if relative_positions is buckets or
+    # disentangled. Each small distance has its own row; larger distances share rows.
     relative_buckets: Positive[int] = 32
-    # Distance from which all distances share one row of the distance table of relative_positions buckets and
-    # disentangled.
+    # Distance at and above which all distances share one row of the distance table, if relative_positions is
+    # buckets or disentangled.
     relative_max_distance: Positive[int] = 128
     # Keys that a query attends to: all keys of its sequence (bidirectional), or the keys up to its own position
     # (causal).
     attention: Literal["bidirectional", "causal"] = "bidirectional"
-    # Number of keys on each side that a query attends to, one number per layer; 0: no limit. A shorter list is
-    # repeated: with 0 64 64, the first layer and then every third layer has no limit. Empty: no limits.
+    # Number of keys on each side that a query attends to, one number per layer; 0: no limit. If the list is
+    # shorter than the number of layers, it is repeated: with 0 64 64, the first layer and then every third layer
+    # has no limit. Empty: no limits.
     attention_windows: tuple[int, ...] = ()
-    # Maximum number of global tokens per row (Longformer); 0: none. A global token attends to every token of its
-    # sequence, every token attends to it, and it has separate projections. The head determines which tokens are
-    # global. Sequence head: the first token. Span head: the tokens before the first separator. Choice head: the
-    # tokens from the second token after the first separator on. Other heads: none. The maximum does not apply to
-    # sequence and choice heads.
+    # Maximum number of global tokens in a row with a span head (Longformer); 0: no global tokens with any head. A
+    # global token attends to every token of its sequence, every token of the sequence attends to it, and it has
+    # separate projections. A sequence head makes the first token global; a span head, the tokens before the first
+    # separator; a choice head, all tokens from the second token after the first separator on. Other heads make no
+    # token global.
     global_tokens: AtLeast0[int] = 0
-    # Id of the separator token. The first separator limits the global tokens of span and choice heads
+    # Id of the separator token. The first separator determines the global tokens of span and choice heads
     # (global_tokens), and it ends the question for span_transform (head_parts). A run takes the id from its
     # vocabulary.
     separator_id: AtLeast0[int] = 2
-    # Number of tokens in a block (BigBird); 0: no blocks. A query attends to its block, the blocks before and after
-    # it, the first and the last block of the row, and random_blocks random blocks. The tokens of the first and the
-    # last block attend to the whole row. In rows of at most (5 + 2 * random_blocks) blocks, all tokens attend to
-    # the whole row.
+    # Number of tokens in a block (BigBird); 0: no blocks. A query attends to its block, the blocks before and
+    # after it, the first and the last block of the row, and random_blocks random blocks. The tokens of the first
+    # and the last block attend to the whole row. In a row of at most (5 + 2 * random_blocks) blocks, all tokens
+    # attend to the whole row.
     attention_block: AtLeast0[int] = 0
     # Number of random blocks that a query attends to in training, sampled for each layer and head. In evaluation,
-    # the first block counts this many additional times instead, as in transformers.
+    # the first block takes their place and counts once for each of them, as in transformers.
     random_blocks: Positive[int] = 3
     # Vector of a sequence that the nsp, sequence and choice heads read: that of the first token, that of the last
     # token, or the mean over the tokens.
     pooling: Literal["first", "last", "mean"] = "first"
-    # Activation of the pooler, a dense layer before the nsp, sequence and choice heads. If there are two
-    # activations, a model with a sequence head uses the second one. none: no pooler.
+    # Activation of the pooler, a dense layer before the nsp, sequence and choice heads; none: no pooler. If there
+    # are two activations, a model with a sequence head uses the second one.
     pooler_layer: tuple[PoolerActivation, ...] = ("tanh",)
-    # Additional layers of the heads. pooler_norm: a normalization after the activation of the pooler. token_pooler:
-    # the token and span heads apply the layers of the pooler to each token. ModernBERT has both. span_transform
-    # (BigBird): the span head has a feed-forward block before its output layer, and subtracts 1e6 from the scores
-    # of the question, which are the tokens up to the first separator except the first token.
+    # Additional layers of the heads. pooler_norm: the pooler normalizes its output after the activation.
+    # token_pooler: the token and span heads apply the layers of the pooler to each token. ModernBERT has both.
+    # span_transform (BigBird): the span head has a feed-forward block before its output layer, and subtracts 1e6
+    # from the scores of the question, which are the tokens up to the first separator except the first token.
     head_parts: tuple[HeadPart, ...] = ()
-    # Activation of the layer before the output layer of the MLM head: a dense layer, this activation and a
-    # normalization. same: the activation in model.activation. none: no such layer.
+    # Activation of the layer before the output layer of the MLM head; this layer consists of a dense layer, the
+    # activation and a normalization. same: the activation in model.activation. none: no such layer.
     mlm_layer: Literal["none", "same", "gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"] = "same"
     # Use the word embeddings as the weights of the MLM output layer.
     tied_output: bool = True
-    # Standard deviation of the initial weights: initializer_range (bert), or, for the output projections of
-    # attention and feed-forward layers, initializer_range / sqrt(2 * num_layers) (megatron; Shoeybi et al. 2019).
+    # Standard deviation of the initial weights. bert: initializer_range. megatron: the same, but initializer_range
+    # / sqrt(2 * num_layers) for the output projections of attention and feed-forward layers (Shoeybi et al. 2019).
     initialization: Literal["bert", "megatron"] = "bert"
-    # Standard deviation of the normal distribution of the initial weights, which is truncated at two standard
-    # deviations and not rescaled.
+    # Standard deviation of the normal distribution from which the initial weights are sampled. The distribution is
+    # truncated at two standard deviations and not rescaled.
     initializer_range: Positive[float] = 0.02
     # Family of encoders whose names and layout an exported Hugging Face folder uses; the other options determine
     # the network.

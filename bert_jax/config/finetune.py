@@ -67,18 +67,18 @@ _BASE_WIDTH, _BASE_RATE, _POWER, _HIGHEST_RATE, _FROZEN_RATE = 768, 2e-5, 2.2, 1
 class InputConfig(Section, prefix="input."):
     """Sampling and augmentation of training examples."""
 
-    # Pack several examples into a row; rows have a few fixed lengths. false: one example per row, and all rows have
-    # the length task.max_length.
+    # Pack several examples into a row; the rows have a few fixed lengths. false: each row contains one example and
+    # has the length task.max_length.
     packing: bool = limited(True, Limit((False,), {"model.attention_block": SET}))
     # Maximum number of batch shapes for which the training step is compiled.
     max_shapes: Positive[int] = 8
     # Sample all classes equally often.
     balanced: bool = only(False, {KIND: ("classification",)})
-    # Number of training examples per class, sampled with data.split_seed; 0: all.
+    # Number of training examples to use per class, sampled with data.split_seed; 0: all.
     few_shot: AtLeast0[int] = only(0, {KIND: ("classification",)})
-    # Share of the words that are removed from training texts.
+    # Share of the words that are removed at random from training texts.
     word_dropout: Probability = only(0.0, {KIND: CUT})
-    # Share of the words that are removed from training texts in spans of 1 to 5 words.
+    # Share of the words that are removed from training texts in random spans of 1 to 5 words.
     span_deletion: Probability = only(0.0, {KIND: CUT})
 
 
@@ -86,31 +86,31 @@ class InputConfig(Section, prefix="input."):
 class LossConfig(Section, prefix="loss."):
     """Options of the classification loss, and additional losses."""
 
-    # Label smoothing: share of the target probability that is spread over all classes.
+    # Label smoothing: the share of the target probability that is spread over all classes.
     label_smoothing: Probability = only(0.0, SOFTMAX)
-    # Focal loss (Lin et al. 2017): multiply the cross-entropy by (1 - p) ** gamma, where p is the probability of
-    # the correct answer; 0: off.
+    # Focal loss (Lin et al. 2017): the cross-entropy is multiplied by (1 - p) ** focal_gamma, where p is the
+    # predicted probability of the correct answer; 0: no focal loss.
     focal_gamma: AtLeast0[float] = only(0.0, _FOCAL)
-    # Weights of the classes in the loss: none, or balanced (number of records / (number of classes * records of the
-    # class)).
+    # Weights of the classes in the loss: none, or balanced (the weight of a class is the number of records divided
+    # by the number of classes and by the number of records of this class).
     class_weights: Literal["none", "balanced"] = only("none", {KIND: ("classification",)})
     # Weight of an additional masked-LM loss on the texts of the task; 15% of their tokens are then masked in
-    # training. 0: off.
+    # training. 0: no such loss.
     mlm_weight: AtLeast0[float] = limited(0.0, Limit((0,), {"loss.lm_weight": SET}))
-    # Weight of an additional next-token loss on the texts of the task (Radford et al. 2018: 0.5); requires a causal
-    # model. 0: off.
+    # Weight of an additional next-token loss on the texts of the task (Radford et al. 2018: 0.5); requires a
+    # causal model. 0: no such loss.
     lm_weight: AtLeast0[float] = 0.0
     # Weight of an additional next-sentence loss on the texts of the task: the model predicts whether the second
-    # part of a text belongs to the first part. Training then reads every example twice. 0: off.
+    # part of a text belongs to the first part. Every example is then read twice in training. 0: no such loss.
     nsp_weight: AtLeast0[float] = only(
         0.0, {KIND: (*WHOLE, "qa", *WORDS)}, Limit((0,), {"task.pair_order": ("both",)})
     )
-    # Encoder layers, counted from 1, that also predict the label, by default from their first token.
+    # Layers below the last, counted from 1, whose output also predicts the label in training. Empty: none.
     layers: tuple[int, ...] = only((), {KIND: WHOLE})
     # Weight of the loss of each layer in loss.layers.
     layer_weight: Positive[float] = only(0.1, {KIND: WHOLE})
-    # Heads of the layers in loss.layers: shared (the head of the last layer), or own (a pooler and an output layer
-    # for each layer, at which a prediction can stop: early exit; Xin et al. 2020).
+    # Heads of the layers in loss.layers: shared (all use the head of the last layer), or own (each layer has a
+    # pooler and an output layer, at which a prediction can stop: early exit; Xin et al. 2020).
     layer_heads: Literal["shared", "own"] = only(
         "shared", {KIND: ("classification",)}, Limit(("shared",), {"loss.layers": ((),)})
     )
@@ -120,7 +120,7 @@ class LossConfig(Section, prefix="loss."):
 class RegularizationConfig(Section, prefix="regularization."):
     """Regularization, mainly for large models that are trained on few records."""
 
-    # Dropout before the task head; -1: model.hidden_dropout, but 0 before the classifier of sentence pairs
+    # Dropout rate before the task head; -1: model.hidden_dropout, but 0 before the classifier of sentence pairs
     # (sentence.loss softmax).
     head_dropout: Inherited = only(-1.0, {KIND: (*HEAD, "sentence"), LOSS: ("softmax",)})
     # Probability with which each weight in the matrices of the encoder is set to zero during a step (DropConnect).
@@ -128,12 +128,13 @@ class RegularizationConfig(Section, prefix="regularization."):
         0.0,
         Limit((0,), {"regularization.mixout": SET}, ", which is weight dropout towards the initial weights"),
     )
-    # Probability with which a weight is replaced with its initial value during a step (Lee et al. 2020). It applies
-    # to the matrices of encoder and pooler that were read from the initial model.
+    # Probability with which a weight is replaced with its initial value during a step (Lee et al. 2020). This
+    # applies to the matrices of encoder and pooler that were read from the initial model.
     mixout: Probability = 0.0
-    # Number of top layers to initialize randomly, together with the pooler (Zhang et al. 2021).
+    # Number of top layers to initialize randomly, together with the pooler (Zhang et al. 2021); 0: none, and the
+    # pooler is kept.
     reinit_layers: AtLeast0[int] = 0
-    # Initialize the task head randomly, including the layers before it (section features) and its CRF, even if the
+    # Initialize the task head randomly, including its CRF and the layers before it (section features), even if the
     # initial model has a head for the same classes.
     reinit_head: bool = False
 
@@ -142,13 +143,13 @@ class RegularizationConfig(Section, prefix="regularization."):
 class FeaturesConfig(Section, prefix="features."):
     """Hidden states that the task head reads, and layers before the head (Devlin et al. 2018, section 5.3)."""
 
-    # Hidden states that the head reads: last, embeddings, second_to_last, concat_last_four, or a learned scalar
-    # mix: weighted_last_four, weighted_all, or weighted_with_embeddings (all layers and the embeddings, as in
-    # ELMo).
+    # Hidden states that the task head reads: last, embeddings, second_to_last, concat_last_four, or a mix with
+    # learned weights: weighted_last_four, weighted_all, or weighted_with_embeddings (all layers and the
+    # embeddings, as in ELMo).
     layers: Features = only("last", {KIND: (*HEAD, "qa")}, Limit(("last",), {"loss.layer_heads": ("own",)}))
     # Do not train the embeddings and the encoder, and run them without dropout.
     frozen_encoder: bool = only(False, {LOSS: ("softmax",)})
-    # Width of each direction of a two-layer BiLSTM before the head; 0: none.
+    # Width of each direction of a two-layer BiLSTM before the head; 0: no BiLSTM.
     bilstm_size: AtLeast0[int] = only(0, {KIND: WORDS})
 
 
@@ -163,13 +164,13 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     # Number of warmup steps, during which the learning rate rises linearly from 0; 0: optimizer.warmup_fraction
     # applies.
     warmup_steps: AtLeast0[int] = 0
-    # Number of warmup steps as a share of all steps.
+    # Length of the warmup as a share of all steps.
     warmup_fraction: Probability = 0.1
-    # Ratio of the learning rate of a layer to that of the layer above it; the embeddings count as the layer below
-    # the first. Heads have the full learning rate.
+    # Ratio of the learning rate of a layer to that of the layer above it. The embeddings count as the layer below
+    # the first; heads have the full learning rate.
     layer_decay: PositiveShare[float] = 1.0
-    # Weight decay pulls parameters toward their initial values instead of zero (Wiese et al. 2017), but randomly
-    # initialized parameters toward zero (Li et al. 2018).
+    # Weight decay pulls parameters toward their initial values instead of zero (Wiese et al. 2017). Randomly
+    # initialized parameters are still pulled toward zero (Li et al. 2018).
     decay_to_start: bool = limited(
         False,
         Limit((False,), {"optimizer.name": ("lamb",)}, ", whose trust ratio measures the weights themselves"),
@@ -199,15 +200,15 @@ class FinetuneTrainingConfig(TrainingConfig):
     num_steps: AtLeast0[int] = 0
     # Number of examples per optimizer step, over all devices.
     global_batch_size: Positive[int] = 32
-    # Number of steps between log lines; 0: a twentieth of all steps, but at most 50.
+    # Number of steps between log lines; 0: a twentieth of all steps, but at most 50 steps.
     log_interval: AtLeast0[int] = 0
-    # Number of steps between evaluations on the dev split; 0: once per epoch, but at most 10 times if
-    # training.num_epochs is not set.
+    # Number of steps between evaluations on the dev split. 0: one evaluation per epoch, but at most 10 in all if
+    # neither training.num_epochs nor training.num_steps is set.
     eval_interval: AtLeast0[int] = 0
-    # Number of steps between checkpoints; 0: the number that training.eval_interval 0 means.
+    # Number of steps between checkpoints; 0: as for training.eval_interval 0.
     checkpoint_interval: AtLeast0[int] = 0
     keep_checkpoints: Positive[int] = 1
-    # Stop after this many consecutive evaluations without improvement; 0: never.
+    # Stop after this many consecutive evaluations without improvement; requires a dev split. 0: never stop early.
     patience: AtLeast0[int] = 0
     # At the end, use the parameters of the best evaluation instead of the last parameters.
     restore_best: bool = True

@@ -13,32 +13,32 @@ from bert_jax.config.schema import AtLeast0, Choice, Positive, Section, only
 class ObjectiveConfig(Section, prefix="objective.", chosen_by=Choice("name", "objectives", "objective_options")):
     """The objective that pretraining minimizes."""
 
-    # masked_lm: predicts masked tokens and, unless data.next_sentence is none, classifies sentence pairs (Devlin et
-    # al. 2018). masked_lm_classes: like masked_lm, and also predicts the class of each labeled document
-    # (data.label_field). causal_lm: predicts each next token (Radford et al. 2018; Bengio et al. 2003); requires
-    # data.next_sentence none, and model.attention causal or another causal encoder. replaced_tokens: predicts which
-    # tokens a generator replaced (ELECTRA: Clark et al. 2020); requires data.next_sentence none.
+    # Objective. masked_lm: predicts masked tokens and, unless data.next_sentence is none, classifies sentence
+    # pairs (Devlin et al. 2018). masked_lm_classes: like masked_lm, and also predicts the class of each labeled
+    # document (data.label_field). causal_lm: predicts each next token (Radford et al. 2018; Bengio et al. 2003);
+    # requires data.next_sentence none, and model.attention causal or another causal encoder. replaced_tokens:
+    # predicts which tokens a generator replaced (ELECTRA: Clark et al. 2020); requires data.next_sentence none.
     name: str = "masked_lm"
-    # Python file that defines a class Objective (a bert_jax.objectives.objective.PretrainObjective), which is used
-    # instead of objective.name; empty: none.
+    # Python file that defines a class Objective, a subclass of bert_jax.objectives.objective.PretrainObjective,
+    # which replaces the objective in objective.name; empty: none.
     module: str = ""
     # Coefficient of the z-loss (Chowdhery et al. 2022: 1e-4), the mean square of the logarithm of the softmax
-    # normalizer of the predicted tokens, which keeps the logits from drifting; 0: off.
+    # normalizer of the predicted tokens, which keeps the logits from drifting; 0: no z-loss.
     z_loss: AtLeast0[float] = only(
         0.0, {"objective.name": ("masked_lm", "masked_lm_classes", "causal_lm", "replaced_tokens")}
     )
-    # Weight of the loss of document classes, the mean over the labeled documents; the loss of masked tokens has
-    # weight 1.
+    # Weight of the document classification loss, which is averaged over the labeled documents; the loss of masked
+    # tokens has weight 1.
     class_weight: Positive[float] = only(1.0, {"objective.name": ("masked_lm_classes",)})
-    # Weight of the loss of the discriminator; the loss of the generator has weight 1 (ELECTRA: 50; DeBERTa-v3: 10).
+    # Weight of the discriminator's loss (ELECTRA: 50; DeBERTa-v3: 10); the generator's loss has weight 1.
     discriminator_weight: Positive[float] = only(50.0, {"objective.name": ("replaced_tokens",)})
-    # Width of the generator (hidden_size and intermediate_size) as a share of the width of the model, rounded
-    # (ELECTRA small: 0.25, base: 0.3333). An optional second number is the number of its layers as a share of the
-    # layers of the model (DeBERTa-v3: 1 0.5).
+    # Width of the generator (hidden_size and intermediate_size) as a share of the model's width, rounded (ELECTRA
+    # small: 0.25, base: 0.3333). An optional second number is the generator's number of layers as a share of the
+    # model's number of layers (DeBERTa-v3: 1 0.5).
     generator_size: tuple[float, ...] = only((0.25,), {"objective.name": ("replaced_tokens",)})
-    # Embeddings of generator and model: shared (the same embeddings; ELECTRA), none (separate embeddings), or
-    # disentangled (the embeddings of the model are those of the generator, without gradients, plus a learned
-    # difference; He et al. 2021, section 3.2).
+    # How the generator and the model share embeddings: shared (both use the same embeddings; ELECTRA), none
+    # (separate embeddings), or disentangled (the model adds a learned difference to the generator's embeddings,
+    # without gradients to them; He et al. 2021, section 3.2).
     embedding_sharing: Literal["shared", "none", "disentangled"] = only(
         "shared", {"objective.name": ("replaced_tokens",)}
     )

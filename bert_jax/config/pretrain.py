@@ -47,45 +47,48 @@ MIXTURE_RESOLUTION = 1_000_000
 class DataConfig(Section, prefix="data."):
     """Text, vocabulary, training instances and the order in which they are read."""
 
-    # Text: files or folders (.txt, .jsonl, .json, plain or compressed with gzip, bzip2, xz or zstd; also gs://);
-    # package:NAME for the text files of a Python package; tfds:NAME[/CONFIG][:VERSION] for a dataset prepared by
-    # TensorFlow Datasets; hf:OWNER/NAME[/CONFIG], or hf:FOLDER for a folder written by save_to_disk, for a Hugging
-    # Face dataset.
+    # Texts for pretraining. Each entry is one of: a file or folder, local or gs:// (.txt, .jsonl or .json, plain
+    # or compressed with gzip, bzip2, xz or zstd); package:NAME, the text files of an installed Python package;
+    # tfds:NAME[/CONFIG][:VERSION], a dataset prepared by TensorFlow Datasets; hf:OWNER/NAME[/CONFIG], a dataset on
+    # the Hugging Face Hub; hf:FOLDER, a folder that save_to_disk of Hugging Face datasets wrote.
     corpus: tuple[str, ...] = ()
-    # Vocabulary: vocab.txt (WordPiece), a SentencePiece .model, or a tokenizer.json with the rules of BERT, RoBERTa
-    # or another tokenizer. Empty: a vocabulary is trained on the corpus and stored in the folder of shards.
+    # Vocabulary file: vocab.txt (WordPiece), a SentencePiece .model, or a tokenizer.json with the rules of BERT,
+    # RoBERTa or another tokenizer. Empty: a vocabulary is trained on the corpus and stored in the folder of
+    # shards.
     vocab: str = ""
-    # Tokenizer to train if data.vocab is empty: wordpiece; words (the most frequent words; all other words are
-    # unknown); unigram or bpe (SentencePiece).
+    # Kind of vocabulary to train if data.vocab is empty: wordpiece, words (the most frequent words; all other
+    # words are unknown), or unigram or bpe (both SentencePiece).
     tokenizer: Literal["wordpiece", "words", "unigram", "bpe"] = "wordpiece"
-    # Lower-case the text (BERT's uncased models). A tokenizer.json or .model applies its own rules instead.
+    # Lower-case the text, as BERT's uncased models do. This option has no effect if data.vocab is a tokenizer.json
+    # or .model, which has its own rules.
     lower_case: bool = True
-    # Strip accents (ä becomes a): true, false, or auto (the value of data.lower_case). Only for WordPiece and
-    # words.
+    # Strip accents (ä becomes a): true, false, or auto (the value of data.lower_case). true requires a vocabulary
+    # of WordPiece or words.
     strip_accents: Literal["auto", "true", "false"] = "auto"
-    # Folder of shards, local or gs://: train/ and eval/ written by bert-data, or TFRecords from another source that
-    # bert-data index has indexed.
+    # Folder of shards, local or gs://. It contains the folders train and eval, which bert-data writes, or
+    # TFRecords from another source, which bert-data index has indexed.
     shards: str = ""
-    # Folders of shards that training mixes, as NAME=WEIGHT (in YAML also a mapping); empty: data.shards alone. A
-    # name with a slash is a path; any other name is a folder in data.shards. The share of the rows from a folder is
-    # its weight divided by the sum of the weights. A resumed run cannot change this option.
+    # Folders of shards that training mixes, as NAME=WEIGHT (in YAML, a mapping is also allowed); empty:
+    # data.shards alone. A name with a slash is a path; any other name is a folder in data.shards. The share of the
+    # rows that come from a folder is its weight divided by the sum of the weights. A resumed run cannot change
+    # this option.
     mixture: tuple[Weighted, ...] = limited((), Limit(((),), {"data.row_order": CONTIGUOUS}))
     # Folder of held-out shards; empty: the folder eval in data.shards.
     eval_shards: str = ""
     # Folder of the tokenized corpus, which several folders of shards with different sequence lengths can share;
     # empty: a folder in data.shards.
     token_store: str = ""
-    # Content of a line: sentence, paragraph (split into sentences), or auto, which decides for each file by 400
-    # lines from all parts of the file: sentence if at most 1 in 20 of these lines splits into more than one
-    # sentence and such lines hold at most a third of the text, else paragraph.
+    # What a line of text contains: sentence, paragraph (which is split into sentences), or auto. auto decides for
+    # each file, by a sample of 400 lines: sentence if at most 1 in 20 of them contains more than one sentence and
+    # these lines hold at most a third of the sampled text; otherwise paragraph.
     line: Literal["auto", "sentence", "paragraph"] = "auto"
     # Field that contains the text in JSON records and in the records of tfds: and hf: datasets.
     json_field: str = "text"
     # Character encoding of all text files, such as cp1252, latin-1 or gb18030; auto: UTF-8, or, for files with a
     # byte order mark, UTF-16 or UTF-32.
     encoding: str = "auto"
-    # Field of a JSON line that contains the class of the document, for objective.name masked_lm_classes. A document
-    # without this field has no class. Empty: no classes.
+    # Field of a JSON line that contains the class of the document, which objective.name masked_lm_classes
+    # predicts. A document without this field has no class. Empty: no classes.
     label_field: str = ""
     # Names of all classes that occur in data.label_field.
     classes: tuple[str, ...] = ()
@@ -93,25 +96,25 @@ class DataConfig(Section, prefix="data."):
     dataset_split: str = "train"
     # Folder of prepared TensorFlow Datasets, local or gs://; empty: ~/tensorflow_datasets.
     tfds_data_dir: str = ""
-    # Sequence length in tokens, including special tokens.
+    # Length of a sequence in tokens, including special tokens; at least 8.
     seq_length: Annotated[int, Range("8 or more", lambda value: value >= 8)] = 128
     # Maximum number of masked positions per sequence.
     max_predictions: Positive[int] = 20
-    # static: masks are chosen when the shards are built; dynamic: masks are chosen when an example is read, and
-    # depend on seed, epoch and example only.
+    # static: masks are chosen when the shards are built. dynamic: masks are chosen when an example is read, and
+    # depend only on seed, epoch and example.
     masking: Literal["static", "dynamic"] = "static"
-    # Unit that is masked as a whole: token (a WordPiece), whole_word, or span (several whole words; the number of
-    # words has a geometric distribution).
+    # Unit that is masked as a whole: token (a WordPiece), whole_word, or span (several whole words, whose number
+    # has a geometric distribution).
     mask_unit: Literal["token", "whole_word", "span"] = "token"
-    # Segmenter that splits Chinese text into words: none, or jieba (requires the extra chinese). Whole-word and
-    # span masking mask these words. With data.tokenizer words, the vocabulary is trained on them, and Chinese text
-    # is split into the longest words of the vocabulary.
+    # Segmenter that splits Chinese text into words: none, or jieba (requires the extra chinese). data.mask_unit
+    # whole_word and span mask these words. With data.tokenizer words, the vocabulary is trained on these words,
+    # and Chinese text is split into the longest words of the vocabulary.
     word_segmenter: Literal["none", "jieba"] = "none"
-    # Share of the tokens to predict.
+    # Share of the tokens of a sequence to predict; data.max_predictions limits their number.
     mask_fraction: PositiveShare[float] = 0.15
-    # Requires data.masking dynamic. Two numbers: the share of the tokens to predict at the end, and the number of
-    # batches over which the share changes linearly from data.mask_fraction to this value (Ankner et al. 2023: from
-    # 0.3 to 0.15). Held-out text has the final share. Empty: the share stays data.mask_fraction.
+    # Two numbers: the share of the tokens to predict at the end, and the number of batches over which the share
+    # changes linearly from data.mask_fraction to this value (Ankner et al. 2023: from 0.3 to 0.15). Evaluations
+    # use the share at the end. Requires data.masking dynamic. Empty: the share stays data.mask_fraction.
     final_masking: tuple[float, ...] = limited(
         (), Limit(((),), {"data.masking": ("static",)}, ", whose masks are in the shards")
     )
@@ -119,27 +122,28 @@ class DataConfig(Section, prefix="data."):
     mask_special_tokens: bool = False
     # Share of the predicted tokens that are replaced with [MASK].
     mask_token_share: float = 0.8
-    # Share of the predicted tokens that are replaced with a random token; all others remain unchanged.
+    # Share of the predicted tokens that are replaced with a random token. The rest of the predicted tokens remain
+    # unchanged.
     random_token_share: float = 0.1
-    # Mean and maximum number of words in a masked span (SpanBERT: geometric distribution with p = 0.2, truncated at
-    # 10).
+    # Mean and maximum number of words in a masked span, for data.mask_unit span (SpanBERT: a geometric
+    # distribution with p = 0.2, truncated at 10).
     span_lengths: tuple[float, ...] = (3.8, 10)
-    # Sentence pairs: nsp (the second segment follows the first or is random), sop (the two segments are in the
-    # original or in swapped order), or none (one segment).
+    # Sentence pairs: nsp (the second segment follows the first or is random), sop (the two segments are in their
+    # original order or swapped), or none (one segment).
     next_sentence: Literal["nsp", "sop", "none"] = limited("nsp", Limit(("none",), {"data.row_order": CONTIGUOUS}))
-    # Packing of instances into rows of data.seq_length tokens: none, or best_fit (several instances per row,
-    # longest first; instances do not attend to each other). Batch sizes count instances unless training.batch_unit
-    # is rows.
+    # none: each instance is a row. best_fit: several instances are packed into a row of data.seq_length tokens,
+    # longest first, and do not attend to each other. Batch sizes count instances unless training.batch_unit is
+    # rows.
     packing: Literal["none", "best_fit"] = limited(
         "none", Limit(("none",), {"data.row_order": CONTIGUOUS}), Limit(("none",), {"model.attention_block": SET})
     )
-    # Maximum number of instances in a packed row; 0: the smallest maximum with which at most 1% more rows are
-    # needed than without a maximum.
+    # Maximum number of instances in a packed row, at most data.seq_length / 3; requires data.packing best_fit. 0:
+    # the smallest maximum that increases the number of rows by at most 1%, compared with no maximum.
     sequences_per_row: AtLeast0[int] = 0
-    # Probability, for each document and pass, that the instances of the document have a random target length below
+    # Probability, for each document and pass, that the instances of the document get a random target length below
     # data.seq_length.
     short_sequence_fraction: Probability = 0.1
-    # Number of passes over the corpus in the shards, each with different masks and pairs.
+    # Number of passes over the corpus that the shards contain, each with different masks and sentence pairs.
     dupe_factor: Positive[int] = 10
     # Number of training shards.
     num_shards: Positive[int] = 16
@@ -149,26 +153,27 @@ class DataConfig(Section, prefix="data."):
     seed: int = 12345
     # Number of processes that build shards; 0: one per processor.
     workers: AtLeast0[int] = 0
-    # Order of the rows. shuffled: random order. contiguous: the rows of a document follow each other, that is, the
-    # instances of a document are consecutive records of one shard, and row r of a batch is the record after row r
-    # of the previous batch, except between segments. carried: contiguous, and in training each row starts with the
-    # state of the encoder after the same row of the previous batch; requires an objective that keeps the state,
-    # such as causal_lm, and an encoder that has a state, such as an LSTM (Merity et al. 2018).
+    # Order of the rows. shuffled: random. contiguous: the instances of a document are consecutive records of one
+    # shard, and row r of a batch is the record after row r of the previous batch, except where a new segment
+    # begins. carried: contiguous, and in training the state of the encoder after row r of a batch is its initial
+    # state for row r of the next batch. carried requires an objective that keeps the state, such as causal_lm, and
+    # an encoder that has a state, such as an LSTM (Merity et al. 2018).
     row_order: Literal["shuffled", "contiguous", "carried"] = "shuffled"
-    # Number of lanes, the streams of records that determine the order of the data; 0: the greatest common divisor
-    # of 64 and all batch sizes in rows, or, if data.row_order is not shuffled, the batch size. A resumed run cannot
+    # Number of lanes, the streams of records that determine the order of the data. 0: the greatest common divisor
+    # of 64 and all batch sizes in rows or, if data.row_order is not shuffled, the batch size. A resumed run cannot
     # change the number of lanes.
     lanes: AtLeast0[int] = 0
     # Number of segments of a lane that are shuffled together.
     window_segments: Positive[int] = 4
-    # Maximum number of consecutive records in one segment.
+    # Maximum number of consecutive records in a segment of a lane.
     segment_records: Positive[int] = 1024
     # Reader of the shards: tensorflow (a tf.data pipeline), numpy (works without TensorFlow), or auto (tensorflow
     # if it is installed). All readers return the same batches.
     reader: Literal["auto", "tensorflow", "numpy"] = "auto"
     # Number of batches that are prepared in advance.
     prefetch: Positive[int] = 2
-    # Maximum number of damaged records; blank rows replace them. If there are more, the run exits with code 43.
+    # Maximum number of damaged records, which are replaced with blank rows. If more records are damaged, the run
+    # exits with code 43.
     max_blank_records: AtLeast0[int] = 0
 
     def __post_init__(self) -> None:

@@ -243,36 +243,40 @@ def _ranges(section: type) -> dict[str, Range]:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionConfig(Section, prefix="execution."):
-    """Execution of the model. A resumed run may change these options; some, such as dtype, change the results."""
+    """Execution of the model. A resumed run may change these options. They do not change what is trained, but some
+    of them, such as dtype, change numerical results.
+    """
 
     # Stack the parameters of the layers and loop over the layers with lax.scan, which compiles much faster; false:
     # unroll the layers, which runs faster.
     scan_layers: bool = False
-    # Values that the backward pass recomputes to save memory: none, attention (scores and probabilities), or full
-    # (whole layers).
+    # Values that the backward pass recomputes to save memory: none, attention (the scores and probabilities of
+    # attention), or full (all values in the layers).
     remat: Literal["none", "attention", "full"] = "none"
-    # Compute dtype. Parameters, LayerNorm statistics, softmax, losses and optimizer state stay float32.
+    # dtype of the computation. Parameters, LayerNorm statistics, softmax, losses and optimizer state are float32
+    # with both values.
     dtype: Literal["float32", "bfloat16"] = "float32"
-    # none, or int8: training and evaluation round the weights of the embeddings and the encoder, and the inputs of
-    # their matrix products, as an int8 export does, with the range of each batch. Gradients ignore the rounding.
-    # The aim is a smaller accuracy loss of the export.
+    # int8: quantization-aware training, which reduces the accuracy that an int8 export loses. Training and
+    # evaluation round the weights of the embeddings and the encoder, and the inputs of the encoder's matrix
+    # products (separately for each token), as an int8 export without calibration does. Gradients ignore the
+    # rounding. none: no rounding.
     quantization: Literal["none", "int8"] = "none"
-    # Compute query, key and value with one matrix product; the parameters stay separate and are stacked in the
+    # Compute query, key and value with one matrix product. Their parameters stay separate and are stacked in the
     # forward pass.
     fused_qkv: bool = False
     # Implementation of attention: xla, pallas (a kernel for TPUs and GPUs, interpreted on a CPU), or auto (pallas
     # on TPUs and GPUs where it is supported, else xla).
     attention: Literal["auto", "xla", "pallas"] = "auto"
     # Implementation of dropout, residual sum and LayerNorm at the end of a block and, on TPUs, of LayerNorm before
-    # a block: xla, pallas or auto, as for execution.attention.
+    # a block. The values have the same meaning as those of execution.attention.
     residual_norm: Literal["auto", "xla", "pallas"] = "auto"
-    # Random bits of dropout. hash: a hash of step, layer, sequence and position; the bits are the same on every
-    # mesh, in every kernel and for every split into microbatches. threefry: the default generator of JAX; the bits
-    # are the same on every mesh. rbg: the generator of the chip; the bits depend on the mesh. A resumed run keeps
-    # the generator of its checkpoint; another value requires --allow_numeric_change.
+    # Generator of the random bits for dropout. hash: a hash of step, layer, sequence and position; the bits are
+    # the same on every mesh, in every kernel and for every split into microbatches. threefry: the default
+    # generator of JAX; the bits are the same on every mesh. rbg: the generator of the chip; the bits depend on the
+    # mesh. A resumed run keeps the generator of its checkpoint; another value requires --allow_numeric_change.
     prng: Literal["hash", "threefry", "rbg"] = "hash"
-    # The number of rows of the word embedding table in memory is padded to a multiple of this; the added rows have
-    # no effect.
+    # In memory, rows without effect are added to the word embedding table until the number of its rows is a
+    # multiple of this number.
     vocab_multiple: Positive[int] = 128
 
 
@@ -280,27 +284,30 @@ class ExecutionConfig(Section, prefix="execution."):
 class OptimizerConfig(Section, prefix="optimizer."):
     """Update rule and learning-rate schedule."""
 
-    # Optimizer. adamw: with bias correction. bert_adam: as in google-research/bert, without bias correction. lamb:
-    # for large batches (You et al. 2019). muon: orthogonalized momentum for the matrices of the encoder (Jordan
-    # 2024), and adamw at the same learning rate for all other parameters. stable_adamw: adamw with smaller steps
-    # where gradients grow (Wortsman et al. 2023), usually with clip_norm 0. sgd: the gradient itself, for word2vec
-    # and AWD-LSTM. adagrad: with sums of squares that start at 1, for GloVe and ELMo (Duchi et al. 2011).
+    # Optimizer. adamw: Adam with bias correction. bert_adam: Adam without bias correction, as in
+    # google-research/bert. lamb: for large batches (You et al. 2019). muon: orthogonalized momentum for the
+    # matrices of the encoder (Jordan 2024), and adamw at the same learning rate for all other parameters.
+    # stable_adamw: adamw with smaller steps where gradients grow (Wortsman et al. 2023), usually with clip_norm 0.
+    # sgd: gradient descent without momentum, for word2vec and AWD-LSTM. adagrad: with sums of squares that start
+    # at 1, for GloVe and ELMo (Duchi et al. 2011).
     name: Literal["adamw", "bert_adam", "lamb", "muon", "stable_adamw", "sgd", "adagrad"] = "adamw"
     # Peak learning rate.
     learning_rate: AtLeast0[float] = 1e-4
     # Number of warmup steps, during which the learning rate rises linearly from 0.
     warmup_steps: AtLeast0[int] = 10_000
-    # Number of warmup tokens, which is converted to optimizer.warmup_steps; 0: optimizer.warmup_steps applies.
+    # Length of the warmup in tokens, which is converted to optimizer.warmup_steps; 0: optimizer.warmup_steps
+    # applies.
     warmup_tokens: Tokens = 0
-    # Learning rate schedule after warmup: linear, cosine, constant, inverse_sqrt, wsd (warmup, stable, decay),
-    # bert2018 (linear decay counted from step 0, which applies only after warmup, so that the learning rate drops
-    # at the end of warmup), slanted_triangular (Howard and Ruder 2018; the warmup is its rising part), or triangle
-    # (Geiping and Goldstein 2022: up from 1/4 of the peak to the peak in 3/4 of the steps, then down; no warmup).
+    # Schedule of the learning rate after warmup: linear, cosine, constant, inverse_sqrt, wsd (warmup, stable,
+    # decay), bert2018, slanted_triangular or triangle. bert2018: a linear decay that is counted from step 0 but
+    # applies only after warmup, so the learning rate drops at the end of warmup. slanted_triangular: Howard and
+    # Ruder 2018; the warmup is its rising part. triangle: the learning rate rises from 1/4 of the peak to the peak
+    # in the first 3/4 of the steps, then falls; it has no warmup (Geiping and Goldstein 2022).
     schedule: Literal[
         "linear", "cosine", "constant", "inverse_sqrt", "wsd", "bert2018", "slanted_triangular", "triangle"
     ] = "linear"
-    # Count the steps of the schedule, including warmup, from the first step of a new phase (--continue_from);
-    # false: from the first step of the run.
+    # Start the schedule, including warmup, at the first step of a phase that --continue_from begins; false: the
+    # schedule continues from the earlier phases.
     restart_schedule: bool = False
     # Step of the schedule at which the decay ends; 0: training.num_steps.
     decay_steps: AtLeast0[int] = 0
@@ -309,33 +316,34 @@ class OptimizerConfig(Section, prefix="optimizer."):
     # Shape of the decay phase of wsd: linear, or one_minus_sqrt (1 minus the square root of the elapsed share of
     # the phase; Haegele et al. 2024).
     wsd_decay: Literal["linear", "one_minus_sqrt"] = "linear"
-    # Number of steps in the decay phase of wsd as a share of all steps.
+    # Length of the decay phase of wsd as a share of all steps.
     wsd_decay_fraction: Share[float] = 0.1
-    # Number of steps in the decay phase of wsd; 0: optimizer.wsd_decay_fraction applies.
+    # Length of the decay phase of wsd in steps; 0: optimizer.wsd_decay_fraction applies.
     wsd_decay_steps: AtLeast0[int] = 0
-    # Number of tokens in the decay phase of wsd, which is converted to optimizer.wsd_decay_steps; 0:
+    # Length of the decay phase of wsd in tokens, which is converted to optimizer.wsd_decay_steps; 0:
     # optimizer.wsd_decay_steps applies.
     wsd_decay_tokens: Tokens = 0
-    # Weight decay of all parameters except those of normalization layers, biases and the parameters in
-    # optimizer.without_decay.
+    # Weight decay of all parameters except biases, the parameters of normalization layers and those that
+    # optimizer.without_decay names.
     weight_decay: AtLeast0[float] = 0.01
-    # Additional parameters without weight decay: regular expressions that are searched in the names of the
-    # parameters.
+    # Regular expressions. Parameters whose names contain a match also have no weight decay.
     without_decay: tuple[str, ...] = ()
-    # decoupled: weight decay is multiplied by the learning rate (AdamW). independent: it is multiplied by the ratio
-    # of the learning rate to its peak (Composer, ModernBERT). l2: it is added to the gradient before the moments.
+    # decoupled: weight decay is multiplied by the learning rate (AdamW). independent: weight decay is multiplied
+    # by the ratio of the learning rate to its peak (Composer, ModernBERT). l2: weight decay is added to the
+    # gradient before the moments are computed.
     weight_decay_type: Literal["decoupled", "independent", "l2"] = limited(
         "decoupled", Limit(("decoupled", "independent"), {"optimizer.name": ("muon",)})
     )
-    # Decay rate of the first moment.
+    # Decay rate of the first moment of the gradients.
     beta1: Probability = 0.9
-    # Decay rate of the second moment.
+    # Decay rate of the second moment of the gradients.
     beta2: Probability = 0.999
     # Number that is added to the square root of the second moment (adagrad: to the sum of squares).
     epsilon: AtLeast0[float] = 1e-6
-    # Maximum global norm of the gradients; larger gradients are scaled down to it. 0: off.
+    # Maximum global norm of the gradients; larger gradients are scaled down to this norm. 0: no limit.
     clip_norm: AtLeast0[float] = 1.0
-    # Decay rate of the moving average of the parameters, which starts at the initial parameters; 0: no average.
+    # Decay rate of the moving average of the parameters, which starts at the initial parameters; 0: no moving
+    # average.
     ema_decay: Probability = 0.0
 
 
@@ -344,30 +352,30 @@ class TrainingConfig(Section, prefix="training."):
     """Length, batch size, logging, evaluation and checkpoints of a run."""
 
     # Preset of defaults for other options: standard (current practice), or bert2018 (as in google-research/bert:
-    # Adam without bias correction, a learning rate that drops at the end of warmup, tanh GELU).
+    # Adam without bias correction, a learning rate that drops at the end of warmup, and gelu_tanh).
     mode: Literal["standard", "bert2018"] = "standard"
-    # Total number of optimizer steps, including those of earlier phases. 0: the size of the text determines the
-    # number, which is the default with --init_from.
+    # Total number of optimizer steps, including those of earlier phases. 0: the number follows from the size of
+    # the text. With --init_from, 0 is the default.
     num_steps: AtLeast0[int] = 1_000_000
-    # Number of tokens in this phase, which is converted to training.num_steps; 0: training.num_steps applies. A
-    # batch counts (number of rows) x data.seq_length tokens, including padding.
+    # Length of this phase in tokens, which is converted to training.num_steps; 0: training.num_steps applies. A
+    # batch counts as (number of rows) * data.seq_length tokens, including padding.
     num_tokens: Tokens = 0
     # First step of this phase; --continue_from sets it.
     first_step: AtLeast0[int] = 0
     # Number of sequences (or rows, see training.batch_unit) per optimizer step, over all devices.
     global_batch_size: Positive[int] = 256
     # Unit of all batch sizes: sequences, or rows of data.seq_length tokens, each of which holds several sequences
-    # if data.packing is set.
+    # if data.packing is best_fit.
     batch_unit: Literal["sequences", "rows"] = "sequences"
-    # Number of microbatches into which each batch is split; their gradients are summed.
+    # Number of microbatches into which each batch is split; their gradients are added.
     accumulation_steps: Positive[int] = limited(1, Limit((1,), {"data.row_order": ("carried",)}))
-    # dtype in which gradients are summed over the replicas, once per optimizer step; bfloat16 halves the
-    # communication.
+    # dtype in which gradients are summed over the replicas, once per optimizer step; bfloat16 halves the amount of
+    # data that the replicas exchange.
     gradient_reduction_dtype: Literal["float32", "bfloat16"] = "float32"
-    # Smaller batch sizes at the start; a step is compiled for each size. Either pairs of a number of steps and a
-    # batch size, after which training.global_batch_size applies; or three numbers: the number of tokens during
-    # which the batch size grows, the first size and the increment. With three numbers, each size is used for nearly
-    # the same number of steps.
+    # Smaller batch sizes at the start of training. Pairs of numbers: the number of steps with a batch size, and
+    # the batch size; training.global_batch_size applies after them. Three numbers: the number of tokens during
+    # which the batch size grows, the first batch size and the increment; each batch size then applies to nearly
+    # the same number of steps. A step is compiled for each batch size. Empty: one batch size.
     batch_ramp: tuple[int, ...] = limited((), Limit(((),), {"data.row_order": CONTIGUOUS}))
     # Seed of the initial parameters, of dropout and of the data order.
     seed: Seed = 0
@@ -378,37 +386,40 @@ class TrainingConfig(Section, prefix="training."):
     # Maximum number of batches per evaluation; 0: all held-out data. The last evaluation always uses all held-out
     # data.
     eval_batches: AtLeast0[int] = 0
-    # Number of sequences per evaluation batch; 0: training.global_batch_size.
+    # Number of sequences (or rows, see training.batch_unit) per evaluation batch; 0: training.global_batch_size.
     eval_batch_size: AtLeast0[int] = 0
     # Number of steps between checkpoints.
     checkpoint_interval: Positive[int] = 1000
     # Number of newest checkpoints to keep.
     keep_checkpoints: Positive[int] = 3
-    # Also keep each checkpoint whose step is a multiple of this number; 0: none.
+    # Also keep each checkpoint whose step is a multiple of this number; 0: keep no others.
     keep_every: AtLeast0[int] = 0
-    # Number of consecutive steps with a non-finite loss or gradient after which the run rolls back
+    # After this many consecutive steps with a non-finite loss or gradient, the run rolls back
     # (training.spike_rollback) or exits with code 44.
     max_bad_steps: Positive[int] = 5
-    # A loss that exceeds its running mean by more than this number of standard deviations is a spike: the run rolls
-    # back (training.spike_rollback) or exits with code 44. An optional second number (default 200) is the number of
-    # steps in the running mean and deviation; no spike is detected before that step. Empty: spikes are not
-    # detected.
+    # A loss is a spike if it exceeds the moving average of the loss by more than this number of standard
+    # deviations. The run then rolls back (training.spike_rollback) or exits with code 44. An optional second
+    # number (default 200) is the number of steps over which the moving average and the standard deviation extend;
+    # no spike is detected before this many steps. Empty: no spike is detected.
     spike_limit: tuple[float, ...] = ()
-    # Maximum number of rollbacks in a phase; empty: none. After a spike, or after training.max_bad_steps non-finite
-    # steps, a rollback restores the newest earlier checkpoint and skips the batches up to the bad step and some
-    # more: 100, or the optional second number.
+    # Maximum number of rollbacks in a phase; empty: none. After a spike or training.max_bad_steps non-finite
+    # steps, a rollback restores the newest checkpoint from before them and skips all batches up to the last bad
+    # step, and 100 more. An optional second number replaces 100.
     spike_rollback: tuple[int, ...] = ()
     # Number of seconds without progress after which the run prints the stacks of all threads and exits with code
-    # 45; 0: never. During compilation, restoring and the last save, the limit is ten times as long.
+    # 45; 0: no limit. The limit is ten times as long during compilation, the restoring of a checkpoint and the
+    # last save.
     watchdog_seconds: AtLeast0[float] = 600.0
-    # First and last step to trace with the profiler; empty: none.
+    # First and last step to trace with the profiler of JAX; empty: no trace.
     profile_steps: tuple[int, ...] = ()
-    # Check data, log and network at every evaluation (bert-jax doctor), which takes at most about 1% of the time of
-    # the run. The results appear in the log, in doctor.json and in the report. Requires a run of one process.
+    # Check data, log and network at every evaluation, as bert-jax doctor does; this takes at most about 1% of the
+    # time of the run. The results appear in the log, in doctor.json and in the report. Requires a run with one
+    # process.
     doctor: bool = False
-    # Folder of compiled programs, which later starts with the same number of CPU threads reuse; none: off. Empty:
-    # WORKDIR/compilation_cache if the run has several processes or the workdir is a URL, else the folder in
-    # JAX_COMPILATION_CACHE_DIR, else ~/.cache/bert_jax/programs.
+    # Folder for compiled programs, which later runs with the same number of CPU threads reuse; none: compiled
+    # programs are not stored. Empty: WORKDIR/compilation_cache if the run has several processes or the workdir is
+    # a URL, else the folder in the environment variable JAX_COMPILATION_CACHE_DIR, else
+    # ~/.cache/bert_jax/programs.
     compilation_cache: str = ""
 
     def __post_init__(self) -> None:
@@ -444,16 +455,17 @@ class TrainingConfig(Section, prefix="training."):
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """The device mesh; an axis of size -1 uses the remaining devices."""
+    """The axes of the device mesh; at most one axis has size -1, which stands for the remaining devices."""
 
     # Number of replicas, each of which computes different rows of the batch.
     data: int = -1
-    # Number of parts into which parameters, optimizer state and batch are partitioned.
+    # Number of parts into which parameters, optimizer state and the rows of the batch are partitioned.
     fsdp: int = 1
     # Number of parts into which attention heads, feed-forward width and vocabulary are partitioned.
     tensor: int = 1
-    # Also partition optimizer state and moving average over the replicas (ZeRO-1); each replica updates its part.
-    # Between steps, parameters are partitioned in the same way; during a step, every replica holds all of them.
+    # Also partition the optimizer state and the moving average over the replicas (ZeRO-1), each of which updates
+    # its part. Parameters are partitioned in the same way between steps; during a step, every replica holds all of
+    # them.
     shard_optimizer: bool = True
 
     def __post_init__(self) -> None:
@@ -479,52 +491,57 @@ class RunOptions(Section):
 
     PARTS: ClassVar[registry.Kind] = "pretrain_options"
 
-    # Recipe: a YAML file, or the name of a recipe, such as quickstart. Later recipes override earlier ones.
+    # Recipes, each a YAML file or the name of a recipe, such as quickstart or finetune/sst2. Later recipes
+    # override earlier ones.
     config: tuple[str, ...] = ()
     # Folder for all output of the run; empty: runs/NAME, where NAME is the name of the last recipe.
     workdir: str = ""
-    # Workdir of an earlier phase. The run continues with its parameters, optimizer moments, moving average and
-    # step. The data may change; of the model options, only dropout, rotary base and number of positions may change.
+    # Workdir of an earlier phase, from which the run takes the parameters, the optimizer moments, the moving
+    # average and the step. The data may change. Of the model options, only dropout, rotary base, attention windows
+    # and blocks, pooling, initialization and the number of positions (--extend_positions) may change.
     continue_from: str = ""
-    # Model whose parameters the run starts from, at step 0 with a new optimizer state: a workdir, a saved model, a
-    # folder or checkpoint in any format that bert-jax reads, or a name on the Hugging Face Hub. The run has the
-    # sizes and the vocabulary of this model. A run that already has a checkpoint continues from the checkpoint
-    # instead.
+    # Model from whose parameters the run starts, at step 0 and with a new optimizer state: a workdir, a saved
+    # model, a folder or checkpoint in any format that bert-jax reads, or a name on the Hugging Face Hub. The run
+    # takes the sizes and the vocabulary of this model. If the run already has a checkpoint, it continues from the
+    # checkpoint instead.
     init_from: str = ""
-    # File of words, one per line, to add to the WordPiece vocabulary of --init_from. The embedding of an added word
-    # starts as the mean of the embeddings of its pieces. WordPiece uses the longest match, so longer words that
-    # begin with an added word are also split differently.
+    # File of words, one per line, to add to the WordPiece vocabulary of --init_from. The embedding of an added
+    # word starts as the mean of the embeddings of its pieces. Longer words that begin with an added word are also
+    # split differently, because WordPiece uses the longest match.
     add_words: str = ""
-    # Store the added words in place of the [unusedN] pieces instead of after the last piece.
+    # Store the words of --add_words in place of the [unusedN] pieces of the vocabulary instead of after its last
+    # piece.
     vocab_slots: bool = False
-    # Extend the position table: tile (repeat its rows; the first positions keep their rows) or interpolate (stretch
-    # the table). The table of --init_from is extended to data.seq_length or model.max_position_embeddings,
-    # whichever is larger; the table of --continue_from, to model.max_position_embeddings.
+    # Extend the position table: tile (repeat its rows; the first positions keep their rows) or interpolate
+    # (stretch the table). The table of --init_from is extended to data.seq_length or
+    # model.max_position_embeddings, whichever is larger; the table of --continue_from, to
+    # model.max_position_embeddings. Empty: do not extend the table.
     extend_positions: Literal["", "tile", "interpolate"] = ""
     # Read the model of --init_from even if its config contradicts its tensors, or its tokenizer files contradict
-    # each other; a line states which are used.
+    # each other. The run then prints which of them it uses.
     allow_mismatch: bool = False
-    # Loggers of the metrics in addition to metrics.jsonl: tensorboard (events in WORKDIR/tensorboard), wandb
-    # (Weights & Biases; set WANDB_PROJECT and its other environment variables), or the name of a logger in an
-    # installed package.
+    # Loggers that receive the metrics in addition to metrics.jsonl: tensorboard (events in WORKDIR/tensorboard),
+    # wandb (Weights & Biases; set WANDB_PROJECT and its other environment variables), or the name of a logger in
+    # an installed package.
     loggers: tuple[str, ...] = ("tensorboard",)
     # Print the resolved config and exit.
     print_config: bool = False
-    # Allow a resumed run to change execution.prng.
+    # Allow a resumed run to change execution.prng, the generator of the random bits for dropout.
     allow_numeric_change: bool = False
-    # HOST:PORT of process 0 in a run of several processes, where PORT is any free port; the same value for all
-    # processes. Not needed on Cloud TPU and under SLURM. Environment variable: JAX_COORDINATOR_ADDRESS.
+    # Address HOST:PORT of process 0 in a run with several processes, where PORT is any free port; the value is the
+    # same for all processes. Not needed on Cloud TPU and under SLURM. Environment variable:
+    # JAX_COORDINATOR_ADDRESS.
     coordinator: str = ""
-    # Number of processes of the run. Environment variable: JAX_NUM_PROCESSES.
+    # Number of processes of a run with --coordinator. Environment variable: JAX_NUM_PROCESSES.
     num_processes: int = 0
-    # Index of this process, from 0. Environment variable: JAX_PROCESS_ID.
+    # Index of this process, counted from 0, in a run with --coordinator. Environment variable: JAX_PROCESS_ID.
     process_id: int = -1
-    # Maximum number of seconds that the processes wait for each other, at the start and during the run.
+    # Maximum number of seconds for which the processes wait for each other, at the start and during the run.
     host_timeout: Positive[int] = 300
     # Number of seconds without a heartbeat after which a process is considered dead and the other processes exit.
     heartbeat_timeout: Positive[int] = 100
-    # On a Linux CPU, keep freed memory for the next step, which is faster. Applies to models of at most 50 million
-    # parameters if enough memory is free.
+    # On a Linux CPU, keep freed memory for the next step, which makes steps faster. This applies to models of at
+    # most 50 million parameters if enough memory is free.
     keep_memory: bool = True
 
     def folder(self, kind: str) -> str:

@@ -24,7 +24,7 @@ from bert_jax.config import FinetuneConfig, ModelSpec, PretrainConfig, RunOption
 from bert_jax.config.help import comments_of
 from bert_jax.config.loader import load_config, read_settings, show_help
 from bert_jax.config.options import extended
-from bert_jax.config.spec import pretraining_heads
+from bert_jax.config.spec import TaskKind, pretraining_heads
 from bert_jax.config.task import WHOLE, SentenceLoss, SentenceTaskConfig
 from bert_jax.interop.export_table import formats_of
 from bert_jax.tasks.registry import TASKS
@@ -172,7 +172,7 @@ def _formats() -> Iterator[tuple[str, str, str]]:
 
 def choosers() -> str:
     """Return the page that helps to choose an objective, a network, a task, a loss, a recipe and a format."""
-    kinds = _meanings(comments_of(type(FinetuneConfig().task))["kind"], TASKS)
+    kinds = _meanings(comments_of(type(FinetuneConfig().task))["kind"], get_args(TaskKind))
     losses = get_args(SentenceLoss)
     of_losses = _meanings(comments_of(SentenceTaskConfig)["loss"], losses)
     tasks = (
@@ -249,7 +249,7 @@ def options_page(title: str, command: str, config: type, extra: type) -> str:
             heading = f"{name}{chosen}" if colon else "Without a section"
             lines.append(f"## {heading}\n{plain(what if colon else section)}\n")
             for option, kind, default, text in new:
-                shown = f", default `{default}`" if default else ""
+                shown = f", default `{default}`" if default != "empty" else ""
                 lines.append(f"`{option}` ({plain(kind)}{shown})\n: {plain(text) or '-'}\n")
     return "\n".join(lines)
 

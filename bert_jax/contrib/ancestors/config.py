@@ -20,7 +20,10 @@ _TRANSFORMER_ONLY = {
 
 @dataclass(frozen=True, kw_only=True)
 class WordVectorsConfig(ModelConfig):
-    """Section of ``encoder`` none: the output of a token is its embedding. The other encoders extend it."""
+    """Options of ``model.encoder none``, in which the output of a token is its embedding.
+
+    The sections of the other encoders extend this section.
+    """
 
     TITLE: ClassVar[str] = "Word vectors"
     TAG: ClassVar[str] = "word-vectors"
@@ -73,12 +76,12 @@ class WordVectorsConfig(ModelConfig):
 class LayersConfig(WordVectorsConfig):
     """Options of the encoders with layers."""
 
-    # Widths of the character convolutions that compute the embedding of a token, each followed by its number of
+    # Character convolutions that compute the embedding of a token: pairs of a width in characters and a number of
     # filters, such as 1 32 2 32 3 64 (ELMo); empty: an embedding table.
     character_filters: tuple[int, ...] = ()
     # Width of the character embeddings.
     character_size: Positive[int] = 16
-    # Maximum number of bytes of a token, including its begin and end.
+    # Maximum number of bytes of a token, including the marks of its begin and its end.
     max_characters: Positive[int] = 50
     # Number of highway layers (Srivastava et al. 2015) after the character convolutions.
     highway_layers: Layers = 2
@@ -134,7 +137,7 @@ class LayersConfig(WordVectorsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NnlmConfig(LayersConfig):
-    """Section of ``encoder`` nnlm (Bengio et al. 2003)."""
+    """Options of ``model.encoder nnlm`` (Bengio et al. 2003)."""
 
     TITLE: ClassVar[str] = "A neural language model (NNLM)"
     TAG: ClassVar[str] = "nnlm"
@@ -153,23 +156,23 @@ class NnlmConfig(LayersConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LstmConfig(LayersConfig):
-    """Section of ``encoder`` lstm (AWD-LSTM of Merity et al. 2018)."""
+    """Options of ``model.encoder lstm`` (AWD-LSTM; Merity et al. 2018)."""
 
     TITLE: ClassVar[str] = "An LSTM"
     TAG: ClassVar[str] = "lstm"
     HAS_STATE: ClassVar[bool] = True
 
-    # Number of cells of a layer; 0: the number of its outputs. With encoder bidirectional_lstm, a projection
-    # reduces the cells to the outputs (Sak et al. 2014). With encoder lstm, every layer except the last has this
-    # width.
+    # Number of cells in a layer; 0: the number of outputs of the layer. With encoder bidirectional_lstm, a
+    # projection reduces the cells to the outputs (Sak et al. 2014). With encoder lstm, every layer except the last
+    # has this width.
     lstm_cells: AtLeast0[int] = 0
-    # Maximum absolute value of the cells (ELMo: 3); 0: no limit.
+    # Maximum absolute value of a cell (ELMo: 3); 0: no limit.
     lstm_cell_clip: AtLeast0[float] = 0.0
-    # Maximum absolute value of the projected outputs (ELMo: 3); 0: no limit.
+    # Maximum absolute value of a projected output (ELMo: 3); 0: no limit.
     lstm_projection_clip: AtLeast0[float] = 0.0
     # Add the input of each layer except the first to its output (ELMo).
     lstm_skip: bool = False
-    # Dropout on the weights between the states of consecutive tokens (Merity et al. 2018, section 2).
+    # Dropout rate for the weights between the states of consecutive tokens (Merity et al. 2018, section 2).
     lstm_weight_dropout: Probability = 0.0
 
     def _check_encoder(self) -> None:
@@ -194,8 +197,10 @@ class LstmConfig(LayersConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class BidirectionalLstmConfig(LstmConfig):
-    """Section of ``encoder`` bidirectional_lstm (ELMo of Peters et al. 2018): two LSTMs, whose outputs are
-    concatenated to ``hidden_size`` values."""
+    """Options of ``model.encoder bidirectional_lstm`` (ELMo; Peters et al. 2018).
+
+    The outputs of two LSTMs are concatenated to ``hidden_size`` values.
+    """
 
     TITLE: ClassVar[str] = "A bidirectional LSTM (ELMo)"
     TAG: ClassVar[str] = "elmo"
@@ -219,7 +224,7 @@ class BidirectionalLstmConfig(LstmConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class BidirectionalLmConfig(ObjectiveConfig):
-    """Section of ``objective.name`` bidirectional_lm."""
+    """Options of ``objective.name bidirectional_lm``."""
 
     TITLE: ClassVar[str] = (
         "predicts each next and each previous token (ELMo: Peters et al. 2018); requires model.encoder "
@@ -233,42 +238,43 @@ class BidirectionalLmConfig(ObjectiveConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GloveConfig(ObjectiveConfig):
-    """Section of ``objective.name`` glove."""
+    """Options of ``objective.name glove``."""
 
     TITLE: ClassVar[str] = (
         "fits the co-occurrence counts of tokens (Pennington et al. 2014); requires model.encoder none"
     )
 
-    # Maximum distance between a word and its context.
+    # Maximum distance, in tokens, between a word and its context.
     window: Positive[int] = 5
-    # Count from which a co-occurrence has weight 1 in the loss.
+    # Co-occurrence count at and above which a pair of words has weight 1 in the loss.
     largest_count: Positive[float] = 100.0
-    # Exponent of the weight of a smaller count x, which is (x / objective.largest_count) ** objective.count_power.
+    # Power in the weight of a smaller count x, which is (x / objective.largest_count) ** objective.count_power.
     count_power: Positive[float] = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
 class Word2VecConfig(ObjectiveConfig):
-    """Section of ``objective.name`` skip_gram and, with another title, cbow."""
+    """Options of ``objective.name skip_gram`` and, with another title, ``cbow``."""
 
     TITLE: ClassVar[str] = (
         "predicts the surrounding tokens from a token (word2vec: Mikolov et al. 2013); requires model.encoder none"
     )
 
-    # Maximum distance between a word and its context; for each word, a distance up to this one is sampled.
+    # Maximum distance, in tokens, between a word and its context; for each word, a distance up to this one is
+    # sampled.
     window: Positive[int] = 5
     # Number of negative samples per pair (Mikolov et al. 2013b: 5 to 20 for small texts).
     negatives: Positive[int] = 5
-    # Frequency, as a share of the text, above which occurrences of a word are dropped at random; 0: none are
+    # Occurrences of a word are dropped at random if its share of the text is above this number; 0: none are
     # dropped.
     subsample: AtLeast0[float] = 1e-3
-    # Exponent of the counts to which the probabilities of the negative samples are proportional.
+    # A word is sampled as a negative with a probability that is proportional to its count raised to this power.
     noise_power: AtLeast0[float] = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
 class CbowConfig(Word2VecConfig):
-    """Section of ``objective.name`` cbow."""
+    """Options of ``objective.name cbow``."""
 
     TITLE: ClassVar[str] = (
         "predicts a token from the surrounding tokens (word2vec: Mikolov et al. 2013); requires model.encoder none"

@@ -30,7 +30,8 @@ class TeacherOptions(RunOptions):
     # reads; it must have the vocabulary of the run. A resumed run does not need this option.
     teacher: tuple[str, ...] = ()
     # Folder of stored outputs of the teacher; requires data.masking static. The outputs are computed once, before
-    # the first step, and then read instead of running the teacher. Other runs on the same shards can read them too.
+    # the first step, and then read, so that the teacher does not run again. Other runs on the same shards can also
+    # read them.
     teacher_outputs: str = ""
 
     def require_no_inputs(self, objective: str) -> None:
@@ -64,14 +65,14 @@ class PruningOptions(FinetuneRunOptions):
     """Options of fine-tuning in rounds of training and pruning."""
 
     # Share of the attention heads to keep. If it is below 1, the run trains, removes the least important heads and
-    # trains again, in rounds (see bert-jax prune). Each training has the length of the recipe.
+    # trains again, in rounds (see bert-jax prune). The training in each round is as long as the recipe states.
     prune_heads: float = 1.0
     # Share of the feed-forward units to keep, as for --prune_heads.
     prune_units: float = 1.0
-    # Number of removals; the first ones remove the most.
+    # Number of rounds in which heads and units are removed; the first rounds remove the most.
     prune_rounds: Positive[int] = 3
-    # Importance of heads and units: gradient (of the loss on training records), magnitude (norm of the parameters),
-    # movement (growth of this norm in the round) or random.
+    # Measure of the importance of heads and units: gradient (of the loss on training records), magnitude (the norm
+    # of their parameters), movement (the growth of this norm in the round) or random.
     prune_importance: Literal["gradient", "magnitude", "movement", "random"] = "gradient"
 
     def __post_init__(self) -> None:

@@ -24,11 +24,11 @@ class SweepOptions(FinetuneRunOptions):
     """Options with which a command starts a run for each of several settings and seeds."""
 
     # Start a run for every combination of the values in the arguments KEY=VALUE,VALUE,...; without arguments, for
-    # the grid of the BERT paper (batch size 16, 32; learning rate 5e-5, 4e-5, 3e-5, 2e-5; 2, 3, 4 epochs). Finished
-    # runs are not repeated; several processes can share the work.
+    # every combination in the grid of the BERT paper (batch size 16 or 32; learning rate 5e-5, 4e-5, 3e-5 or 2e-5;
+    # 2, 3 or 4 epochs). Finished runs are not repeated; several processes can share the work.
     sweep: tuple[str, ...] = ()
-    # Number of consecutive seeds, beginning with training.seed, with one run for each. Several seeds: mean,
-    # standard deviation and best run are reported.
+    # Number of runs with consecutive seeds, beginning with training.seed. If there are several, their mean, their
+    # standard deviation and the best run are reported.
     seeds: Positive[int] = 1
 
     # Value of an option that has no argument on the command line.

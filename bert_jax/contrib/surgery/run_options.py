@@ -11,12 +11,12 @@ from bert_jax.config.schema import AtLeast0
 class ChangeOptions(RunOptions):
     """Options of pretraining and fine-tuning."""
 
-    # Number of positions of a Longformer into which the BERT or RoBERTa of --init_from is converted (Beltagy et al.
-    # 2020, section 5), with global tokens and with windows of model.attention_windows tokens on each side (default
-    # 256); 0: no conversion.
+    # Convert the BERT or RoBERTa of --init_from to a Longformer with this number of positions (Beltagy et al.
+    # 2020, section 5). It has global tokens and, on each side of a token, windows of model.attention_windows
+    # tokens (default 256). 0: no conversion.
     to_long: AtLeast0[int] = 0
-    # Layers of --init_from, counted from 0, of which the model initially consists, in this order (every second
-    # layer: Sanh et al. 2019). A layer may occur several times. Empty: all layers.
+    # Layers of the model in --init_from, counted from 0, that the run starts with, in this order (Sanh et al.
+    # 2019: every second layer). A layer may occur several times. Empty: all layers.
     init_layers: tuple[int, ...] = ()
 
     @property

@@ -30,17 +30,19 @@ _SHARED = (
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig(ModelConfig):
-    """Section of ``encoder`` encoder_decoder (Vaswani et al. 2017; Rothe et al. 2020): the options of the encoder,
-    and those of the decoder that differ from them."""
+    """Options of ``model.encoder encoder_decoder`` (Vaswani et al. 2017; Rothe et al. 2020).
+
+    They are the options of the encoder, and those of the decoder that differ from them.
+    """
 
     TITLE: ClassVar[str] = "An encoder and a decoder with cross-attention, for translation"
     TAG: ClassVar[str] = "encoder-decoder"
 
-    # Options of the decoder whose values differ from those of the encoder, as NAME=VALUE in the order of the
-    # options, such as num_layers=2 activation=relu. The attention of the decoder is causal.
+    # Options of the decoder whose values differ from those of the encoder, as NAME=VALUE, such as num_layers=2
+    # activation=relu, in the order in which this help lists the options. The attention of the decoder is causal.
     decoder: tuple[str, ...] = ()
-    # The decoder uses the parameters of the encoder, except for its cross-attention and its output layer (Rothe et
-    # al. 2020, BERTShare).
+    # Use the parameters of the encoder for the decoder too, except for cross-attention and the output layer (Rothe
+    # et al. 2020, BERTShare).
     shared: bool = False
     # Vocabulary size of the encoder if the decoder has a larger vocabulary; 0: vocab_size.
     source_vocab_size: AtLeast0[int] = 0
@@ -135,12 +137,11 @@ def _value(like: Any, text: str) -> Any:
 class TranslationConfig(Section, prefix="translation."):
     """Training of translation, and its search."""
 
-    # Label smoothing: share of the target probability that is spread over the whole vocabulary.
+    # Label smoothing: the share of the target probability that is spread over the whole vocabulary.
     label_smoothing: Probability = 0.1
     # Number of hypotheses in the beam search of evaluations and predictions; 1: greedy search.
     beams: Beams = 1
-    # Exponent of the length in the divisor of the score of a hypothesis: scores are divided by length **
-    # length_penalty.
+    # The score of a hypothesis is divided by length ** length_penalty.
     length_penalty: AtLeast0[float] = 1.0
 
 

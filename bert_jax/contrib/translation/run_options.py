@@ -12,10 +12,10 @@ from bert_jax.process.signals import StopRequest
 class TranslationOptions(FinetuneRunOptions):
     """Options of fine-tuning for translation."""
 
-    # Decoder of the translation model whose encoder is the model of --init_from: another model, in any format that
-    # bert-jax reads; same (the model of --init_from); shared (the model of --init_from, and decoder and encoder
-    # share their parameters during training, except cross-attention); or random (random parameters, with the
-    # options of the encoder and of model.decoder).
+    # Adds a decoder to the model of --init_from, which becomes the encoder of a translation model: another model,
+    # in any format that bert-jax reads; same (a copy of the model of --init_from); shared (as same, but encoder
+    # and decoder share their parameters during training, except cross-attention); or random (random parameters,
+    # with the options of the encoder and of model.decoder).
     decoder_from: str = ""
 
     @property

@@ -27,7 +27,6 @@ def clean_command(words: Sequence[str]) -> None:
 USAGE = """\
   clean    write text without duplicates, repeated lines, broken encoding, other languages and short documents
              bert-data clean --corpus web_texts/ --output my_texts/ --near_duplicates 0.7 --languages en
-           --runner beam and the options after -- are those of shards; --data.NAME and --clean.NAME may be written
-           as --NAME
+           --runner beam works as for shards; --data.NAME and --clean.NAME may be shortened to --NAME
 """
 COMMAND = DataCommand(clean_command, USAGE, CleanOptions)

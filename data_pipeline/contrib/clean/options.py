@@ -15,8 +15,8 @@ LEAST_CHANCE = 0.98  # of a pair at the threshold to become a candidate
 class CleanDataConfig(Section, prefix="data."):
     """Text to clean."""
 
-    # Text: files or folders (.txt, .jsonl, .json, plain or compressed; also gs://), package:NAME,
-    # tfds:NAME[/CONFIG][:VERSION] or hf:OWNER/NAME[/CONFIG], as for bert-data shards.
+    # Texts to clean, as for bert-data shards: files or folders, local or gs:// (.txt, .jsonl or .json, plain or
+    # compressed), package:NAME, tfds:NAME[/CONFIG][:VERSION], hf:OWNER/NAME[/CONFIG] or hf:FOLDER.
     corpus: tuple[str, ...] = ()
     # Field that contains the text in JSON records and in the records of tfds: and hf: datasets.
     json_field: str = "text"
@@ -27,7 +27,7 @@ class CleanDataConfig(Section, prefix="data."):
     dataset_split: str = "train"
     # Folder of prepared TensorFlow Datasets, local or gs://; empty: ~/tensorflow_datasets.
     tfds_data_dir: str = ""
-    # Number of processes; 0: one per processor. The output does not depend on it.
+    # Number of processes; 0: one per processor. The output does not depend on this number.
     workers: AtLeast0[int] = 0
 
     def __post_init__(self) -> None:
@@ -39,33 +39,35 @@ class CleanDataConfig(Section, prefix="data."):
 class CleanConfig(Section, prefix="clean."):
     """Rules, in the order in which they are applied."""
 
-    # Treatment of broken encoding. repair: correct mojibake, remove control characters, and drop lines that contain
-    # the replacement character. drop: drop all lines with one of these three errors. off: keep the text.
+    # What happens to text with a broken encoding. repair: correct mojibake, remove control characters, and drop
+    # lines that contain the replacement character. drop: drop all lines with one of these three errors. off: keep
+    # the text.
     encoding: Literal["repair", "drop", "off"] = "repair"
-    # Maximum share of the characters of a document that may be in lines dropped for their encoding; if there are
-    # more, the whole document is dropped.
+    # Maximum share of the characters of a document that may be in lines dropped for their encoding; a document
+    # with a larger share is dropped as a whole.
     broken_share: Share[float] = 0.2
-    # Minimum number of words in a document; 0: off. Each Chinese character counts as a word.
+    # Minimum number of words in a document, where each Chinese character counts as a word; 0: no minimum.
     least_words: AtLeast0[int] = 5
-    # Maximum number of words in a document; 0: off.
+    # Maximum number of words in a document; 0: no maximum.
     most_words: AtLeast0[int] = 0
-    # Codes of the languages to keep, such as en de zh, detected by py3langid in the first 2,000 characters of a
-    # document; empty: off.
+    # Codes of the languages to keep, such as en de zh; py3langid detects the language from the first 2,000
+    # characters of a document. Empty: all languages.
     languages: tuple[str, ...] = ()
     # Drop documents whose text equals the text of an earlier document.
     exact_duplicates: bool = True
-    # Number of different documents from which on a line counts as boilerplate, which is dropped except in the first
-    # of these documents; 0: off. Case, punctuation and white space are ignored.
+    # A line that occurs in at least this number of different documents is boilerplate, which is dropped except in
+    # the first of these documents; 0: off. Case, punctuation and white space are ignored.
     boilerplate: AtLeast0[int] = 10
     # Minimum number of words in a boilerplate line; shorter lines, such as "I don't know.", are kept.
     boilerplate_words: AtLeast0[int] = 5
-    # Drop a document if its Jaccard similarity to an earlier, kept document (of the sets of 5-grams of words) is at
-    # least this; 0: off.
+    # Drop a document if its Jaccard similarity to an earlier document that is kept is at least this number; 0:
+    # off. The similarity is computed from the sets of 5-grams of words.
     near_duplicates: Share[float] = 0.7
-    # Number of bands of the MinHash signature; 0: selected together with clean.rows.
+    # Number of bands of the MinHash signature; 0: selected together with clean.rows. Either both options are 0 or
+    # none.
     bands: AtLeast0[int] = 0
-    # Number of rows per band; 0: the largest number with which a pair whose similarity is clean.near_duplicates is
-    # compared with a probability of at least 0.98, using at most 128 hashes.
+    # Number of rows per band. 0: the largest number with which, using at most 128 hashes, a pair whose similarity
+    # is clean.near_duplicates is compared with a probability of at least 0.98.
     rows: AtLeast0[int] = 0
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ def wikipedia_command(words: Sequence[str]) -> None:
 
 
 USAGE = """\
-  wikipedia  write the article paragraphs of MediaWiki XML dumps as text for --corpus
+  wikipedia  extract the paragraphs of articles from MediaWiki XML dumps as text files, which --corpus reads
              bert-data wikipedia enwiki-latest-pages-articles.xml.bz2 --output wiki/ --workers 2
            --workers N sets the number of processes (default: one per processor)
 """

@@ -73,4 +73,27 @@ def test_help_describes_the_parts_of_rooms(kind, capsys):
     assert len(rooms) > 3
     for name in rooms:
         title = registry.load(f"{kind}_options", name).TITLE
-        assert title and "".join(f"{name}: {title}.".split()) in shown
+        assert title and "".join(f"{name}: {title[0].lower()}{title[1:]}.".split()) in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "sentence"),
+    [
+        ("", "loss.label_smoothing", "Requires task.kind classification, choice, tagging, joint or sentence. "
+         "Also requires sentence.loss softmax if task.kind is sentence, and tagging.crf false if task.kind is "
+         "tagging or joint."),
+        ("--task.kind sentence", "loss.label_smoothing", "Requires sentence.loss softmax."),
+        ("--task.kind classification", "loss.label_smoothing", ""),
+        ("", "features.frozen_encoder", "Requires sentence.loss softmax if task.kind is sentence."),
+        ("", "task.window_overlap", "Requires task.kind classification, regression or multi_label, and "
+         "task.truncation windows."),
+        ("", "sentence.margin", "Requires sentence.loss triplet."),
+        ("", "qa.n_best", ""),
+    ],
+)  # fmt: skip
+def test_help_says_what_an_option_requires(words, option, sentence, capsys):
+    show_help(FinetuneConfig, read_settings(words.split()), "program", whole=True)
+    shown = capsys.readouterr().out
+    text = re.search(rf"^  --{re.escape(option)} .*\n((?:      .*\n)+)", shown, re.MULTILINE)[1]
+    assert " ".join(text.split()).endswith(sentence or ".") and ("Requires" in text) == bool(sentence)
+    assert words or "google-research/bert). Requires task.kind qa.\n" in shown

@@ -286,7 +286,7 @@ def test_help_shows_the_options_of_the_kind(capsys):
     for words, shown, hidden in [
         ("--task.kind qa", "--qa.n_best", "--tagging.crf"),
         ("--config recipe.yaml", "--tagging.crf", "--sentence.loss"),
-        ("", "[only with task.kind tagging, joint]", None),
+        ("", "task.kind tagging or joint.", None),
     ]:
         with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
             patch.chdir(folder)
