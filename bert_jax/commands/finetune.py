@@ -66,6 +66,11 @@ class FinetuneRunOptions(RunOptions):
         """Return the config to print, of a run that starts from a model or from a checkpoint."""
         return configure(self, settings)[0]
 
+    def records(self, config: FinetuneConfig) -> Records:
+        """Return the records of the files that the section data names. Raises ``ValueError`` for an invalid
+        file."""
+        return read_files(config)
+
     def supervision(self, config: FinetuneConfig, report: Callable[[str], None]) -> "Supervision":
         """Return the training signal in addition to the labels. ``report`` is called with each line about it."""
         from bert_jax.finetuning.supervision import LABELS_ONLY
@@ -171,7 +176,7 @@ def train(
 
     jax.devices()  # raises for a platform of JAX_PLATFORMS that cannot be used
     require_memory(config, config.task.max_length, hosts.count())
-    splits, tests = (caller.read or read_files)(config)
+    splits, tests = (caller.read or options.records)(config)
 
     def report(line: str) -> None:
         if hosts.is_lead():

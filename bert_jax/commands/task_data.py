@@ -32,6 +32,7 @@ _FORMS: Mapping[TaskKind, str] = {
     "joint": "(lists_of_words, lists_of_tags, labels)",
     "choice": "(texts, lists_of_choices, labels)",
     "sentence": "(texts, other_texts), (texts, other_texts, labels) or (texts, similar_texts, negatives)",
+    "translation": "(texts, translations)",
 }
 # Columns of well-known data sets that are read if that of the role is missing, the first that exists.
 _OTHERS: Mapping[str, tuple[str, ...]] = {
@@ -330,6 +331,8 @@ def _by_position(cells: list[Json], columns: "Columns", place: str) -> dict[str,
 def _roles(kind: TaskKind, cells: Sequence[Json]) -> tuple[str, ...]:
     if kind in WORDS:
         return ("words", "tags", "label")[: 2 if kind == "tagging" else 3]
+    if kind == "translation":
+        return ("text", "label")
     if kind == "choice":
         return ("choice", "label") if cells and isinstance(cells[0], list) else ("text", "choice", "label")
     if kind == "sentence" and cells and _is_number(cells[-1]):

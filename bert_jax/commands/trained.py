@@ -3,6 +3,7 @@
 import functools
 import html
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,8 +77,9 @@ class PretrainRun(TrainedRun):
     config: PretrainConfig
 
     @classmethod
-    def of(cls, workdir: Path) -> "PretrainRun":
+    def of(cls, workdir: str | PathLike[str]) -> "PretrainRun":
         """Return the run in ``workdir``."""
+        workdir = Path(workdir)
         rows = read_metrics(workdir)
         evaluations = [row for row in rows if row.get("split") == "eval"]
         scored = [row for row in evaluations if row.get("loss") is not None]
@@ -109,8 +111,9 @@ class FinetuneRun(TrainedRun):
     results: dict[str, dict[str, float | None]]
 
     @classmethod
-    def of(cls, workdir: Path) -> "FinetuneRun":
+    def of(cls, workdir: str | PathLike[str]) -> "FinetuneRun":
         """Return the run in ``workdir``."""
+        workdir = Path(workdir)
         rows, entries = read_metrics(workdir), read_results(workdir)
         results = {
             entry["split"]: {name: one["value"] for name, one in entry["metrics"].items()} for entry in entries

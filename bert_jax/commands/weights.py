@@ -119,7 +119,7 @@ COMMANDS = (
         option(
             "--check", metavar="FILE",
             help="with --format onnx: labeled examples as for fine-tuning, in JSON lines; the scores of the model "
-            "and of the exported program on them are printed",
+            "and of the exported program on them are printed, and the calibration errors of a classifier",
         ),
         option(
             "--check_loss", type=float, metavar="X",

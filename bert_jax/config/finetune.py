@@ -14,7 +14,8 @@ from typing import Annotated, ClassVar, Literal
 
 from bert_jax import registry
 from bert_jax.config.architecture import ModelConfig
-from bert_jax.config.lengths import automatic_steps
+from bert_jax.config.lengths import Parsed, automatic_steps
+from bert_jax.config.options import COMMAND_LINE, PYTHON
 from bert_jax.config.schema import (
     SET,
     AtLeast0,
@@ -297,6 +298,16 @@ class FinetuneConfig:
             fits = {*self.exits} <= {*range(1, last)} and len({*self.exits}) == len(self.exits)
             require(fits, "loss.layers", self.loss.layers, f"different layers from 1 to {last - 1}")
             require(model.has_attention, "loss.layer_heads", "own", f"shared with model.encoder {model.encoder}")
+
+    @classmethod
+    def complete(cls, parsed: Parsed) -> Parsed:
+        """Return ``parsed``, the settings of a config. If only one of data.dev and data.dev_fraction, which exclude
+        each other, is an option of the command or of the call, it replaces that of a recipe."""
+        rivals = ("data.dev", "data.dev_fraction")
+        given = [key for key in rivals if key in parsed and parsed[key][1] in (COMMAND_LINE, PYTHON)]
+        if len(given) != 1 or not parsed[given[0]][0]:
+            return parsed
+        return {key: one for key, one in parsed.items() if key in given or key not in rivals}
 
     @property
     def settings(self) -> TaskSettings:

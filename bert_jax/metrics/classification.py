@@ -110,6 +110,18 @@ def matthews(counts: np.ndarray) -> float:
     return float((n * hits.sum() - gold @ predicted) / np.sqrt(spread)) if spread else 0.0
 
 
+def calibration_error(gold: np.ndarray, probabilities: np.ndarray, bins: int = 15) -> float:
+    """Return the expected calibration error: the mean over the predictions of the difference between the mean
+    probability and the accuracy of their bin, one of ``bins`` of equal width (Guo et al. 2017, section 2).
+
+    ``gold``: int[N] classes; ``probabilities``: float[N, L]. The prediction is the class with the largest
+    probability.
+    """
+    score, hit = probabilities.max(-1), probabilities.argmax(-1) == gold
+    bin_of = np.minimum((score * bins).astype(int), bins - 1)
+    return float(np.abs(np.bincount(bin_of, score - hit)).sum() / len(gold))
+
+
 def auroc(gold: np.ndarray, scores: np.ndarray) -> float:
     """Return the area under the ROC curve of bool ``gold`` [n] and ``scores`` [n]: the share of (negative,
     positive) pairs whose scores are in the correct order, where a tie counts as half a pair. The result is NaN if

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count, takewhile
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -109,13 +109,15 @@ def check_batches(
         )
 
 
-def host_rows(mesh: Mesh, batch_size: int) -> list[int]:
-    """Return the indices, in the global batch, of the rows that this process supplies.
+def host_rows(mesh: Mesh, batch_size: int, process: int | None = None) -> list[int]:
+    """Return the indices, in the global batch, of the rows that a process (None: this process) supplies.
 
     The sharding determines the indices; the process index does not.
     """
-    indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
-    return sorted({row for index in indices if index for row in range(*index[0].indices(batch_size))})
+    process = jax.process_index() if process is None else process
+    places: Mapping[Any, tuple[slice, ...]] = batch_sharding(mesh).devices_indices_map((batch_size,))
+    own = [index[0] for device, index in places.items() if device.process_index == process]
+    return sorted({row for rows in own for row in range(*rows.indices(batch_size))})
 
 
 def to_global(batch: Mapping[str, np.ndarray], mesh: Mesh, batch_size: int) -> dict[str, jax.Array]:

@@ -37,6 +37,8 @@ class Data:
     order: Json
     # Features that are copied to the devices; if empty, all features.
     features: Sequence[str] = ()
+    # Line of the log about the rows of each process; "" for one process.
+    rows: str = ""
 
 
 @dataclass(frozen=True)

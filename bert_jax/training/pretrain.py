@@ -1,7 +1,7 @@
 """The pretraining job: batches from shards, evaluation on held-out data, and samples for the report."""
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -26,6 +26,8 @@ from bert_jax.training.memory import OutOfMemory, explain_memory
 from bert_jax.training.programs import TrainPrograms, pretraining_batch, train_programs
 from bert_jax.training.state import TrainState
 
+# Processes whose rows the log states.
+_SHOWN_PROCESSES = 8
 # Largest number of groups of held-out batches whose sums the report keeps.
 _GROUPS = 100
 
@@ -78,7 +80,9 @@ class PretrainJob(Job):
         rows = host_rows(mesh, size)
         batches = None if complete else self._source.train(rows)
         order: Json = [self.has_eval_data(), {} if batches is None else batches.state()]
-        return Data(batches, len(rows) / size, self.config.data.prefetch, order, self._objective.features)
+        of_processes = [host_rows(mesh, size, process) for process in range(hosts.count())]
+        line = f"rows of a batch of {size:,}: {_ranges(of_processes)}" if hosts.count() > 1 else ""
+        return Data(batches, len(rows) / size, self.config.data.prefetch, order, self._objective.features, line)
 
     def batch_shapes(self, mesh: Mesh, data_step: int) -> BatchShapes:
         training, size = self.config.training, self.config.training.global_batch_size
@@ -190,3 +194,15 @@ class PretrainJob(Job):
 
     def is_finished(self, folder: Path) -> bool:
         return has_report(folder)
+
+
+def _ranges(rows_of: Sequence[Sequence[int]]) -> str:
+    """Return in words which rows each process reads, such as ``process 0 reads 0-15, process 1 reads 16-31``."""
+    said = []
+    for process, rows in enumerate(rows_of[:_SHOWN_PROCESSES]):
+        own = {*rows}
+        starts = [row for row in rows if row - 1 not in own]
+        stops = [row for row in rows if row + 1 not in own]
+        parts = " and ".join(f"{first}-{last}" for first, last in zip(starts, stops, strict=True))
+        said.append(f"process {process} reads {parts}")
+    return ", ".join([*said, *(["..."] if len(rows_of) > _SHOWN_PROCESSES else [])])

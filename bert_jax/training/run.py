@@ -132,6 +132,8 @@ class Run:
             self.messages.append(f"the run is complete; only these options have an effect: {used}")
         data = self.job.data(mesh, complete=complete)
         self.job.require_same_data(data, self.launch.host_timeout)
+        if data.rows and not complete:
+            self.messages.append(data.rows)
         if data.batches is not None and start.meta is not None:
             data.batches.restore(start.meta["data"])
             if self.rollback is not None:

@@ -22,10 +22,12 @@ _ALIASES = {"negatives": "negative", "choices": "choice"}
 _INPUTS: Mapping[TaskKind, tuple[str, ...]] = {
     "classification": ("text",), "regression": ("text",), "multi_label": ("text",), "sentence": ("text",),
     "qa": ("text", "text_pair"), "tagging": ("words",), "joint": ("words",), "choice": ("choice",),
+    "translation": ("text",),
 }  # fmt: skip
 _TARGETS: Mapping[TaskKind, tuple[str, ...]] = {
     "classification": ("label",), "regression": ("label",), "multi_label": ("labels",), "sentence": (),
     "qa": ("answers",), "tagging": ("tags",), "joint": ("tags", "label"), "choice": ("label",),
+    "translation": ("label",),
 }  # fmt: skip
 Place = tuple[str, int]  # a role and the number of its column, from 0
 

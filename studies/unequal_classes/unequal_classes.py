@@ -27,6 +27,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "shared"), str(Path(__file__).resolve().parents[2])]
 import numpy as np
+from scipy.special import softmax
 from arms import (
     PLAIN,
     RANDOM,
@@ -46,8 +47,9 @@ from small_runs import Lines, Options, cells, report, report_missing
 from small_samples import Record, Texts
 from small_samples import table as read_table
 
-from bert_jax.contrib.calibration.calibrate import calibration_error, fitted_temperature, log_loss
+from bert_jax.contrib.calibration.calibrate import fitted_temperature, log_loss
 from bert_jax.hashing import permutation
+from bert_jax.metrics.classification import calibration_error
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
 
 LINES = Path(__file__).with_name("unequal_classes.jsonl")
@@ -188,7 +190,7 @@ def measure(
         predicted = logits.argmax(-1)
         values = (
             macro_f1(gold, predicted, len(labels)), macro_f1(gold, predicted, len(labels), rare),
-            float(np.mean(gold == predicted)), log_loss(gold, logits), calibration_error(gold, logits),
+            float(np.mean(gold == predicted)), log_loss(gold, logits), calibration_error(gold, softmax(logits, -1)),
         )  # fmt: skip
         return {name: round(value, 5) for name, value in zip(METRICS, values, strict=True)}
 

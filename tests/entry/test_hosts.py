@@ -59,6 +59,7 @@ def train(recipe, workdir, layout, *arguments):
         assert code == 0, f"{layout}: {err[-2000:]}"
     # What is said is said once, by the lead.
     assert not any("held-out" in out or "parameters" in out for _, out, _ in results[1:])
+    assert ("process 1 reads" in results[0][1]) == (processes > 1)
     return results[0][1]
 
 
@@ -116,6 +117,8 @@ def test_a_chain_of_layouts_is_one_run(whole):
     for leg, layout in enumerate(CHAIN if FULL else QUICK_CHAIN, start=1):
         out = train(path, workdir, layout, "--training.num_steps", leg * LEG)
         assert "damaged" not in out
+        if layout == (2, 2, (1, 1, 4)) and not FULL:  # the axis tensor spans both processes
+            assert "rows of a batch of 8: process 0 reads 0-7, process 1 reads 0-7\n" in out
         assert leg == 1 or f"continuing at step {(leg - 1) * LEG:,}" in out
         assert restored_digest(workdir, path) == leg * LEG
     difference = worst(losses(workdir), losses(reference))

@@ -17,7 +17,7 @@ from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.io.files import new_folder, whole_folder
-from bert_jax.metrics.classification import classification_scores
+from bert_jax.metrics.classification import calibration_error, classification_scores
 from bert_jax.metrics.score import value
 from bert_jax.tasks.text_classification import probability_table
 
@@ -30,18 +30,6 @@ _SHOWN = ("log_loss", "accuracy", "f1_macro")
 def log_loss(gold_N: np.ndarray, logits_NxL: np.ndarray) -> float:
     """Return the mean negative log-probability of the classes ``gold``, int[N], under ``logits``, float[N, L]."""
     return float(-np.mean(log_softmax(logits_NxL, -1)[np.arange(len(gold_N)), gold_N]))
-
-
-def calibration_error(gold_N: np.ndarray, logits_NxL: np.ndarray, bins: int = 15) -> float:
-    """Return the expected calibration error: the mean over the predictions of the difference between the mean
-    probability and the accuracy of their bin, one of ``bins`` of equal width (Guo et al. 2017, section 2).
-
-    ``gold``: int[N] classes; ``logits``: float[N, L].
-    """
-    p_NxL = np.exp(log_softmax(logits_NxL, -1))
-    score_N, hit_N = p_NxL.max(-1), p_NxL.argmax(-1) == gold_N
-    bin_N = np.minimum((score_N * bins).astype(int), bins - 1)
-    return float(np.abs(np.bincount(bin_N, score_N - hit_N)).sum() / len(gold_N))
 
 
 def fitted_temperature(gold_N: np.ndarray, logits_NxL: np.ndarray) -> float:
@@ -140,6 +128,6 @@ def _comparison(gold: np.ndarray, before: np.ndarray, after: np.ndarray, names: 
     for logits in (before, after):
         scores = classification_scores(gold, logits.argmax(-1), names, softmax(logits, -1))
         values = {one.name: float(value(one, len(gold))) for one in scores if one.name in _SHOWN}
-        found.append({**values, "calibration_error": calibration_error(gold, logits)})
+        found.append({**values, "calibration_error": calibration_error(gold, softmax(logits, -1))})
     lines = [f"  {name}: {found[0][name]:.4f}, {found[1][name]:.4f}" for name in (*_SHOWN, "calibration_error")]
     return [f"{len(gold):,} records: before, after", *lines]

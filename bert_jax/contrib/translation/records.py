@@ -33,7 +33,7 @@ def read_records(config: FinetuneConfig) -> Records:
     names = {split: getattr(data, split) for split in ("train", "dev", "test")}
     given = [name for own in names.values() for name in own]
     if not any(AND in name for name in given):
-        return read_files(FinetuneConfig(data=data))
+        return read_files(config)
     if alone := next((name for name in given if AND not in name), ""):
         raise ValueError(f"{alone}: not allowed with SOURCE{AND}TARGET; give two files of lines for every split")
     several = [split for split, own in names.items() if split != "train" and len(own) > 1]

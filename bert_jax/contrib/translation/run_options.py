@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-from bert_jax.commands.finetune import FinetuneRunOptions, TaskCaller, train
-from bert_jax.config.loader import Settings
-from bert_jax.process import early, exits
-from bert_jax.process.signals import StopRequest
+from bert_jax.commands.finetune import FinetuneRunOptions, Records
+from bert_jax.config.finetune import FinetuneConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +20,9 @@ class TranslationOptions(FinetuneRunOptions):
     def changes(self) -> tuple[str, ...]:
         return (*super().changes, *(["decoder_from"] if self.decoder_from else []))
 
-    def execute(self, settings: Settings, stop: StopRequest) -> int:
-        kinds = [value for _, key, value in settings.all if key == "task.kind"]
-        if kinds[-1:] != ["translation"]:
-            return super().execute(settings, stop)
+    def records(self, config: FinetuneConfig) -> Records:
+        if config.task.kind != "translation":
+            return super().records(config)
         from bert_jax.contrib.translation.records import read_records
 
-        train(self, settings, stop, early.STARTED, TaskCaller(read=read_records))
-        return exits.OK
+        return read_records(config)

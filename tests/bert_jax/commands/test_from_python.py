@@ -164,6 +164,7 @@ def test_pretraining_is_planned_as_by_the_command(tmp_path, planned):
     folder = tmp_path / "run"
     run = bert_jax.pretrain(corpus=iter(TEXTS), workdir=folder, options=TINY, report=None, **STEPS)
     assert run.history == [] and run.metrics == {} and repr(run) == f"PretrainRun('{folder}'): step 0 of 8"
+    assert repr(bert_jax.PretrainRun.of(str(folder))) == repr(run)
     own = {"workdir": folder, "config": "quickstart", "data.corpus": folder / "corpus" / "texts.jsonl"}
     own |= {"training.num_steps": 8, "training.global_batch_size": 8, "data.seq_length": 32}
     words = words_of({**own, "data.shards": folder / "shards", **TINY})

@@ -32,6 +32,7 @@ COLUMNS = {
     "joint": {"words": [["in", "x"], ["a"], ["b"]], "tags": [["O", "X"], ["O"], ["O"]], "label": [2, 10, 2]},
     "choice": {"text": ["q", "r", "s"], "choices": [["a", "b"], ["c", "d"], ["e", "f"]], "label": [0, 1, 1]},
     "sentence": {"text": ["a", "b", "c"], "text_pair": ["d", "e", "f"], "negatives": [["x"], ["y", "z"], ["w"]]},
+    "translation": {"text": ["ein Hund", "ü", "c"], "label": ["a dog", "u e", "12"]},
 }
 
 

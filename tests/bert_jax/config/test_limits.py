@@ -7,6 +7,7 @@ from typing import get_type_hints
 import pytest
 
 from bert_jax.config.finetune import FinetuneConfig
+from bert_jax.config.loader import load_config
 from bert_jax.config.options import all_options
 from bert_jax.config.pretrain import PretrainConfig
 from bert_jax.config.schema import SET, Limit, Range, Section, check_limits, limited
@@ -52,6 +53,29 @@ def test_a_config_checks_limits_between_sections():
         ValueError, match=r"^oven.pan: 'glass' is not allowed; allowed: steel or iron with dish.fat$"
     ):
         Kitchen(oven=Oven(pan="glass"), dish=Dish(fat=3))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "expected"),
+    [
+        ("dev_fraction: 0.1", "--data.dev d.csv", (("d.csv",), 0.0)),
+        ("dev: [d.csv]", "--data.dev_fraction 0.2", ((), 0.2)),
+        ("dev: [d.csv]", "--data.dev_fraction 0", (("d.csv",), 0.0)),
+        ("dev_fraction: 0.1", "--data.dev", ((), 0.1)),
+    ],
+)
+def test_a_dev_split_of_the_command_replaces_that_of_the_recipe(recipe, words, expected, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(f"data: {{{recipe}}}\n")
+    config = load_config(FinetuneConfig, ["--config", str(tmp_path / "recipe.yaml"), *words.split()])
+    assert (config.data.dev, config.data.dev_fraction) == expected
+
+
+@pytest.mark.parametrize("recipe", ["dev: [d.csv], dev_fraction: 0.1", ""])
+def test_two_dev_splits_of_one_source_are_refused(recipe, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(f"data: {{{recipe}}}\n")
+    both = [] if recipe else ["--data.dev", "d.csv", "--data.dev_fraction", "0.1"]
+    with pytest.raises(ValueError, match=r"data.dev_fraction: 0.1 is not allowed; allowed: 0 with data.dev$"):
+        load_config(FinetuneConfig, ["--config", str(tmp_path / "recipe.yaml"), *both])
 
 
 def limits():

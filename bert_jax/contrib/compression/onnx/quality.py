@@ -15,6 +15,7 @@ from bert_jax.inference.loaded import prepare
 from bert_jax.inference.onnx_network import OnnxNetwork, open_session
 from bert_jax.inference.predict import HEADS, task_of
 from bert_jax.interop.model_bundle import ModelBundle
+from bert_jax.metrics.classification import calibration_error
 from bert_jax.metrics.score import Score
 from bert_jax.metrics.score import value as value_of
 from bert_jax.model.bert import bert_output
@@ -22,6 +23,7 @@ from bert_jax.model.canonical import Params
 from bert_jax.process.exits import VERIFICATION_FAILED, Stop
 from bert_jax.records import Record
 from bert_jax.tasks.task import Prediction, Task
+from bert_jax.tasks.text_classification import probability_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Scores:
     model: float
     program: float
     higher_is_better: bool
+    # Calibration errors of the model and of its program, if it predicts one class per text.
+    calibration: tuple[float, float] | None = None
 
     @property
     def loss(self) -> float:
@@ -50,9 +54,19 @@ def program_scores(folder: Path, weights: ModelBundle, file: str) -> Scores:
     """
     engine = prepare(weights)
     task, records = _labelled(engine, file)
-    model, program = (_chosen(task, records, one) for one in predictions(engine, task, records, folder))
+    given = predictions(engine, task, records, folder)
+    model, program = (_chosen(task, records, one) for one in given)
     score, count, value = model
-    return Scores(score.name, count, value, program[2], score.higher_is_better)
+    errors = None
+    if task.settings.kind == "classification":
+        errors = _calibration_error(task, records, given[0]), _calibration_error(task, records, given[1])
+    return Scores(score.name, count, value, program[2], score.higher_is_better, errors)
+
+
+def _calibration_error(task: Task, records: Sequence[Record], given: Sequence[Prediction]) -> float:
+    places, labels = task.scored(records), task.settings.labels
+    gold = np.array([labels.index(records[place].label or "") for place in places])
+    return calibration_error(gold, probability_table([given[place] for place in places], labels))
 
 
 def model_score(weights: ModelBundle, file: str) -> tuple[str, float, int]:
@@ -90,7 +104,8 @@ def check_program(
     dtype: str,
     report: Callable[[str], None],
 ) -> None:
-    """Report the :func:`program_scores` of an export of ``dtype``.
+    """Report the :func:`program_scores` of an export of ``dtype``, and for one class per text the calibration
+    errors (:func:`bert_jax.metrics.classification.calibration_error`).
 
     Raises ``Stop`` with VERIFICATION_FAILED if the score of the program is worse than the score of the model by
     more than ``allowed``. None allows any difference.
@@ -99,6 +114,9 @@ def check_program(
     change = scores.program - scores.model
     values = f"{scores.name} float32 {scores.model:.4f}, {dtype} {scores.program:.4f} ({change:+.4f})"
     report(f"{file}: {scores.count:,} records: {values}")
+    if scores.calibration is not None:
+        model, program = scores.calibration
+        report(f"  calibration error: float32 {model:.4f}, {dtype} {program:.4f}")
     if allowed is not None and not scores.loss <= allowed:
         problem = f"{scores.name} is worse by {scores.loss:.4f} (allowed: {allowed:g})"
         raise Stop(VERIFICATION_FAILED, f"--check {file}: {problem}; nothing was exported")

@@ -10,9 +10,10 @@ from scipy.special import log_softmax, softmax
 
 from bert_jax.commands.main import main
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
-from bert_jax.contrib.calibration.calibrate import calibration_error, fitted_temperature, log_loss, with_logits
+from bert_jax.contrib.calibration.calibrate import fitted_temperature, log_loss, with_logits
 from bert_jax.inference.loaded import load, prepare
 from bert_jax.interop.saved_model import write_saved
+from bert_jax.metrics.classification import calibration_error
 
 PIECES, LABELS = words(40), ("no", "yes", "maybe")
 TEXTS = [" ".join(f"w{(7 * i + k) % 40}" for k in range(1 + i % 9)) for i in range(24)]
@@ -47,7 +48,8 @@ def test_the_temperature_of_drawn_labels_is_found():
     assert found == pytest.approx(2.5, rel=0.05)
     assert log_loss(gold, logits / found) <= min(log_loss(gold, logits / (found * x)) for x in (0.99, 1.01))
     # The labels are drawn from the calibrated probabilities.
-    assert calibration_error(gold, logits / found) < 0.01 < 0.1 < calibration_error(gold, logits)
+    after, before = (calibration_error(gold, softmax(logits / x, -1)) for x in (found, 1))
+    assert after < 0.01 < 0.1 < before
 
 
 def test_log_loss_and_calibration_error_by_hand():
@@ -55,7 +57,7 @@ def test_log_loss_and_calibration_error_by_hand():
     gold, logits = np.array([0, 1, 1, 1]), np.log(np.maximum(p, 1e-30))
     assert log_loss(gold, logits) == pytest.approx(-np.mean(np.log([0.9, 0.08, 0.7, 1.0])))
     # Bins of a fifteenth: {0.9, 0.92} has accuracy 0.5, {0.7} and {1} have accuracy 1.
-    assert calibration_error(gold, logits) == pytest.approx((abs(1.82 - 1) + 0.3) / 4)
+    assert calibration_error(gold, p) == pytest.approx((abs(1.82 - 1) + 0.3) / 4)
 
 
 @pytest.mark.parametrize("equal", [True, pytest.param(False, marks=pytest.mark.slow)])

@@ -20,6 +20,7 @@ from bert_jax.interop.export import export_model
 from bert_jax.interop.programs.onnx_graph import check_onnx, write_onnx
 from bert_jax.interop.programs.onnx_int8 import input_scale, quantize
 from bert_jax.interop.saved_model import write_saved
+from bert_jax.metrics.classification import calibration_error
 from bert_jax.process import exits
 
 SENTENCE = make_weights(None, SentenceConfig(pooling=("mean",)))
@@ -167,6 +168,13 @@ def test_the_float_program_predicts_what_the_model_predicts(kind, tmp_path):
     of_model, of_program = (np.array(numbers(one)) for one in (model, program))
     assert len(of_model) >= 24 and np.ptp(of_model) > 0.01
     np.testing.assert_allclose(of_program, of_model, atol=2e-5)
+    if heads is not None and heads.sequence_labels == LABELS:
+        p = np.array([[*one["probabilities"].values()] for one in model])
+        gold = np.array([number % 2 for number in range(len(rows))])
+        error = f"{calibration_error(gold, p):.4f}"
+        assert said[1:] == [f"  calibration error: float32 {error}, float32 {error}"]
+    else:
+        assert len(said) == 1
     # Another network predicts something else.
     write_onnx(
         tmp_path, dataclasses.replace(weights, params=make_weights(heads, weights.spec.sentence, seed=5).params)

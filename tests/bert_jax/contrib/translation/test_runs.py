@@ -9,6 +9,7 @@ import pytest
 from finetune_cases import PIECES, saved_model
 
 import bert_jax
+from bert_jax.commands.finetune import FinetuneRunOptions
 from bert_jax.commands.main import main
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.config.options import extended
@@ -107,7 +108,7 @@ def test_a_run_starts_from_other_models(tmp_path, decoder):
     lines = []
     common = {"decoder_from": decoder, "optimizer.learning_rate": 0.0}
     trained = bert_jax.finetune(
-        source, task="translation", train=pairs(*texts(16, 1)), dev=pairs(*texts(4, 2)), workdir=tmp_path / "run",
+        source, task="translation", train=texts(20, 1), dev=0.2, workdir=tmp_path / "run",
         num_steps=1, max_length=16, report=lines.append, options=common,
     )  # fmt: skip
     params, own = (load(path).bundle().params for path in (trained.workdir, source))
@@ -135,7 +136,8 @@ def test_two_files_of_lines_and_files_with_columns_have_the_same_records(tmp_pat
     rows = [f"{target}\t{source}" for source, target in zip(sources, targets, strict=True)]
     (tmp_path / "a.tsv").write_text("\n".join(rows) + "\n")
     common = {"dir": str(tmp_path)}
-    lines, tests = read_records(config(TaskDataConfig(train=("a.de+a.en.gz",), test=("a.de+a.en.gz",), **common)))
+    of_run = extended(FinetuneRunOptions)().records  # of the command, and of files from Python
+    lines, tests = of_run(config(TaskDataConfig(train=("a.de+a.en.gz",), test=("a.de+a.en.gz",), **common)))
     assert tests == ["test"] and [one.label for one in lines["test"]] == targets
     columns = ("text=2", "label=1")
     tables, _ = read_records(config(TaskDataConfig(train=("a.tsv",), columns=columns, **common)))
