@@ -80,7 +80,9 @@ class PretrainJob(Job):
         rows = host_rows(mesh, size)
         batches = None if complete else self._source.train(rows)
         order: Json = [self.has_eval_data(), {} if batches is None else batches.state()]
-        of_processes = [host_rows(mesh, size, process) for process in range(hosts.count())]
+        of_processes = [
+            host_rows(mesh, size, process) for process in range(min(hosts.count(), _SHOWN_PROCESSES + 1))
+        ]
         line = f"rows of a batch of {size:,}: {_ranges(of_processes)}" if hosts.count() > 1 else ""
         return Data(batches, len(rows) / size, self.config.data.prefetch, order, self._objective.features, line)
 
