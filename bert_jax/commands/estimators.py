@@ -129,8 +129,8 @@ class _TextEstimator:
 class TextClassifier(_TextEstimator):
     """A classifier of texts or pairs of texts for scikit-learn, trained by ``bert_jax.finetune``.
 
-    ``X`` is a column of texts, of pairs of texts, or a frame with one or two columns; ``y`` contains a class per
-    text: strings, numbers or bools. After :meth:`fit`, ``classes_`` are the sorted classes, ``model_`` is the
+    ``X`` is a column of texts or of pairs of texts, or a frame with one or two columns; ``y`` contains the class of
+    each text: a string, number or bool. After :meth:`fit`, ``classes_`` are the sorted classes, ``model_`` is the
     trained model, and ``metrics_`` are its metrics on the share ``dev``.
     """
 

@@ -90,7 +90,7 @@ def pretrain(
     Args:
         recipe: name of a recipe of the library, such as quickstart, or a YAML file. None: quickstart or, with
             ``init_from``, the architecture of this model.
-        corpus: text to learn instead of that of the recipe: a file, a folder, ``package:NAME``, ``hf:NAME``, a list
+        corpus: text to train on, instead of the recipe's: a file, a folder, ``package:NAME``, ``hf:NAME``, a list
             of these, or an iterable of texts, each a document, which are written to ``workdir/corpus``. Vocabulary
             and shards are then built in ``workdir/shards``.
         workdir: folder of the run. None: a temporary folder, which is removed with the returned object.
@@ -99,7 +99,7 @@ def pretrain(
         num_steps: number of steps (``training.num_steps``).
         learning_rate: peak of the learning rate (``optimizer.learning_rate``).
         batch_size: number of sequences in a step (``training.global_batch_size``).
-        max_length: tokens of a sequence (``data.seq_length``).
+        max_length: maximum number of tokens of a sequence (``data.seq_length``).
         seed: seed of parameters, order and masks (``training.seed``).
         options: every other option of ``bert-jax pretrain`` by name, such as ``{"model.num_layers": 4}``.
         callbacks: functions that are called with each line of metrics.jsonl, a dict. After one returns True, the
@@ -149,12 +149,12 @@ def finetune(
 ) -> "FinetuneRun":
     """Fine-tune a model on a task and return the run.
 
-    ``workdir``, ``seed``, ``callbacks``, ``report`` and Ctrl-C: as in :func:`pretrain`.
+    ``workdir``, ``seed``, ``callbacks``, ``report`` and Ctrl-C work as in :func:`pretrain`.
 
     Args:
         model: a path in any format that :func:`bert_jax.load` reads, a loaded model, or a run. None: random
             parameters, with the vocabulary ``options["data.vocab"]``.
-        task: kind of the task (``task.kind``). None: that of ``options``, such as with ``task.module``.
+        task: kind of the task (``task.kind``). None: ``options`` determine the task, such as by ``task.module``.
         train: training records: a tuple of columns, such as ``(texts, labels)``, a mapping, frame or dataset of
             columns, an iterable of records (:func:`bert_jax.commands.task_data.records`), a file, or a list of
             paths.
@@ -163,9 +163,10 @@ def finetune(
         test: records that are only evaluated and predicted.
         num_epochs: number of passes over the training records (``training.num_epochs``).
         num_steps: number of steps, instead of ``num_epochs`` (``training.num_steps``).
-        learning_rate: peak (``optimizer.learning_rate``). None: a rate for the size of the model.
+        learning_rate: peak of the learning rate (``optimizer.learning_rate``). None: it depends on the size of the
+            model.
         batch_size: number of records in a step (``training.global_batch_size``).
-        max_length: tokens of a text or a pair (``task.max_length``).
+        max_length: maximum number of tokens of a text or a pair (``task.max_length``).
         options: every other option of ``bert-jax finetune`` by name, such as ``{"task.metric": "f1"}``.
         metrics: further metrics by name: functions of the list of correct and the list of predicted answers
             (:func:`bert_jax.finetuning.evaluation.answers_of`), for which higher is better.

@@ -28,11 +28,11 @@ _COMPARE, _PAIRED = "report WORKDIR WORKDIR", 4
 def report(
     *workdirs: "str | os.PathLike[str] | TrainedRun", output: "str | os.PathLike[str] | None" = None
 ) -> Location:
-    """Write the report of a run, or one page with several runs side by side; return its path.
+    """Write the report of a run, or one page that compares several runs; return the path of the file.
 
     ``workdirs``: folders (or URLs) of runs, or runs; they may be in progress. ``output``: the file (default:
-    report.html in the workdir, for several runs comparison.html in the current folder). Raises ``ValueError``
-    without a workdir, and if a folder contains no run.
+    report.html in the workdir; for several runs, comparison.html in the current folder). Raises ``ValueError``
+    if no workdir is given or if a folder contains no run.
     """
     return _report(workdirs, output)[0]
 

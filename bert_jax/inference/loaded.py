@@ -34,10 +34,10 @@ class LoadedModel(Engine):
     ``BertOutput``.
 
     A method returns one result for a text, and a list or an array of results for a list or another iterable of
-    texts. ``batch_tokens`` limits the tokens of a batch (None: a number that suits the device), ``batch_size`` its
-    texts (None: as many as its tokens allow); ``progress`` is called with the number of texts that were processed
-    since its last call. Raises ``ValueError``, one line, for other inputs, and for a model that lacks what a method
-    needs.
+    texts. ``batch_tokens`` is the maximum number of tokens in a batch (None: it depends on the device), and
+    ``batch_size`` the maximum number of texts (None: as many as ``batch_tokens`` allows); ``progress`` is called
+    with the number of texts that were processed since its last call. Methods raise ``ValueError`` with a one-line
+    message for other inputs, and if the model lacks an output layer or a setting that they need.
     """
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -59,8 +59,8 @@ class LoadedModel(Engine):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes that :meth:`predict` distinguishes, in the order of :meth:`predict_proba`; of a
-        tagging model its tags. Empty: no classes."""
+        """Names of the classes, in the order of :meth:`predict_proba`; for a tagging model, its tags; empty for a
+        model without classes."""
         heads = self.spec.heads
         return (
             ()
@@ -89,13 +89,14 @@ class LoadedModel(Engine):
         Args:
             pooling: cls, mean or max over the last layer, without the dense layers of the model. None: pooling and
                 dense layers of the model, or the mean if it has none.
-            normalize: True: divide vectors by their Euclidean norm. False: do not. None: as the model defines.
-            width: return the first values of each vector only, divided by their norm if whole vectors are.
+            normalize: True: divide vectors by their Euclidean norm. False: do not. None: the setting of the model.
+            width: number of first values of each vector to return; if vectors are normalized, these values are
+                normalized again. None: all.
             prompt: text to insert before every text.
             prompt_name: name of a prompt of the model. None: the default prompt of the model, unless ``prompt`` is
                 set.
             dtype: int8: compute the matrix products of the encoder in 8 bits by onnxruntime on the CPU (extra
-                ``onnx``), about twice as fast, with vectors that differ slightly. None: the dtype of the model.
+                ``onnx``), which is about twice as fast; the vectors differ slightly. None: the dtype of the model.
         """
         options = VectorOptions(pooling, normalize, width, prompt, prompt_name, dtype)
         batches = BatchOptions(batch_tokens, batch_size, progress)
@@ -136,7 +137,7 @@ class LoadedModel(Engine):
     def forward(
         self, inputs: Mapping[str, np.ndarray], *, hidden_states: bool = False, attentions: bool = False
     ) -> dict[str, np.ndarray]:
-        """Return every output for arrays of ids; see ``forward.forward``."""
+        """Return every output of the model for arrays of token ids; see ``forward.forward``."""
         return forward(self, inputs, hidden_states=hidden_states, attentions=attentions)
 
     def tokenize(self, texts: Text | Iterable[Text]) -> dict[str, np.ndarray]:
@@ -173,7 +174,7 @@ class LoadedModel(Engine):
         progress: Progress | None = None,
     ) -> np.ndarray:
         """Return the probability of each of :attr:`classes`: float64[texts, classes]; float64[classes] for a single
-        text. The rows sum to 1 unless any number of classes may apply to a text. Raises ``ValueError`` for a
+        text. The rows sum to 1 except in multi-label classification. Raises ``ValueError`` for a
         model that does not classify texts."""
         heads = self.spec.heads
         if not self.classes or not (heads.sequence_labels or heads.pair_labels):
@@ -191,8 +192,8 @@ class LoadedModel(Engine):
         batch_tokens: int | None = None,
         progress: Progress | None = None,
     ) -> Any:
-        """Return the ``top`` best pieces for the masks: a list of ``FilledText``; one ``FilledText`` for a single
-        text. See ``fill.fill_mask``."""
+        """Return the ``top`` most probable pieces for each mask: a list of ``FilledText``, or one ``FilledText``
+        for a single text. See ``fill.fill_mask``."""
         batches = BatchOptions(batch_tokens, batch_size, progress)
         return _answers(texts, lambda texts: fill_mask(self, texts, top=top, batches=batches))
 
@@ -206,7 +207,8 @@ class LoadedModel(Engine):
         progress: Progress | None = None,
     ) -> Any:
         """Return the log-probability of texts: a list of ``ScoredText``, or one ``ScoredText`` for a single text.
-        See ``score.score`` for ``method``; the sizes of batches and ``progress`` count masked copies of texts."""
+        See ``score.score`` for ``method``; ``batch_size``, ``batch_tokens`` and ``progress`` count masked copies of
+        texts."""
         batches = BatchOptions(batch_tokens, batch_size, progress)
         return _answers(texts, lambda texts: score(self, texts, method=method, batches=batches))
 
@@ -224,7 +226,7 @@ class LoadedModel(Engine):
     ) -> Any:
         """Classify texts with ``labels`` on which the model was not trained. Return a list of dicts, or one dict
         for a single text. See ``zero_shot.zero_shot`` for ``labels``, ``template``, ``multi_label`` and
-        ``entailment``; the sizes of batches and ``progress`` count pairs of a text and a hypothesis."""
+        ``entailment``; ``batch_size``, ``batch_tokens`` and ``progress`` count pairs of a text and a hypothesis."""
         batches = BatchOptions(batch_tokens, batch_size, progress)
 
         return _answers(
@@ -272,7 +274,7 @@ class LoadedModel(Engine):
             force: replace a folder that is not empty, but not one that contains the source of this model.
             report: function that is called with each line about a written export.
 
-        Raises ``ValueError`` for a folder that is not empty, and if the format cannot represent the model.
+        Raises ``ValueError`` if the folder is not empty or the format cannot represent the model.
         """
         if format is not None:
             self.export(path, format, verify=False, force=force, report=report)
@@ -303,8 +305,8 @@ class LoadedModel(Engine):
         report: Callable[[str], None] = print,
     ) -> None:
         """Write the model to the folder ``path`` in the format of another library, load it there, and report the
-        largest difference of each output; ``bert-jax export`` as a method. Formats and parameters: see
-        ``bert_jax.interop.export.export_model``."""
+        largest difference of each output, as ``bert-jax export`` does. ``bert_jax.interop.export.export_model``
+        describes formats and parameters."""
         from bert_jax.interop.export import export_model
 
         export_model(
@@ -348,9 +350,9 @@ def load(
     folder, a TF1 checkpoint prefix, or an npz export. A name on the Hugging Face Hub, such as
     "sentence-transformers/all-MiniLM-L6-v2", is downloaded to the cache of huggingface_hub.
 
-    ``dtype`` is the dtype of the computation. Compiled programs are kept for later processes
-    (``process.program_cache``). Raises ``ValueError`` with a one-line message for a path without a
-    model, a damaged model, and an unsupported ``dtype``.
+    ``dtype`` is the dtype of the computation. Compiled programs are cached for later processes
+    (``process.program_cache``). Raises ``ValueError`` with a one-line message for a path without a model, a damaged
+    model, or an unsupported ``dtype``.
     """
     if dtype not in ("float32", "bfloat16"):
         hint = "; int8 is a dtype of embed" if dtype == "int8" else ""
