@@ -43,8 +43,8 @@ _INDEX = """\
 _INSPECT = """\
   inspect  print statistics and examples of a folder of shards
              bert-data inspect DIR --examples 3
-           --examples N sets the number of examples to print, --records N the maximum number of records to read
-           (default 20000), and --vocab FILE the vocabulary (default: the one in the folder of the shards)
+           --records N sets the maximum number of records to read (default 20000)
+           --vocab FILE names the vocabulary (default: the one in the folder of the shards)
 """
 _RECORDS = """\
   records  print the records of a fine-tuning file as JSON lines, which bert-jax predict and other commands read
@@ -57,10 +57,12 @@ The commands vocab and shards accept a recipe of run_pretrain.py (--config FILE)
 shortened to --NAME. --vocab_size sets model.vocab_size, and --kind sets data.tokenizer. --output is the file of the
 vocabulary (vocab) or the folder of the shards (shards). A recipe whose encoder is in a Python file also needs
 --model.module FILE, as in training.
+"""
+_RECORD_NOTES = """\
 The command records accepts the options of run_finetune.py; --data.NAME may be shortened to --NAME, and --kind sets
 task.kind.
-bert-data COMMAND --help shows the options of a command.
 """
+_MORE = "bert-data COMMAND --help shows the options of a command.\n"
 _SHORT = {"vocab_size": "model.vocab_size", "kind": "data.tokenizer"}
 C = TypeVar("C")
 
@@ -84,11 +86,13 @@ class RecordOptions:
 @dataclass(frozen=True)
 class DataCommand:
     """A command of ``bert-data``: ``run`` is called with its arguments, ``usage`` is its part of the help, with an
-    example on the line after its name, and ``options`` is the class of the options that its help lists."""
+    example on the line after its name, ``options`` is the class of the options that its help lists, and ``notes``
+    says which others it accepts."""
 
     run: Callable[[list[str]], None]
     usage: str = ""
     options: type | None = None
+    notes: str = ""
 
 
 def main(argv: Sequence[str] | None = None, program: str = "bert-data") -> int:
@@ -101,7 +105,7 @@ def main(argv: Sequence[str] | None = None, program: str = "bert-data") -> int:
             **{name: registry.load("data_commands", name) for name in registry.names("data_commands")},
         }
         usage = "".join(command.usage for command in commands.values())
-        _show(f"usage: bert-data COMMAND [options]\n\ncommands:\n{usage}\n{_NOTES}", program)
+        _show(f"usage: bert-data COMMAND [options]\n\ncommands:\n{usage}\n{_NOTES}{_RECORD_NOTES}{_MORE}", program)
         return 0 if words else 2
     return run_command(lambda: _run(words[0], words[1:], program))
 
@@ -113,11 +117,11 @@ def _show(usage: str, program: str) -> None:
 def _own() -> dict[str, DataCommand]:
     """Return the commands of the trunk."""
     return {
-        "vocab": DataCommand(_vocab, _VOCAB, DataOptions),
-        "shards": DataCommand(_shards, _SHARDS, DataOptions),
+        "vocab": DataCommand(_vocab, _VOCAB, DataOptions, _NOTES),
+        "shards": DataCommand(_shards, _SHARDS, DataOptions, _NOTES),
         "index": DataCommand(_index, _INDEX),
         "inspect": DataCommand(_inspect, _INSPECT),
-        "records": DataCommand(_records, _RECORDS, RecordOptions),
+        "records": DataCommand(_records, _RECORDS, RecordOptions, _RECORD_NOTES),
     }
 
 
@@ -132,7 +136,7 @@ def _run(name: str, words: list[str], program: str) -> None:
     _show(f"usage: bert-data {name} [options]\n\n{command.usage}", program)
     if command.options is not None:
         print()
-        _show(_NOTES, program)
+        _show(command.notes and f"{command.notes}\n", program)
         with contextlib.suppress(SystemExit):
             show_help(command.options, Settings(), f"{program} {name}")
     sys.stdout.flush()  # run_command ignores the error of a closed pipe (`| head`) only if it is raised here

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 def predict_command(arguments: argparse.Namespace) -> None:
     """Write the predictions of a fine-tuned model as JSON lines: classes with probabilities, values, tags, answers
-    or choices. Inputs are plain texts, or JSON objects with text and, for pairs, text_pair (question answering:
-    question and passage), with text and choices, or, for tagging, with words."""
+    or choices. An input is a plain text or a JSON object: for a pair, with text and text_pair; for question
+    answering, with the question as text and the passage as text_pair; for multiple choice, with text and choices;
+    for tagging, with words."""
     from bert_jax.inference.predict import predict
     from bert_jax.inference.text_files import with_ids, write_json_lines
     from bert_jax.tasks.task import Prediction
@@ -112,20 +113,23 @@ def _label_words(words_of_labels: Sequence[str]) -> dict[str, list[str]]:
 
 COMMANDS = (
     Command("predict", "predict labels, values, tags, answers or choices", predict_command, (
-        model("texts; pairs, questions and choices must be JSON lines"),
+        model("texts; pairs, questions and choices require JSON lines (--input)"),
         option(
             "--task", choices=("sequence", "token", "span", "choice"),
-            help="head that predicts, if the model has several",
+            help="head that makes the predictions, if the model has several",
         ),
         option(
             "--exit_entropy", type=float, metavar="NATS",
-            help="stop at the first layer whose head predicts classes with a lower entropy; requires a model that "
-            "was trained with loss.layer_heads own (see early-exit)",
+            help="for each text, stop at the first layer whose head predicts classes with an entropy below this "
+            "number; requires a model that was trained with loss.layer_heads own (see bert-jax early-exit)",
         ),
         OUTPUT,
     ), group="use", example='--model runs/sst2 "a film that one likes to see twice"'),
     Command("zero-shot", "classify with labels that the model was not trained on", zero_shot_command, (
-        model("texts, before --labels; if JSON lines have a label, scores are printed", with_labels=False),
+        model(
+            "texts, which must precede --labels; if JSON lines have the field label, metrics are also printed",
+            with_labels=False,
+        ),
         option(
             "--labels", required=True, nargs="+", metavar="LABEL[=WORD,...]",
             help="two or more labels, each optionally with the words that represent it (default: the label "
@@ -136,10 +140,10 @@ COMMANDS = (
             help='NLI model: a hypothesis in which {} stands for the word (default: "This text is about {}."); '
             'masked-LM model: a prompt with {text} and a mask, such as "{text} It was [MASK]." (required)',
         ),
-        option("--multi_label", action="store_true", help="any number of labels, also none, may apply to a text"),
+        option("--multi_label", action="store_true", help="allow any number of labels for a text, including none"),
         option(
             "--entailment", metavar="NAME",
-            help="entailment class of an NLI model (default: the class whose name begins with entail)",
+            help="name of the entailment class of an NLI model (default: the class whose name begins with entail)",
         ),
         OUTPUT,
     ), group="use", example='"What a goal!" --model NLI_MODEL --labels sport politics'),

@@ -31,7 +31,7 @@ READABLE = (
     "Face Hub, prefix of a TF1 checkpoint, or npz export"
 )
 
-BATCH_TOKENS = "number of tokens per batch (default: depends on the device)"
+BATCH_TOKENS = "maximum number of tokens per batch (default: depends on the device)"
 
 _ONE_FILE = f"{MODULE}: needs one file, such as {MODULE} fnet_encoder.py"
 
@@ -125,7 +125,8 @@ def reading(*, with_labels: bool = True) -> Options:
         group = parser.add_argument_group("reading the model")
         group.add_argument(
             "--do_lower_case", type=truth, metavar="{true,false}",
-            help="lower-case the text, for a model that does not state this (default: guessed from the vocabulary)",
+            help="whether to lower-case the text, for a model that does not state it (default: guessed from the "
+            "vocabulary)",
         )  # fmt: skip
         parser.set_defaults(class_names=None)
         if with_labels:
@@ -135,16 +136,17 @@ def reading(*, with_labels: bool = True) -> Options:
             )  # fmt: skip
         group.add_argument(
             "--activation", choices=("gelu", "gelu_tanh"),
-            help="GELU of a TF1 checkpoint: gelu (erf), or gelu_tanh as in the published code (default: gelu_tanh)",
+            help="activation of a TF1 checkpoint: gelu (computed with erf), or gelu_tanh as in "
+            "google-research/bert (default: gelu_tanh)",
         )  # fmt: skip
         group.add_argument(
             "--ema", type=truth, metavar="{true,false}",
             help="true: read the moving average of the parameters (default for runs that have one); false: read "
-            "the parameters (default for TF1 checkpoints)",
+            "the parameters themselves (default for TF1 checkpoints)",
         )  # fmt: skip
         group.add_argument(
             "--network", default="", metavar="NAME",
-            help="network of a pretraining run with several networks: discriminator (default) or generator",
+            help="network to read from a pretraining run that has two: discriminator (default) or generator",
         )  # fmt: skip
         group.add_argument(
             "--allow_mismatch", action="store_true",
@@ -172,10 +174,13 @@ def model(texts: str = "", *, required: bool = True, with_labels: bool = True, w
             parser.add_argument("texts", nargs="*", metavar="TEXT", help=texts)
             parser.add_argument(
                 "--input", metavar="FILE",
-                help="file with one text per line (blank lines are skipped), or .jsonl (default: standard input)",
+                help="file with one text per line (blank lines are skipped), or a .jsonl file (default: standard "
+                "input)",
             )  # fmt: skip
             parser.add_argument(
-                "--json_lines", action="store_true", help="read the input as one JSON object per line"
+                "--json_lines",
+                action="store_true",
+                help="read the input as one JSON object per line",
             )
         if texts or not required:
             parser.add_argument("--batch_tokens", type=int, metavar="N", help=BATCH_TOKENS)
@@ -189,7 +194,7 @@ def pooling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pooling",
         choices=("cls", "mean", "max"),
-        help="how token outputs are pooled to a vector (default: the model's pooling, else mean)",
+        help="pooling of the token outputs into one vector (default: the model's pooling, else mean)",
     )
     parser.add_argument(
         "--normalize", type=truth, metavar="{true,false}",

@@ -33,8 +33,8 @@ POOLED = ("pooling", "normalize", "width", "prompt", "prompt_name")
 
 
 def embed_command(arguments: argparse.Namespace) -> None:
-    """Compute one vector for each text or, with --per_token or --per_word, one vector for each token or word at
-    each selected layer."""
+    """Compute a vector for each text. With --per_token or --per_word, compute a vector for each token or word at
+    each selected layer instead."""
     from bert_jax.inference.embed import LAST_FOUR, embed, extract_features
     from bert_jax.inference.text_files import with_ids, write_json_lines, write_vectors
 
@@ -116,10 +116,10 @@ def fill_mask_command(arguments: argparse.Namespace) -> None:
 
 
 def score_command(arguments: argparse.Namespace) -> None:
-    """Write the log-probability of each text as a JSON line: text, score (the sum of the log-probabilities of its
-    tokens, in nats) and tokens (the number of tokens). A masked language model predicts each token from a copy of
-    the text in which the token is masked (pseudo-log-likelihood); a causal language model predicts it from the
-    preceding tokens. With --pairs, print how often the acceptable sentence of a minimal pair has the higher
+    """Write the log-probability of each text as a JSON line with text, score (the sum of the log-probabilities of
+    its tokens, in nats) and tokens (the number of tokens). A masked language model predicts each token from a copy
+    of the text in which the token is masked (pseudo-log-likelihood); a causal language model predicts it from the
+    preceding tokens. With --pairs, print instead how often the acceptable sentence of a minimal pair has the higher
     score."""
     from bert_jax.inference.score import score
     from bert_jax.inference.text_files import with_ids, write_json_lines
@@ -165,7 +165,11 @@ def forward_command(arguments: argparse.Namespace) -> None:
 def _prompts(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--prompt", metavar="TEXT", help="text to insert before every text")
-    group.add_argument("--prompt_name", metavar="NAME", help="name of a prompt that the model stores")
+    group.add_argument(
+        "--prompt_name",
+        metavar="NAME",
+        help="name of a prompt that the model stores, to insert",
+    )
 
 
 COMMANDS = (
@@ -173,36 +177,37 @@ COMMANDS = (
         model("texts to embed", with_int8=True),
         option(
             "--output", type=Path, metavar="FILE",
-            help=".npy: an array float32[texts, E]; .npz: this array with the name embeddings; with --precision "
-            "int8 or binary: a new folder; other names: JSON lines (default: JSON lines to standard output)",
+            help="file for the vectors. .npy: an array float32[texts, width]; .npz: this array with the name "
+            "embeddings; other names: JSON lines (default: JSON lines to standard output). With --precision int8 "
+            "or binary: a new folder",
         ),
         option(
             "--precision", choices=("float32", "int8", "binary"), default="float32",
-            help="int8 or binary: write an index for bert-jax search, which stores one byte per value on disk; in "
-            "binary, a search keeps only one bit per value in memory (default: float32, no index)",
+            help="int8 or binary: write an index for bert-jax search, which stores one byte per value on disk; a "
+            "search in a binary index keeps only one bit per value in memory (default: float32, no index)",
         ),
         pooling,
         _prompts,
         option(
             "--layers", metavar="-1,-2,...",
-            help="layers whose vectors are written; -1 is the last. With --per_token, 0 is the first encoder layer "
-            "(default: -1,-2,-3,-4); with --per_word, 0 is the embeddings and 1 the first encoder layer (default: "
-            "-1)",
+            help="with --per_token or --per_word: layers whose vectors are written; -1 is the last layer. With "
+            "--per_token, 0 is the first encoder layer (default: -1,-2,-3,-4); with --per_word, 0 is the "
+            "embeddings and 1 is the first encoder layer (default: -1)",
         ),
         option(
             "--per_word", choices=("mean", "first"),
-            help="write one vector for each word and layer: the mean over the pieces of the word, or the vector of "
-            "its first piece",
+            help="write a vector for each word at each layer: the mean over its pieces, or the vector of its "
+            "first piece",
         ),
         option(
             "--per_token", action="store_true",
-            help="write one vector for each token and layer, in the format of extract_features.py of "
+            help="write a vector for each token at each layer, in the format of extract_features.py of "
             "google-research/bert",
         ),
     ), group="use", example="--model runs/quickstart --input texts.txt --output vectors.npy"),
     Command("fill-mask", "predict the pieces at each [MASK] in a text", fill_mask_command, (
         model("texts that contain [MASK]"),
-        option("--top", type=int, default=5, help="number of pieces per mask (default: 5)"),
+        option("--top", type=int, default=5, help="number of pieces to print for each mask (default: 5)"),
         option("--json", action="store_true", help="print one JSON object per text"),
     ), group="use", example='--model runs/quickstart "the [MASK] of the united states"'),
     Command("score", "compute log-probabilities of texts, or accuracy on minimal pairs", score_command, (
@@ -210,33 +215,45 @@ COMMANDS = (
         option(
             "--method", choices=("PLL-word-l2r", "PLL-original"),
             help="for masked language models: PLL-word-l2r (default) masks each token and the later tokens of its "
-            "word (Kauf and Ivanova 2023); PLL-original masks only the token (Salazar et al. 2020), which "
+            "word (Kauf and Ivanova 2023); PLL-original masks only the token (Salazar et al. 2020) and "
             "overestimates rare words of several pieces, because the pieces predict each other",
         ),
-        option("--per_token", action="store_true", help="add the fields pieces and log_probabilities"),
+        option(
+            "--per_token", action="store_true",
+            help="add the fields pieces and log_probabilities to each line",
+        ),
         option(
             "--pairs", type=Path, metavar="FILE",
-            help="JSON lines (also .gz) of minimal pairs as in BLiMP: sentence_good, sentence_bad and, for groups "
-            "in the table, field, linguistics_term (phenomenon) and UID (paradigm); accuracies have 95%% Wilson "
-            "intervals, and ties count as errors",
+            help="file of minimal pairs as in BLiMP: JSON lines (also .gz) with sentence_good and sentence_bad. "
+            "Accuracies are printed with 95%% Wilson intervals, also for groups of pairs if the lines have field, "
+            "linguistics_term (phenomenon) and UID (paradigm). Ties count as errors",
         ),
-        option("--limit", type=int, metavar="N", help="with --pairs: use the first N pairs of each paradigm"),
+        option("--limit", type=int, metavar="N", help="with --pairs: use only the first N pairs of each paradigm"),
         option(
             "--pair_scores", type=Path, metavar="FILE",
             help="with --pairs: file for JSON lines with score_good, score_bad and correct of every pair",
         ),
         option(
             "--output", type=Path, metavar="FILE",
-            help="file for JSON lines (default: standard output); with --pairs: one line for each field, "
+            help="file for JSON lines (default: standard output). With --pairs, it gets a line for each field, "
             "phenomenon and paradigm",
         ),
     ), group="use", example='--model runs/quickstart "A cat sat there." "A cat sat their."'),
     Command("forward", "compute every output of a model for arrays of token ids", forward_command, (
         model(),
-        option("--input", required=True, type=Path, metavar="IN.npz", help="npz file of the inputs, int[B, S]"),
+        option(
+            "--input", required=True, type=Path, metavar="IN.npz",
+            help="npz file with the inputs, arrays int[batch, length]",
+        ),
         option("--output", required=True, type=Path, metavar="OUT.npz", help="npz file for the outputs"),
-        option("--hidden_states", action="store_true", help="also write hidden_states [L+1, B, S, H]"),
-        option("--attentions", action="store_true", help="also write attentions [L, B, A, S, S]"),
+        option(
+            "--hidden_states", action="store_true",
+            help="also write hidden_states [layers + 1, batch, length, width]",
+        ),
+        option(
+            "--attentions", action="store_true",
+            help="also write attentions [layers, batch, heads, length, length]",
+        ),
     ), group="export and inspect",
         example="--model DIR --input ids.npz --output out.npz --hidden_states --attentions",
     ),

@@ -69,17 +69,18 @@ def _formats_of(arguments: argparse.Namespace) -> list[str]:
 
 
 _CHECKING = (
-    option("--no_verify", action="store_true", help="do not compare outputs with the other library"),
+    option("--no_verify", action="store_true", help="do not compare the outputs with those of the other library"),
     option(
         "--peer_python", metavar="PYTHON",
-        help="Python with the other library (transformers, ...) to compare with (default: the running Python)",
+        help="Python interpreter whose environment has the other library, such as transformers (default: the "
+        "running one)",
     ),
 )  # fmt: skip
 
 
 def _format(parser: argparse.ArgumentParser) -> None:
     formats = (*_FORMATS, *names("formats"))
-    described = "format to write (docs/weights.md); without it, the command lists the formats that hold the model"
+    described = "format to write (docs/weights.md); without it, the command lists those that fit the model"
     parser.add_argument("--format", choices=formats, help=described)
 
 
@@ -96,14 +97,14 @@ COMMANDS = (
         _format,
         option(
             "--dtype", choices=("float32", "float16", "bfloat16", "int8"), default="float32",
-            help="dtype of the stored weights; int8: only for onnx (encoder and embeddings, with 8-bit matrix "
-            "products) and gguf (Q8_0) (default: float32)",
+            help="dtype of the stored weights; int8 requires --format onnx (8-bit weights of encoder and "
+            "embeddings, and 8-bit matrix products) or gguf (Q8_0) (default: float32)",
         ),
         option(
             "--exact_tokenizer", action="store_true",
-            help="write a tokenizer.json with exactly the rules of google-research/bert, which only the tokenizers "
-            "library reads (default: the rules of transformers' BertTokenizer, which treat some rare characters "
-            "differently)",
+            help="write a tokenizer.json that has exactly the rules of google-research/bert and that only the "
+            "tokenizers library reads (default: the rules of transformers' BertTokenizer, which treat some rare "
+            "characters differently)",
         ),
         option(
             "--with_onnx", action="store_true",
@@ -112,14 +113,14 @@ COMMANDS = (
         ),
         option(
             "--calibration", nargs="+", metavar="FILE",
-            help="with --dtype int8: typical texts, which determine a fixed input range for each matrix product; "
-            "one per line (also .gz), or JSON objects with text and text_pair (.jsonl) (default: a scale for each "
-            "token, computed at run time)",
+            help="with --dtype int8: files of typical texts, which determine a fixed input range for each matrix "
+            "product: one text per line (also .gz), or JSON objects with text and text_pair (.jsonl) (default: a "
+            "scale for each token, computed at run time)",
         ),
         option(
             "--check", metavar="FILE",
-            help="with --format onnx: labeled examples as for fine-tuning, in JSON lines; the scores of the model "
-            "and of the exported program on them are printed, and the calibration errors of a classifier",
+            help="with --format onnx: labeled examples, in JSON lines as for fine-tuning, on which the model and the "
+            "exported program are scored; for a classifier, calibration errors are also printed",
         ),
         option(
             "--check_loss", type=float, metavar="X",
@@ -127,23 +128,27 @@ COMMANDS = (
         ),
         option(
             "--heads", type=names_of, metavar="HEAD,...",
-            help="heads to export, with the layers that they need: pooler, mlm, nsp, rtd, sequence, "
-            "token, span, choice, crf, pair, exits, sentence (default: all)",
+            help="heads to export, with the layers that they need: pooler, mlm, nsp, rtd, sequence, token, span, "
+            "choice, crf, pair, exits, sentence (default: all)",
         ),
         option(
             "--width", type=int, metavar="N",
-            help="truncate text vectors to their first N values (sentence-transformers, onnx, stablehlo, npz)",
+            help="truncate text vectors to their first N values; requires --format sentence-transformers, onnx, "
+            "stablehlo or npz",
         ),
         option("--force", action="store_true", help="replace the folder --to if it is not empty"),
         option(
             "--language", type=names_of, default=(), metavar="CODE,...",
-            help="languages of the model, for the model card, as ISO 639 codes such as en,zh",
+            help="languages of the model, to state in the model card, as ISO 639 codes such as en,zh",
         ),
-        option("--license", default="", metavar="NAME", help="license for the model card, such as apache-2.0"),
+        option(
+            "--license", default="", metavar="NAME",
+            help="license to state in the model card, such as apache-2.0",
+        ),
         option(
             "--push", default="", metavar="OWNER/NAME",
-            help="also upload the export to this repository of the Hugging Face Hub; requires huggingface_hub, and "
-            "hf auth login beforehand",
+            help="also upload the export to this repository of the Hugging Face Hub; requires the package "
+            "huggingface_hub and a login (hf auth login)",
         ),
         reading(),
         *_CHECKING,

@@ -76,7 +76,7 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
     layer_units: tuple[int, ...] = ()
     # Width of the embeddings, which a dense layer projects to hidden_size; 0: hidden_size, without a dense layer.
     embedding_size: AtLeast0[int] = 0
-    # Rank of the word embedding table, which is then stored as the product of two matrices; 0: one full table.
+    # Rank of the word embedding table, which is stored as the product of two matrices; 0: one full table.
     word_rank: AtLeast0[int] = only(0, {"model.encoder": ("transformer",)})
     # Number of rows in the position table.
     max_position_embeddings: Positive[int] = 512
@@ -120,9 +120,9 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
     embedding_norm: Presence = "auto"
     # Normalize the output of the last layer; auto: no if norm_position is post, else yes.
     final_norm: Presence = "auto"
-    # How the network represents positions. learned (as in the BERT paper) and sinusoidal (Vaswani et al. 2017): a
-    # vector for each position is added to the embeddings. rotary (Su et al. 2021): every layer rotates its queries
-    # and keys by their positions. none: positions are not represented.
+    # learned (as in the BERT paper) and sinusoidal (Vaswani et al. 2017): a vector for each position is added to
+    # the embeddings. rotary (Su et al. 2021): every layer rotates its queries and keys by their positions. none:
+    # no positions.
     position_embeddings: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
     # Base of the wavelengths of rotary positions.
     rotary_base: Positive[float] = 10_000.0
@@ -142,15 +142,14 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
     # Keys that a query attends to: all keys of its sequence (bidirectional), or the keys up to its own position
     # (causal).
     attention: Literal["bidirectional", "causal"] = "bidirectional"
-    # Number of keys on each side that a query attends to, one number per layer; 0: no limit. If the list is
-    # shorter than the number of layers, it is repeated: with 0 64 64, the first layer and then every third layer
-    # has no limit. Empty: no limits.
+    # Number of keys on each side that a query attends to, one number per layer; 0: no limit. A list with fewer
+    # numbers is repeated: with 0 64 64, the first layer and then every third layer has no limit. Empty: no limits.
     attention_windows: tuple[int, ...] = ()
     # Maximum number of global tokens in a row with a span head (Longformer); 0: no global tokens with any head. A
-    # global token attends to every token of its sequence, every token of the sequence attends to it, and it has
-    # separate projections. A sequence head makes the first token global; a span head, the tokens before the first
-    # separator; a choice head, all tokens from the second token after the first separator on. Other heads make no
-    # token global.
+    # global token attends to every token of its sequence, every such token attends to it, and it has separate
+    # projections. A sequence head makes the first token global; a span head, the tokens before the first
+    # separator; a choice head, the tokens from the second token after the first separator on. Other heads make
+    # none global.
     global_tokens: AtLeast0[int] = 0
     # Id of the separator token. The first separator determines the global tokens of span and choice heads
     # (global_tokens), and it ends the question for span_transform (head_parts). A run takes the id from its

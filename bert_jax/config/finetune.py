@@ -87,22 +87,22 @@ class InputConfig(Section, prefix="input."):
 class LossConfig(Section, prefix="loss."):
     """Options of the classification loss, and additional losses."""
 
-    # Label smoothing: the share of the target probability that is spread over all classes.
+    # Label smoothing: share of the target probability that is spread over all classes.
     label_smoothing: Probability = only(0.0, SOFTMAX)
-    # Focal loss (Lin et al. 2017): the cross-entropy is multiplied by (1 - p) ** focal_gamma, where p is the
-    # predicted probability of the correct answer; 0: no focal loss.
+    # Focal loss (Lin et al. 2017): multiply the cross-entropy by (1 - p) ** focal_gamma, where p is the
+    # probability of the correct answer; 0: off.
     focal_gamma: AtLeast0[float] = only(0.0, _FOCAL)
-    # Weights of the classes in the loss: none, or balanced (the weight of a class is the number of records divided
-    # by the number of classes and by the number of records of this class).
+    # Weights of the classes in the loss: none, or balanced (inversely proportional to the number of training
+    # records of the class).
     class_weights: Literal["none", "balanced"] = only("none", {KIND: ("classification",)})
     # Weight of an additional masked-LM loss on the texts of the task; 15% of their tokens are then masked in
-    # training. 0: no such loss.
+    # training. 0: off.
     mlm_weight: AtLeast0[float] = limited(0.0, Limit((0,), {"loss.lm_weight": SET}))
     # Weight of an additional next-token loss on the texts of the task (Radford et al. 2018: 0.5); requires a
-    # causal model. 0: no such loss.
+    # causal model. 0: off.
     lm_weight: AtLeast0[float] = 0.0
     # Weight of an additional next-sentence loss on the texts of the task: the model predicts whether the second
-    # part of a text belongs to the first part. Every example is then read twice in training. 0: no such loss.
+    # part of a text belongs to the first part. Training then reads every example twice. 0: off.
     nsp_weight: AtLeast0[float] = only(
         0.0, {KIND: (*WHOLE, "qa", *WORDS)}, Limit((0,), {"task.pair_order": ("both",)})
     )
@@ -132,8 +132,7 @@ class RegularizationConfig(Section, prefix="regularization."):
     # Probability with which a weight is replaced with its initial value during a step (Lee et al. 2020). This
     # applies to the matrices of encoder and pooler that were read from the initial model.
     mixout: Probability = 0.0
-    # Number of top layers to initialize randomly, together with the pooler (Zhang et al. 2021); 0: none, and the
-    # pooler is kept.
+    # Number of top layers to initialize randomly, together with the pooler (Zhang et al. 2021); 0: none.
     reinit_layers: AtLeast0[int] = 0
     # Initialize the task head randomly, including its CRF and the layers before it (section features), even if the
     # initial model has a head for the same classes.
@@ -150,7 +149,7 @@ class FeaturesConfig(Section, prefix="features."):
     layers: Features = only("last", {KIND: (*HEAD, "qa")}, Limit(("last",), {"loss.layer_heads": ("own",)}))
     # Do not train the embeddings and the encoder, and run them without dropout.
     frozen_encoder: bool = only(False, {LOSS: ("softmax",)})
-    # Width of each direction of a two-layer BiLSTM before the head; 0: no BiLSTM.
+    # Width of each direction of a two-layer BiLSTM before the head; 0: none.
     bilstm_size: AtLeast0[int] = only(0, {KIND: WORDS})
 
 
@@ -201,7 +200,7 @@ class FinetuneTrainingConfig(TrainingConfig):
     num_steps: AtLeast0[int] = 0
     # Number of examples per optimizer step, over all devices.
     global_batch_size: Positive[int] = 32
-    # Number of steps between log lines; 0: a twentieth of all steps, but at most 50 steps.
+    # Number of steps between log lines; 0: a twentieth of all steps, but at most 50.
     log_interval: AtLeast0[int] = 0
     # Number of steps between evaluations on the dev split. 0: one evaluation per epoch, but at most 10 in all if
     # neither training.num_epochs nor training.num_steps is set.
@@ -209,7 +208,7 @@ class FinetuneTrainingConfig(TrainingConfig):
     # Number of steps between checkpoints; 0: as for training.eval_interval 0.
     checkpoint_interval: AtLeast0[int] = 0
     keep_checkpoints: Positive[int] = 1
-    # Stop after this many consecutive evaluations without improvement; requires a dev split. 0: never stop early.
+    # Stop after this many consecutive evaluations without improvement; 0: never. Requires a dev split.
     patience: AtLeast0[int] = 0
     # At the end, use the parameters of the best evaluation instead of the last parameters.
     restore_best: bool = True

@@ -57,21 +57,20 @@ class DataConfig(Section, prefix="data."):
     # shards.
     vocab: str = ""
     # Kind of vocabulary to train if data.vocab is empty: wordpiece, words (the most frequent words; all other
-    # words are unknown), or unigram or bpe (both SentencePiece).
+    # words are unknown), or unigram or bpe of SentencePiece.
     tokenizer: Literal["wordpiece", "words", "unigram", "bpe"] = "wordpiece"
-    # Lower-case the text, as BERT's uncased models do. This option has no effect if data.vocab is a tokenizer.json
-    # or .model, which has its own rules.
+    # Lower-case the text, as BERT's uncased models do. A tokenizer.json or .model in data.vocab applies its own
+    # rules instead.
     lower_case: bool = True
     # Strip accents (ä becomes a): true, false, or auto (the value of data.lower_case). true requires a vocabulary
     # of WordPiece or words.
     strip_accents: Literal["auto", "true", "false"] = "auto"
-    # Folder of shards, local or gs://. It contains the folders train and eval, which bert-data writes, or
-    # TFRecords from another source, which bert-data index has indexed.
+    # Folder of shards, local or gs://: the folders train and eval that bert-data writes, or TFRecords from another
+    # source, indexed by bert-data index.
     shards: str = ""
-    # Folders of shards that training mixes, as NAME=WEIGHT (in YAML, a mapping is also allowed); empty:
-    # data.shards alone. A name with a slash is a path; any other name is a folder in data.shards. The share of the
-    # rows that come from a folder is its weight divided by the sum of the weights. A resumed run cannot change
-    # this option.
+    # Folders of shards that training mixes, as NAME=WEIGHT (in YAML also a mapping); empty: data.shards alone. A
+    # name with a slash is a path; any other name is a folder in data.shards. The share of the rows from a folder
+    # is its weight divided by the sum of the weights. A resumed run cannot change this option.
     mixture: tuple[Weighted, ...] = limited((), Limit(((),), {"data.row_order": CONTIGUOUS}))
     # Folder of held-out shards; empty: the folder eval in data.shards.
     eval_shards: str = ""
@@ -96,7 +95,7 @@ class DataConfig(Section, prefix="data."):
     dataset_split: str = "train"
     # Folder of prepared TensorFlow Datasets, local or gs://; empty: ~/tensorflow_datasets.
     tfds_data_dir: str = ""
-    # Length of a sequence in tokens, including special tokens; at least 8.
+    # Sequence length in tokens, including special tokens; at least 8.
     seq_length: Annotated[int, Range("8 or more", lambda value: value >= 8)] = 128
     # Maximum number of masked positions per sequence.
     max_predictions: Positive[int] = 20
@@ -106,11 +105,11 @@ class DataConfig(Section, prefix="data."):
     # Unit that is masked as a whole: token (a WordPiece), whole_word, or span (several whole words, whose number
     # has a geometric distribution).
     mask_unit: Literal["token", "whole_word", "span"] = "token"
-    # Segmenter that splits Chinese text into words: none, or jieba (requires the extra chinese). data.mask_unit
-    # whole_word and span mask these words. With data.tokenizer words, the vocabulary is trained on these words,
-    # and Chinese text is split into the longest words of the vocabulary.
+    # Segmenter that splits Chinese text into words: none, or jieba (requires the extra chinese). Whole-word and
+    # span masking mask these words. With data.tokenizer words, the vocabulary is trained on them, and Chinese text
+    # is split into the longest words of the vocabulary.
     word_segmenter: Literal["none", "jieba"] = "none"
-    # Share of the tokens of a sequence to predict; data.max_predictions limits their number.
+    # Share of the tokens to predict; data.max_predictions limits their number.
     mask_fraction: PositiveShare[float] = 0.15
     # Two numbers: the share of the tokens to predict at the end, and the number of batches over which the share
     # changes linearly from data.mask_fraction to this value (Ankner et al. 2023: from 0.3 to 0.15). Evaluations
@@ -122,8 +121,7 @@ class DataConfig(Section, prefix="data."):
     mask_special_tokens: bool = False
     # Share of the predicted tokens that are replaced with [MASK].
     mask_token_share: float = 0.8
-    # Share of the predicted tokens that are replaced with a random token. The rest of the predicted tokens remain
-    # unchanged.
+    # Share of the predicted tokens that are replaced with a random token; all others remain unchanged.
     random_token_share: float = 0.1
     # Mean and maximum number of words in a masked span, for data.mask_unit span (SpanBERT: a geometric
     # distribution with p = 0.2, truncated at 10).
@@ -137,8 +135,8 @@ class DataConfig(Section, prefix="data."):
     packing: Literal["none", "best_fit"] = limited(
         "none", Limit(("none",), {"data.row_order": CONTIGUOUS}), Limit(("none",), {"model.attention_block": SET})
     )
-    # Maximum number of instances in a packed row, at most data.seq_length / 3; requires data.packing best_fit. 0:
-    # the smallest maximum that increases the number of rows by at most 1%, compared with no maximum.
+    # Maximum number of instances in a packed row (data.packing best_fit), at most data.seq_length / 3. 0: the
+    # smallest maximum with which at most 1% more rows are needed than without a maximum.
     sequences_per_row: AtLeast0[int] = 0
     # Probability, for each document and pass, that the instances of the document get a random target length below
     # data.seq_length.

@@ -243,23 +243,21 @@ def _ranges(section: type) -> dict[str, Range]:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionConfig(Section, prefix="execution."):
-    """Execution of the model. A resumed run may change these options. They do not change what is trained, but some
-    of them, such as dtype, change numerical results.
+    """Execution of the model. A resumed run may change these options; some, such as dtype, affect numerical
+    results.
     """
 
     # Stack the parameters of the layers and loop over the layers with lax.scan, which compiles much faster; false:
     # unroll the layers, which runs faster.
     scan_layers: bool = False
-    # Values that the backward pass recomputes to save memory: none, attention (the scores and probabilities of
-    # attention), or full (all values in the layers).
+    # Values that the backward pass recomputes to save memory: none, attention (scores and probabilities), or full
+    # (whole layers).
     remat: Literal["none", "attention", "full"] = "none"
-    # dtype of the computation. Parameters, LayerNorm statistics, softmax, losses and optimizer state are float32
-    # with both values.
+    # dtype of the computation. Parameters, LayerNorm statistics, softmax, losses and optimizer state stay float32.
     dtype: Literal["float32", "bfloat16"] = "float32"
     # int8: quantization-aware training, which reduces the accuracy that an int8 export loses. Training and
-    # evaluation round the weights of the embeddings and the encoder, and the inputs of the encoder's matrix
-    # products (separately for each token), as an int8 export without calibration does. Gradients ignore the
-    # rounding. none: no rounding.
+    # evaluation round the weights of the embeddings and the encoder, and each token's inputs of matrix products,
+    # as an int8 export without calibration does. Gradients ignore the rounding. none: no rounding.
     quantization: Literal["none", "int8"] = "none"
     # Compute query, key and value with one matrix product. Their parameters stay separate and are stacked in the
     # forward pass.
@@ -268,7 +266,7 @@ class ExecutionConfig(Section, prefix="execution."):
     # on TPUs and GPUs where it is supported, else xla).
     attention: Literal["auto", "xla", "pallas"] = "auto"
     # Implementation of dropout, residual sum and LayerNorm at the end of a block and, on TPUs, of LayerNorm before
-    # a block. The values have the same meaning as those of execution.attention.
+    # a block: xla, pallas or auto, as for execution.attention.
     residual_norm: Literal["auto", "xla", "pallas"] = "auto"
     # Generator of the random bits for dropout. hash: a hash of step, layer, sequence and position; the bits are
     # the same on every mesh, in every kernel and for every split into microbatches. threefry: the default
@@ -298,11 +296,10 @@ class OptimizerConfig(Section, prefix="optimizer."):
     # Length of the warmup in tokens, which is converted to optimizer.warmup_steps; 0: optimizer.warmup_steps
     # applies.
     warmup_tokens: Tokens = 0
-    # Schedule of the learning rate after warmup: linear, cosine, constant, inverse_sqrt, wsd (warmup, stable,
-    # decay), bert2018, slanted_triangular or triangle. bert2018: a linear decay that is counted from step 0 but
-    # applies only after warmup, so the learning rate drops at the end of warmup. slanted_triangular: Howard and
-    # Ruder 2018; the warmup is its rising part. triangle: the learning rate rises from 1/4 of the peak to the peak
-    # in the first 3/4 of the steps, then falls; it has no warmup (Geiping and Goldstein 2022).
+    # Schedule of the learning rate after warmup. wsd: warmup, stable, decay. bert2018: a linear decay that is
+    # counted from step 0 but applies only after warmup, so the learning rate drops at the end of warmup.
+    # slanted_triangular: Howard and Ruder 2018; the warmup is its rising part. triangle: from 1/4 of the peak up
+    # to the peak in 3/4 of the steps, then down, without warmup (Geiping and Goldstein 2022).
     schedule: Literal[
         "linear", "cosine", "constant", "inverse_sqrt", "wsd", "bert2018", "slanted_triangular", "triangle"
     ] = "linear"
@@ -328,9 +325,9 @@ class OptimizerConfig(Section, prefix="optimizer."):
     weight_decay: AtLeast0[float] = 0.01
     # Regular expressions. Parameters whose names contain a match also have no weight decay.
     without_decay: tuple[str, ...] = ()
-    # decoupled: weight decay is multiplied by the learning rate (AdamW). independent: weight decay is multiplied
-    # by the ratio of the learning rate to its peak (Composer, ModernBERT). l2: weight decay is added to the
-    # gradient before the moments are computed.
+    # decoupled: weight decay is multiplied by the learning rate (AdamW). independent: it is multiplied by the
+    # ratio of the learning rate to its peak (Composer, ModernBERT). l2: it is added to the gradient before the
+    # moments are computed.
     weight_decay_type: Literal["decoupled", "independent", "l2"] = limited(
         "decoupled", Limit(("decoupled", "independent"), {"optimizer.name": ("muon",)})
     )
@@ -354,8 +351,8 @@ class TrainingConfig(Section, prefix="training."):
     # Preset of defaults for other options: standard (current practice), or bert2018 (as in google-research/bert:
     # Adam without bias correction, a learning rate that drops at the end of warmup, and gelu_tanh).
     mode: Literal["standard", "bert2018"] = "standard"
-    # Total number of optimizer steps, including those of earlier phases. 0: the number follows from the size of
-    # the text. With --init_from, 0 is the default.
+    # Total number of optimizer steps, including those of earlier phases. 0: the size of the text determines the
+    # number, which is the default with --init_from.
     num_steps: AtLeast0[int] = 1_000_000
     # Length of this phase in tokens, which is converted to training.num_steps; 0: training.num_steps applies. A
     # batch counts as (number of rows) * data.seq_length tokens, including padding.
@@ -369,13 +366,13 @@ class TrainingConfig(Section, prefix="training."):
     batch_unit: Literal["sequences", "rows"] = "sequences"
     # Number of microbatches into which each batch is split; their gradients are added.
     accumulation_steps: Positive[int] = limited(1, Limit((1,), {"data.row_order": ("carried",)}))
-    # dtype in which gradients are summed over the replicas, once per optimizer step; bfloat16 halves the amount of
-    # data that the replicas exchange.
+    # dtype in which gradients are summed over the replicas, once per optimizer step; bfloat16 halves the
+    # communication.
     gradient_reduction_dtype: Literal["float32", "bfloat16"] = "float32"
-    # Smaller batch sizes at the start of training. Pairs of numbers: the number of steps with a batch size, and
-    # the batch size; training.global_batch_size applies after them. Three numbers: the number of tokens during
-    # which the batch size grows, the first batch size and the increment; each batch size then applies to nearly
-    # the same number of steps. A step is compiled for each batch size. Empty: one batch size.
+    # Smaller batch sizes at the start; a step is compiled for each size. Either pairs of a number of steps and a
+    # batch size, after which training.global_batch_size applies; or three numbers: the number of tokens during
+    # which the batch size grows, the first batch size and the increment, with nearly equal numbers of steps for
+    # each size. Empty: one batch size.
     batch_ramp: tuple[int, ...] = limited((), Limit(((),), {"data.row_order": CONTIGUOUS}))
     # Seed of the initial parameters, of dropout and of the data order.
     seed: Seed = 0
@@ -399,16 +396,15 @@ class TrainingConfig(Section, prefix="training."):
     max_bad_steps: Positive[int] = 5
     # A loss is a spike if it exceeds the moving average of the loss by more than this number of standard
     # deviations. The run then rolls back (training.spike_rollback) or exits with code 44. An optional second
-    # number (default 200) is the number of steps over which the moving average and the standard deviation extend;
-    # no spike is detected before this many steps. Empty: no spike is detected.
+    # number (default 200) is the length of this average in steps; no spike is detected before this step. Empty:
+    # spikes are not detected.
     spike_limit: tuple[float, ...] = ()
     # Maximum number of rollbacks in a phase; empty: none. After a spike or training.max_bad_steps non-finite
     # steps, a rollback restores the newest checkpoint from before them and skips all batches up to the last bad
     # step, and 100 more. An optional second number replaces 100.
     spike_rollback: tuple[int, ...] = ()
     # Number of seconds without progress after which the run prints the stacks of all threads and exits with code
-    # 45; 0: no limit. The limit is ten times as long during compilation, the restoring of a checkpoint and the
-    # last save.
+    # 45; 0: never. The limit is ten times as long during compilation, restoring and the last save.
     watchdog_seconds: AtLeast0[float] = 600.0
     # First and last step to trace with the profiler of JAX; empty: no trace.
     profile_steps: tuple[int, ...] = ()
@@ -416,10 +412,9 @@ class TrainingConfig(Section, prefix="training."):
     # time of the run. The results appear in the log, in doctor.json and in the report. Requires a run with one
     # process.
     doctor: bool = False
-    # Folder for compiled programs, which later runs with the same number of CPU threads reuse; none: compiled
-    # programs are not stored. Empty: WORKDIR/compilation_cache if the run has several processes or the workdir is
-    # a URL, else the folder in the environment variable JAX_COMPILATION_CACHE_DIR, else
-    # ~/.cache/bert_jax/programs.
+    # Folder for compiled programs, which later runs with the same number of CPU threads reuse; none: no folder.
+    # Empty: WORKDIR/compilation_cache if the run has several processes or the workdir is a URL, else the folder in
+    # JAX_COMPILATION_CACHE_DIR, else ~/.cache/bert_jax/programs.
     compilation_cache: str = ""
 
     def __post_init__(self) -> None:
@@ -498,7 +493,7 @@ class RunOptions(Section):
     workdir: str = ""
     # Workdir of an earlier phase, from which the run takes the parameters, the optimizer moments, the moving
     # average and the step. The data may change. Of the model options, only dropout, rotary base, attention windows
-    # and blocks, pooling, initialization and the number of positions (--extend_positions) may change.
+    # and blocks, pooling, initialization and number of positions may change.
     continue_from: str = ""
     # Model from whose parameters the run starts, at step 0 and with a new optimizer state: a workdir, a saved
     # model, a folder or checkpoint in any format that bert-jax reads, or a name on the Hugging Face Hub. The run
@@ -509,8 +504,7 @@ class RunOptions(Section):
     # word starts as the mean of the embeddings of its pieces. Longer words that begin with an added word are also
     # split differently, because WordPiece uses the longest match.
     add_words: str = ""
-    # Store the words of --add_words in place of the [unusedN] pieces of the vocabulary instead of after its last
-    # piece.
+    # Store the words of --add_words in place of the [unusedN] pieces instead of after the last piece.
     vocab_slots: bool = False
     # Extend the position table: tile (repeat its rows; the first positions keep their rows) or interpolate
     # (stretch the table). The table of --init_from is extended to data.seq_length or
@@ -526,7 +520,7 @@ class RunOptions(Section):
     loggers: tuple[str, ...] = ("tensorboard",)
     # Print the resolved config and exit.
     print_config: bool = False
-    # Allow a resumed run to change execution.prng, the generator of the random bits for dropout.
+    # Allow a resumed run to change execution.prng.
     allow_numeric_change: bool = False
     # Address HOST:PORT of process 0 in a run with several processes, where PORT is any free port; the value is the
     # same for all processes. Not needed on Cloud TPU and under SLURM. Environment variable:

@@ -39,29 +39,29 @@ SentenceLoss = Literal["softmax", "cosine", "cosent", "triplet", "negatives", "s
 class TaskConfig(Section, prefix="task."):
     """The task, and how its texts become inputs of the model."""
 
-    # What the model predicts. classification, regression, multi_label: a class, a number or any number of labels
-    # for a text or a pair of texts. qa: an answer in a passage. tagging: a tag for each word. joint: a class for
-    # each text and a tag for each word (intent and slots). choice: the correct one of several choices. sentence: a
-    # vector for each text (Sentence-BERT). translation: a text in another language.
+    # What the model predicts. classification, regression, multi_label: a class, a number or several labels for a
+    # text or pair. qa: an answer in a passage. tagging: a tag for each word. joint: a class for each text and a
+    # tag for each word (intent and slots). choice: the correct one of several choices. sentence: a vector for each
+    # text (Sentence-BERT). translation: a text in another language.
     kind: TaskKind = "classification"
     # Name of the task in metrics.json and predictions; empty: task.kind.
     name: str = ""
     # Python file that defines a class Task, which replaces the task in task.kind (docs/finetuning.md, User-defined
-    # tasks); empty: none.
+    # tasks).
     module: str = ""
     # Maximum length of an input in tokens, including special tokens; at least 8.
     max_length: int = 128
-    # Part of a text that is kept if the input is longer than task.max_length: longest_first (the longer text of a
-    # pair is truncated, at its end or at the side that the tokenizer of the model states), head (the start), tail
-    # (the end), head_tail (the start and the end), key_sentences (the most central sentences, in their order), or
-    # windows (the whole text, in several inputs whose logits are averaged).
+    # Part of the text that is kept if an input is longer than task.max_length: longest_first (the longer text of a
+    # pair is truncated, at its end or at the side that the tokenizer of the model states), head, tail, head_tail
+    # (its start, its end, or both), key_sentences (the most central sentences, in their order), or windows (the
+    # whole text, in several inputs whose logits are averaged).
     truncation: Truncation = only("longest_first", {KIND: CUT})
     # Share of the kept tokens that head_tail takes from the start of the text (Sun et al. 2019: 128 of 510
     # tokens).
     head_share: float = only(0.25, {KIND: CUT, TRUNCATION: ("head_tail",)})
     # Number of tokens that neighboring windows share.
     window_overlap: AtLeast0[int] = only(32, {KIND: WHOLE, TRUNCATION: ("windows",)})
-    # Maximum number of windows per text, counted from its start; 0: no limit.
+    # Maximum number of windows per text; 0: no limit.
     max_windows: AtLeast0[int] = only(0, {KIND: WHOLE, TRUNCATION: ("windows",)})
     # Order in which the model reads the texts of a pair: given, or both (the model reads both orders, and the
     # logits are added, for tasks such as similarity, in which the order has no meaning; Radford et al. 2018,
@@ -88,66 +88,64 @@ class TaskDataConfig(Section, prefix="data."):
     # Options that name files.
     SPLITS: ClassVar[tuple[str, ...]] = ("train", "dev", "test")
 
-    # Folder to which the file names in data.train, data.dev and data.test are relative.
+    # Folder to which the file names in this section are relative.
     dir: str = ""
-    # Files with the training records.
+    # Training files.
     train: tuple[str, ...] = ()
-    # Files with the records to evaluate during training. If there are several files, each is a separate split
-    # named after its file, and the score on the first one selects the best checkpoint.
+    # Files to evaluate. If there are several, each is a separate split named after its file, and the score on the
+    # first one selects the best checkpoint.
     dev: tuple[str, ...] = ()
-    # Files with the records to predict at the end; records with labels are also scored.
+    # Files to predict at the end; records with labels are also scored.
     test: tuple[str, ...] = ()
-    # Format of the files. auto: determined by the file name. tsv: fields separated by tabs and lines by \n,
-    # without quoting. csv: RFC 4180. jsonl: a JSON object per line, or a JSON array. conll: columns of words and
-    # tags. squad: JSON. slots: folders that contain seq.in, seq.out and label. snips: one file with lines of the
-    # form word:slot ... <=> intent. clinc: parts of a JSON file, named as in FILE.json:train+oos_train. tfds:
-    # datasets, named NAME[/CONFIG][:VERSION]:SPLIT.
+    # Format of the files. auto: determined by the file name. tsv: split at tabs and \n only, without quoting. csv:
+    # RFC 4180. jsonl: a JSON object per line, or a JSON array. conll: columns of words and tags. squad: JSON.
+    # slots: folders of seq.in, seq.out and label. snips: one file with lines word:slot ... <=> intent. clinc:
+    # parts of a JSON file, such as FILE.json:train+oos_train. tfds: NAME[/CONFIG][:VERSION]:SPLIT.
     format: Literal["auto", "tsv", "csv", "jsonl", "conll", "squad", "slots", "snips", "clinc", "tfds"] = "auto"
-    # Field separator of tsv and csv files: one character, or tab. auto: the separator of the format (tab or comma)
-    # or, if the required columns are not found with it, the first of , ; tab | with which they are.
+    # Field separator of tsv and csv: one character, or tab. auto: the separator of the format (tab or comma) or,
+    # if it does not yield the required columns, the first of , ; tab | that does.
     delimiter: str = "auto"
     # Character encoding of the files, such as cp1252, latin-1 or gb18030. auto: UTF-8; UTF-16 if a file has its
     # byte order mark; cp1252 for other Western text.
     encoding: str = "auto"
-    # Columns of the files, as ROLE=COLUMN, where COLUMN is the name of a column or, in files without a header, its
-    # number, counted from 1. Roles: id, text, text_pair, label, labels, negative, choice, choice_prefix (precedes
-    # every choice), group, words, tags, answers; negative and choice may occur several times, in order.
-    # SPLIT:ROLE=COLUMN, where SPLIT is train, dev or test, sets a column for the files of one split; entries
-    # without SPLIT then do not apply to these files. A required role that is not set is read from the column of
-    # the same name.
+    # Columns of the files, as ROLE=COLUMN, where COLUMN is a column name or, in files without a header, a column
+    # number, counted from 1. Roles: id, text, text_pair, label, labels, negative and choice (may occur several
+    # times, in order), choice_prefix (precedes every choice), group, words, tags, answers. SPLIT:ROLE=COLUMN,
+    # where SPLIT is train, dev or test, sets a column for the files of one split; entries without SPLIT then do
+    # not apply to these files. A required role that is not set is read from the column of the same name.
     columns: tuple[str, ...] = ()
-    # true: the first line contains the names of the columns. false: the first line is a record. auto: true if
-    # data.columns is empty or contains the name of a column.
+    # Whether the first line contains the column names; auto: true if data.columns is empty or contains a column
+    # name.
     header: Literal["auto", "true", "false"] = "auto"
-    # Classes in the order of their ids, as written in the files; empty: the classes in the training files, sorted.
+    # Classes in id order, as written in the files; empty: the classes in the training files, sorted.
     labels: tuple[str, ...] = only(
         (), {KIND: ("classification", "multi_label", "choice", "joint", "sentence"), LOSS: ("softmax", "negatives")}
     )
-    # Names of the classes in exports and metrics, in the order of data.labels; empty: the names in the files.
-    # Predictions always use the names in the files.
+    # Names of the classes in exports and metrics, in id order; empty: the names in the files. Predictions always
+    # use the names in the files.
     label_names: tuple[str, ...] = only((), {KIND: ("classification", "multi_label", "joint")})
-    # Tags in the order of their ids; empty: the tags in the training files, sorted.
+    # Tags in id order; empty: the tags in the training files, sorted.
     tags: tuple[str, ...] = only((), {KIND: WORDS})
     # Separator between the labels of a text, for task.kind multi_label.
     label_separator: str = ","
-    # Share of the training records to use as the dev split if data.dev names no files.
+    # Share of the training records to use as the dev split if there are no dev files.
     dev_fraction: Probability = limited(0.0, Limit((0,), {"data.dev": SET}))
-    # Training records that data.dev_fraction does not separate: article or document (records with the same group,
-    # which the format or the column group states), sentence (records that share a text), or none.
+    # Training records that data.dev_fraction keeps together: article or document (the records of one group, which
+    # the format or the column group states), sentence (those that share a text), or none.
     group_by: Literal["none", "article", "document", "sentence"] = "none"
     # Seed with which data.dev_fraction and data.train_limit sample records.
     split_seed: AtLeast0[int] = 0
     # Number of training records to use, sampled with data.split_seed; 0: all.
     train_limit: AtLeast0[int] = 0
-    # Maximum number of records to evaluate in each split, counted from its first record; 0: all.
+    # Maximum number of records to evaluate in each split, from its first record on; 0: all.
     dev_limit: AtLeast0[int] = 0
     # Vocabulary file, as for data.vocab of pretraining, of a run without --init_from or of an initial model that
     # has no vocabulary.
     vocab: str = ""
-    # Lower-case the text. This option applies only to a WordPiece vocabulary in data.vocab.
+    # Lower-case the text. Applies only to a WordPiece vocabulary in data.vocab.
     lower_case: bool = True
-    # Strip accents (ä becomes a): true, false, or auto (the value of data.lower_case). This option applies only to
-    # a WordPiece vocabulary in data.vocab.
+    # Strip accents: true, false, or auto (the value of data.lower_case). Applies only to a WordPiece vocabulary in
+    # data.vocab.
     strip_accents: Literal["auto", "true", "false"] = "auto"
     # Folder of prepared TensorFlow Datasets; empty: ~/tensorflow_datasets.
     tfds_data_dir: str = ""
@@ -186,15 +184,13 @@ class QaConfig(Section, prefix="qa."):
     max_query_length: Positive[int] = 64
     # Maximum number of tokens of an answer.
     max_answer_length: Positive[int] = 30
-    # Number of candidate answers to keep for each question (run_squad.py: 20).
+    # Number of candidate answers to keep (run_squad.py: 20).
     n_best: Positive[int] = 20
     # Allow questions without an answer (SQuAD 2.0).
     no_answer: bool = False
-    # Predict that a question has no answer if the score of this prediction exceeds the score of the best answer by
-    # more than this number (with qa.no_answer).
+    # Predict no answer if the score of no answer exceeds the score of the best answer by more than this number.
     null_threshold: float = 0.0
-    # Comparison of predicted and correct answers: english (by words, as for SQuAD) or chinese (by characters, as
-    # for CMRC).
+    # Comparison of answers: english (by words, as for SQuAD) or chinese (by characters, as for CMRC).
     scoring: Literal["english", "chinese"] = limited(
         "english",
         Limit(("english",), {"qa.no_answer": (True,)}, ", the only score for questions without an answer"),
@@ -220,30 +216,30 @@ class TaggingConfig:
 class SentenceTaskConfig(Section, prefix="sentence."):
     """Training of sentence embeddings (Reimers and Gurevych 2019)."""
 
-    # Loss of the vectors. softmax: classification of (u, v, |u - v|), where u and v are the vectors of a pair.
-    # cosine: regression of the label by the cosine of a pair. cosent: pairs with a higher label must have a higher
-    # cosine. triplet: an anchor must be nearer to its positive than to its negative. negatives: each anchor must
-    # find its positive among all positives and hard negatives of the batch (of the microbatch, unless
-    # sentence.gradient_cache is set). simcse: like negatives, but the positive of a text is a second encoding of
+    # softmax: classification of (u, v, |u - v|), where u and v are the vectors of a pair. cosine: regression of
+    # the label of a pair by its cosine. cosent: pairs with higher labels must have higher cosines. triplet:
+    # anchors must be nearer to their positives than to their negatives. negatives: each anchor must find its
+    # positive among all positives and hard negatives of the batch (of the microbatch, unless
+    # sentence.gradient_cache is set). simcse: like negatives, where the positive of a text is a second encoding of
     # this text with different dropout.
     loss: SentenceLoss = "softmax"
     # Pooling of the token outputs into one vector.
     pooling: Pooling = "mean"
     # Divide each vector by its Euclidean norm.
     normalize: bool = False
-    # Width of a hidden layer between (u, v, |u - v|) and the classes; 0: no hidden layer.
+    # Width of a hidden layer between (u, v, |u - v|) and the classes; 0: none.
     hidden_size: AtLeast0[int] = only(0, {LOSS: ("softmax",)})
     # Factor by which the loss multiplies cosines.
     scale: Positive[float] = only(20.0, {LOSS: ("cosent", "negatives", "simcse")})
     # Distance by which the positive must be nearer to the anchor than the negative.
     margin: Positive[float] = only(5.0, {LOSS: ("triplet",)})
-    # Build pairs from single texts that have a class label. For negatives and triplet, two texts with the same
-    # label are a positive pair. For softmax, each text forms a pair of class 1 with a text of the same label, and
-    # a pair of class 0 with a text of another label.
+    # Build pairs from the labels of single texts. For negatives and triplet, texts with the same label are
+    # positive pairs. For softmax, each text forms a pair of class 1 with a text of the same label, and a pair of
+    # class 0 with a text of another label.
     pairs_from_classes: bool = only(False, {LOSS: ("softmax", "negatives", "triplet")})
-    # Widths at which truncated vectors are also trained (Kusupati et al. 2022). A truncated vector consists of the
-    # first values of the whole vector, divided by their norm. The loss is the sum of the losses at all widths.
-    # Empty: only whole vectors are trained.
+    # Widths at which truncated vectors are also trained (Kusupati et al. 2022): the first values of each vector,
+    # divided by their norm. The loss is the sum of the losses at all widths. Empty: only whole vectors are
+    # trained.
     matryoshka: tuple[int, ...] = only((), {LOSS: ("cosine", "cosent", "triplet", "negatives", "simcse")})
     # If training.accumulation_steps is above 1, compare the texts of all microbatches instead of those of one
     # microbatch (GradCache; Gao et al. 2021). The memory use is that of one microbatch, and every text is encoded

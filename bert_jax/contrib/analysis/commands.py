@@ -31,14 +31,15 @@ if TYPE_CHECKING:
     from bert_jax.inference.loaded import LoadedModel
     from bert_jax.inference.text_files import Entry
 
-_TEXTS = "file with one text per line (blank lines are skipped), .jsonl with id and text, or .npy of bert-jax embed"
+_TEXTS = "file with one text per line (blank lines are skipped), .jsonl file with id and text, or .npy file of "
+"bert-jax embed"
 _PROMPT = option("--prompt", metavar="TEXT", help="text to insert before every text")
 
 
 def search_command(arguments: argparse.Namespace) -> None:
-    """Find the texts of a corpus, or of an index of bert-jax embed, that are nearest to each query. With a corpus,
-    every query is compared with every text. Writes JSON lines with query, text and hits (id, score, text). The best
-    hits come first; hits with equal scores are in the order of the corpus."""
+    """Find the texts of a corpus, or of an index that bert-jax embed wrote, that are nearest to each query. In a
+    corpus, every text is compared with every query. Writes JSON lines with query, text and hits (id, score, text).
+    The best hits come first; hits with equal scores are in the order of the corpus."""
     from bert_jax.contrib.analysis.neighbors import hit_lines, read_relevant, relevance
     from bert_jax.contrib.analysis.texts_or_vectors import read_collection
     from bert_jax.contrib.analysis.vector_index import VectorIndex
@@ -189,9 +190,10 @@ def _model(arguments: argparse.Namespace, *collections: "Collection") -> "Loaded
 
 
 def mine_command(arguments: argparse.Namespace) -> None:
-    """Add hard negatives to pairs of a query and its answer: the texts of a corpus that are nearest to the query,
-    are not known answers to it, and are less similar to it than the answer by at least the margin. Writes JSON
-    lines with text, text_pair and negative, which fine-tuning reads (sentence.loss negatives or triplet)."""
+    """Add hard negatives to pairs of a query and its answer. Hard negatives are the texts of a corpus that are
+    nearest to the query, are not known answers to it, and are less similar to it than the answer by at least
+    --margin. Writes JSON lines with text, text_pair and negative, which fine-tuning reads (sentence.loss negatives
+    or triplet)."""
     from bert_jax.contrib.analysis.retrieval import Mining, with_negatives
     from bert_jax.contrib.analysis.texts_or_vectors import read_collection
     from bert_jax.inference.text_files import read_texts, write_json_lines
@@ -266,7 +268,7 @@ def cluster_command(arguments: argparse.Namespace) -> None:
 def anisotropy_command(arguments: argparse.Namespace) -> None:
     """Print the mean cosine over all pairs of texts (0: isotropic). If the input has texts instead of vectors, also
     print the mean cosine of the rows of the embedding table, grouped by the frequency of their pieces in the texts
-    (Li et al. 2020). search --whiten removes the common direction."""
+    (Li et al. 2020). bert-jax search --whiten removes the common direction."""
     from bert_jax.contrib.analysis.anisotropy import anisotropy, counted_embeddings, frequency_bands
     from bert_jax.contrib.analysis.texts_or_vectors import embedded, read_collection
 
@@ -334,23 +336,28 @@ COMMANDS = (
         option("--corpus", metavar="FILE", help=_TEXTS),
         option(
             "--index", type=Path, metavar="DIR",
-            help="index to search instead of --corpus: a folder written by bert-jax embed --precision; in a binary "
-            "index, the bits in memory select 100 texts, which are ranked by their int8 vectors on disk",
+            help="index to search instead of --corpus: a folder that bert-jax embed --precision wrote. A search "
+            "in a binary index selects 100 texts by the bits in memory, then ranks them by their int8 vectors on "
+            "disk",
         ),
-        option("queries", nargs="*", metavar="QUERY", help="query texts (default: each text of the corpus)"),
+        option("queries", nargs="*", metavar="QUERY", help="queries (default: each text of the corpus is a query)"),
         option(
             "--queries", dest="query_file", metavar="FILE",
             help="file of queries in any format that --corpus accepts",
         ),
         option("--top", type=int, default=10, metavar="K", help="number of hits per query (default: 10)"),
         option(
-            "--similarity", choices=("cosine", "dot"), default="cosine", help="score of a hit (default: cosine)",
+            "--similarity", choices=("cosine", "dot"), default="cosine",
+            help="similarity that scores a hit (default: cosine)",
         ),
-        option("--keep_self", action="store_true", help="without queries: allow each text to be its own hit"),
+        option(
+            "--keep_self", action="store_true",
+            help="without queries: allow each text to be its own hit",
+        ),
         option(
             "--relevant", type=Path, metavar="FILE",
-            help='JSON lines {"query": id, "relevant": [ids]}: print MRR, precision, recall and NDCG instead of '
-            "hits",
+            help='relevant texts of each query, as JSON lines {"query": id, "relevant": [ids]}; MRR, precision, '
+            "recall and NDCG are printed instead of hits",
         ),
         OUTPUT,
         pooling,
@@ -358,7 +365,7 @@ COMMANDS = (
         option("--query_prompt", metavar="TEXT", help="text to insert before every query"),
         option(
             "--rerank", metavar="DIR_OR_PREFIX",
-            help="rank the best hits by this model, which was fine-tuned on pairs and reads query and text "
+            help="rerank the best hits with this model, which was fine-tuned on pairs and reads query and text "
             "together",
         ),
         option(
@@ -371,7 +378,7 @@ COMMANDS = (
         ),
         option(
             "--whiten", action="store_true",
-            help="whiten all vectors by the statistics of the corpus (Su et al. 2021)",
+            help="whiten all vectors with the statistics of the corpus (Su et al. 2021)",
         ),
         option(
             "--dimensions", type=int, metavar="N", help="with --whiten: keep the N directions of largest variance",
@@ -389,11 +396,12 @@ COMMANDS = (
         ),
         option(
             "--margin", type=float, default=0.0, metavar="X",
-            help="a negative is less similar to the query than the answer by at least this cosine (default: 0)",
+            help="minimum difference between the cosine of query and answer and the cosine of query and negative "
+            "(default: 0)",
         ),
         option(
             "--candidates", type=int, default=50, metavar="N",
-            help="number of nearest texts to consider (default: 50)",
+            help="number of nearest texts from which negatives are selected (default: 50)",
         ),
         OUTPUT,
         pooling,
@@ -415,7 +423,7 @@ COMMANDS = (
         option(
             "--method", choices=("kmeans", "agglomerative"), default="kmeans", help="algorithm (default: kmeans)",
         ),
-        option("--distance", choices=("cosine", "euclidean"), help="distance of kmeans (default: cosine)"),
+        option("--distance", choices=("cosine", "euclidean"), help="distance that kmeans uses (default: cosine)"),
         option("--seed", type=int, metavar="N", help="seed of kmeans (default: 0)"),
         option(
             "--restarts", type=int, metavar="N",
@@ -423,8 +431,8 @@ COMMANDS = (
         ),
         option(
             "--labels", dest="label_file", metavar="FILE",
-            help="file of correct labels, one per line or .jsonl with id and label; purity, adjusted Rand index "
-            "and NMI are printed",
+            help="file of the correct clusters: one label per line, or .jsonl with id and label. Purity, adjusted "
+            "Rand index and NMI are printed",
         ),
         OUTPUT,
         pooling,

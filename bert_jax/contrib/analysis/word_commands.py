@@ -23,14 +23,19 @@ if TYPE_CHECKING:
     from bert_jax.contrib.analysis.word_neighbors import Neighbor
     from bert_jax.inference.loaded import LoadedModel
 
-_OUTPUT = option("--output", type=Path, metavar="FILE", help="file for JSON lines (default: print readable text)")
+_OUTPUT = option(
+    "--output",
+    type=Path,
+    metavar="FILE",
+    help="file for JSON lines (default: readable text is printed)",
+)
 
 
 def neighbors_command(arguments: argparse.Namespace) -> None:
     """Print the words nearest to each WORD by cosine. Without --in, words are compared by their input embeddings,
     so a word has the same vector in all texts. With --in, the vector of the WORD in this text is compared with the
-    vectors of all words in the texts of --corpus. Without --corpus, it is compared with vocabulary words, each
-    encoded without context, which is less informative for a word with several meanings."""
+    vectors of all words in the texts of --corpus. With --in and without --corpus, it is compared with vocabulary
+    words, each encoded without context, which is less informative for a word with several meanings."""
     from bert_jax.contrib.analysis import word_neighbors
     from bert_jax.inference.text_files import write_json_lines
 
@@ -103,14 +108,14 @@ def _contextual(
 
 
 def probe_command(arguments: argparse.Namespace) -> None:
-    """Train a linear classifier that predicts a property of words from the vectors of a layer, for each layer, and
-    print its accuracy on test data with 95% intervals. The task pos predicts the part of speech. deprel predicts
-    the relation of a word to its head from the vectors of both. For pos and deprel, the accuracy on a control task
-    (a random label per word; Hewitt and Liang 2019) and its difference from the accuracy, the selectivity, are also
-    printed. sense predicts the sense of a word, with one classifier per word. length predicts the number of words
-    in a sentence, in six bins, from the mean of the word vectors. heads reads attention instead of vectors: for
-    each relation, it prints the attention head that most often finds the syntactic head of a word, and the best
-    fixed offset (Clark et al. 2019)."""
+    """For each layer, train a linear classifier that predicts a property of words from their vectors, and print its
+    accuracy on test data with 95% intervals. The task pos predicts the part of speech of a word. deprel predicts
+    the relation of a word to its head from the vectors of both. For these two tasks, the accuracy on a control task
+    (a random label per word; Hewitt and Liang 2019) is also printed, and the selectivity, which is the difference
+    between both accuracies. sense predicts the sense of a word, with one classifier per word. length predicts the
+    number of words in a sentence, in six bins, from the mean of the word vectors. heads reads attention instead of
+    vectors: for each relation, it prints the attention head that most often finds the syntactic head of a word, and
+    the best fixed offset (Clark et al. 2019)."""
     from bert_jax.inference.text_files import write_json_lines
 
     for name in ("limit", "seed"):
@@ -170,65 +175,73 @@ def _heads(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Json], str
 
 COMMANDS = (
     Command("neighbors", "find the words nearest to a word, alone or in a text", neighbors_command, (
-        option("words", nargs="+", metavar="WORD", help="words, or an analogy: words with + and - between them"),
+        option(
+            "words", nargs="+", metavar="WORD",
+            help="words, or an analogy: words with + and - between them",
+        ),
         model(required=True, with_labels=False),
         option(
-            "--in", dest="text", metavar="TEXT", help="text that contains the words; their vectors in it are used",
+            "--in", dest="text", metavar="TEXT",
+            help="text that contains the words; their vectors in it are used",
         ),
         option(
-            "--occurrence", type=int, metavar="N", help="with --in: use the N-th occurrence of the word (default: "
-            "1)"
+            "--occurrence", type=int, metavar="N",
+            help="with --in: use the N-th occurrence of the word (default: 1)"
         ),
         option(
             "--layer", type=int, metavar="I",
-            help="with --in: layer of the vectors; 0: the embeddings, 1: the first layer, -1: the last (default: "
-            "the layer at three quarters of the depth, which is printed)",
+            help="with --in: layer whose vectors are used; 0: the embeddings, 1: the first layer, -1: the last "
+            "layer (default: the layer at three quarters of the depth, which is printed)",
         ),
         option(
             "--corpus", metavar="FILE",
-            help="with --in: file of texts, one per line or .jsonl; every occurrence of every word is a candidate",
+            help="with --in: file of texts, one per line, or .jsonl; every occurrence of every word in them is a "
+            "candidate",
         ),
         option(
             "--candidates", type=int, metavar="N",
-            help="with --in, without --corpus: number of vocabulary words to compare with, those with the lowest "
-            "ids (default: 5000)",
+            help="with --in, without --corpus: number of vocabulary words to compare with, beginning with the "
+            "lowest ids (default: 5000)",
         ),
         option("--batch_tokens", type=int, metavar="N", help=BATCH_TOKENS),
-        option("--top", type=int, default=10, metavar="K", help="number of neighbors per word (default: 10)"),
+        option(
+            "--top", type=int, default=10, metavar="K",
+            help="number of neighbors per word (default: 10)",
+        ),
         _OUTPUT,
     ), group="export and inspect", example='bank --in "he sat on the bank of the river" --model DIR'),
     Command("probe", "measure which properties of words a linear classifier reads from each layer", probe_command, (
         model(required=True, with_labels=False),
         option(
             "--task", required=True, choices=("pos", "deprel", "sense", "length", "heads"),
-            help="property to predict: part of speech, relation of a word to its head, sense of a word, or "
-            "sentence "
-            "length; heads: attention heads",
+            help="what to probe, as described above",
         ),
         option(
             "--train", required=True, type=Path, metavar="FILE",
-            help="training data: CoNLL-U file, also .gz; for sense, a folder in the layout of CoarseWSD-20",
+            help="training data: a CoNLL-U file, plain or .gz; for sense, a folder in the layout of CoarseWSD-20",
         ),
         option(
             "--test", type=Path, metavar="FILE",
-            help="test data, likewise (default for sense: the folder of --train)",
+            help="test data, in the same format (default for sense: the folder of --train)",
         ),
         option(
             "--limit", type=int, default=2000, metavar="N",
-            help="number of evenly spaced sentences to use from each file, or for sense, for each word; 0: all "
+            help="number of evenly spaced sentences to use from each file or, for sense, for each word; 0: all "
             "(default: 2000)",
         ),
         option(
             "--layers", metavar="0,-1",
-            help="layers to read; 0: the embeddings, 1: the first layer, -1: the last (default: all)",
+            help="layers to read, separated by commas; 0: the embeddings, 1: the first layer, -1: the last layer "
+            "(default: all)",
         ),
         option(
             "--classifier", choices=("linear", "centroid"),
             help="linear: logistic regression, whose L2 penalty is selected on a tenth of the training sentences; "
-            "centroid: the class with the nearest mean by cosine (default: linear)",
+            "centroid: the class whose mean vector has the highest cosine (default: linear)",
         ),
         option(
-            "--seed", type=int, default=0, metavar="N", help="seed of control labels and intervals (default: 0)"
+            "--seed", type=int, default=0, metavar="N",
+            help="seed of the control labels and of the intervals (default: 0)"
         ),
         option("--batch_tokens", type=int, metavar="N", help=BATCH_TOKENS),
         _OUTPUT,

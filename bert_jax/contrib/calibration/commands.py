@@ -7,10 +7,10 @@ from bert_jax.commands.options import SOURCE, Command, option, read_options, rea
 
 
 def calibrate_command(arguments: argparse.Namespace) -> None:
-    """Save a classifier with calibrated probabilities: its logits are divided by the temperature with the lowest
-    log loss on labeled examples that it was not trained on. The predicted classes stay the same. With
-    --equal_classes, the probabilities apply to texts whose classes are equally frequent, so rare classes are
-    predicted more often. Prints log loss, calibration error, accuracy and macro F1 before and after."""
+    """Save a classifier with calibrated probabilities. Its logits are divided by the temperature that has the
+    lowest log loss on labeled examples that the classifier was not trained on; the predicted classes stay the same.
+    With --equal_classes, the probabilities are those for texts whose classes are equally frequent, so rare classes
+    are predicted more often. Prints log loss, calibration error, accuracy and macro F1 before and after."""
     from bert_jax.contrib.calibration.calibrate import calibrate_model
 
     calibrate_model(

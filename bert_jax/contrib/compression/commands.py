@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def trim_command(arguments: argparse.Namespace) -> None:
-    """Save a model with only those vocabulary pieces that the texts of a corpus use. These texts keep the same
-    pieces and bitwise equal hidden states. All single characters are kept, so other texts have no more unknown
-    pieces than before."""
+    """Save a model that has only those vocabulary pieces that the texts of a corpus use. These texts are split into
+    the same pieces as before, and their hidden states are bitwise identical. All single characters are kept, so
+    other texts have no more unknown pieces than before."""
     from bert_jax.contrib.compression.trim import trim_model
 
     trim_model(
@@ -37,10 +37,10 @@ def trim_command(arguments: argparse.Namespace) -> None:
 
 
 def prune_command(arguments: argparse.Namespace) -> None:
-    """Save a model with fewer layers, attention heads and feed-forward units. The arrays become smaller; no zeros
-    are stored. The heads and units of all layers are ranked together, by their importance for the loss on examples,
-    by the norm of their parameters, by the growth of this norm, or at random. Each layer keeps at least one head
-    and one unit."""
+    """Save a model with fewer layers, attention heads or feed-forward units. The arrays become smaller; no zeros
+    are stored. The heads of all layers are ranked together, and so are the units: by their importance for the loss
+    on examples, by the norm of their parameters, by the growth of this norm, or at random. Each layer keeps at
+    least one head and one unit."""
     from bert_jax.contrib.compression.examples import read_examples
     from bert_jax.contrib.compression.prune import Pruning, prune_model
 
@@ -59,9 +59,9 @@ def prune_command(arguments: argparse.Namespace) -> None:
 
 
 def factorize_command(arguments: argparse.Namespace) -> None:
-    """Save a model whose word embedding table is replaced with the product of two smaller matrices, the best
-    least-squares approximation of this rank. Print the savings and, with --check, the scores of both models.
-    Fine-tune the new model to recover part of the lost accuracy."""
+    """Save a model whose word embedding table is replaced with the product of two smaller matrices: the best
+    least-squares approximation with this rank. Print the savings and, with --check, the scores of both models. To
+    recover a part of the lost accuracy, fine-tune the new model."""
     from bert_jax.contrib.compression.factorize import factorize_model
 
     source, target, options = Path(arguments.source), arguments.target, read_options(arguments)
@@ -69,9 +69,9 @@ def factorize_command(arguments: argparse.Namespace) -> None:
 
 
 def early_exit_command(arguments: argparse.Namespace) -> None:
-    """Print the cost and the quality of early exit on labeled examples: for each entropy threshold, and without
-    early exit, the mean number of layers, the metrics of the task and the seconds. The model must have heads on
-    lower layers (fine-tuning with loss.layers and loss.layer_heads own)."""
+    """Print the cost and the quality of early exit on labeled examples. For each entropy threshold, and without
+    early exit, the mean number of layers, the metrics of the task and the time in seconds are printed. The model
+    must have heads on lower layers (fine-tuning with loss.layers and loss.layer_heads own)."""
     from bert_jax.contrib.compression.early_exit import exit_curve, exit_lines
     from bert_jax.inference.text_files import write_json_lines
 
@@ -134,7 +134,7 @@ COMMANDS = (
         option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="new folder"),
         option(
             "--corpus", required=True, nargs="+", metavar="FILE",
-            help="files of texts: one text per line (also .gz), or JSON objects with text, text_pair, words, "
+            help="files of texts: one text per line (plain or .gz), or JSON objects with text, text_pair, words, "
             "choices and negatives (.jsonl)",
         ),
         option(
@@ -148,10 +148,13 @@ COMMANDS = (
     Command("factorize", "replace the word embedding table with two smaller matrices", factorize_command, (
         SOURCE,
         option("--to", dest="target", required=True, type=Path, metavar="WORKDIR", help="new folder"),
-        option("--rank", required=True, type=int, metavar="N", help="rank, the width of the first matrix"),
+        option(
+            "--rank", required=True, type=int, metavar="N",
+            help="rank: the width of the first matrix",
+        ),
         option(
             "--check", metavar="FILE",
-            help="labeled examples as for fine-tuning, in JSON lines, on which both models are scored",
+            help="file of labeled examples, in JSON lines as for fine-tuning, on which both models are scored",
         ),
         reading(),
     ), group="more", example="--model runs/sst2 --to small/ --rank 128 --check dev.jsonl"),
@@ -168,8 +171,8 @@ COMMANDS = (
         ),
         option(
             "--layers", type=int, nargs="+", default=(), metavar="N",
-            help="layers to KEEP, counted from 0 (default: all); the others are removed before importance is "
-            "computed",
+            help="layers to KEEP, counted from 0 (default: all); the other layers are removed before importance "
+            "is computed",
         ),
         option(
             "--even", action="store_true",
@@ -183,18 +186,21 @@ COMMANDS = (
         ),
         option(
             "--examples", nargs="+", default=(), metavar="FILE",
-            help="with --importance gradient: labeled examples as bert-data records prints them (.jsonl); for a "
-            "masked language model also texts, one per line",
+            help="with --importance gradient: labeled examples as bert-data records prints them (.jsonl) or, for "
+            "a masked language model, texts, one per line",
         ),
         option(
             "--limit", type=int, default=2000, metavar="N",
-            help="number of examples to sample for the gradient; 0: all (default: 2000)",
+            help="with --importance gradient: number of examples to sample; 0: all (default: 2000)",
         ),
         option(
             "--start", default="", metavar="DIR_OR_PREFIX",
-            help="with --importance movement: the model from which the training of --model started",
+            help="with --importance movement: the model with which the training of --model started",
         ),
-        option("--seed", type=int, default=0, metavar="N", help="seed of random choices (default: 0)"),
+        option(
+            "--seed", type=int, default=0, metavar="N",
+            help="seed of samples and of --importance random (default: 0)",
+        ),
         reading(),
     ), group="more", example="--model runs/sst2 --to small/ --heads 0.5 --units 0.5 --examples train.jsonl"),
     Command("early-exit", "measure predictions that stop at lower layers", early_exit_command, (
@@ -205,8 +211,8 @@ COMMANDS = (
         ),
         option(
             "--entropies", nargs="+", type=float, metavar="NATS",
-            help="values of --exit_entropy to measure (default: 0.05, 0.1, 0.2, 0.4 and 0.8 times the maximum "
-            "entropy)",
+            help="entropy thresholds (predict --exit_entropy) to measure (default: 0.05, 0.1, 0.2, 0.4 and 0.8 "
+            "times the maximum entropy)",
         ),
         option(
             "--output", type=Path, metavar="FILE", help="file to which the table is also written, as JSON lines",
@@ -222,11 +228,12 @@ COMMANDS = (
             "--copies", type=int, default=20, metavar="N", help="maximum number of copies per text (default: 20)",
         ),
         option(
-            "--share", type=float, default=0.4, metavar="X", help="share of the words to replace (default: 0.4)",
+            "--share", type=float, default=0.4, metavar="X",
+            help="share of the words to replace (default: 0.4)",
         ),
         option(
             "--candidates", type=int, default=15, metavar="N",
-            help="number of most probable words to sample from (default: 15)",
+            help="number of most probable words from which a replacement is sampled (default: 15)",
         ),
         option("--seed", type=int, default=0, metavar="N", help="sampling seed (default: 0)"),
         option("--batch_tokens", type=int, metavar="N", help=BATCH_TOKENS),

@@ -18,8 +18,7 @@ class DistillationConfig(ObjectiveConfig):
         "data.next_sentence none"
     )
 
-    # Coefficient of the z-loss (Chowdhery et al. 2022: 1e-4) of the predicted tokens, which keeps the logits from
-    # drifting; 0: no z-loss.
+    # Coefficient of the z-loss (Chowdhery et al. 2022: 1e-4) of the predicted tokens; 0: off.
     z_loss: AtLeast0[float] = 0.0
     # Weight of the masked-LM loss.
     mlm_weight: AtLeast0[float] = 1.0
@@ -28,7 +27,7 @@ class DistillationConfig(ObjectiveConfig):
     soft_weight: AtLeast0[float] = 1.0
     # Divisor of the logits of teacher and student before the divergence is computed.
     temperature: Positive[float] = 2.0
-    # Number of the teacher's most probable tokens that the divergence compares; 0: all tokens.
+    # Number of the teacher's most probable tokens to compare; 0: all.
     soft_top_k: AtLeast0[int] = 0
     # Loss between the hidden states of student and teacher: none, cosine (1 - cosine; DistilBERT), or mse (mean
     # squared error; TinyBERT). If their widths differ, a learned projection precedes the loss.
@@ -62,10 +61,10 @@ class TaskDistillationConfig(Section, prefix="distillation."):
 
     # Weight of the distillation loss; the label loss has weight 1 - distillation.weight.
     weight: PositiveShare[float] = 0.5
-    # Divisor of the logits of student and teacher before the loss is computed.
+    # Divisor of the logits of student and teacher.
     temperature: Positive[float] = only(2.0, {KIND: (*SOFTMAX[KIND][:-1], "multi_label", "qa")})
-    # Weight of the distance between the hidden states of the first token in student and teacher, in all layers
-    # except the last (Sun et al. 2019); 0: no such loss.
+    # Weight of the distance between the first tokens' hidden states in student and teacher, in all layers except
+    # the last (Sun et al. 2019); 0: off.
     layers_weight: AtLeast0[float] = only(0.0, {KIND: (*HEAD, "qa")})
 
 

@@ -65,14 +65,14 @@ class PruningOptions(FinetuneRunOptions):
     """Options of fine-tuning in rounds of training and pruning."""
 
     # Share of the attention heads to keep. If it is below 1, the run trains, removes the least important heads and
-    # trains again, in rounds (see bert-jax prune). The training in each round is as long as the recipe states.
+    # trains again, in rounds (see bert-jax prune). Each training has the length that the recipe states.
     prune_heads: float = 1.0
     # Share of the feed-forward units to keep, as for --prune_heads.
     prune_units: float = 1.0
-    # Number of rounds in which heads and units are removed; the first rounds remove the most.
+    # Number of rounds; the first rounds remove the most.
     prune_rounds: Positive[int] = 3
-    # Measure of the importance of heads and units: gradient (of the loss on training records), magnitude (the norm
-    # of their parameters), movement (the growth of this norm in the round) or random.
+    # Importance of heads and units: gradient (of the loss on training records), magnitude (norm of the
+    # parameters), movement (growth of this norm in the round) or random.
     prune_importance: Literal["gradient", "magnitude", "movement", "random"] = "gradient"
 
     def __post_init__(self) -> None:

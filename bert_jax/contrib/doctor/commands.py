@@ -9,9 +9,9 @@ from bert_jax.commands.options import Command, option
 
 def doctor_command(arguments: argparse.Namespace) -> None:
     """Check a pretraining run: its shards, its log, its objective and its newest checkpoint. Prints a line for each
-    check with the status (OK, LOOK for unusual, or FAIL for an error in data, options or code), what was found,
-    what is expected, and what to try first. The most severe and most specific lines come first. The run may be in
-    progress and needs no checkpoint. The results are also written to WORKDIR/doctor.json, from which the report
+    check with its status (OK, LOOK for something unusual, or FAIL for an error in data, options or code), what was
+    found, what is expected, and what to try first. The most severe and most specific lines come first. The run may
+    be in progress and needs no checkpoint. The results are also written to WORKDIR/doctor.json, and the report
     shows them."""
     from bert_jax.contrib.doctor import findings
     from bert_jax.contrib.doctor.examine import examine_step
@@ -30,6 +30,6 @@ COMMANDS = (
     Command("doctor", "find errors in the data, options or code of a pretraining run", doctor_command, (
         option("workdir", metavar="WORKDIR", help="workdir of a pretraining run"),
         option("--step", type=int, metavar="N", help="step of the checkpoint to check (default: the newest)"),
-        option("--json", action="store_true", help="print one JSON object"),
+        option("--json", action="store_true", help="print the results as one JSON object"),
     ), group="train", example="runs/quickstart"),
 )  # fmt: skip

@@ -9,11 +9,9 @@ from bert_jax.commands.options import Command, model_or_place, option, read_opti
 
 
 def compare_command(arguments: argparse.Namespace) -> None:
-    """Compare two fine-tuning runs on one split: difference, 95% interval (paired bootstrap) and p-value.
-
-    If the metric is the share of correct predictions, such as accuracy, the p-value is that of McNemar's exact
-    test; otherwise it is that of the bootstrap.
-    """
+    """Compare two fine-tuning runs on one split. Prints the difference of their scores, its 95% interval (paired
+    bootstrap) and a p-value: that of McNemar's exact test if the metric is the share of correct predictions, such
+    as accuracy, and otherwise that of the bootstrap."""
     from bert_jax.contrib.experiments.compare import compare, table
     from bert_jax.io.storage import location
 
@@ -29,7 +27,7 @@ def compare_command(arguments: argparse.Namespace) -> None:
 
 
 def submission_command(arguments: argparse.Namespace) -> None:
-    """Write the files for the GLUE leaderboard (CoLA.tsv and others) from the test predictions of fine-tuning runs,
+    """Write the files for the GLUE leaderboard, such as CoLA.tsv, from the test predictions of fine-tuning runs,
     and a zip file that contains them."""
     from bert_jax.contrib.experiments.submission import write_submission
     from bert_jax.io.storage import location
@@ -39,9 +37,9 @@ def submission_command(arguments: argparse.Namespace) -> None:
 
 
 def benchmark_command(arguments: argparse.Namespace) -> None:
-    """Measure every form in which a model can run on this machine (--forms): median and 99th percentile of the time
-    per batch, texts per second, size on disk, and process memory. Each form runs alone in a separate process; the
-    process of onnxruntime loads neither JAX nor bert_jax."""
+    """Measure how fast a model predicts on this machine, in each of the forms in --forms. Prints median and 99th
+    percentile of the time per batch, texts per second, size on disk, and process memory. Each form runs alone in a
+    separate process; the process of onnxruntime loads neither JAX nor bert_jax."""
     from bert_jax.contrib.experiments.latency import FORMS, Load, benchmark, installed_forms, table
     from bert_jax.inference.text_files import write_json_lines
 
@@ -84,37 +82,54 @@ _SIZES = {
 COMMANDS = (
     Command("compare", "test whether one fine-tuned model is better than another", compare_command, (
         option("first", metavar="A", help="workdir of a fine-tuning run"),
-        option("second", metavar="B", help="workdir of another run with the same records"),
-        option("--split", default="dev", help="split to compare, as in predictions_SPLIT.jsonl (default: dev)"),
+        option(
+            "second", metavar="B",
+            help="workdir of another fine-tuning run with the same records",
+        ),
+        option(
+            "--split", default="dev",
+            help="split to compare, named as in predictions_SPLIT.jsonl (default: dev)",
+        ),
         option(
             "--metric", metavar="NAME",
-            help="metric to compare, as named in metrics.json (default: task.metric, else the first)",
+            help="metric to compare, named as in metrics.json (default: task.metric, else the first)",
         ),
         option("--seed", type=int, default=0, metavar="N", help="seed of the bootstrap (default: 0)"),
         option(
             "--resamples", type=int, default=1000, metavar="N",
             help="number of bootstrap resamples (default: 1000)",
         ),
-        option("--json", action="store_true", help="print one JSON object"),
+        option("--json", action="store_true", help="print the comparison as one JSON object"),
     ), group="train", example="runs/a runs/b --split dev"),
     Command("benchmark-inference", "measure how fast a model predicts, in each form", benchmark_command, (
         model_or_place,
         option(
             "--forms", nargs="+", metavar="FORM",
-            help="forms to measure: jax, jax-bfloat16, onnx, stablehlo, onnx-int8 (default: all installed)",
+            help="forms to measure: jax, jax-bfloat16, onnx, stablehlo, onnx-int8 (default: all whose packages "
+            "are installed)",
         ),
         option(
-            "--quick", action="store_true", help="measure 1 and 8 texts of 16 and 128 tokens for 0.5 seconds each"
+            "--quick", action="store_true",
+            help="measure batches of 1 and 8 texts with 16 and 128 tokens, each for 0.5 seconds"
         ),
         option("--batches", type=int, nargs="+", metavar="N", help="numbers of texts per batch (default: 1 8 64)"),
         option(
             "--lengths", type=int, nargs="+", metavar="N",
             help="numbers of tokens per text (default: 16 128 512, up to the maximum length of the model)",
         ),
-        option("--seconds", type=float, metavar="S", help="measured time per size (default: 3)"),
-        option("--repeats", type=int, metavar="N", help="minimum number of batches per size (default: 20)"),
+        option(
+            "--seconds", type=float, metavar="S",
+            help="seconds of measurement for each batch size and length (default: 3)",
+        ),
+        option(
+            "--repeats", type=int, metavar="N",
+            help="minimum number of batches for each batch size and length (default: 20)",
+        ),
         option("--cpus", type=int, default=0, metavar="N", help="number of processors to use (default: all)"),
-        option("--output", type=Path, metavar="FILE", help="file to which JSON lines are also written"), reading(),
+        option(
+            "--output", type=Path, metavar="FILE",
+            help="file to which the results are also written, as JSON lines",
+        ), reading(),
     ), is_whole=False, group="export and inspect", example="--model runs/sst2 --quick"),
     Command("submission", "write the files for the GLUE leaderboard", submission_command, (
         option("workdirs", nargs="+", metavar="WORKDIR", help="workdir of a fine-tuning run with a GLUE recipe"),

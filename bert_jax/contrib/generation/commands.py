@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def generate_command(arguments: argparse.Namespace) -> None:
-    """Continue texts with a causal language model, token by token. Write one JSON line per text: prompt, text (the
-    continuation), tokens (the number of its tokens) and ended (true if the model predicted the end token). Without
-    --temperature, each token is the most probable one."""
+    """Continue texts with a causal language model, token by token. Writes a JSON line for each text, with prompt,
+    text (the continuation), tokens (the number of its tokens) and ended (true if the model predicted the end
+    token). Without --temperature, each token is the most probable one."""
     from bert_jax.contrib.generation.generate import Sampling, generate
     from bert_jax.inference.text_files import read_texts, with_ids, write_json_lines
 
@@ -52,30 +52,38 @@ COMMANDS = (
         option(
             "--dtype", choices=("float32", "bfloat16"), default="float32", help="compute dtype (default: float32)",
         ),
-        option("--prompt", action="append", metavar="TEXT", help="text to continue; may be given several times"),
+        option(
+            "--prompt", action="append", metavar="TEXT",
+            help="text to continue; this option may be given several times",
+        ),
         option(
             "--input", metavar="FILE",
-            help="file with one text per line (blank lines are skipped), or .jsonl (default: standard input)",
+            help="file with one text per line (blank lines are skipped), or a .jsonl file (default: standard "
+            "input)",
         ),
-        option("--json_lines", action="store_true", help="read the input as one JSON object per line"),
+        option(
+            "--json_lines", action="store_true",
+            help="read the input as one JSON object per line",
+        ),
         option(
             "--max_new_tokens", type=int, default=50, metavar="N",
             help="maximum number of tokens in a continuation (default: 50)",
         ),
         option(
             "--temperature", type=float, default=0.0, metavar="T",
-            help="sample from the softmax of the logits divided by T; 0: use the most probable token (default: 0)",
+            help="sample each token from the softmax of the logits divided by T; 0: use the most probable token "
+            "(default: 0)",
         ),
         option(
             "--top_k", type=int, default=0, metavar="K",
-            help="sample from the K most probable tokens; 0: from all tokens (default: 0)",
+            help="with --temperature: sample only from the K most probable tokens; 0: from all tokens (default: 0)",
         ),
         option(
             "--top_p", type=float, default=1.0, metavar="P",
-            help="sample from the smallest set of most probable tokens whose probabilities sum to P (default: 1, "
-            "all tokens)",
+            help="with --temperature: sample only from the smallest set of most probable tokens whose "
+            "probabilities sum to P (default: 1, all tokens)",
         ),
-        option("--seed", type=int, default=0, help="sampling seed (default: 0)"),
+        option("--seed", type=int, default=0, help="seed of the sampling (default: 0)"),
         option("--batch_size", type=int, default=8, metavar="N", help="number of texts per batch (default: 8)"),
         OUTPUT,
         reading(with_labels=False),

@@ -51,7 +51,7 @@ def play_command(arguments: argparse.Namespace) -> None:
 
 def story_command(arguments: argparse.Namespace) -> None:
     """Draw how a pretraining run learned, as an SVG file: its guesses for the mask of a text at 0, 1, 10 and 100%
-    of the steps, over its loss curve. Step 0 has the randomly initialized parameters of the run; the other steps
+    of the steps, above its loss curve. Step 0 has the randomly initialized parameters of the run; the other steps
     require checkpoints, which training.checkpoint_interval saves and training.keep_every keeps."""
     from bert_jax.contrib.pictures.story import draw_story
 
@@ -90,13 +90,22 @@ COMMANDS = (
             "--output", type=Path, default=Path("picture.html"), metavar="FILE",
             help="HTML file to write (default: picture.html)",
         ),
-        option("--layer", type=int, default=1, metavar="L", help="layer that the page shows at first (default: 1)"),
-        option("--head", type=int, default=1, metavar="H", help="head that the page shows at first (default: 1)"),
+        option(
+            "--layer", type=int, default=1, metavar="L",
+            help="layer, from 1, that the page shows at first (default: 1)",
+        ),
+        option(
+            "--head", type=int, default=1, metavar="H",
+            help="head, from 1, that the page shows at first (default: 1)",
+        ),
         option(
             "--words", metavar="FILE|A,B,...",
             help="words for a map of their embeddings: a file with one word per line, or words separated by commas",
         ),
-        option("--top", type=int, default=5, metavar="K", help="number of nearest words per token (default: 5)"),
+        option(
+            "--top", type=int, default=5, metavar="K",
+            help="number of nearest words per token (default: 5)",
+        ),
         option(
             "--candidates", type=int, default=2000, metavar="N",
             help="number of vocabulary words to compare with each token; 0: no nearest words (default: 2000)",
@@ -107,10 +116,13 @@ COMMANDS = (
     Command("play", "guess masked words against a model", play_command, (
         option("first", nargs="?", metavar="MODEL", help=READABLE),
         _MODEL,
-        option("--text", type=Path, metavar="FILE", help="text file with one sentence per line"),
+        option(
+            "--text", type=Path, metavar="FILE",
+            help="text file with one sentence per line",
+        ),
         option(
             "--seed", type=int, default=0, metavar="N",
-            help="seed of the choice of sentences and words (default: 0)",
+            help="seed with which sentences and words are chosen (default: 0)",
         ),
         _DTYPE,
         reading(with_labels=False),

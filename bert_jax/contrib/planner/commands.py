@@ -28,32 +28,45 @@ def plan_command(arguments: argparse.Namespace) -> None:
 
 COMMANDS = (
     Command("plan", "predict memory, time and cost of a recipe on hardware that is not present", plan_command, (
-        option("--config", action="append", default=[], metavar="FILE", help="recipe; the option may be repeated"),
-        option("--topology", metavar="NAME", help="TPU slice or GPUs: v5e:16x16, v5e-256, v5p:4x4x8, h100:8, ..."),
+        option(
+            "--config", action="append", default=[], metavar="FILE",
+            help="recipe; the option may be repeated",
+        ),
+        option(
+            "--topology", metavar="NAME",
+            help="TPU slice or GPUs, such as v5e:16x16, v5e-256, v5p:4x4x8 or h100:8",
+        ),
         option(
             "--devices", type=int, metavar="N",
-            help="with --show_sharding: number of devices, instead of --topology",
+            help="with --show_sharding: number of devices, which replaces --topology",
         ),
-        option("--json", action="store_true", help="print one JSON object"),
+        option("--json", action="store_true", help="print the plan as one JSON object"),
         option(
             "--price_per_chip_hour", type=float, metavar="X",
-            help="price from which the cost of the run is computed",
+            help="price of one chip for one hour, from which the cost of the run is computed",
         ),
         option(
-            "--first_step", type=int, default=0, metavar="N", help="number of steps of earlier phases (default: 0)",
+            "--first_step", type=int, default=0, metavar="N",
+            help="number of steps of earlier phases (default: 0)",
         ),
         option("--show_sharding", action="store_true", help="print the sharding and the bytes of every parameter"),
-        option("--search", action="store_true", help="search for the fastest microbatches, recomputation and mesh"),
+        option(
+            "--search", action="store_true",
+            help="search for the fastest number of microbatches, recomputation (execution.remat) and mesh",
+        ),
         option(
             "--tries", type=int, default=8, metavar="N",
-            help="with --search: maximum number of compilations (default: 8)",
+            help="with --search: maximum number of layouts to compile (default: 8)",
         ),
         option(
             "--batches", type=names_of, default=(), metavar="16,64,...",
-            help="with --search: numbers of sequences per device to try, which replace the batch size of the "
-            "recipe",
+            help="with --search: numbers of sequences per device to try, separated by commas; the resulting "
+            "global batch sizes replace that of the recipe",
         ),
-        option("--output", type=Path, metavar="FILE", help="with --search: file for the fastest recipe"),
+        option(
+            "--output", type=Path, metavar="FILE",
+            help="with --search: file for the fastest recipe (default: print it)",
+        ),
     ), _PLAN, is_whole=False, takes_recipe=True, group="train",
         example="--config configs/bert_base_phase1.yaml --topology v5e:16x16 --price_per_chip_hour 1.2",
     ),

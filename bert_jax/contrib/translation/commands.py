@@ -7,9 +7,9 @@ from bert_jax.commands.options import Command, option, say
 
 
 def encoder_decoder_command(arguments: argparse.Namespace) -> None:
-    """Convert a translation model. If the model is a folder of EncoderDecoderModel of transformers, the command
-    writes a saved model, which all commands read. Any other translation model is written as such a folder, which is
-    read back and compared bitwise."""
+    """Convert a translation model. A folder of transformers' EncoderDecoderModel is converted to a saved model,
+    which all commands read. Any other translation model is written as such a folder; the folder is then read again
+    and compared bitwise with the model."""
     import numpy as np
 
     from bert_jax.contrib.translation.hf_folder import is_folder, read_folder, unshared, write_folder
@@ -40,7 +40,8 @@ def encoder_decoder_command(arguments: argparse.Namespace) -> None:
 COMMANDS = (
     Command("encoder-decoder", "convert translation models to and from transformers", encoder_decoder_command, (
         option(
-            "--model", required=True, metavar="MODEL", help="translation model, or a folder of EncoderDecoderModel",
+            "--model", required=True, metavar="MODEL",
+            help="translation model, or a folder of transformers' EncoderDecoderModel",
         ),
         option("--to", required=True, metavar="DIR", help="new folder"),
         option("--force", action="store_true", help="replace the folder --to if it is not empty"),

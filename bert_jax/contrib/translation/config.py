@@ -38,8 +38,8 @@ class EncoderDecoderConfig(ModelConfig):
     TITLE: ClassVar[str] = "An encoder and a decoder with cross-attention, for translation"
     TAG: ClassVar[str] = "encoder-decoder"
 
-    # Options of the decoder whose values differ from those of the encoder, as NAME=VALUE, such as num_layers=2
-    # activation=relu, in the order in which this help lists the options. The attention of the decoder is causal.
+    # Options of the decoder whose values differ from those of the encoder, as NAME=VALUE in the order in which
+    # this help lists them, such as num_layers=2 activation=relu. The attention of the decoder is causal.
     decoder: tuple[str, ...] = ()
     # Use the parameters of the encoder for the decoder too, except for cross-attention and the output layer (Rothe
     # et al. 2020, BERTShare).
@@ -137,7 +137,7 @@ def _value(like: Any, text: str) -> Any:
 class TranslationConfig(Section, prefix="translation."):
     """Training of translation, and its search."""
 
-    # Label smoothing: the share of the target probability that is spread over the whole vocabulary.
+    # Label smoothing: share of the target probability that is spread over the whole vocabulary.
     label_smoothing: Probability = 0.1
     # Number of hypotheses in the beam search of evaluations and predictions; 1: greedy search.
     beams: Beams = 1

@@ -39,16 +39,15 @@ class CleanDataConfig(Section, prefix="data."):
 class CleanConfig(Section, prefix="clean."):
     """Rules, in the order in which they are applied."""
 
-    # What happens to text with a broken encoding. repair: correct mojibake, remove control characters, and drop
-    # lines that contain the replacement character. drop: drop all lines with one of these three errors. off: keep
-    # the text.
+    # What happens to broken encoding. repair: correct mojibake, remove control characters, and drop lines that
+    # contain the replacement character. drop: drop all lines with one of these three errors. off: keep the text.
     encoding: Literal["repair", "drop", "off"] = "repair"
     # Maximum share of the characters of a document that may be in lines dropped for their encoding; a document
     # with a larger share is dropped as a whole.
     broken_share: Share[float] = 0.2
-    # Minimum number of words in a document, where each Chinese character counts as a word; 0: no minimum.
+    # Minimum number of words in a document; 0: off. Each Chinese character counts as a word.
     least_words: AtLeast0[int] = 5
-    # Maximum number of words in a document; 0: no maximum.
+    # Maximum number of words in a document; 0: off.
     most_words: AtLeast0[int] = 0
     # Codes of the languages to keep, such as en de zh; py3langid detects the language from the first 2,000
     # characters of a document. Empty: all languages.
@@ -63,8 +62,7 @@ class CleanConfig(Section, prefix="clean."):
     # Drop a document if its Jaccard similarity to an earlier document that is kept is at least this number; 0:
     # off. The similarity is computed from the sets of 5-grams of words.
     near_duplicates: Share[float] = 0.7
-    # Number of bands of the MinHash signature; 0: selected together with clean.rows. Either both options are 0 or
-    # none.
+    # Number of bands of the MinHash signature; 0: selected together with clean.rows.
     bands: AtLeast0[int] = 0
     # Number of rows per band. 0: the largest number with which, using at most 128 hashes, a pair whose similarity
     # is clean.near_duplicates is compared with a probability of at least 0.98.
