@@ -119,8 +119,8 @@ COMMANDS = (
         ),
         option(
             "--check", metavar="FILE",
-            help="with --format onnx: labeled examples, in JSON lines as for fine-tuning, on which the model and the "
-            "exported program are scored; for a classifier, calibration errors are also printed",
+            help="with --format onnx: labeled examples, in JSON lines as for fine-tuning, on which the model and "
+            "the exported program are scored; for a classifier, calibration errors are also printed",
         ),
         option(
             "--check_loss", type=float, metavar="X",
