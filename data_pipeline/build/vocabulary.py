@@ -23,6 +23,9 @@ from data_pipeline.text.documents import Source, read_documents, undecodable_tog
 Report = Callable[[str], None]
 # Characters of the training text whose tokens are counted.
 _SAMPLE = 4_000_000
+# Share of the documents above which held-out documents are worth a warning. Few documents have such shares, because
+# at least one or two are held out.
+_MOST_HELD_OUT = 0.25
 VOCAB_SETTINGS_NAME = "vocabulary.json"
 
 
@@ -119,17 +122,21 @@ def place_vocabulary(path: Location, content: bytes) -> None:
             )
 
 
-def training_texts(data: DataConfig, sources: Sequence[Source]) -> Iterator[str]:
-    """Yield the sentences of the documents that are not held out."""
+def held_documents(data: DataConfig, sources: Sequence[Source]) -> np.ndarray:
+    """Return a mask bool[D] of the documents that are held out."""
+    contents = np.fromiter((content_hash(document) for document in _documents(data, sources)), np.uint64)
+    return held_out(contents, seed=data.seed, fraction=data.eval_fraction)
 
-    def documents() -> Iterator[list[str]]:
-        with undecodable_together(sources):
-            for source in sources:
-                yield from read_documents(source, line=data.line, json_field=data.json_field)
 
-    contents = np.fromiter((content_hash(document) for document in documents()), np.uint64)
-    held = held_out(contents, seed=data.seed, fraction=data.eval_fraction)
-    for document, is_held in zip(documents(), held.tolist(), strict=True):
+def _documents(data: DataConfig, sources: Sequence[Source]) -> Iterator[list[str]]:
+    with undecodable_together(sources):
+        for source in sources:
+            yield from read_documents(source, line=data.line, json_field=data.json_field)
+
+
+def training_texts(data: DataConfig, sources: Sequence[Source], held: np.ndarray) -> Iterator[str]:
+    """Yield the sentences of the documents that are not held out. ``held``: the result of ``held_documents``."""
+    for document, is_held in zip(_documents(data, sources), held.tolist(), strict=True):
         if not is_held:
             yield from document
 
@@ -144,38 +151,52 @@ def ensure_vocabulary(
     if output is not None:
         sources = corpus_of(data)
         output.parent.mkdir(parents=True, exist_ok=True)  # reports an unusable folder before hours of training
-        path, share = _write_vocabulary(data, sources, output, vocab_size, report)
-        report(share.line(data))
+        path, use = _write_vocabulary(data, sources, output, vocab_size, report)
+        for line in use.lines(data):
+            report(line)
         return path
     if not data.shards and not data.vocab:
         raise ValueError("data.shards: not set; set it to the folder for the vocabulary, or use --output FILE")
     path, tokenizer = existing_vocabulary(data, vocab_size)
     if tokenizer is None:
         with exclusive(location(data.shards)):
-            _, share = train_in_place(data, corpus_of(data), vocab_size, report)
-        report(share.line(data))
+            _, use = train_in_place(data, corpus_of(data), vocab_size, report)
+        for line in use.lines(data):
+            report(line)
     return path
 
 
-class UnknownShare(NamedTuple):
-    """Share of [UNK] in the tokens of the training text, or of a sample of it."""
+class TextUse(NamedTuple):
+    """Facts about the text of a trained vocabulary."""
 
-    share: float
+    # Share of [UNK] in the tokens of the training text, or of a sample of it.
+    unknown: float
     of_sample: bool
+    # Numbers of held-out documents and of all documents.
+    held_out: int
+    documents: int
 
-    def line(self, data: DataConfig) -> str:
-        """Return the share as a line of a report; a warning if it is large."""
+    def lines(self, data: DataConfig) -> list[str]:
+        """Return the lines of a report: the share of [UNK], as a warning if it is large, and a warning if a large
+        share of the documents is held out."""
         text = f"of the tokens of {'a sample of ' if self.of_sample else ''}the training text are [UNK]"
-        if self.share > (MOST_UNKNOWN_WORDS if data.tokenizer == "words" else MOST_UNKNOWN):
-            return f"WARNING: {self.share:.1%} {text}; use a larger --vocab_size"
-        return f"{self.share:.2%} {text}"
+        if self.unknown > (MOST_UNKNOWN_WORDS if data.tokenizer == "words" else MOST_UNKNOWN):
+            found = [f"WARNING: {self.unknown:.1%} {text}; use a larger --vocab_size"]
+        else:
+            found = [f"{self.unknown:.2%} {text}"]
+        if self.held_out > _MOST_HELD_OUT * self.documents:
+            found.append(
+                f"WARNING: {self.held_out} of {self.documents} documents are held out, and the vocabulary does not "
+                "contain their words; set --data.eval_fraction 0 to use them, or put blank lines between documents"
+            )
+        return found
 
 
 def train_in_place(
     data: DataConfig, sources: Sequence[Source], vocab_size: int, report: Report
-) -> tuple[Location, UnknownShare]:
-    """Train the vocabulary and write it to ``vocabulary_path(data)``; return this path, and the share of [UNK]. The
-    caller must hold the lock of its folder."""
+) -> tuple[Location, TextUse]:
+    """Train the vocabulary and write it to ``vocabulary_path(data)``; return this path, and facts about the
+    text. The caller must hold the lock of its folder."""
     path = vocabulary_path(data)
     settings = _vocabulary_settings(data, vocab_size, sources)
     write_whole(path.with_name(VOCAB_SETTINGS_NAME), json.dumps(settings, sort_keys=True, indent=1) + "\n")
@@ -184,9 +205,9 @@ def train_in_place(
 
 def _write_vocabulary(
     data: DataConfig, sources: Sequence[Source], output: Location, vocab_size: int, report: Report
-) -> tuple[Location, UnknownShare]:
+) -> tuple[Location, TextUse]:
     """Train a vocabulary on the documents of ``sources`` that are not held out, and write it to ``output``; return
-    the path, and the share of [UNK] in these documents."""
+    the path, and facts about the text."""
     report(f"training a {data.tokenizer} vocabulary of {vocab_size:,} pieces")
     with Workers(1, apart=True) as process:
         return next(process.run(_train_on_corpus, [(data, sources, output, vocab_size)]))
@@ -194,12 +215,13 @@ def _write_vocabulary(
 
 def _train_on_corpus(
     data: DataConfig, sources: Sequence[Source], output: Location, vocab_size: int
-) -> tuple[Location, UnknownShare]:
+) -> tuple[Location, TextUse]:
     """Train the vocabulary and write it to ``output``. Runs as a worker job."""
     from data_pipeline.text.vocabulary_training import TextSample, train_vocabulary
 
     sample, in_words = TextSample(_SAMPLE), data.tokenizer == "words" and data.word_segmenter == "jieba"
-    texts = sample.passing(training_texts(data, sources))
+    held = held_documents(data, sources)
+    texts = sample.passing(training_texts(data, sources, held))
     if in_words:
         cut = load_jieba().lcut
         texts = (CJK_RUN.sub(lambda run: f" {' '.join(cut(run[0]))} ", text) for text in texts)
@@ -210,4 +232,4 @@ def _train_on_corpus(
     tokenizer = load_tokenizer(local_copy(path), **data.rules)
     ids, _ = tokenizer.encode_flat(sample.texts)
     share = np.count_nonzero(ids == tokenizer.unk_id) / max(len(ids), 1)
-    return path, UnknownShare(float(share), not sample.is_whole)
+    return path, TextUse(float(share), not sample.is_whole, int(held.sum()), len(held))

@@ -17,7 +17,7 @@ from data_pipeline.build import ensure as build_module
 from data_pipeline.build import shard_jobs, shard_split
 from data_pipeline.build.ensure import ensure_data
 from data_pipeline.build.token_store import content_hash, held_out
-from data_pipeline.build.vocabulary import training_texts
+from data_pipeline.build.vocabulary import held_documents, training_texts
 from data_pipeline.build.workers import exclusive
 from data_pipeline.shards.shard_files import read_index, read_manifest, read_records, write_records
 from data_pipeline.shards.tfexample import decode_example
@@ -206,7 +206,7 @@ def test_vocabulary_is_trained_on_training_documents_only(place: Path) -> None:
     held = held_out(np.array([content_hash(d) for d in documents], np.uint64), seed=data.seed, fraction=0.2)
     assert 0 < held.sum() < len(documents)
     texts = [sentence for d, is_held in zip(documents, held, strict=True) if not is_held for sentence in d]
-    assert list(training_texts(data, sources)) == texts
+    assert list(training_texts(data, sources, held_documents(data, sources))) == texts
     alone = train_vocabulary(
         texts, kind="wordpiece", vocab_size=300, lower_case=True, output=place.parent / "alone.txt"
     )

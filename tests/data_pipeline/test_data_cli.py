@@ -88,6 +88,20 @@ def test_vocab(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "b.txt" in captured.err and "training" not in captured.out  # before hours of work
 
 
+def test_vocab_warns_if_much_of_the_text_is_held_out(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    languages = place / "languages"  # each file is one document
+    languages.mkdir()
+    (languages / "de.txt").write_text("der kleine hund schläft .\n" * 40, encoding="utf-8")
+    (languages / "en.txt").write_text("the small dog is sleeping .\n" * 40, encoding="utf-8")
+    base = ["vocab", "--corpus", str(languages), "--vocab_size", "90", "--output", str(place / "joint.txt")]
+    assert main(base) == 0
+    warning = "\nWARNING: 1 of 2 documents are held out, and the vocabulary does not contain their words; set "
+    assert warning in capsys.readouterr().out
+    assert main([*base, "--eval_fraction", "0"]) == 0
+    assert "held out" not in capsys.readouterr().out
+    assert {"hund", "dog"} <= {*(place / "joint.txt").read_text(encoding="utf-8").split()}
+
+
 def test_vocab_says_how_much_of_the_text_is_unknown(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
