@@ -36,8 +36,8 @@ PROGRAMS = {
         "the tests themselves",
     ),
     **dict.fromkeys(
-        ("export", "cd", "cat", "tail", "trap", "case", "esac", "while", "done", "wait", "echo", "exit", "END",
-         "42)", "45|134|137|139)"), "the shell",
+        ("export", "cd", "cat", "tail", "trap", "case", "esac", "for", "while", "done", "wait", "echo", "exit",
+         "END", "42)", "45|134|137|139)"), "the shell",
     ),
 }  # fmt: skip
 SCRIPTS = {"python -m": "the tests themselves", "python -c": "needs a GPU", "python studies/": "studies may age"}
@@ -70,7 +70,7 @@ def commands():
     for page, language, lines in blocks():
         if language not in ("bash", ""):
             continue
-        variables = {}
+        variables = {"i": "0"}  # of a loop
         for line in "\n".join(lines).replace("\\\n", " ").splitlines():
             for name, value in variables.items():
                 line = line.replace(f"${name} ", f"{value} ")
@@ -99,7 +99,8 @@ def understood(words):
         try:
             check_command([*name.split()[1:], *rest])
         except ValueError as error:  # a limit that follows from the initial model, which is not there
-            assert "position" in str(error) and "--init_from" in rest
+            of_model = "--decoder_from" if "--decoder_from" in rest else "position"
+            assert of_model in str(error) and "--init_from" in rest
     return name.startswith("bert-")
 
 

@@ -128,7 +128,8 @@ class TaskDataConfig(Section, prefix="data."):
     tags: tuple[str, ...] = only((), {KIND: WORDS})
     # Separator between the labels of a text, for task.kind multi_label.
     label_separator: str = ","
-    # Share of the training records to use as the dev split if there are no dev files.
+    # Share of the training records to use as the dev split if there are no dev files. If a command sets only one of
+    # data.dev and this option, it replaces the other one in the recipe.
     dev_fraction: Probability = limited(0.0, Limit((0,), {"data.dev": SET}))
     # Training records that data.dev_fraction keeps together: article or document (the records of one group, which
     # the format or the column group states), sentence (those that share a text), or none.
