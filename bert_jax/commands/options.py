@@ -164,7 +164,7 @@ def model(texts: str = "", *, required: bool = True, with_labels: bool = True, w
     ``with_int8`` is True for commands that compute vectors of texts with :func:`vector_options`.
     """
     dtypes = ("float32", "bfloat16", *(["int8"] if with_int8 else []))
-    described = "compute dtype" + ("; int8: onnxruntime computes on the CPU" if with_int8 else "")
+    described = "dtype of the computation" + ("; int8: 8-bit, by onnxruntime on the CPU" if with_int8 else "")
     described += " (default: float32)"
 
     def add(parser: argparse.ArgumentParser) -> None:

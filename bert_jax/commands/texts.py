@@ -33,8 +33,8 @@ POOLED = ("pooling", "normalize", "width", "prompt", "prompt_name")
 
 
 def embed_command(arguments: argparse.Namespace) -> None:
-    """Compute a vector for each text. With --per_token or --per_word, compute a vector for each token or word at
-    each selected layer instead."""
+    """Compute a vector for each text. With --per_token or --per_word, compute instead a vector for each token or
+    word at each selected layer."""
     from bert_jax.inference.embed import LAST_FOUR, embed, extract_features
     from bert_jax.inference.text_files import with_ids, write_json_lines, write_vectors
 
@@ -168,7 +168,7 @@ def _prompts(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--prompt_name",
         metavar="NAME",
-        help="name of a prompt that the model stores, to insert",
+        help="name of a prompt that the model stores, to insert before every text",
     )
 
 
@@ -235,8 +235,8 @@ COMMANDS = (
         ),
         option(
             "--output", type=Path, metavar="FILE",
-            help="file for JSON lines (default: standard output). With --pairs, it gets a line for each field, "
-            "phenomenon and paradigm",
+            help="file for JSON lines (default: standard output). With --pairs, the file contains a line for each "
+            "field, phenomenon and paradigm",
         ),
     ), group="use", example='--model runs/quickstart "A cat sat there." "A cat sat their."'),
     Command("forward", "compute every output of a model for arrays of token ids", forward_command, (

@@ -256,8 +256,9 @@ class ExecutionConfig(Section, prefix="execution."):
     # dtype of the computation. Parameters, LayerNorm statistics, softmax, losses and optimizer state stay float32.
     dtype: Literal["float32", "bfloat16"] = "float32"
     # int8: quantization-aware training, which reduces the accuracy that an int8 export loses. Training and
-    # evaluation round the weights of the embeddings and the encoder, and each token's inputs of matrix products,
-    # as an int8 export without calibration does. Gradients ignore the rounding. none: no rounding.
+    # evaluation round the weights of the embeddings and the encoder, and the inputs of matrix products (separately
+    # for each token), as an int8 export without calibration does. Gradients ignore the rounding. none: no
+    # rounding.
     quantization: Literal["none", "int8"] = "none"
     # Compute query, key and value with one matrix product. Their parameters stay separate and are stacked in the
     # forward pass.
@@ -298,8 +299,8 @@ class OptimizerConfig(Section, prefix="optimizer."):
     warmup_tokens: Tokens = 0
     # Schedule of the learning rate after warmup. wsd: warmup, stable, decay. bert2018: a linear decay that is
     # counted from step 0 but applies only after warmup, so the learning rate drops at the end of warmup.
-    # slanted_triangular: Howard and Ruder 2018; the warmup is its rising part. triangle: from 1/4 of the peak up
-    # to the peak in 3/4 of the steps, then down, without warmup (Geiping and Goldstein 2022).
+    # slanted_triangular: Howard and Ruder 2018; the warmup is its rising part. triangle: the learning rate rises
+    # from 1/4 of the peak to the peak in 3/4 of the steps, then falls; no warmup (Geiping and Goldstein 2022).
     schedule: Literal[
         "linear", "cosine", "constant", "inverse_sqrt", "wsd", "bert2018", "slanted_triangular", "triangle"
     ] = "linear"
@@ -313,11 +314,11 @@ class OptimizerConfig(Section, prefix="optimizer."):
     # Shape of the decay phase of wsd: linear, or one_minus_sqrt (1 minus the square root of the elapsed share of
     # the phase; Haegele et al. 2024).
     wsd_decay: Literal["linear", "one_minus_sqrt"] = "linear"
-    # Length of the decay phase of wsd as a share of all steps.
+    # Length of the wsd decay phase as a share of all steps.
     wsd_decay_fraction: Share[float] = 0.1
-    # Length of the decay phase of wsd in steps; 0: optimizer.wsd_decay_fraction applies.
+    # Length of the wsd decay phase in steps; 0: optimizer.wsd_decay_fraction applies.
     wsd_decay_steps: AtLeast0[int] = 0
-    # Length of the decay phase of wsd in tokens, which is converted to optimizer.wsd_decay_steps; 0:
+    # Length of the wsd decay phase in tokens, which is converted to optimizer.wsd_decay_steps; 0:
     # optimizer.wsd_decay_steps applies.
     wsd_decay_tokens: Tokens = 0
     # Weight decay of all parameters except biases, the parameters of normalization layers and those that
@@ -396,7 +397,7 @@ class TrainingConfig(Section, prefix="training."):
     max_bad_steps: Positive[int] = 5
     # A loss is a spike if it exceeds the moving average of the loss by more than this number of standard
     # deviations. The run then rolls back (training.spike_rollback) or exits with code 44. An optional second
-    # number (default 200) is the length of this average in steps; no spike is detected before this step. Empty:
+    # number (default 200) is the length of this average in steps; detection begins after this many steps. Empty:
     # spikes are not detected.
     spike_limit: tuple[float, ...] = ()
     # Maximum number of rollbacks in a phase; empty: none. After a spike or training.max_bad_steps non-finite

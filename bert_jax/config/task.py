@@ -53,7 +53,7 @@ class TaskConfig(Section, prefix="task."):
     max_length: int = 128
     # Part of the text that is kept if an input is longer than task.max_length: longest_first (the longer text of a
     # pair is truncated, at its end or at the side that the tokenizer of the model states), head, tail, head_tail
-    # (its start, its end, or both), key_sentences (the most central sentences, in their order), or windows (the
+    # (the start, the end, or both), key_sentences (the most central sentences, in their order), or windows (the
     # whole text, in several inputs whose logits are averaged).
     truncation: Truncation = only("longest_first", {KIND: CUT})
     # Share of the kept tokens that head_tail takes from the start of the text (Sun et al. 2019: 128 of 510
@@ -88,7 +88,7 @@ class TaskDataConfig(Section, prefix="data."):
     # Options that name files.
     SPLITS: ClassVar[tuple[str, ...]] = ("train", "dev", "test")
 
-    # Folder to which the file names in this section are relative.
+    # Folder to which the names of the task files are relative.
     dir: str = ""
     # Training files.
     train: tuple[str, ...] = ()

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from bert_jax.inference.loaded import LoadedModel
     from bert_jax.inference.text_files import Entry
 
-_TEXTS = "file with one text per line (blank lines are skipped), .jsonl file with id and text, or .npy file of "
-"bert-jax embed"
+_TEXTS = "file with one text per line (blank lines are skipped), .jsonl with id and text, or .npy of bert-jax embed"
+_MINED = "file with one text per line (blank lines are skipped), or .jsonl with id and text"
 _PROMPT = option("--prompt", metavar="TEXT", help="text to insert before every text")
 
 
 def search_command(arguments: argparse.Namespace) -> None:
-    """Find the texts of a corpus, or of an index that bert-jax embed wrote, that are nearest to each query. In a
+    """Find the texts that are nearest to each query, in a corpus or in an index written by bert-jax embed. In a
     corpus, every text is compared with every query. Writes JSON lines with query, text and hits (id, score, text).
     The best hits come first; hits with equal scores are in the order of the corpus."""
     from bert_jax.contrib.analysis.neighbors import hit_lines, read_relevant, relevance
@@ -390,7 +390,7 @@ COMMANDS = (
             "--pairs", required=True, metavar="FILE",
             help="JSON lines with text (the query) and text_pair (the answer)",
         ),
-        option("--corpus", metavar="FILE", help=f"{_TEXTS.split(', or')[0]} (default: the answers of all pairs)"),
+        option("--corpus", metavar="FILE", help=f"{_MINED} (default: the answers of all pairs)"),
         option(
             "--count", type=int, default=5, metavar="N", help="maximum number of negatives per pair (default: 5)",
         ),

@@ -77,7 +77,10 @@ def _model_and_text(arguments: argparse.Namespace, *, with_text: bool = True) ->
 
 _MODEL = option("--model", metavar="DIR_OR_PREFIX", help="alternative to MODEL")
 _DTYPE = option(
-    "--dtype", choices=("float32", "bfloat16"), default="float32", help="compute dtype (default: float32)"
+    "--dtype",
+    choices=("float32", "bfloat16"),
+    default="float32",
+    help="dtype of the computation (default: float32)",
 )
 
 COMMANDS = (

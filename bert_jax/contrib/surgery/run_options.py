@@ -15,7 +15,7 @@ class ChangeOptions(RunOptions):
     # 2020, section 5). It has global tokens and, on each side of a token, windows of model.attention_windows
     # tokens (default 256). 0: no conversion.
     to_long: AtLeast0[int] = 0
-    # Layers of the model in --init_from, counted from 0, that the run starts with, in this order (Sanh et al.
+    # Layers of the model in --init_from, counted from 0, with which the run starts, in this order (Sanh et al.
     # 2019: every second layer). A layer may occur several times. Empty: all layers.
     init_layers: tuple[int, ...] = ()
 
