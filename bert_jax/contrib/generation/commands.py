@@ -50,7 +50,8 @@ COMMANDS = (
     Command("generate", "continue texts with a causal language model", generate_command, (
         model_or_place,
         option(
-            "--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the computation (default: float32)",
+            "--dtype", choices=("float32", "bfloat16"), default="float32",
+            help="dtype of the computation (default: float32)",
         ),
         option(
             "--prompt", action="append", metavar="TEXT",
