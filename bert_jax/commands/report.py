@@ -125,7 +125,7 @@ def report_command(arguments: argparse.Namespace) -> None:
 
 COMMANDS = (
     Command("report", "write a page about a run, or a comparison of several runs", report_command, (
-        option("workdirs", nargs="+", metavar="WORKDIR", help="workdir of a run, a folder or a URL"),
+        option("workdirs", nargs="+", metavar="WORKDIR", help="workdir of a run (a folder or a URL)"),
         option(
             "--output", metavar="FILE",
             help=f"HTML file to write (default: {HTML_FILE} in the workdir; for several runs, {COMPARISON} in the "

@@ -72,7 +72,7 @@ _CHECKING = (
     option("--no_verify", action="store_true", help="do not compare the outputs with those of the other library"),
     option(
         "--peer_python", metavar="PYTHON",
-        help="Python interpreter whose environment has the other library, such as transformers (default: the "
+        help="Python interpreter with the other library, such as transformers, for the comparison (default: the "
         "running one)",
     ),
 )  # fmt: skip
@@ -80,7 +80,7 @@ _CHECKING = (
 
 def _format(parser: argparse.ArgumentParser) -> None:
     formats = (*_FORMATS, *names("formats"))
-    described = "format to write (docs/weights.md); without it, the command lists those that fit the model"
+    described = "format to write (docs/weights.md; default: none, list the formats that hold the model)"
     parser.add_argument("--format", choices=formats, help=described)
 
 

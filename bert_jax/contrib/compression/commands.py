@@ -60,8 +60,8 @@ def prune_command(arguments: argparse.Namespace) -> None:
 
 def factorize_command(arguments: argparse.Namespace) -> None:
     """Save a model whose word embedding table is replaced with the product of two smaller matrices: the best
-    least-squares approximation with this rank. Print the savings and, with --check, the scores of both models. To
-    recover a part of the lost accuracy, fine-tune the new model."""
+    least-squares approximation of the rank in --rank. Print the savings and, with --check, the scores of both
+    models. To recover a part of the lost accuracy, fine-tune the new model."""
     from bert_jax.contrib.compression.factorize import factorize_model
 
     source, target, options = Path(arguments.source), arguments.target, read_options(arguments)
@@ -83,9 +83,9 @@ def early_exit_command(arguments: argparse.Namespace) -> None:
 
 
 def augment_command(arguments: argparse.Namespace) -> None:
-    """Write copies of each text or pair in which some words are replaced with words that a masked language model
-    predicts in their place, as JSON lines with text and text_pair. Fine-tuning reads the copies as data.unlabelled,
-    and a teacher labels them."""
+    """Write JSON lines with text and text_pair: copies of each text or pair in which some words are replaced with
+    words that a masked language model predicts in their place. Fine-tuning reads the copies as data.unlabelled, and
+    a teacher labels them."""
     from bert_jax.contrib.compression.augment import Replacement, augment
     from bert_jax.inference.text_files import read_texts, write_json_lines
 

@@ -82,7 +82,7 @@ COMMANDS = (
         option(
             "--top_p", type=float, default=1.0, metavar="P",
             help="with --temperature: sample only from the smallest set of most probable tokens whose "
-            "probabilities sum to P (default: 1, all tokens)",
+            "probabilities sum to at least P (default: 1, all tokens)",
         ),
         option("--seed", type=int, default=0, help="seed of the sampling (default: 0)"),
         option("--batch_size", type=int, default=8, metavar="N", help="number of texts per batch (default: 8)"),
