@@ -87,7 +87,7 @@ class RecordOptions:
 class DataCommand:
     """A command of ``bert-data``: ``run`` is called with its arguments, ``usage`` is its part of the help, with an
     example on the line after its name, ``options`` is the class of the options that its help lists, and ``notes``
-    says which others it accepts."""
+    states which others it accepts."""
 
     run: Callable[[list[str]], None]
     usage: str = ""
