@@ -40,6 +40,7 @@ MASKED = '"the [MASK] of the united states"'
 HELP = "HELP"
 COMPLETED = {
     "bert-data inspect": "BASE/shards",
+    "bert-data vocab --corpus wiki/ --vocab_size 8000 --output vocab.txt": HELP,
     "bert-data vocab": "--corpus texts.txt --vocab_size 120 --output vocab.txt",
     "bert-data vocab --kind bpe": "--corpus texts.txt --vocab_size 60 --output bpe.model",
     "bert-data vocab --kind words --word_segmenter jieba": "--corpus chinese.txt --vocab_size 30 --output words.txt",
@@ -60,6 +61,7 @@ COMPLETED = {
     'bert-jax neighbors bank --in "he sat on the bank of the river"': "--model BASE --corpus texts.txt",
     'bert-jax picture MODEL "a text"': "--output page.html",
     "bert-jax plan": HELP,
+    "bert-jax pretrain --config quickstart": HELP,
     "bert-jax predict": "--model NLI --input pairs.jsonl",
     "bert-jax pretrain --config bert_base_phase1 --print_config": "",
     "bert-jax probe": "--task pos --train words.conllu --test words.conllu --model BASE",
@@ -71,7 +73,7 @@ COMPLETED = {
 }
 REFUSED = {"bert-jax generate"}  # exit code 2: a model that reads both sides does not continue texts
 # Words between backquotes that are neither commands nor options nor values: columns, names in Python, files.
-OTHER = {"text", "text_pair", "decay_mask", "tokenization.py", "tok:zh", *dir(bert_jax.LoadedModel)}
+OTHER = {"text", "text_pair", "config.yaml", "decay_mask", "tokenization.py", "tok:zh", *dir(bert_jax.LoadedModel)}
 
 
 def spans(text: str) -> list[str]:
