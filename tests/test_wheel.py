@@ -41,6 +41,10 @@ def test_the_wheel_holds_the_recipes_of_the_checkout(installed):
     assert len(listed(RECIPES)) > 50 and listed(installed / "bert_jax" / "configs") == listed(RECIPES)
 
 
+def test_the_wheel_holds_no_example(installed):
+    assert not [path for path in installed.rglob("*") if "xlnet" in path.name or "examples" in path.parts]
+
+
 def test_the_wheel_declares_its_types(installed):
     assert all((installed / package / "py.typed").is_file() for package in ("bert_jax", "data_pipeline"))
 
