@@ -25,7 +25,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 include_patterns = [
     "*.md", "docs/*.md", "docs/**/*.md", "bert_jax/contrib/*/README.md", "data_pipeline/contrib/*/README.md",
-    "studies/*/README.md",
+    "studies/*/README.md", "examples/*/README.md",
 ]  # fmt: skip
 exclude_patterns = [".*", "build", "runs", "data", "tests", "**/__pycache__", "*.egg-info"]
 myst_heading_anchors = 4
