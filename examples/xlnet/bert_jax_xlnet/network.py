@@ -151,7 +151,8 @@ class RelativeAttention(Block):
             targets = at_places(distances[:, :, tokens:], view.places_BxM, tokens, count)
             near = jnp.concatenate([near, targets], axis=2)
         segments = jnp.einsum("bqad,sad->sbaq", of_segment, vectors("segment_embeddings", 2))
-        scores += near + jnp.where(view.differs_BxQxT[:, None], *segments[::-1, ..., None])
+        own, other = segments[0, ..., None], segments[1, ..., None]
+        scores = scores + near + jnp.where(view.differs_BxQxT[:, None], other, own)
         scores = scores.astype(jnp.float32) / size**0.5
         probabilities = jax.nn.softmax(jnp.where(view.visible_BxQxT[:, None], scores, -1e30)).astype(dtype)
         probabilities = _dropped(probabilities, config.attention_dropout, probabilities_key, tokens)
@@ -269,7 +270,7 @@ class Encoder(Block):
         count = self.config.memory_length
         new_BxLxSxH = jax.lax.stop_gradient(jnp.stack(inputs, axis=1)).astype(memory.value.dtype)
         is_full_Bx1 = sequence_ids_BxS[:, -1:] > 0
-        held_BxN = self.get_variable(CACHE, "held")
+        held_BxN: jax.Array = self.get_variable(CACHE, "held")
         new_BxS = jnp.broadcast_to(is_full_Bx1, sequence_ids_BxS.shape)
         held_BxN = jnp.concatenate([held_BxN & is_full_Bx1, new_BxS], axis=1)[:, -count:]
         memory.value = jnp.concatenate([memory.value, new_BxLxSxH], axis=2)[:, :, -count:]

@@ -9,14 +9,18 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from command import MAIN_OF_A_COPY
-from support import tiny_config, untimed, whole_and_resumed
+from support import objective_of, random_batch, tiny_config, untimed, whole_and_resumed
 
 from bert_jax.commands.main import main
 from bert_jax.interop.readers import read_weights
+from bert_jax.parallel import make_mesh, to_global
 from bert_jax.training.logging.metrics_file import read_metrics
+from bert_jax.training.programs import train_programs
+from bert_jax.training.state import initial_state
 
 OPTIONS = "--model.encoder xlnet --objective.name permutation_lm --data.next_sentence none"
 MEMORY = "--model.memory_length 20 --data.row_order carried"
@@ -38,6 +42,25 @@ def test_a_stopped_run_continues_with_the_same_losses(memory, tmp_path):
     config = tiny_config(OPTIONS, often, "--training.num_steps 6 --training.eval_batches 1", memory)
     lines = whole_and_resumed(config, tmp_path, 4)
     assert len([line["plm_loss"] for line in lines if line.get("split") == "eval"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices, which all tests together have")
+@pytest.mark.parametrize("mesh", ["--mesh.data 2", "--mesh.fsdp 2", "--mesh.tensor 2"])
+def test_a_mesh_computes_what_one_device_computes(mesh):
+    def losses(words, devices):
+        config = tiny_config(OPTIONS, MEMORY, words)
+        programs = train_programs(objective_of(config, make_mesh(config.mesh, jax.devices()[:devices])))
+        state = initial_state(programs.model, programs.optimizer, programs.abstract, 0)
+        found = []
+        for seed in range(3):
+            every = random_batch(programs.objective.config, seed)
+            batch = to_global({name: every[name] for name in programs.objective.features}, programs.mesh, 8)
+            state, metrics = programs.step_for(batch)(state, batch)
+            found.append(metrics.unpack()["loss"])
+        return np.array(found)
+
+    np.testing.assert_allclose(losses(mesh, 2), losses("", 1), rtol=1e-5)
 
 
 def corpus(folder):
