@@ -82,9 +82,9 @@ def pretrain(
     report: Callable[[str], None] | None = print,
 ) -> "PretrainRun":
     """Pretrain a model and return the run. The same call on the same ``workdir`` continues a run that was stopped,
-    and returns one that is complete.
+    and returns a complete one unchanged.
 
-    Ctrl-C saves the state, and the call returns the run as far as it got (before the first step, it raises
+    Ctrl-C saves the state, and the call returns the incomplete run (before the first step, it raises
     ``KeyboardInterrupt``).
 
     Args:
@@ -94,13 +94,13 @@ def pretrain(
             of these, or an iterable of texts, each a document, which are written to ``workdir/corpus``. Vocabulary
             and shards are then built in ``workdir/shards``.
         workdir: folder of the run. None: a temporary folder, which is removed with the returned object.
-        init_from: model to continue: a path in any format that :func:`bert_jax.load` reads, a loaded model, or a
+        init_from: initial model: a path in any format that :func:`bert_jax.load` reads, a loaded model, or a
             run.
         num_steps: number of steps (``training.num_steps``).
         learning_rate: peak of the learning rate (``optimizer.learning_rate``).
         batch_size: number of sequences in a step (``training.global_batch_size``).
         max_length: maximum number of tokens of a sequence (``data.seq_length``).
-        seed: seed of parameters, order and masks (``training.seed``).
+        seed: seed of the initial parameters, the data order, dropout and dynamic masks (``training.seed``).
         options: every other option of ``bert-jax pretrain`` by name, such as ``{"model.num_layers": 4}``.
         callbacks: functions that are called with each line of metrics.jsonl, a dict. After one returns True, the
             run is evaluated and saved, and ends.

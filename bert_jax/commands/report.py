@@ -30,9 +30,9 @@ def report(
 ) -> Location:
     """Write the report of a run, or one page that compares several runs; return the path of the file.
 
-    ``workdirs``: folders (or URLs) of runs, or runs; they may be in progress. ``output``: the file (default:
-    report.html in the workdir; for several runs, comparison.html in the current folder). Raises ``ValueError``
-    if no workdir is given or if a folder contains no run.
+    ``workdirs``: folders (or URLs) of runs, or run objects; the runs may be in progress. ``output``: the file
+    (default: report.html in the workdir; for several runs, comparison.html in the current folder). Raises
+    ``ValueError`` if no workdir is given or if a folder contains no run.
     """
     return _report(workdirs, output)[0]
 

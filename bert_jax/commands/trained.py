@@ -95,8 +95,8 @@ class PretrainRun(TrainedRun):
 
     def doctor(self) -> list[Any]:
         """Check data, log and network, and return the results, the most severe first (``bert-jax doctor``). Each
-        has ``check``, ``status`` (OK, LOOK or FAIL), ``value``, ``allowed``, ``advice`` and ``number``; as text, it
-        is a line. See ``bert_jax.contrib.doctor``."""
+        has ``check``, ``status`` (OK, LOOK or FAIL), ``value``, ``allowed``, ``advice`` and ``number``; ``str`` of
+        a result is its line. See ``bert_jax.contrib.doctor``."""
         findings: list[Any] = registry.load("extensions", "PretrainRun.doctor")(self.workdir)
         return findings
 
@@ -104,7 +104,7 @@ class PretrainRun(TrainedRun):
 @dataclass(frozen=True, repr=False, eq=False, kw_only=True)
 class FinetuneRun(TrainedRun):
     """A fine-tuning run. ``metrics`` are those of :attr:`model` on the dev records (without these, on the test
-    records), and ``best`` is the evaluation that has selected its parameters."""
+    records), and ``best`` is the evaluation that selected the parameters of the model."""
 
     config: FinetuneConfig
     # Metrics of the model by split and name: dev and test.

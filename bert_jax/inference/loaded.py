@@ -110,8 +110,8 @@ class LoadedModel(Engine):
     def sequence_output(
         self, texts: Text | Iterable[Text], *, batch_size: int = 8
     ) -> np.ndarray | list[np.ndarray]:
-        """Return the last layer of each text or pair of texts, special tokens included: a list of float32[tokens,
-        H]; one array for a single text. ``batch_size`` texts are processed together."""
+        """Return the output of the last layer for each text or pair, special tokens included: a list of
+        float32[tokens, H]; one array for a single text. ``batch_size`` texts are processed together."""
         return self._outputs(texts, "last_hidden_state", batch_size)
 
     def pooled_output(self, texts: Text | Iterable[Text], *, batch_size: int = 8) -> np.ndarray:
