@@ -30,9 +30,9 @@ _VOCAB = """\
              bert-data vocab --corpus my_texts/ --vocab_size 30522 --kind wordpiece --output vocab.txt
 """
 _SHARDS = """\
-  shards   build the token store and the shards of a recipe, and a vocabulary unless the recipe names one
+  shards   build the token store and the shards of a recipe, and also a vocabulary if the recipe names none
              bert-data shards --config configs/quickstart.yaml --workers 4
-           --runner beam builds them with Apache Beam: on this machine, or where the Beam options after -- say
+           --runner beam uses Apache Beam: on this machine, or on the Beam runner that options after -- select
              bert-data shards --config RECIPE --runner beam [-- --runner=DataflowRunner --project=P ...]
            --tfds NAME stands for --corpus tfds:NAME; --tfds_data_dir FOLDER names the folder of the dataset
 """
@@ -54,8 +54,8 @@ _RECORDS = """\
 """
 _NOTES = """\
 The commands vocab and shards accept a recipe of run_pretrain.py (--config FILE) and its options; --data.NAME may be
-shortened to --NAME. --vocab_size sets model.vocab_size, and --kind sets data.tokenizer. --output is the file of the
-vocabulary (vocab) or the folder of the shards (shards). A recipe whose encoder is in a Python file also needs
+shortened to --NAME. --vocab_size sets model.vocab_size, and --kind sets data.tokenizer. --output is the
+vocabulary file (vocab) or the folder of the shards (shards). A recipe whose encoder is in a Python file also needs
 --model.module FILE, as in training.
 """
 _RECORD_NOTES = """\

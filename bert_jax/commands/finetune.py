@@ -44,7 +44,7 @@ class TaskCaller(Caller):
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneRunOptions(RunOptions):
-    """Options of fine-tuning that are not part of the config of a run.
+    """Fine-tuning options that are not part of the config of a run.
 
     A room adds options by a subclass, which overrides what they change; other methods call those of ``super()``.
     """

@@ -164,8 +164,8 @@ def model(texts: str = "", *, required: bool = True, with_labels: bool = True, w
     ``with_int8`` is True for commands that compute vectors of texts with :func:`vector_options`.
     """
     dtypes = ("float32", "bfloat16", *(["int8"] if with_int8 else []))
-    described = "dtype of the computation" + ("; int8: 8-bit, by onnxruntime on the CPU" if with_int8 else "")
-    described += " (default: float32)"
+    int8 = "; int8: 8-bit computation by onnxruntime on the CPU" if with_int8 else ""
+    described = f"dtype of the computation{int8} (default: float32)"
 
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--model", required=required, metavar="DIR_OR_PREFIX", help=READABLE)

@@ -183,8 +183,8 @@ COMMANDS = (
         ),
         option(
             "--precision", choices=("float32", "int8", "binary"), default="float32",
-            help="int8 or binary: write an index for bert-jax search, which stores one byte per value on disk; a "
-            "search in a binary index keeps only one bit per value in memory (default: float32, no index)",
+            help="int8 or binary: write an index for bert-jax search. An index stores one byte per value on disk; "
+            "a search in a binary index keeps only one bit per value in memory (default: float32, no index)",
         ),
         pooling,
         _prompts,
@@ -231,7 +231,7 @@ COMMANDS = (
         option("--limit", type=int, metavar="N", help="with --pairs: use only the first N pairs of each paradigm"),
         option(
             "--pair_scores", type=Path, metavar="FILE",
-            help="with --pairs: file for JSON lines with score_good, score_bad and correct of every pair",
+            help="with --pairs: file for JSON lines with score_good, score_bad and correct for every pair",
         ),
         option(
             "--output", type=Path, metavar="FILE",

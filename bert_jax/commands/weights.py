@@ -80,7 +80,7 @@ _CHECKING = (
 
 def _format(parser: argparse.ArgumentParser) -> None:
     formats = (*_FORMATS, *names("formats"))
-    described = "format to write (docs/weights.md; default: none, list the formats that hold the model)"
+    described = "format to write (see docs/weights.md); without it, the formats that can store the model are listed"
     parser.add_argument("--format", choices=formats, help=described)
 
 
@@ -113,9 +113,9 @@ COMMANDS = (
         ),
         option(
             "--calibration", nargs="+", metavar="FILE",
-            help="with --dtype int8: files of typical texts, which determine a fixed input range for each matrix "
-            "product: one text per line (also .gz), or JSON objects with text and text_pair (.jsonl) (default: a "
-            "scale for each token, computed at run time)",
+            help="with --dtype int8: files of typical texts, from which a fixed input range is computed for each "
+            "matrix product; a file has one text per line (also .gz), or JSON objects with text and text_pair "
+            "(.jsonl) (default: a scale for each token, computed at run time)",
         ),
         option(
             "--check", metavar="FILE",
@@ -124,7 +124,8 @@ COMMANDS = (
         ),
         option(
             "--check_loss", type=float, metavar="X",
-            help="with --check: export nothing (exit code 3) if the exported program scores lower by more than X",
+            help="with --check: export nothing (exit code 3) if the score of the exported program is lower than "
+            "that of the model by more than X",
         ),
         option(
             "--heads", type=names_of, metavar="HEAD,...",

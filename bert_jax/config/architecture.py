@@ -80,8 +80,8 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
     word_rank: AtLeast0[int] = only(0, {"model.encoder": ("transformer",)})
     # Number of rows in the position table.
     max_position_embeddings: Positive[int] = 512
-    # Number of rows in the position table before the row of the first token. RoBERTa has 2 such rows: the id of
-    # its padding token, plus 1.
+    # Number of rows in the position table before the row of the first token. RoBERTa has 2 such rows: the id of its
+    # padding token (1) plus 1.
     position_offset: int = 0
     # Multiply the word embeddings by the square root of their width.
     embedding_scale: bool = False
@@ -142,17 +142,18 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
     # Keys that a query attends to: all keys of its sequence (bidirectional), or the keys up to its own position
     # (causal).
     attention: Literal["bidirectional", "causal"] = "bidirectional"
-    # Number of keys on each side that a query attends to, one number per layer; 0: no limit. A list with fewer
-    # numbers is repeated: with 0 64 64, the first layer and then every third layer has no limit. Empty: no limits.
+    # Number of keys that a query attends to on each side, one number per layer; 0: no limit. A list with fewer
+    # numbers than layers is repeated: with 0 64 64, the first layer and then every third layer has no limit. Empty:
+    # no limits.
     attention_windows: tuple[int, ...] = ()
-    # Maximum number of global tokens in a row with a span head (Longformer); 0: no global tokens with any head. A
-    # global token attends to every token of its sequence, every such token attends to it, and it has separate
-    # projections. A sequence head makes the first token global; a span head, the tokens before the first
-    # separator; a choice head, the tokens from the second token after the first separator on. Other heads make
-    # none global.
+    # Maximum number of global tokens in a row of a model with a span head (Longformer); 0: no global tokens with
+    # any head. A global token attends to every token of its sequence, every token of its sequence attends to it,
+    # and it has separate projections. With a sequence head, the first token is global; with a span head, the tokens
+    # before the first separator; with a choice head, the tokens from the second token after the first separator on.
+    # With other heads, no token is global.
     global_tokens: AtLeast0[int] = 0
     # Id of the separator token. The first separator determines the global tokens of span and choice heads
-    # (global_tokens), and it ends the question for span_transform (head_parts). A run takes the id from its
+    # (global_tokens), and ends the question for span_transform (head_parts). A run takes the id from its
     # vocabulary.
     separator_id: AtLeast0[int] = 2
     # Number of tokens in a block (BigBird); 0: no blocks. A query attends to its block, the blocks before and
@@ -161,21 +162,22 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
     # attend to the whole row.
     attention_block: AtLeast0[int] = 0
     # Number of random blocks that a query attends to in training, sampled for each layer and head. In evaluation,
-    # the first block takes their place and counts once for each of them, as in transformers.
+    # the first block takes the place of the random blocks and counts once for each of them, as in transformers.
     random_blocks: Positive[int] = 3
     # Vector of a sequence that the nsp, sequence and choice heads read: that of the first token, that of the last
     # token, or the mean over the tokens.
     pooling: Literal["first", "last", "mean"] = "first"
     # Activation of the pooler, a dense layer before the nsp, sequence and choice heads; none: no pooler. If there
-    # are two activations, a model with a sequence head uses the second one.
+    # are two activations, a model with a sequence head uses the second one, and every other model the first one.
     pooler_layer: tuple[PoolerActivation, ...] = ("tanh",)
     # Additional layers of the heads. pooler_norm: the pooler normalizes its output after the activation.
-    # token_pooler: the token and span heads apply the layers of the pooler to each token. ModernBERT has both.
-    # span_transform (BigBird): the span head has a feed-forward block before its output layer, and subtracts 1e6
-    # from the scores of the question, which are the tokens up to the first separator except the first token.
+    # token_pooler: the token and span heads apply the layers of the pooler to each token. ModernBERT has
+    # pooler_norm and token_pooler. span_transform (BigBird): the span head has a feed-forward block before its
+    # output layer, and subtracts 1e6 from the scores of the question, which are the tokens up to the first
+    # separator except the first token.
     head_parts: tuple[HeadPart, ...] = ()
-    # Activation of the layer before the output layer of the MLM head; this layer consists of a dense layer, the
-    # activation and a normalization. same: the activation in model.activation. none: no such layer.
+    # Activation in the MLM head, which applies a dense layer, this activation and a normalization before its output
+    # layer. same: the activation in model.activation. none: the MLM head consists only of its output layer.
     mlm_layer: Literal["none", "same", "gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"] = "same"
     # Use the word embeddings as the weights of the MLM output layer.
     tied_output: bool = True

@@ -106,12 +106,12 @@ class LossConfig(Section, prefix="loss."):
     nsp_weight: AtLeast0[float] = only(
         0.0, {KIND: (*WHOLE, "qa", *WORDS)}, Limit((0,), {"task.pair_order": ("both",)})
     )
-    # Layers below the last, counted from 1, whose output also predicts the label in training. Empty: none.
+    # Layers below the last layer, counted from 1, whose outputs also predict the label in training. Empty: none.
     layers: tuple[int, ...] = only((), {KIND: WHOLE})
     # Weight of the loss of each layer in loss.layers.
     layer_weight: Positive[float] = only(0.1, {KIND: WHOLE})
-    # Heads of the layers in loss.layers: shared (all use the head of the last layer), or own (each layer has a
-    # pooler and an output layer, at which a prediction can stop: early exit; Xin et al. 2020).
+    # Heads of the layers in loss.layers: shared (all use the head of the last layer), or own (each layer has its
+    # own pooler and output layer, so that a prediction can stop at this layer: early exit; Xin et al. 2020).
     layer_heads: Literal["shared", "own"] = only(
         "shared", {KIND: ("classification",)}, Limit(("shared",), {"loss.layers": ((),)})
     )
@@ -130,7 +130,7 @@ class RegularizationConfig(Section, prefix="regularization."):
         Limit((0,), {"regularization.mixout": SET}, ", which is weight dropout towards the initial weights"),
     )
     # Probability with which a weight is replaced with its initial value during a step (Lee et al. 2020). This
-    # applies to the matrices of encoder and pooler that were read from the initial model.
+    # applies only to the matrices of the encoder and the pooler that were read from the initial model.
     mixout: Probability = 0.0
     # Number of top layers to initialize randomly, together with the pooler (Zhang et al. 2021); 0: none.
     reinit_layers: AtLeast0[int] = 0
@@ -179,7 +179,7 @@ class FinetuneOptimizerConfig(OptimizerConfig):
     frozen: tuple[str, ...] = ()
     # Number of epochs after which the next lower layer is unfrozen, beginning at the top; heads are trained from
     # the start. 0: all layers are trained from the start. Not recommended with bert_adam, which has no bias
-    # correction: the first steps of an unfrozen layer are then up to six times as large.
+    # correction: the first steps of an unfrozen layer are then up to six times as large as with bias correction.
     unfreeze_every: AtLeast0[float] = 0.0
 
 
@@ -205,7 +205,7 @@ class FinetuneTrainingConfig(TrainingConfig):
     # Number of steps between evaluations on the dev split. 0: one evaluation per epoch, but at most 10 in all if
     # neither training.num_epochs nor training.num_steps is set.
     eval_interval: AtLeast0[int] = 0
-    # Number of steps between checkpoints; 0: as for training.eval_interval 0.
+    # Number of steps between checkpoints. 0: the number of steps that applies with training.eval_interval 0.
     checkpoint_interval: AtLeast0[int] = 0
     keep_checkpoints: Positive[int] = 1
     # Stop after this many consecutive evaluations without improvement; 0: never. Requires a dev split.

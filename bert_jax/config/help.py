@@ -49,7 +49,7 @@ def print_help(
     if usual:
         print(f"\nAll {len(own) + len(options)} options: {prog} --help_all")
     elif more := _more_options(config_type):
-        print(f"\nFurther options exist with these values; {prog} --help_all lists them if the value is given:")
+        print(f"\nFurther options exist with these values; to list them, add such an option to {prog} --help_all:")
         print("\n".join(f"    {one}" for one in more))
         print(f"{registry.MODULE} FILE selects an encoder that a Python file defines as a class Encoder.")
 

@@ -22,8 +22,8 @@ class ObjectiveConfig(Section, prefix="objective.", chosen_by=Choice("name", "ob
     # Python file that defines a class Objective, a subclass of bert_jax.objectives.objective.PretrainObjective,
     # which replaces the objective in objective.name; empty: none.
     module: str = ""
-    # Coefficient of the z-loss (Chowdhery et al. 2022: 1e-4), the mean square of the logarithm of the softmax
-    # normalizer of the predicted tokens, which keeps the logits from drifting; 0: off.
+    # Coefficient of the z-loss, which keeps the logits from drifting (Chowdhery et al. 2022: 1e-4); 0: off. The
+    # z-loss is the mean square of the logarithm of the softmax normalizer of the predicted tokens.
     z_loss: AtLeast0[float] = only(
         0.0, {"objective.name": ("masked_lm", "masked_lm_classes", "causal_lm", "replaced_tokens")}
     )

@@ -56,8 +56,8 @@ class DataConfig(Section, prefix="data."):
     # RoBERTa or another tokenizer. Empty: a vocabulary is trained on the corpus and stored in the folder of
     # shards.
     vocab: str = ""
-    # Kind of vocabulary to train if data.vocab is empty: wordpiece, words (the most frequent words; all other
-    # words are unknown), or unigram or bpe of SentencePiece.
+    # Kind of vocabulary to train if data.vocab is empty: wordpiece, words (the most frequent words; all other words
+    # are unknown), unigram (SentencePiece) or bpe (SentencePiece).
     tokenizer: Literal["wordpiece", "words", "unigram", "bpe"] = "wordpiece"
     # Lower-case the text, as BERT's uncased models do. A tokenizer.json or .model in data.vocab applies its own
     # rules instead.
@@ -65,8 +65,8 @@ class DataConfig(Section, prefix="data."):
     # Strip accents (ä becomes a): true, false, or auto (the value of data.lower_case). true requires a vocabulary
     # of WordPiece or words.
     strip_accents: Literal["auto", "true", "false"] = "auto"
-    # Folder of shards, local or gs://: the folders train and eval that bert-data writes, or TFRecords from another
-    # source, indexed by bert-data index.
+    # Folder of shards, local or gs://. It contains either the folders train and eval that bert-data writes, or
+    # TFRecords from another source, for which bert-data index has written an index.
     shards: str = ""
     # Folders of shards that training mixes, as NAME=WEIGHT (in YAML also a mapping); empty: data.shards alone. A
     # name with a slash is a path; any other name is a folder in data.shards. The share of the rows from a folder
@@ -78,8 +78,8 @@ class DataConfig(Section, prefix="data."):
     # empty: a folder in data.shards.
     token_store: str = ""
     # What a line of text contains: sentence, paragraph (which is split into sentences), or auto. auto decides for
-    # each file, by a sample of 400 lines: sentence if at most 1 in 20 of them contains more than one sentence and
-    # these lines hold at most a third of the sampled text; otherwise paragraph.
+    # each file from a sample of 400 lines: sentence if at most 1 in 20 of these lines has several sentences, and
+    # the lines with several sentences contain at most a third of the sampled text; otherwise paragraph.
     line: Literal["auto", "sentence", "paragraph"] = "auto"
     # Field that contains the text in JSON records and in the records of tfds: and hf: datasets.
     json_field: str = "text"
@@ -105,11 +105,11 @@ class DataConfig(Section, prefix="data."):
     # Unit that is masked as a whole: token (a WordPiece), whole_word, or span (several whole words, whose number
     # has a geometric distribution).
     mask_unit: Literal["token", "whole_word", "span"] = "token"
-    # Segmenter that splits Chinese text into words: none, or jieba (requires the extra chinese). Whole-word and
-    # span masking mask these words. With data.tokenizer words, the vocabulary is trained on them, and Chinese text
-    # is split into the longest words of the vocabulary.
+    # Segmenter that splits Chinese text into words: none, or jieba (requires the pip extra chinese). Whole-word and
+    # span masking mask these words. With data.tokenizer words, the vocabulary is trained on these words, and
+    # Chinese text is split into the longest words of the vocabulary.
     word_segmenter: Literal["none", "jieba"] = "none"
-    # Share of the tokens to predict; data.max_predictions limits their number.
+    # Share of the tokens to predict; data.max_predictions limits the number of these tokens.
     mask_fraction: PositiveShare[float] = 0.15
     # Two numbers: the share of the tokens to predict at the end, and the number of batches over which the share
     # changes linearly from data.mask_fraction to this value (Ankner et al. 2023: from 0.3 to 0.15). Evaluations
@@ -152,14 +152,14 @@ class DataConfig(Section, prefix="data."):
     # Number of processes that build shards; 0: one per processor.
     workers: AtLeast0[int] = 0
     # Order of the rows. shuffled: random. contiguous: the instances of a document are consecutive records of one
-    # shard, and row r of a batch is the record after row r of the previous batch, except where a new segment
-    # begins. carried: contiguous, and in training the state of the encoder after row r of a batch is its initial
-    # state for row r of the next batch. carried requires an objective that keeps the state, such as causal_lm, and
-    # an encoder that has a state, such as an LSTM (Merity et al. 2018).
+    # shard, and row r of a batch is the record after the record in row r of the previous batch, except where a new
+    # segment begins. carried: like contiguous, but in training, the state of the encoder after row r of a batch is
+    # also its initial state for row r of the next batch. carried requires an objective that keeps the state, such
+    # as causal_lm, and an encoder that has a state, such as an LSTM (Merity et al. 2018).
     row_order: Literal["shuffled", "contiguous", "carried"] = "shuffled"
     # Number of lanes, the streams of records that determine the order of the data. 0: the greatest common divisor
-    # of 64 and all batch sizes in rows or, if data.row_order is not shuffled, the batch size. A resumed run cannot
-    # change the number of lanes.
+    # of 64 and all batch sizes in rows if data.row_order is shuffled, and otherwise the batch size. A resumed run
+    # cannot change the number of lanes.
     lanes: AtLeast0[int] = 0
     # Number of segments of a lane that are shuffled together.
     window_segments: Positive[int] = 4

@@ -255,10 +255,9 @@ class ExecutionConfig(Section, prefix="execution."):
     remat: Literal["none", "attention", "full"] = "none"
     # dtype of the computation. Parameters, LayerNorm statistics, softmax, losses and optimizer state stay float32.
     dtype: Literal["float32", "bfloat16"] = "float32"
-    # int8: quantization-aware training, which reduces the accuracy that an int8 export loses. Training and
+    # int8: quantization-aware training, which reduces the loss of accuracy in an int8 export. Training and
     # evaluation round the weights of the embeddings and the encoder, and the inputs of matrix products (separately
-    # for each token), as an int8 export without calibration does. Gradients ignore the rounding. none: no
-    # rounding.
+    # for each token), as an int8 export without calibration does. Gradients ignore the rounding. none: no rounding.
     quantization: Literal["none", "int8"] = "none"
     # Compute query, key and value with one matrix product. Their parameters stay separate and are stacked in the
     # forward pass.
@@ -284,11 +283,11 @@ class OptimizerConfig(Section, prefix="optimizer."):
     """Update rule and learning-rate schedule."""
 
     # Optimizer. adamw: Adam with bias correction. bert_adam: Adam without bias correction, as in
-    # google-research/bert. lamb: for large batches (You et al. 2019). muon: orthogonalized momentum for the
+    # google-research/bert. lamb: LAMB, for large batches (You et al. 2019). muon: orthogonalized momentum for the
     # matrices of the encoder (Jordan 2024), and adamw at the same learning rate for all other parameters.
     # stable_adamw: adamw with smaller steps where gradients grow (Wortsman et al. 2023), usually with clip_norm 0.
-    # sgd: gradient descent without momentum, for word2vec and AWD-LSTM. adagrad: with sums of squares that start
-    # at 1, for GloVe and ELMo (Duchi et al. 2011).
+    # sgd: gradient descent without momentum, for word2vec and AWD-LSTM. adagrad: Adagrad with sums of squares that
+    # start at 1, for GloVe and ELMo (Duchi et al. 2011).
     name: Literal["adamw", "bert_adam", "lamb", "muon", "stable_adamw", "sgd", "adagrad"] = "adamw"
     # Peak learning rate.
     learning_rate: AtLeast0[float] = 1e-4
@@ -321,10 +320,11 @@ class OptimizerConfig(Section, prefix="optimizer."):
     # Length of the wsd decay phase in tokens, which is converted to optimizer.wsd_decay_steps; 0:
     # optimizer.wsd_decay_steps applies.
     wsd_decay_tokens: Tokens = 0
-    # Weight decay of all parameters except biases, the parameters of normalization layers and those that
-    # optimizer.without_decay names.
+    # Weight decay of all parameters except biases, the parameters of normalization layers, and parameters whose
+    # names match optimizer.without_decay.
     weight_decay: AtLeast0[float] = 0.01
-    # Regular expressions. Parameters whose names contain a match also have no weight decay.
+    # Regular expressions. Parameters whose names contain a match have no weight decay, in addition to biases and
+    # the parameters of normalization layers.
     without_decay: tuple[str, ...] = ()
     # decoupled: weight decay is multiplied by the learning rate (AdamW). independent: it is multiplied by the
     # ratio of the learning rate to its peak (Composer, ModernBERT). l2: it is added to the gradient before the
@@ -352,8 +352,8 @@ class TrainingConfig(Section, prefix="training."):
     # Preset of defaults for other options: standard (current practice), or bert2018 (as in google-research/bert:
     # Adam without bias correction, a learning rate that drops at the end of warmup, and gelu_tanh).
     mode: Literal["standard", "bert2018"] = "standard"
-    # Total number of optimizer steps, including those of earlier phases. 0: the size of the text determines the
-    # number, which is the default with --init_from.
+    # Total number of optimizer steps, including those of earlier phases. 0 (the default with --init_from): the
+    # number is derived from the size of the text.
     num_steps: AtLeast0[int] = 1_000_000
     # Length of this phase in tokens, which is converted to training.num_steps; 0: training.num_steps applies. A
     # batch counts as (number of rows) * data.seq_length tokens, including padding.
@@ -370,10 +370,10 @@ class TrainingConfig(Section, prefix="training."):
     # dtype in which gradients are summed over the replicas, once per optimizer step; bfloat16 halves the
     # communication.
     gradient_reduction_dtype: Literal["float32", "bfloat16"] = "float32"
-    # Smaller batch sizes at the start; a step is compiled for each size. Either pairs of a number of steps and a
-    # batch size, after which training.global_batch_size applies; or three numbers: the number of tokens during
-    # which the batch size grows, the first batch size and the increment, with nearly equal numbers of steps for
-    # each size. Empty: one batch size.
+    # Smaller batch sizes at the start of training; a step is compiled for each size. The numbers are either pairs
+    # (a number of steps, a batch size), after which training.global_batch_size applies, or three numbers: the
+    # number of tokens during which the batch size grows, the first batch size, and the increment. With three
+    # numbers, all sizes have nearly equal numbers of steps. Empty: one batch size.
     batch_ramp: tuple[int, ...] = limited((), Limit(((),), {"data.row_order": CONTIGUOUS}))
     # Seed of the initial parameters, of dropout and of the data order.
     seed: Seed = 0
@@ -392,17 +392,17 @@ class TrainingConfig(Section, prefix="training."):
     keep_checkpoints: Positive[int] = 3
     # Also keep each checkpoint whose step is a multiple of this number; 0: keep no others.
     keep_every: AtLeast0[int] = 0
-    # After this many consecutive steps with a non-finite loss or gradient, the run rolls back
-    # (training.spike_rollback) or exits with code 44.
+    # After this many consecutive steps with a non-finite loss or gradient, the run rolls back if
+    # training.spike_rollback allows another rollback, and otherwise exits with code 44.
     max_bad_steps: Positive[int] = 5
     # A loss is a spike if it exceeds the moving average of the loss by more than this number of standard
-    # deviations. The run then rolls back (training.spike_rollback) or exits with code 44. An optional second
-    # number (default 200) is the length of this average in steps; detection begins after this many steps. Empty:
-    # spikes are not detected.
+    # deviations. After a spike, the run rolls back if training.spike_rollback allows another rollback, and
+    # otherwise exits with code 44. An optional second number (default 200) is the length of this average in steps;
+    # detection begins after this many steps. Empty: spikes are not detected.
     spike_limit: tuple[float, ...] = ()
-    # Maximum number of rollbacks in a phase; empty: none. After a spike or training.max_bad_steps non-finite
-    # steps, a rollback restores the newest checkpoint from before them and skips all batches up to the last bad
-    # step, and 100 more. An optional second number replaces 100.
+    # Maximum number of rollbacks in a phase; empty: none. A rollback follows a spike, or training.max_bad_steps
+    # consecutive non-finite steps. It restores the newest checkpoint from before the first bad step, and skips all
+    # batches up to the last bad step and 100 more. An optional second number replaces 100.
     spike_rollback: tuple[int, ...] = ()
     # Number of seconds without progress after which the run prints the stacks of all threads and exits with code
     # 45; 0: never. The limit is ten times as long during compilation, restoring and the last save.
@@ -496,10 +496,10 @@ class RunOptions(Section):
     # average and the step. The data may change. Of the model options, only dropout, rotary base, attention windows
     # and blocks, pooling, initialization and number of positions may change.
     continue_from: str = ""
-    # Model from whose parameters the run starts, at step 0 and with a new optimizer state: a workdir, a saved
-    # model, a folder or checkpoint in any format that bert-jax reads, or a name on the Hugging Face Hub. The run
-    # takes the sizes and the vocabulary of this model. If the run already has a checkpoint, it continues from the
-    # checkpoint instead.
+    # Model from which the run takes its initial parameters, its sizes and its vocabulary: a workdir, a saved model,
+    # a folder or checkpoint in any format that bert-jax reads, or a name on the Hugging Face Hub. The run starts at
+    # step 0 with a new optimizer state. If the run already has a checkpoint, it continues from the checkpoint
+    # instead.
     init_from: str = ""
     # File of words, one per line, to add to the WordPiece vocabulary of --init_from. The embedding of an added
     # word starts as the mean of the embeddings of its pieces. Longer words that begin with an added word are also
@@ -513,11 +513,11 @@ class RunOptions(Section):
     # model.max_position_embeddings. Empty: do not extend the table.
     extend_positions: Literal["", "tile", "interpolate"] = ""
     # Read the model of --init_from even if its config contradicts its tensors, or its tokenizer files contradict
-    # each other. The run then prints which of them it uses.
+    # each other. The run then prints which of the contradictory values it uses.
     allow_mismatch: bool = False
     # Loggers that receive the metrics in addition to metrics.jsonl: tensorboard (events in WORKDIR/tensorboard),
-    # wandb (Weights & Biases; set WANDB_PROJECT and its other environment variables), or the name of a logger in
-    # an installed package.
+    # wandb (Weights & Biases; set environment variables such as WANDB_PROJECT), or the name of a logger in an
+    # installed package.
     loggers: tuple[str, ...] = ("tensorboard",)
     # Print the resolved config and exit.
     print_config: bool = False
@@ -535,8 +535,8 @@ class RunOptions(Section):
     host_timeout: Positive[int] = 300
     # Number of seconds without a heartbeat after which a process is considered dead and the other processes exit.
     heartbeat_timeout: Positive[int] = 100
-    # On a Linux CPU, keep freed memory for the next step, which makes steps faster. This applies to models of at
-    # most 50 million parameters if enough memory is free.
+    # On a Linux CPU, keep freed memory for the next step, which makes steps faster. This applies only to models of
+    # at most 50 million parameters, and only if enough memory is free.
     keep_memory: bool = True
 
     def folder(self, kind: str) -> str:

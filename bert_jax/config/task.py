@@ -39,10 +39,10 @@ SentenceLoss = Literal["softmax", "cosine", "cosent", "triplet", "negatives", "s
 class TaskConfig(Section, prefix="task."):
     """The task, and how its texts become inputs of the model."""
 
-    # What the model predicts. classification, regression, multi_label: a class, a number or several labels for a
-    # text or pair. qa: an answer in a passage. tagging: a tag for each word. joint: a class for each text and a
-    # tag for each word (intent and slots). choice: the correct one of several choices. sentence: a vector for each
-    # text (Sentence-BERT). translation: a text in another language.
+    # What the model predicts. classification, regression, multi_label: for a text or a pair of texts, a class, a
+    # number or a set of labels, respectively. qa: an answer in a passage. tagging: a tag for each word. joint: a
+    # class for each text and a tag for each word (intent and slots). choice: the correct one of several choices.
+    # sentence: a vector for each text (Sentence-BERT). translation: a text in another language.
     kind: TaskKind = "classification"
     # Name of the task in metrics.json and predictions; empty: task.kind.
     name: str = ""
@@ -51,10 +51,10 @@ class TaskConfig(Section, prefix="task."):
     module: str = ""
     # Maximum length of an input in tokens, including special tokens; at least 8.
     max_length: int = 128
-    # Part of the text that is kept if an input is longer than task.max_length: longest_first (the longer text of a
-    # pair is truncated, at its end or at the side that the tokenizer of the model states), head, tail, head_tail
-    # (the start, the end, or both), key_sentences (the most central sentences, in their order), or windows (the
-    # whole text, in several inputs whose logits are averaged).
+    # Part of the text that is kept if an input is longer than task.max_length. longest_first: the longer text of a
+    # pair is shortened first; a text is truncated at its end, or at the side that the tokenizer of the model
+    # states. head: the start. tail: the end. head_tail: the start and the end. key_sentences: the most central
+    # sentences, in their original order. windows: the whole text, as several inputs whose logits are averaged.
     truncation: Truncation = only("longest_first", {KIND: CUT})
     # Share of the kept tokens that head_tail takes from the start of the text (Sun et al. 2019: 128 of 510
     # tokens).
@@ -63,9 +63,9 @@ class TaskConfig(Section, prefix="task."):
     window_overlap: AtLeast0[int] = only(32, {KIND: WHOLE, TRUNCATION: ("windows",)})
     # Maximum number of windows per text; 0: no limit.
     max_windows: AtLeast0[int] = only(0, {KIND: WHOLE, TRUNCATION: ("windows",)})
-    # Order in which the model reads the texts of a pair: given, or both (the model reads both orders, and the
-    # logits are added, for tasks such as similarity, in which the order has no meaning; Radford et al. 2018,
-    # section 3.3).
+    # given: the model reads the texts of a pair in the given order. both: the model reads them in both orders, and
+    # the logits are added; this suits tasks such as similarity, in which the order has no meaning (Radford et al.
+    # 2018, section 3.3).
     pair_order: PairOrder = only("given", {KIND: WHOLE})
     # Metric that selects the best checkpoint; empty: the first metric of the task.
     metric: str = ""
@@ -88,31 +88,33 @@ class TaskDataConfig(Section, prefix="data."):
     # Options that name files.
     SPLITS: ClassVar[tuple[str, ...]] = ("train", "dev", "test")
 
-    # Folder to which the names of the task files are relative.
+    # Base folder for task file names that are relative.
     dir: str = ""
     # Training files.
     train: tuple[str, ...] = ()
     # Files to evaluate. If there are several, each is a separate split named after its file, and the score on the
-    # first one selects the best checkpoint.
+    # first file selects the best checkpoint.
     dev: tuple[str, ...] = ()
     # Files to predict at the end; records with labels are also scored.
     test: tuple[str, ...] = ()
-    # Format of the files. auto: determined by the file name. tsv: split at tabs and \n only, without quoting. csv:
-    # RFC 4180. jsonl: a JSON object per line, or a JSON array. conll: columns of words and tags. squad: JSON.
-    # slots: folders of seq.in, seq.out and label. snips: one file with lines word:slot ... <=> intent. clinc:
-    # parts of a JSON file, such as FILE.json:train+oos_train. tfds: NAME[/CONFIG][:VERSION]:SPLIT.
+    # Format of the files. auto: determined by the file name. tsv: fields are separated by tabs and lines by \n
+    # only; there is no quoting. csv: RFC 4180. jsonl: a JSON object per line, or a JSON array. conll: columns of
+    # words and tags. squad: the JSON format of SQuAD. slots: folders with the files seq.in, seq.out and label.
+    # snips: one file with lines word:slot ... <=> intent. clinc: parts of a JSON file, such as
+    # FILE.json:train+oos_train. tfds: NAME[/CONFIG][:VERSION]:SPLIT.
     format: Literal["auto", "tsv", "csv", "jsonl", "conll", "squad", "slots", "snips", "clinc", "tfds"] = "auto"
-    # Field separator of tsv and csv: one character, or tab. auto: the separator of the format (tab or comma) or,
-    # if it does not yield the required columns, the first of , ; tab | that does.
+    # Field separator of tsv and csv: one character, or tab. auto: the separator of the format (tab or comma) or, if
+    # that separator does not yield the required columns, the first of , ; tab | that does.
     delimiter: str = "auto"
-    # Character encoding of the files, such as cp1252, latin-1 or gb18030. auto: UTF-8; UTF-16 if a file has its
-    # byte order mark; cp1252 for other Western text.
+    # Character encoding of the files, such as cp1252, latin-1 or gb18030. auto: UTF-16 or UTF-32 for a file with
+    # such a byte order mark, cp1252 for Western text that is not valid UTF-8, and UTF-8 for all other files.
     encoding: str = "auto"
     # Columns of the files, as ROLE=COLUMN, where COLUMN is a column name or, in files without a header, a column
-    # number, counted from 1. Roles: id, text, text_pair, label, labels, negative and choice (may occur several
-    # times, in order), choice_prefix (precedes every choice), group, words, tags, answers. SPLIT:ROLE=COLUMN,
-    # where SPLIT is train, dev or test, sets a column for the files of one split; entries without SPLIT then do
-    # not apply to these files. A required role that is not set is read from the column of the same name.
+    # number, counted from 1. Roles: id, text, text_pair, label, labels, negative, choice, choice_prefix (precedes
+    # every choice), group, words, tags, answers. negative and choice may each be set several times; their order is
+    # kept. SPLIT:ROLE=COLUMN, where SPLIT is train, dev or test, sets a column for the files of one split; entries
+    # without SPLIT then do not apply to these files. A required role that is not set is read from the column of the
+    # same name.
     columns: tuple[str, ...] = ()
     # Whether the first line contains the column names; auto: true if data.columns is empty or contains a column
     # name.
@@ -129,19 +131,20 @@ class TaskDataConfig(Section, prefix="data."):
     # Separator between the labels of a text, for task.kind multi_label.
     label_separator: str = ","
     # Share of the training records to use as the dev split if there are no dev files. If a command sets only one of
-    # data.dev and this option, it replaces the other one in the recipe.
+    # data.dev and data.dev_fraction, the value of the other one in the recipe is ignored.
     dev_fraction: Probability = limited(0.0, Limit((0,), {"data.dev": SET}))
-    # Training records that data.dev_fraction keeps together: article or document (the records of one group, which
-    # the format or the column group states), sentence (those that share a text), or none.
+    # Groups of training records that data.dev_fraction puts into one split as a whole. article or document: records
+    # of the same group, which the format or the column group states. sentence: records that share a text. none:
+    # single records.
     group_by: Literal["none", "article", "document", "sentence"] = "none"
     # Seed with which data.dev_fraction and data.train_limit sample records.
     split_seed: AtLeast0[int] = 0
-    # Number of training records to use, sampled with data.split_seed; 0: all.
+    # Maximum number of training records to use, sampled with data.split_seed; 0: all.
     train_limit: AtLeast0[int] = 0
-    # Maximum number of records to evaluate in each split, from its first record on; 0: all.
+    # Maximum number of records to evaluate in each dev split, counted from its first record; 0: all.
     dev_limit: AtLeast0[int] = 0
-    # Vocabulary file, as for data.vocab of pretraining, of a run without --init_from or of an initial model that
-    # has no vocabulary.
+    # Vocabulary file for a run without --init_from or for an initial model that has no vocabulary, in a format that
+    # data.vocab of pretraining accepts.
     vocab: str = ""
     # Lower-case the text. Applies only to a WordPiece vocabulary in data.vocab.
     lower_case: bool = True
@@ -183,13 +186,14 @@ class QaConfig(Section, prefix="qa."):
     doc_stride: Positive[int] = 128
     # Maximum number of tokens of a question; longer questions are truncated (run_squad.py: 64).
     max_query_length: Positive[int] = 64
-    # Maximum number of tokens of an answer.
+    # Maximum number of tokens of a predicted answer.
     max_answer_length: Positive[int] = 30
     # Number of candidate answers to keep (run_squad.py: 20).
     n_best: Positive[int] = 20
     # Allow questions without an answer (SQuAD 2.0).
     no_answer: bool = False
-    # Predict no answer if the score of no answer exceeds the score of the best answer by more than this number.
+    # Predict no answer if the score of having no answer exceeds the score of the best answer by more than this
+    # number.
     null_threshold: float = 0.0
     # Comparison of answers: english (by words, as for SQuAD) or chinese (by characters, as for CMRC).
     scoring: Literal["english", "chinese"] = limited(
@@ -208,8 +212,8 @@ class TaggingConfig:
     # Fill the input with the words of neighboring sentences of the same document (Devlin et al. 2018, section
     # 5.3).
     document_context: bool = False
-    # Entities that are scored: conlleval (an entity may begin with any tag except O, as in the script conlleval)
-    # or strict (an entity begins with B-, as in the strict mode of seqeval).
+    # How tags form the entities that are scored: conlleval (an entity may begin with any tag except O, as in the
+    # script conlleval) or strict (an entity begins with B-, as in the strict mode of seqeval).
     scoring: Literal["conlleval", "strict"] = "conlleval"
 
 
@@ -217,12 +221,12 @@ class TaggingConfig:
 class SentenceTaskConfig(Section, prefix="sentence."):
     """Training of sentence embeddings (Reimers and Gurevych 2019)."""
 
-    # softmax: classification of (u, v, |u - v|), where u and v are the vectors of a pair. cosine: regression of
-    # the label of a pair by its cosine. cosent: pairs with higher labels must have higher cosines. triplet:
-    # anchors must be nearer to their positives than to their negatives. negatives: each anchor must find its
-    # positive among all positives and hard negatives of the batch (of the microbatch, unless
-    # sentence.gradient_cache is set). simcse: like negatives, where the positive of a text is a second encoding of
-    # this text with different dropout.
+    # softmax: classification of (u, v, |u - v|), where u and v are the vectors of a pair. cosine: regression of the
+    # label of a pair by its cosine. cosent: pairs with higher labels must have higher cosines. triplet: anchors
+    # must be nearer to their positives than to their negatives. negatives: each anchor must find its positive among
+    # all positives and hard negatives of the batch (of the microbatch, unless sentence.gradient_cache is set).
+    # simcse: like negatives, but the positive of a text is a second encoding of the same text with different
+    # dropout.
     loss: SentenceLoss = "softmax"
     # Pooling of the token outputs into one vector.
     pooling: Pooling = "mean"
@@ -243,8 +247,8 @@ class SentenceTaskConfig(Section, prefix="sentence."):
     # trained.
     matryoshka: tuple[int, ...] = only((), {LOSS: ("cosine", "cosent", "triplet", "negatives", "simcse")})
     # If training.accumulation_steps is above 1, compare the texts of all microbatches instead of those of one
-    # microbatch (GradCache; Gao et al. 2021). The memory use is that of one microbatch, and every text is encoded
-    # twice.
+    # microbatch (GradCache; Gao et al. 2021). The memory use stays that of one microbatch, but every text is
+    # encoded twice.
     gradient_cache: bool = only(False, {LOSS: ("cosent", "negatives", "simcse")})
     # Largest possible label, by which the loss divides the labels.
     label_scale: Positive[float] = only(1.0, {LOSS: ("cosine", "cosent")})

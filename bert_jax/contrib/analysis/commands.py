@@ -191,9 +191,9 @@ def _model(arguments: argparse.Namespace, *collections: "Collection") -> "Loaded
 
 def mine_command(arguments: argparse.Namespace) -> None:
     """Add hard negatives to pairs of a query and its answer. Hard negatives are the texts of a corpus that are
-    nearest to the query, are not known answers to it, and are less similar to it than the answer by at least
-    --margin. Writes JSON lines with text, text_pair and negative, which fine-tuning reads (sentence.loss negatives
-    or triplet)."""
+    nearest to the query but are not known answers to it. The cosine of query and negative is lower than that of
+    query and answer by at least --margin. Writes JSON lines with text, text_pair and negative, which fine-tuning
+    reads (sentence.loss negatives or triplet)."""
     from bert_jax.contrib.analysis.retrieval import Mining, with_negatives
     from bert_jax.contrib.analysis.texts_or_vectors import read_collection
     from bert_jax.inference.text_files import read_texts, write_json_lines
@@ -337,8 +337,8 @@ COMMANDS = (
         option(
             "--index", type=Path, metavar="DIR",
             help="index to search instead of --corpus: a folder that bert-jax embed --precision wrote. A search "
-            "in a binary index selects 100 texts by the bits in memory, then ranks them by their int8 vectors on "
-            "disk",
+            "in a binary index selects 100 texts per query by the bits in memory, then ranks these texts by their "
+            "int8 vectors on disk",
         ),
         option("queries", nargs="*", metavar="QUERY", help="queries (default: each text of the corpus is a query)"),
         option(
@@ -348,7 +348,7 @@ COMMANDS = (
         option("--top", type=int, default=10, metavar="K", help="number of hits per query (default: 10)"),
         option(
             "--similarity", choices=("cosine", "dot"), default="cosine",
-            help="similarity that scores a hit (default: cosine)",
+            help="measure of similarity, which is the score of a hit (default: cosine)",
         ),
         option(
             "--keep_self", action="store_true",
@@ -365,8 +365,8 @@ COMMANDS = (
         option("--query_prompt", metavar="TEXT", help="text to insert before every query"),
         option(
             "--rerank", metavar="DIR_OR_PREFIX",
-            help="rerank the best hits with this model, which was fine-tuned on pairs and reads query and text "
-            "together",
+            help="rerank the best hits with this model, which must be fine-tuned on pairs; it reads each query and "
+            "text together",
         ),
         option(
             "--candidates", type=int, metavar="N",
@@ -432,7 +432,7 @@ COMMANDS = (
         option(
             "--labels", dest="label_file", metavar="FILE",
             help="file of the correct clusters: one label per line, or .jsonl with id and label. Purity, adjusted "
-            "Rand index and NMI are printed",
+            "Rand index and NMI are then printed",
         ),
         OUTPUT,
         pooling,

@@ -34,8 +34,9 @@ _OUTPUT = option(
 def neighbors_command(arguments: argparse.Namespace) -> None:
     """Print the words nearest to each WORD by cosine. Without --in, words are compared by their input embeddings,
     so a word has the same vector in all texts. With --in, the vector of the WORD in this text is compared with the
-    vectors of all words in the texts of --corpus. With --in and without --corpus, it is compared with vocabulary
-    words, each encoded without context, which is less informative for a word with several meanings."""
+    vectors of all words in the texts of --corpus. With --in and without --corpus, this vector is compared with
+    vocabulary words that are each encoded without context, which is less informative for a word with several
+    meanings."""
     from bert_jax.contrib.analysis import word_neighbors
     from bert_jax.inference.text_files import write_json_lines
 
@@ -110,12 +111,12 @@ def _contextual(
 def probe_command(arguments: argparse.Namespace) -> None:
     """For each layer, train a linear classifier that predicts a property of words from their vectors, and print its
     accuracy on test data with 95% intervals. The task pos predicts the part of speech of a word. deprel predicts
-    the relation of a word to its head from the vectors of both. For these two tasks, the accuracy on a control task
-    (a random label per word; Hewitt and Liang 2019) is also printed, and the selectivity, which is the difference
-    between both accuracies. sense predicts the sense of a word, with one classifier per word. length predicts the
-    number of words in a sentence, in six bins, from the mean of the word vectors. heads reads attention instead of
-    vectors: for each relation, it prints the attention head that most often finds the syntactic head of a word, and
-    the best fixed offset (Clark et al. 2019)."""
+    the relation of a word to its head from the vectors of both words. For these two tasks, the accuracy on a
+    control task (a random label per word; Hewitt and Liang 2019) is also printed, and the selectivity, which is the
+    difference between the two accuracies. sense predicts the sense of a word, with one classifier per word. length
+    predicts the number of words in a sentence, in six bins, from the mean of the word vectors. heads reads
+    attention instead of vectors: for each relation, it prints the attention head that most often finds the
+    syntactic head of a word, and the best fixed offset (Clark et al. 2019)."""
     from bert_jax.inference.text_files import write_json_lines
 
     for name in ("limit", "seed"):
@@ -182,7 +183,7 @@ COMMANDS = (
         model(required=True, with_labels=False),
         option(
             "--in", dest="text", metavar="TEXT",
-            help="text that contains the words; their vectors in it are used",
+            help="text that contains the words and determines their vectors",
         ),
         option(
             "--occurrence", type=int, metavar="N",
@@ -195,8 +196,8 @@ COMMANDS = (
         ),
         option(
             "--corpus", metavar="FILE",
-            help="with --in: file of texts, one per line, or .jsonl; every occurrence of every word in them is a "
-            "candidate",
+            help="with --in: file of texts, one per line, or .jsonl; every occurrence of every word in these texts "
+            "is a candidate",
         ),
         option(
             "--candidates", type=int, metavar="N",

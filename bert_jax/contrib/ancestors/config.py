@@ -81,7 +81,7 @@ class LayersConfig(WordVectorsConfig):
     character_filters: tuple[int, ...] = ()
     # Width of the character embeddings.
     character_size: Positive[int] = 16
-    # Maximum number of bytes of a token, including the marks of its begin and its end.
+    # Maximum number of bytes of a token, including the marks of its beginning and end.
     max_characters: Positive[int] = 50
     # Number of highway layers (Srivastava et al. 2015) after the character convolutions.
     highway_layers: Layers = 2

@@ -9,8 +9,9 @@ from bert_jax.commands.options import SOURCE, Command, option, read_options, rea
 def calibrate_command(arguments: argparse.Namespace) -> None:
     """Save a classifier with calibrated probabilities. Its logits are divided by the temperature that has the
     lowest log loss on labeled examples that the classifier was not trained on; the predicted classes stay the same.
-    With --equal_classes, the probabilities are those for texts whose classes are equally frequent, so rare classes
-    are predicted more often. Prints log loss, calibration error, accuracy and macro F1 before and after."""
+    With --equal_classes, the probabilities are those for texts among which all classes are equally frequent, so
+    rare classes are predicted more often. Prints log loss, calibration error, accuracy and macro F1 before and
+    after calibration."""
     from bert_jax.contrib.calibration.calibrate import calibrate_model
 
     calibrate_model(

@@ -181,8 +181,8 @@ COMMANDS = (
         ),
         option(
             "--importance", choices=("gradient", "magnitude", "movement", "random"), default="gradient",
-            help="importance of heads and units: gradient (of the loss on --examples; default), magnitude (norm of "
-            "the parameters), movement (growth of this norm since --start) or random",
+            help="measure of the importance of heads and units: gradient (gradient of the loss on --examples; "
+            "default), magnitude (norm of the parameters), movement (growth of this norm since --start) or random",
         ),
         option(
             "--examples", nargs="+", default=(), metavar="FILE",
@@ -195,7 +195,7 @@ COMMANDS = (
         ),
         option(
             "--start", default="", metavar="DIR_OR_PREFIX",
-            help="with --importance movement: the model with which the training of --model started",
+            help="with --importance movement: the model from which the training of --model started",
         ),
         option(
             "--seed", type=int, default=0, metavar="N",

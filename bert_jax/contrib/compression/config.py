@@ -75,7 +75,7 @@ class TaughtDataConfig(TaskDataConfig):
     SPLITS: ClassVar[tuple[str, ...]] = (*TaskDataConfig.SPLITS, "unlabelled")
 
     # Files with additional training records for distillation, whose labels are not read; requires --teacher.
-    # Entries unlabelled:ROLE=COLUMN of data.columns set their columns.
+    # Entries unlabelled:ROLE=COLUMN of data.columns set the columns of these files.
     unlabelled: tuple[str, ...] = ()
 
 

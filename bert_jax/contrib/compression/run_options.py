@@ -26,12 +26,12 @@ UNPRUNED: dict[str, Any] = {
 class TeacherOptions(RunOptions):
     """Options of pretraining with a teacher."""
 
-    # Model whose outputs the run learns to reproduce (objective.name distillation), in any format that bert-jax
-    # reads; it must have the vocabulary of the run. A resumed run does not need this option.
+    # Model, in any format that bert-jax reads, whose outputs the run learns to reproduce (objective.name
+    # distillation). It must have the vocabulary of the run. A resumed run does not need this option.
     teacher: tuple[str, ...] = ()
-    # Folder of stored outputs of the teacher; requires data.masking static. The outputs are computed once, before
-    # the first step, and then read, so that the teacher does not run again. Other runs on the same shards can also
-    # read them.
+    # Folder for the outputs of the teacher; requires data.masking static. The outputs are computed once, before the
+    # first step, and then read from this folder, so that the teacher does not run again. Other runs on the same
+    # shards can also read them.
     teacher_outputs: str = ""
 
     def require_no_inputs(self, objective: str) -> None:
@@ -43,8 +43,8 @@ class TeacherOptions(RunOptions):
 class TaskTeacherOptions(FinetuneRunOptions):
     """Options of fine-tuning with teachers."""
 
-    # Models whose outputs the run learns to reproduce, in any format that bert-jax reads; each must have the output
-    # layer of the task. The outputs of several models are averaged. A resumed run does not need this option.
+    # Models, in any format that bert-jax reads, whose outputs the run learns to reproduce. Each model must have the
+    # output layer of the task. The outputs of several models are averaged. A resumed run does not need this option.
     teacher: tuple[str, ...] = ()
 
     def supervision(self, config: FinetuneConfig, report: Callable[[str], None]) -> "Supervision":
@@ -64,15 +64,16 @@ class TaskTeacherOptions(FinetuneRunOptions):
 class PruningOptions(FinetuneRunOptions):
     """Options of fine-tuning in rounds of training and pruning."""
 
-    # Share of the attention heads to keep. If it is below 1, the run trains, removes the least important heads and
-    # trains again, in rounds (see bert-jax prune). Each training has the length that the recipe states.
+    # Share of the attention heads to keep. If the share is below 1, each of --prune_rounds rounds trains the model
+    # and then removes the least important heads (see bert-jax prune); a last training follows. Each training has
+    # the length that the recipe states.
     prune_heads: float = 1.0
     # Share of the feed-forward units to keep, as for --prune_heads.
     prune_units: float = 1.0
-    # Number of rounds; the first rounds remove the most.
+    # Number of rounds of training and pruning; earlier rounds remove more heads and units than later rounds.
     prune_rounds: Positive[int] = 3
-    # Importance of heads and units: gradient (of the loss on training records), magnitude (norm of the
-    # parameters), movement (growth of this norm in the round) or random.
+    # Measure of the importance of heads and units: gradient (gradient of the loss on training records), magnitude
+    # (norm of the parameters), movement (growth of this norm during the training of the round) or random.
     prune_importance: Literal["gradient", "magnitude", "movement", "random"] = "gradient"
 
     def __post_init__(self) -> None:

@@ -9,10 +9,10 @@ from bert_jax.commands.options import Command, option
 
 def doctor_command(arguments: argparse.Namespace) -> None:
     """Check a pretraining run: its shards, its log, its objective and its newest checkpoint. Prints a line for each
-    check with its status (OK, LOOK for something unusual, or FAIL for an error in data, options or code), what was
-    found, what is expected, and what to try first. The most severe and most specific lines come first. The run may
-    be in progress and needs no checkpoint. The results are also written to WORKDIR/doctor.json, and the report
-    shows them."""
+    check with its status (OK, LOOK or FAIL), what was found, what is expected, and what to try first. LOOK marks
+    something unusual; FAIL marks an error in data, options or code. The most severe and most specific lines come
+    first. The run may be in progress and needs no checkpoint. The results are also written to WORKDIR/doctor.json,
+    and the report of the run shows them."""
     from bert_jax.contrib.doctor import findings
     from bert_jax.contrib.doctor.examine import examine_step
 

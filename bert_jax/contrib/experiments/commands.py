@@ -37,9 +37,9 @@ def submission_command(arguments: argparse.Namespace) -> None:
 
 
 def benchmark_command(arguments: argparse.Namespace) -> None:
-    """Measure how fast a model predicts on this machine, in each of the forms in --forms. Prints median and 99th
-    percentile of the time per batch, texts per second, size on disk, and process memory. Each form runs alone in a
-    separate process; the process of onnxruntime loads neither JAX nor bert_jax."""
+    """Measure how fast a model predicts on this machine, in JAX and as an exported program (--forms). Prints median
+    and 99th percentile of the time per batch, texts per second, size on disk, and process memory. Each form runs
+    alone in a separate process; the process of onnxruntime loads neither JAX nor bert_jax."""
     from bert_jax.contrib.experiments.latency import FORMS, Load, benchmark, installed_forms, table
     from bert_jax.inference.text_files import write_json_lines
 
@@ -92,7 +92,7 @@ COMMANDS = (
         ),
         option(
             "--metric", metavar="NAME",
-            help="metric to compare, named as in metrics.json (default: task.metric, else the first)",
+            help="metric to compare, named as in metrics.json (default: task.metric, else the first metric)",
         ),
         option("--seed", type=int, default=0, metavar="N", help="seed of the bootstrap (default: 0)"),
         option(
@@ -101,12 +101,12 @@ COMMANDS = (
         ),
         option("--json", action="store_true", help="print the comparison as one JSON object"),
     ), group="train", example="runs/a runs/b --split dev"),
-    Command("benchmark-inference", "measure how fast a model predicts, in each form", benchmark_command, (
+    Command("benchmark-inference", "measure the speed of a model, in JAX and exported", benchmark_command, (
         model_or_place,
         option(
             "--forms", nargs="+", metavar="FORM",
-            help="forms to measure: jax, jax-bfloat16, onnx, stablehlo, onnx-int8 (default: all whose packages "
-            "are installed)",
+            help="forms of the model to measure: jax, jax-bfloat16, onnx, stablehlo, onnx-int8 (default: all "
+            "whose packages are installed)",
         ),
         option(
             "--quick", action="store_true",

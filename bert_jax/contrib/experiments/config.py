@@ -27,8 +27,8 @@ class SweepOptions(FinetuneRunOptions):
     # every combination in the grid of the BERT paper (batch size 16 or 32; learning rate 5e-5, 4e-5, 3e-5 or 2e-5;
     # 2, 3 or 4 epochs). Finished runs are not repeated; several processes can share the work.
     sweep: tuple[str, ...] = ()
-    # Number of runs with consecutive seeds, beginning with training.seed. If there are several, their mean, their
-    # standard deviation and the best run are reported.
+    # Number of runs with consecutive seeds, beginning with training.seed. If there are several runs, the mean and
+    # the standard deviation of their scores and the best run are reported.
     seeds: Positive[int] = 1
 
     # Value of an option that has no argument on the command line.

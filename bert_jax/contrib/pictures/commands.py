@@ -41,8 +41,9 @@ def picture_command(arguments: argparse.Namespace) -> None:
 def play_command(arguments: argparse.Namespace) -> None:
     """Guess masked words against a model. In each of ten sentences, one word is masked: you write your guess, then
     the model shows its guesses with their probabilities. The sentences come from --text, else from the held-out
-    text of the pretraining run, else from a built-in list. For a Chinese vocabulary, the built-in sentences contain
-    idioms of four characters, one of which is masked. Ctrl-D ends the game and shows the score."""
+    text of the pretraining run, else from a built-in list. For a Chinese vocabulary, each built-in sentence
+    contains an idiom of four characters, and one of these characters is masked. Ctrl-D ends the game and shows the
+    score."""
     from bert_jax.contrib.pictures.play import play
 
     arguments.model, _ = _model_and_text(arguments, with_text=False)
@@ -51,8 +52,9 @@ def play_command(arguments: argparse.Namespace) -> None:
 
 def story_command(arguments: argparse.Namespace) -> None:
     """Draw how a pretraining run learned, as an SVG file: its guesses for the mask of a text at 0, 1, 10 and 100%
-    of the steps, above its loss curve. Step 0 has the randomly initialized parameters of the run; the other steps
-    require checkpoints, which training.checkpoint_interval saves and training.keep_every keeps."""
+    of the steps, above its loss curve. Step 0 uses the randomly initialized parameters of the run. The other steps
+    require checkpoints: training.checkpoint_interval determines which checkpoints are saved, and
+    training.keep_every which of them are kept."""
     from bert_jax.contrib.pictures.story import draw_story
 
     workdir, text = _model_and_text(arguments)
@@ -95,11 +97,11 @@ COMMANDS = (
         ),
         option(
             "--layer", type=int, default=1, metavar="L",
-            help="layer, from 1, that the page shows at first (default: 1)",
+            help="layer that the page shows first, counted from 1 (default: 1)",
         ),
         option(
             "--head", type=int, default=1, metavar="H",
-            help="head, from 1, that the page shows at first (default: 1)",
+            help="head that the page shows first, counted from 1 (default: 1)",
         ),
         option(
             "--words", metavar="FILE|A,B,...",

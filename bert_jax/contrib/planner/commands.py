@@ -38,7 +38,7 @@ COMMANDS = (
         ),
         option(
             "--devices", type=int, metavar="N",
-            help="with --show_sharding: number of devices, which replaces --topology",
+            help="with --show_sharding: number of devices; replaces --topology",
         ),
         option("--json", action="store_true", help="print the plan as one JSON object"),
         option(
@@ -52,7 +52,7 @@ COMMANDS = (
         option("--show_sharding", action="store_true", help="print the sharding and the bytes of every parameter"),
         option(
             "--search", action="store_true",
-            help="search for the fastest number of microbatches, recomputation (execution.remat) and mesh",
+            help="search for the fastest layout: number of microbatches, execution.remat and mesh",
         ),
         option(
             "--tries", type=int, default=8, metavar="N",

@@ -11,12 +11,12 @@ from bert_jax.config.schema import AtLeast0
 class ChangeOptions(RunOptions):
     """Options of pretraining and fine-tuning."""
 
-    # Convert the BERT or RoBERTa of --init_from to a Longformer with this number of positions (Beltagy et al.
-    # 2020, section 5). It has global tokens and, on each side of a token, windows of model.attention_windows
-    # tokens (default 256). 0: no conversion.
+    # Convert the BERT or RoBERTa of --init_from to a Longformer with this number of positions (Beltagy et al. 2020,
+    # section 5). The Longformer has global tokens, and every other token attends to model.attention_windows tokens
+    # on each side (default 256). 0: no conversion.
     to_long: AtLeast0[int] = 0
-    # Layers of the model in --init_from, counted from 0, with which the run starts, in this order (Sanh et al.
-    # 2019: every second layer). A layer may occur several times. Empty: all layers.
+    # Layers of the model in --init_from, counted from 0, that form the network of the run, in this order (Sanh et
+    # al. 2019: every second layer). A layer may occur several times. Empty: all layers.
     init_layers: tuple[int, ...] = ()
 
     @property
@@ -29,7 +29,7 @@ class TaskChangeOptions(ChangeOptions, FinetuneRunOptions):
     """Options of fine-tuning."""
 
     # Add the pieces _start_, _delimiter_ and _classify_ to the vocabulary of a GPT, with randomly initialized
-    # embeddings, and frame texts and pairs with them (Radford et al. 2018, section 3.3).
+    # embeddings, and frame texts and pairs with these pieces (Radford et al. 2018, section 3.3).
     gpt_inputs: bool = False
 
     @property

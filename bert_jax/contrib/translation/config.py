@@ -135,7 +135,7 @@ def _value(like: Any, text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationConfig(Section, prefix="translation."):
-    """Training of translation, and its search."""
+    """Training of a translation model, and its beam search."""
 
     # Label smoothing: share of the target probability that is spread over the whole vocabulary.
     label_smoothing: Probability = 0.1

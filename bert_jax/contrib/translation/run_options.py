@@ -10,10 +10,10 @@ from bert_jax.config.finetune import FinetuneConfig
 class TranslationOptions(FinetuneRunOptions):
     """Options of fine-tuning for translation."""
 
-    # Adds a decoder to the model of --init_from, which becomes the encoder of a translation model: another model,
-    # in any format that bert-jax reads; same (a copy of the model of --init_from); shared (as same, but encoder
-    # and decoder share their parameters during training, except cross-attention); or random (random parameters,
-    # with the options of the encoder and of model.decoder).
+    # Decoder to add to the model of --init_from: another model, in any format that bert-jax reads; same (a copy of
+    # the model of --init_from); shared (like same, but during training, encoder and decoder share all parameters
+    # except those of cross-attention); or random (random parameters, with the options of the encoder and of
+    # model.decoder). The model of --init_from becomes the encoder of the translation model.
     decoder_from: str = ""
 
     @property

@@ -42,8 +42,8 @@ class CleanConfig(Section, prefix="clean."):
     # What happens to broken encoding. repair: correct mojibake, remove control characters, and drop lines that
     # contain the replacement character. drop: drop all lines with one of these three errors. off: keep the text.
     encoding: Literal["repair", "drop", "off"] = "repair"
-    # Maximum share of the characters of a document that may be in lines dropped for their encoding; a document
-    # with a larger share is dropped as a whole.
+    # Maximum share of the characters of a document that may be in lines dropped because of their encoding; a
+    # document with a larger share is dropped as a whole.
     broken_share: Share[float] = 0.2
     # Minimum number of words in a document; 0: off. Each Chinese character counts as a word.
     least_words: AtLeast0[int] = 5
@@ -54,8 +54,8 @@ class CleanConfig(Section, prefix="clean."):
     languages: tuple[str, ...] = ()
     # Drop documents whose text equals the text of an earlier document.
     exact_duplicates: bool = True
-    # A line that occurs in at least this number of different documents is boilerplate, which is dropped except in
-    # the first of these documents; 0: off. Case, punctuation and white space are ignored.
+    # A line that occurs in at least this number of different documents is boilerplate, and is dropped from all of
+    # these documents except the first; 0: off. Case, punctuation and white space are ignored.
     boilerplate: AtLeast0[int] = 10
     # Minimum number of words in a boilerplate line; shorter lines, such as "I don't know.", are kept.
     boilerplate_words: AtLeast0[int] = 5

@@ -92,7 +92,7 @@ def test_help_shows_the_chosen_section(capsys):
     assert ["--model.lstm_cells" in text for text in shown] == [False, True, False]
     assert ["--objective.count_power" in text for text in shown] == [False, False, True]
     assert (
-        "program --help_all lists them if the value is given:\n    --model.encoder none, nnlm, lstm, bidir"
+        "add such an option to program --help_all:\n    --model.encoder none, nnlm, lstm, bidir"
         in shown[0]
     )
     assert "\n    --objective.name bidirectional_lm, skip_gram" in shown[0]
