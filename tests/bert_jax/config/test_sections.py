@@ -91,10 +91,7 @@ def test_help_shows_the_chosen_section(capsys):
         shown.append(capsys.readouterr().out)
     assert ["--model.lstm_cells" in text for text in shown] == [False, True, False]
     assert ["--objective.count_power" in text for text in shown] == [False, False, True]
-    assert (
-        "add such an option to program --help_all:\n    --model.encoder none, nnlm, lstm, bidir"
-        in shown[0]
-    )
+    assert "add such an option to program --help_all:\n    --model.encoder none, nnlm, lstm, bidir" in shown[0]
     assert "\n    --objective.name bidirectional_lm, skip_gram" in shown[0]
 
 
