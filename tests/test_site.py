@@ -82,3 +82,11 @@ def test_the_index_has_english_and_chinese_words(site, search):
     language = (site / "_static" / "language_data.js").read_text(encoding="utf-8")
     assert "Stemmer = EnglishStemmer;" in language and "var splitQuery" in language
     assert "docs/generated/options-pretrain" in pages("warmup_step") | pages("warmup_steps")
+
+
+def test_the_table_of_formats_knows_the_family_of_a_recipe(monkeypatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "docs/site"))
+    pages = importlib.import_module("pages")
+    formats = {name.partition("]")[0][1:]: names for name, _, names in pages._formats()}
+    assert formats["quickstart"].startswith("hf, sentence-transformers") and "tf1" not in formats["quickstart"]
+    assert "tf1" in formats["bert_base_phase1"] and "hf" not in formats["cramming"]

@@ -165,7 +165,7 @@ def _formats() -> Iterator[tuple[str, str, str]]:
     for name in recipes("configs"):
         config = load_config(PretrainConfig, ["--config", str(REPOSITORY / "configs" / f"{name}.yaml")])
         model = config.model
-        spec = ModelSpec(model=model, heads=pretraining_heads(config.has_nsp))
+        spec = ModelSpec(model=model, heads=pretraining_heads(config.has_nsp), family=model.family_name)
         size = f"{model.num_layers} layers, width {model.hidden_size}"
         yield f"[{name}](../../configs/{name}.yaml)", size, ", ".join(formats_of(spec))
 
