@@ -32,7 +32,7 @@ class Sampling:
     top_k: int = 0
     # Draw from the fewest most probable tokens whose probabilities sum to at least top_p (Holtzman et al. 2020).
     top_p: float = 1.0
-    # Sampling seed. A sampled token depends only on the seed, the text number and the token number.
+    # Sampling seed. The random numbers for a token depend only on the seed, the text number and the token number.
     seed: int = 0
 
     def __post_init__(self) -> None:
