@@ -73,7 +73,7 @@ _CHECKING = (
     option(
         "--peer_python", metavar="PYTHON",
         help="Python interpreter with the other library, such as transformers, for the comparison (default: the "
-        "running one)",
+        "interpreter that runs this command)",
     ),
 )  # fmt: skip
 

@@ -187,8 +187,8 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
     # Standard deviation of the normal distribution from which the initial weights are sampled. The distribution is
     # truncated at two standard deviations and not rescaled.
     initializer_range: Positive[float] = 0.02
-    # Family of encoders whose names and layout an exported Hugging Face folder uses; the other options determine
-    # the network.
+    # Family of encoders. An exported Hugging Face folder uses the names and the layout of this family; the other
+    # options determine the network.
     family: FamilyName = "bert"
 
     def __post_init__(self) -> None:

@@ -493,8 +493,8 @@ class RunOptions(Section):
     # Folder for all output of the run; empty: runs/NAME, where NAME is the name of the last recipe.
     workdir: str = ""
     # Workdir of an earlier phase, from which the run takes the parameters, the optimizer moments, the moving
-    # average and the step. The data may change. Of the model options, only dropout, rotary base, attention windows
-    # and blocks, pooling, initialization and number of positions may change.
+    # average and the step. The data may differ from those of the earlier phase. Of the model options, only dropout,
+    # rotary base, attention windows and blocks, pooling, initialization and number of positions may differ.
     continue_from: str = ""
     # Model from which the run takes its initial parameters, its sizes and its vocabulary: a workdir, a saved model,
     # a folder or checkpoint in any format that bert-jax reads, or a name on the Hugging Face Hub. The run starts at

@@ -260,7 +260,7 @@ class Word2VecConfig(ObjectiveConfig):
         "predicts the surrounding tokens from a token (word2vec: Mikolov et al. 2013); requires model.encoder none"
     )
 
-    # Maximum distance, in tokens, between a word and its context; for each word, a distance up to this one is
+    # Maximum distance, in tokens, between a word and its context; for each word, a distance up to this maximum is
     # sampled.
     window: Positive[int] = 5
     # Number of negative samples per pair (Mikolov et al. 2013b: 5 to 20 for small texts).

@@ -64,9 +64,9 @@ class TaskTeacherOptions(FinetuneRunOptions):
 class PruningOptions(FinetuneRunOptions):
     """Options of fine-tuning in rounds of training and pruning."""
 
-    # Share of the attention heads to keep. If the share is below 1, each of --prune_rounds rounds trains the model
-    # and then removes the least important heads (see bert-jax prune); a last training follows. Each training has
-    # the length that the recipe states.
+    # Share of the attention heads to keep. If the share is below 1, the run trains the model and then removes the
+    # least important heads in each of --prune_rounds rounds (see bert-jax prune); a last training follows. Each
+    # training has the length that the recipe states.
     prune_heads: float = 1.0
     # Share of the feed-forward units to keep, as for --prune_heads.
     prune_units: float = 1.0

@@ -25,7 +25,7 @@ def clean_command(words: Sequence[str]) -> None:
 
 
 USAGE = """\
-  clean    write text without duplicates, repeated lines, broken encoding, other languages and short documents
+  clean    drop duplicates, repeated lines, other languages and short documents from text, and repair its encoding
              bert-data clean --corpus web_texts/ --output my_texts/ --near_duplicates 0.7 --languages en
            --runner beam works as for shards; --data.NAME and --clean.NAME may be shortened to --NAME
 """
