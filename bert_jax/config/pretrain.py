@@ -62,8 +62,8 @@ class DataConfig(Section, prefix="data."):
     # Lower-case the text, as BERT's uncased models do. A tokenizer.json or .model in data.vocab applies its own
     # rules instead.
     lower_case: bool = True
-    # Strip accents (ä becomes a): true, false, or auto (the value of data.lower_case). true requires a vocabulary
-    # of WordPiece or words.
+    # Strip accents (ä becomes a): true, false, or auto (the value of data.lower_case). true requires a WordPiece
+    # vocabulary or data.tokenizer words.
     strip_accents: Literal["auto", "true", "false"] = "auto"
     # Folder of shards, local or gs://. It contains either the folders train and eval that bert-data writes, or
     # TFRecords from another source, for which bert-data index has written an index.
@@ -141,7 +141,8 @@ class DataConfig(Section, prefix="data."):
     # Probability, for each document and pass, that the instances of the document get a random target length below
     # data.seq_length.
     short_sequence_fraction: Probability = 0.1
-    # Number of passes over the corpus that the shards contain, each with different masks and sentence pairs.
+    # Number of passes over the corpus from which the shards are built; each pass has different masks and sentence
+    # pairs.
     dupe_factor: Positive[int] = 10
     # Number of training shards.
     num_shards: Positive[int] = 16

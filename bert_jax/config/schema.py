@@ -505,7 +505,7 @@ class RunOptions(Section):
     # word starts as the mean of the embeddings of its pieces. Longer words that begin with an added word are also
     # split differently, because WordPiece uses the longest match.
     add_words: str = ""
-    # Store the words of --add_words in place of the [unusedN] pieces instead of after the last piece.
+    # true: the words of --add_words replace the first [unusedN] pieces. false: they are added after the last piece.
     vocab_slots: bool = False
     # Extend the position table: tile (repeat its rows; the first positions keep their rows) or interpolate
     # (stretch the table). The table of --init_from is extended to data.seq_length or
@@ -524,8 +524,7 @@ class RunOptions(Section):
     # Allow a resumed run to change execution.prng.
     allow_numeric_change: bool = False
     # Address HOST:PORT of process 0 in a run with several processes, where PORT is any free port; the value is the
-    # same for all processes. Not needed on Cloud TPU and under SLURM. Environment variable:
-    # JAX_COORDINATOR_ADDRESS.
+    # same for all processes. Not needed on Cloud TPU or under SLURM. Environment variable: JAX_COORDINATOR_ADDRESS.
     coordinator: str = ""
     # Number of processes of a run with --coordinator. Environment variable: JAX_NUM_PROCESSES.
     num_processes: int = 0

@@ -221,12 +221,12 @@ class TaggingConfig:
 class SentenceTaskConfig(Section, prefix="sentence."):
     """Training of sentence embeddings (Reimers and Gurevych 2019)."""
 
-    # softmax: classification of (u, v, |u - v|), where u and v are the vectors of a pair. cosine: regression of the
-    # label of a pair by its cosine. cosent: pairs with higher labels must have higher cosines. triplet: anchors
-    # must be nearer to their positives than to their negatives. negatives: each anchor must find its positive among
-    # all positives and hard negatives of the batch (of the microbatch, unless sentence.gradient_cache is set).
-    # simcse: like negatives, but the positive of a text is a second encoding of the same text with different
-    # dropout.
+    # Loss. softmax: classification of (u, v, |u - v|), where u and v are the vectors of a pair. cosine: the cosine
+    # of a pair is trained to equal its label. cosent: pairs with higher labels must have higher cosines. triplet:
+    # anchors must be nearer to their positives than to their negatives. negatives: each anchor must find its
+    # positive among all positives and hard negatives of the batch (of the microbatch, unless
+    # sentence.gradient_cache is set). simcse: like negatives, but the positive of a text is a second encoding of
+    # the same text with different dropout.
     loss: SentenceLoss = "softmax"
     # Pooling of the token outputs into one vector.
     pooling: Pooling = "mean"
