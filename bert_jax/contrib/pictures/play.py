@@ -2,6 +2,7 @@
 
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,6 +27,8 @@ _COMPARED, _SHOWN = 1000, 3
 _SHORTEST = 4
 # Share of single characters in the pieces of a Chinese vocabulary.
 _CHINESE_SHARE = 0.2
+# Characters of a line.
+_WIDTH = 80
 
 
 class Round(NamedTuple):
@@ -73,7 +76,7 @@ def play(
     show(f"{len(rounds)} sentences from {source}. Write the missing word; Enter passes, Ctrl-D ends the game.")
     score = Score(0, 0, 0)
     for number, (one, found) in enumerate(zip(rounds, filled, strict=True), 1):
-        show(f"\n{number}/{len(rounds)}  {one.shown}")
+        show(f"\n{_wrapped(f'{number}/{len(rounds)}  {one.shown}')}")
         try:
             guess = (ask or _line)("you: ").strip()
         except EOFError:
@@ -81,7 +84,8 @@ def play(
             break
         is_right = _same(guess, one.answer, tokenizer)
         model_is_right = found.masks[0].predictions[0][0] == one.piece
-        for line in _answer_lines(one, found, tokenizer, is_right):
+        outcome = "you are right" if is_right else "you are wrong" if guess else "you passed"
+        for line in _answer_lines(one, found, tokenizer, outcome):
             show(line)
         score = Score(score.person + is_right, score.model + model_is_right, score.rounds + 1)
         show(f"score: you {score.person}, model {score.model}")
@@ -103,18 +107,28 @@ def _same(guess: str, answer: str, tokenizer: Tokenizer) -> bool:
     return fold(guess) == fold(answer)
 
 
-def _answer_lines(one: Round, found: "FilledText", tokenizer: Tokenizer, is_right: bool) -> Iterator[str]:
+def _answer_lines(one: Round, found: "FilledText", tokenizer: Tokenizer, outcome: str) -> Iterator[str]:
     """Yield the lines that follow an answer."""
     best = found.masks[0].predictions
-    named = [f"{tokenizer.decode([tokenizer.piece_id(piece)]).strip()} {p:.0%}" for piece, p in best[:_SHOWN]]
-    yield f"model: {', '.join(named)}"
+    named = [f'"{tokenizer.decode([tokenizer.piece_id(piece)]).strip()}" {_share(p)}' for piece, p in best[:_SHOWN]]
+    yield f"model: {', '.join(named)}: {'right' if best[0][0] == one.piece else 'wrong'}"
     ranks = {piece: (rank, p) for rank, (piece, p) in enumerate(best, 1)}
     if one.piece in ranks:
         rank, p = ranks[one.piece]
-        of_model = f"guess {rank} of the model, {p:.1%}"
+        of_model = f"guess {rank} of the model, {_share(p)}"
     else:
         of_model = f"not among the first {len(best):,} guesses of the model"
-    yield f"{'right' if is_right else 'answer'}: {one.answer} ({of_model})"
+    yield f"answer: {one.answer} ({of_model}); {outcome}"
+
+
+def _share(p: float) -> str:
+    """Return a probability in percent."""
+    return f"{p:.0%}" if p >= 0.0995 else f"{p:.1%}" if p >= 0.001 else "<0.1%"
+
+
+def _wrapped(text: str) -> str:
+    """Return ``text`` in lines that break at spaces."""
+    return textwrap.fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 # ------------------------------------------------------------------ sentences

@@ -267,7 +267,7 @@ def _axis(low: float, high: float, log: bool) -> tuple[Callable[[float], float],
 def _grid(y_of: Callable[[float], float], marks: Sequence[float], scale: Scale) -> str:
     return "".join(
         f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y_of(mark):.1f}" y2="{y_of(mark):.1f}"/>'
-        f'<text x="{_LEFT - 6}" y="{y_of(mark) + 5:.1f}" text-anchor="end">{scale.text(mark)}</text>'
+        f'<text x="{_LEFT - 9}" y="{y_of(mark) + 5:.1f}" text-anchor="end">{scale.text(mark)}</text>'
         for mark in marks
     )
 

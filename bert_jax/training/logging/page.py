@@ -16,12 +16,12 @@ RUN_COLORS = 8
 STYLE = """
 :root { color-scheme: light dark; --bg: #f5f6f8; --card: #fff; --ink: #1f2328; --soft: #59636e; --line: #dfe3e8;
   --grid: #e8ebef; --train: #2563c9; --eval: #c84a05; --base: #6e7781; --hit: #d3f3da; --miss: #ffedb5;
-  --good: #1a7f37; --bad: #c62828;
+  --good: #1a7f37; --bad: #c62828; --error: 198, 40, 40;
   --heat: 37, 99, 201; --c0: #2563c9; --c1: #c84a05; --c2: #1a7f37; --c3: #8250df; --c4: #bf3989; --c5: #0f7b82;
   --c6: #8a6100; --c7: #57606a; }
 @media (prefers-color-scheme: dark) { :root { --bg: #14171b; --card: #1c2026; --ink: #e6e9ec; --soft: #9ba6b2;
   --line: #30363d; --grid: #2a3037; --train: #79b0ff; --eval: #ff9a57; --base: #8b949e; --hit: #17492a;
-  --miss: #5a4708; --good: #5fd07e; --bad: #ff8080;
+  --miss: #5a4708; --good: #5fd07e; --bad: #ff8080; --error: 255, 100, 100;
   --heat: 95, 160, 255; --c0: #79b0ff; --c1: #ff9a57; --c2: #5fd07e; --c3: #c29bff;
   --c4: #ff8fc7; --c5: #4fcfd6; --c6: #e3b341; --c7: #b1bac4; } }
 * { box-sizing: border-box; }
@@ -55,7 +55,8 @@ h3 { font-size: 14px; margin: 0 0 2px; } p { margin: 0 0 10px; }
 .pair { columns: 2 420px; column-gap: 12px; margin-top: 16px; }
 .pair .card { break-inside: avoid; margin: 0 0 12px; } .panels .card { margin: 0; min-width: 0; }
 svg { width: 100%; height: auto; display: block; overflow: visible; }
-svg text { font: 14.5px system-ui, sans-serif; fill: var(--soft); }
+svg text { font: 14.5px system-ui, sans-serif; fill: var(--soft); paint-order: stroke; stroke: var(--card);
+  stroke-width: 3px; }
 .grid { stroke: var(--grid); } .strong { stroke: var(--base); }
  .curve { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
 .faint { opacity: .3; stroke-width: 1; }
@@ -74,7 +75,7 @@ td:last-child, th:last-child { padding-right: 0; }
 th, th.n { color: var(--soft); font-weight: 600; font-size: 13px; white-space: normal; }
 tr + tr > * { border-top: 1px solid var(--line); }
 th[scope=row] { color: var(--ink); font-weight: 400; font-size: 14px; min-width: 92px;
-  overflow-wrap: anywhere; }
+  overflow-wrap: break-word; }
 table.options th[scope=row] { overflow-wrap: normal; }
 @media (max-width: 560px) { .runs td { overflow-wrap: anywhere; } td, th { padding-right: 10px; }
   .groups tr > :nth-child(2) { display: none; } }
@@ -111,6 +112,8 @@ table.options th[scope=row] { overflow-wrap: normal; }
  .text { white-space: pre-wrap; }
 .text + .text { border-inline-start: 3px solid var(--line); padding-inline-start: 8px; margin-top: 3px; }
 .answer { font-size: 13px; margin-top: 3px; } .answer > span { display: inline-block; margin-right: 12px; }
+p + pre { white-space: pre-wrap; overflow-wrap: anywhere; margin-top: 0; }
+pre span { display: inline-block; max-width: 100%; } .soft:has(+ pre) { margin: 8px 0 0; }
 pre { overflow-x: auto; font-size: 13px; margin: 8px 0 0; overflow-wrap: normal; } summary { cursor: pointer; }
 """
 
@@ -236,6 +239,11 @@ def track(value: float, marks: Iterable[tuple[float, str]] = ()) -> str:
         f'<u style="left:{100 * x:.1f}%" title="{escape(name)}"></u>' for x, name in marks if 0 <= x <= 1
     )
     return f'<div class="track"><i style="width:{100 * min(1.0, max(0.0, value)):.1f}%"></i>{lines}</div>'
+
+
+def command(line: str) -> str:
+    """Return a command as a box whose lines only break at spaces, if its words are not too long."""
+    return f"<pre>{' '.join(f'<span>{escape(word)}</span>' for word in line.split(' '))}</pre>"
 
 
 def folded(summary: str, content: str) -> str:

@@ -28,6 +28,7 @@ from bert_jax.training.logging.metrics_file import METRICS_FILE
 from bert_jax.training.logging.page import (
     AGE_SCRIPT,
     card,
+    command,
     document,
     escape,
     facts,
@@ -162,7 +163,9 @@ def run_page(run: RunFiles, display: Display, page_interval: float = _LONGEST_WA
         *(section(heading, content) for heading, content in display.sections(run.data)),
         _doctor(run),
     ]
-    about = [card(facts(_about(run)), heading="Model, data and hardware")]
+    commands = [("command", run.log.command), ("to use the result", _use(run))]
+    lines = "".join(f'<p class="soft">{name}</p>{command(line)}' for name, line in commands if line)
+    about = [card(facts(_about(run)) + lines, heading="Model, data and hardware")]
     if evaluation and not run.is_finetuning:
         named = named_values(evaluation, display)
         rows = [(escape(name), escape(format_value(key, evaluation[key]))) for key, name in named.items()]
@@ -209,9 +212,9 @@ def _quiet(run: RunFiles, page_interval: float) -> str:
     limit = quiet_seconds(run) if run.state == "running" and run.last_line else 0.0
     if not limit:
         return ""
-    usual, command = format_age(run.log.interval), shlex.join(["bert-jax", "report", run.workdir])
+    usual, line = format_age(run.log.interval), shlex.join(["bert-jax", "report", run.workdir])
     text = f"No line for <b></b>; usually there is one every {usual}. The run has stopped or hangs. "
-    text += f"This command tells which of the two: <code>{escape(command)}</code>"
+    text += f"This command tells which of the two: <code>{escape(line)}</code>"
     return f'<div class="warning" data-limit="{limit + page_interval:.0f}" hidden>{text}</div>'
 
 
@@ -318,6 +321,12 @@ def named_values(evaluation: Row, display: Display) -> dict[str, str]:
 
 def _mean_rates(run: RunFiles) -> dict[str, float]:
     """Return the means of the tokens per second and of the MFU over the training of a run."""
+    seconds, sums = rates(run)
+    return {key: value / seconds for key, value in sums.items()} if seconds else {}
+
+
+def rates(run: RunFiles) -> tuple[float, dict[str, float]]:
+    """Return the seconds of training and, by name, the sums of rate times seconds, such as the number of tokens."""
     seconds, sums, before = 0.0, dict[str, float](), 0
     for row in run.rows:
         length = row.get("seconds_per_step")
@@ -327,7 +336,7 @@ def _mean_rates(run: RunFiles) -> dict[str, float]:
             for key in ("tokens_per_second", "mfu"):
                 if isinstance(value := row.get(key), int | float):
                     sums[key] = sums.get(key, 0.0) + value * time_of
-    return {key: value / seconds for key, value in sums.items()} if seconds else {}
+    return seconds, sums
 
 
 # About the run ----------------------------------------------------------------------------------------------------
@@ -348,6 +357,8 @@ def _about(run: RunFiles) -> list[tuple[str, str]]:
     passes, examples = "", run.training_examples
     if examples:
         passes = f"{last['epoch']:.2f} passes over {examples:,} training examples"
+        if tokens := rates(run)[1].get("tokens_per_second"):
+            passes += f", {format_count(tokens)} tokens without padding"
     mesh = ", ".join(one for one in log.mesh.split("x") if not one.endswith("=1"))
     hardware = ", ".join(part for part in (log.devices, f"mesh {mesh}" if mesh else "", log.dtype) if part)
     optimizer = run.option("optimizer.name")
@@ -366,11 +377,43 @@ def _about(run: RunFiles) -> list[tuple[str, str]]:
         ("runs on", escape(log.place)),
         ("versions", escape(log.versions)),
         ("workdir", isolated(run.workdir)),
-        ("command", f"<code>{escape(log.command)}</code>" if log.command else ""),
-        ("started", escape(log.first_time)),
-        ("last line", escape(log.last_time)),
+        ("started", escape(_local(log.began or log.first_time))),
+        ("last line", escape(_local(log.last_time))),
         ("duration", _duration(run)),
+        ("parameters in", isolated(_saved(run))),
     ]
+
+
+def _local(when: str) -> str:
+    return f"{when} (local time)" if when else ""
+
+
+def _saved(run: RunFiles) -> str:
+    """Return the folder of the parameters that other commands read; empty if nothing is saved."""
+    if run.is_finetuning and run.state == "complete":
+        return f"{run.workdir}/best"
+    return f"{run.workdir}/checkpoints, step {run.saved_steps[-1]:,}" if run.saved_steps else ""
+
+
+def _use(run: RunFiles) -> str:
+    """Return a command that uses the parameters of a complete run."""
+    if run.state != "complete" or not _saved(run) or run.option("task.kind") == "translation":
+        return ""
+    if not run.is_finetuning:
+        words = [
+            "bert-jax",
+            "finetune",
+            "--init_from",
+            run.workdir,
+            "--config",
+            "RECIPE",
+            "--workdir",
+            "NEW_FOLDER",
+        ]
+        return shlex.join(words)
+    if run.option("task.kind") == "sentence":
+        return shlex.join(["bert-jax", "embed", "--model", run.workdir]) + " --input texts.txt --output vectors.npy"
+    return shlex.join(["bert-jax", "predict", "--model", run.workdir]) + " --input FILE"
 
 
 def _count(value: object) -> str:
@@ -398,6 +441,8 @@ def _data(run: RunFiles) -> list[str]:
         values = value if isinstance(value, list) else [value] if isinstance(value, str) else []
         if any(values):
             found.append(f"{key}: {', '.join(map(str, values))}")
+            if any(str(one).startswith("package:") for one in values):
+                found[-1] += " (the text files of an installed Python package)"
     return found
 
 

@@ -49,9 +49,10 @@ _STEP_LINE = re.compile(r"(\S+ )?step [\d,]+/[\d,]+ ")
 class LogFacts:
     """Facts from train.log: the number of parameters, the devices, the mesh, the dtype, the seconds of all attempts
     together, how many there were, the lines that are not about a step, the host with its processor, the versions of
-    jax and bert_jax, the command, the times of the first and the last line (empty: no line), and the reason why the
-    last attempt ended early (empty: not recorded). ``interval`` and ``longest_interval``: mean and longest seconds
-    between two lines about steps of the last attempt (0: unknown)."""
+    jax and bert_jax, the command, the times of the first line, of the start of the process and of the last line
+    (empty: unknown), and the reason why the last attempt ended early (empty: not recorded). ``interval`` and
+    ``longest_interval``: mean and longest seconds between two lines about steps of the last attempt (0:
+    unknown)."""
 
     parameters: int = 0
     devices: str = ""
@@ -64,6 +65,7 @@ class LogFacts:
     versions: str = ""
     command: str = ""
     first_time: str = ""
+    began: str = ""
     last_time: str = ""
     ending: str = ""
     interval: float = 0.0
@@ -84,7 +86,7 @@ class RunFiles:
     log: LogFacts
     # True if the run starts from no other model.
     from_random: bool
-    # The folder or URL, and the steps of the complete checkpoints, which are only listed for a stopped run.
+    # The folder or URL, and the steps of the complete checkpoints.
     workdir: str = ""
     saved_steps: Sequence[int] = ()
     # The content of doctor.json; empty without it.
@@ -193,7 +195,7 @@ def read_run(
         log=read_log(_text(workdir / LOG_FILE)),
         from_random=isinstance(config, dict) and "task" not in config and not (workdir / RECORD).is_file(),
         workdir=without_surrogates(str(place or workdir)),
-        saved_steps=_saved_steps(place or workdir) if state == "stopped" else (),
+        saved_steps=_saved_steps(place or workdir),
         doctor=_json(workdir / DOCTOR_FILE, {}),
         last_line=_changed(workdir / LOG_FILE),
     )
@@ -258,7 +260,10 @@ def read_log(text: str) -> LogFacts:
             facts.attempts += 1
             stamps, of_steps = [], []
         elif start := _START_LINE.fullmatch(line):
-            facts.seconds += float(start[1]) + float(start[2])
+            before = float(start[1]) + float(start[2])
+            facts.seconds += before
+            if facts.attempts == 1 and stamps:  # the log begins after the start-up
+                facts.began = str(stamps[0] - datetime.timedelta(seconds=round(before)))
         elif line.startswith(PLACE):
             facts.place, _, versions = line.removeprefix(PLACE).partition(", jax ")
             facts.versions = f"jax {versions}" if versions else ""

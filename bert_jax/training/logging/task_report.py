@@ -13,6 +13,7 @@ from bert_jax.training.logging.curves import different_scores
 from bert_jax.training.logging.page import (
     card,
     escape,
+    folded,
     format_value,
     isolated,
     pair,
@@ -23,12 +24,15 @@ from bert_jax.training.logging.page import (
     words_of,
 )
 from bert_jax.training.logging.run_files import RunFiles
+from bert_jax.training.logging.verdict import count_of_wrong
 
 # Number of scores of a split that are shown, of tiles among them, and of classes or tags.
 _MOST_SCORES, _TILES, _MOST_CLASSES = 6, 2, 40
 # Number of classes up to which a confusion matrix is shown, and otherwise of the most frequent confusions.
 MOST_CELLS, _MOST_CONFUSIONS = 20, 15
 _LONGEST_NAME = 24
+# Number of wrong examples that are shown without a click.
+_OPEN = 4
 # Width of a letter in the heads of a confusion matrix in pixels, and letters of its corner.
 _LETTER, _HEAD_LETTERS = 8.0, 11
 # Width of the box of a confusion matrix on a phone, and beside another box.
@@ -215,7 +219,8 @@ def _confusion(matrix: Confusion) -> tuple[str, bool]:
         return _confusions(names, matrix), False
     counts = np.array(matrix["counts"])
     note = (
-        f'<p class="soft">Rows: correct class. Columns: predicted class. Color: share of the records of the row. '
+        f'<p class="soft">Rows: correct class. Columns: predicted class. Color: share of the records of the row; '
+        "red: wrong. "
         f"{np.trace(counts):,} of {counts.sum():,} records are right.</p>"
     )
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -227,11 +232,11 @@ def _confusion(matrix: Confusion) -> tuple[str, bool]:
     lines = [
         f'<tr><th scope="row" title="{escape(name)}">{isolated(short(name, _LONGEST_NAME))}</th>'
         + "".join(
-            f'<td style="background:rgba(var(--heat),{0.62 * share:.3f})">\n{count}\n</td>'
-            for count, share in zip(numbers.tolist(), part.tolist(), strict=True)
+            f'<td style="background:{_heat(share, is_right=place == row)}">\n{count}\n</td>'
+            for place, (count, share) in enumerate(zip(numbers.tolist(), part.tolist(), strict=True))
         )
         + "</tr>"
-        for name, numbers, part in zip(names, counts, shares, strict=True)
+        for row, (name, numbers, part) in enumerate(zip(names, counts, shares, strict=True))
     ]
     head = f"<thead><tr{turn}><th>predicted →<br>correct ↓</th>{head}</tr></thead>"
     whole = f'<table class="matrix" style="--w:{width}px">{head}<tbody>{"".join(lines)}</tbody></table>'
@@ -242,6 +247,13 @@ def _confusion(matrix: Confusion) -> tuple[str, bool]:
     is_wide = whole_width > _HALF
     css, other = "wider" if is_wide else "wide", _confusions(names, matrix)
     return f'<div class="{css}">{matrix_of_all}</div><div class="narrow">{other}</div>', is_wide
+
+
+def _heat(share: float, *, is_right: bool) -> str:
+    """Return the color of a cell of a confusion matrix. Also a small share of errors is visible."""
+    if is_right or not share:
+        return f"rgba(var(--heat),{0.62 * share:.3f})"
+    return f"rgba(var(--error),{0.15 + 0.5 * share:.3f})"
 
 
 def _confusions(names: Sequence[str], matrix: Confusion) -> str:
@@ -319,14 +331,21 @@ def _share(findings: Findings) -> str:
     shown = len(findings.get("mistakes") or ())
     if wrong is None:
         return f"the {shown:,} largest errors of {scored:,} records"
-    return f"{wrong:,} of {scored:,} records are wrong; the {min(shown, wrong):,} worst"
+    which = f"; the {shown:,} worst" if shown < wrong else ""
+    return count_of_wrong(wrong, scored) + which
 
 
 def _mistakes(findings: Findings) -> str:
     mistakes = findings["mistakes"]
     is_tagged = "words" in mistakes[0]
     note = '<p class="soft">Marked words are wrong; below: correct → predicted.</p>' if is_tagged else ""
-    return f'{note}<ul class="list">{"".join(map(_mistake, mistakes))}</ul>'
+    first, more = mistakes[:_OPEN], mistakes[_OPEN:]
+    rest = folded(f"{len(more):,} more", _list(more)) if more else ""
+    return note + _list(first) + rest
+
+
+def _list(mistakes: Sequence[Mistake]) -> str:
+    return f'<ul class="list">{"".join(map(_mistake, mistakes))}</ul>'
 
 
 def _marked(text: str, marks: Sequence[tuple[int, int, str]]) -> str:

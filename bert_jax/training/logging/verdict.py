@@ -1,5 +1,6 @@
 """The result of a run in a few sentences, the first part of its report."""
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 
 from bert_jax.objectives.display import LOGGED_LEVELS, Display, Findings
 from bert_jax.training.logging.curves import baselines, different_scores, series
-from bert_jax.training.logging.page import card, escape, format_value, words_of
+from bert_jax.training.logging.page import card, command, escape, format_value, words_of
 from bert_jax.training.logging.run_files import RunFiles
 
 # True: good, False: doubtful, None: neither; and a sentence.
@@ -21,19 +22,26 @@ _CHANGE = 0.005
 _RISE = 0.05
 # Share of the standard deviation of the labels below which predictions count as nearly constant.
 _CONSTANT = 0.25
+# Share of the range of the labels below which the range of the predictions is named.
+_NARROW = 0.8
+# The workdir in the command of a run.
+_WORKDIR = re.compile(r"(--workdir[ =])('[^']*'|\S+)")
 
 
 def verdict(run: RunFiles, display: Display) -> str:
     """Return the box with the result of a run: for a stopped run also the cause and how to continue it."""
     stopped = _stopped(run) if run.state == "stopped" else []
+    later = [*(_progress(run) if run.state == "running" else ()), _added(run)] if run.state != "complete" else []
     found = _task_result(run) if run.is_finetuning else _loss_result(run, display)
     is_good = bool(found) and run.state == "complete" and all(good is not False for good, _ in found)
     is_good &= any(good for good, _ in found)
     doubtful = any(good is False for good, _ in found)
     css = "stopped" if stopped else "doubtful" if doubtful else "good" if is_good else ""
-    parts = [f"<p>{' '.join(map(escape, part))}</p>" for part in (stopped, [line for _, line in found]) if part]
-    if stopped and (command := _command(run)):
-        parts.insert(1, f"<pre>{escape(command)}</pre>")
+    parts = [
+        f"<p>{' '.join(map(escape, part))}</p>" for part in (stopped, [line for _, line in found], later) if part
+    ]
+    if stopped and (line := _command(run)):
+        parts.insert(1, command(line))
     return card("".join(parts), css=f"verdict {css}".strip())
 
 
@@ -52,20 +60,35 @@ def _stopped(run: RunFiles) -> list[str]:
     else:
         lines.append("No end was recorded: the process was killed, or the machine went down.")
     if run.saved_steps:
-        lines.append(f"The newest checkpoint is of step {run.saved_steps[-1]:,}; run the same command to continue.")
+        lines.append(f"The newest checkpoint is of step {run.saved_steps[-1]:,}; this command continues the run:")
     else:
         lines.append("No checkpoint is saved; the same command begins at the first step again.")
-    what = "scores of the best parameters" if run.is_finetuning else "evaluation and the examples"
-    return [*lines, f"The final {what} are added when the run is complete."]
+    return lines
+
+
+def _progress(run: RunFiles) -> list[str]:
+    """Return what a run in progress has found so far, and how to stop and continue it."""
+    lines = [] if any(line.startswith("WARNING") for line in run.log.lines) else ["The log has no warning so far."]
+    if run.saved_steps:
+        lines.append(f"The newest checkpoint is of step {run.saved_steps[-1]:,}.")
+    lines.append("You can stop the run (Ctrl-C saves a checkpoint) and continue it later with the same command.")
+    return lines
+
+
+def _added(run: RunFiles) -> str:
+    """Return what the report lacks before the run is complete."""
+    what = "final scores of the best parameters" if run.is_finetuning else "final evaluation and its examples"
+    return f"The {what} are added when the run is complete."
 
 
 def _command(run: RunFiles) -> str:
-    """Return a command that continues the run; empty if the files do not contain all its options."""
+    """Return a command that continues the run in its folder, which may have been moved or renamed; empty if the
+    files do not contain all its options."""
+    folder = run.workdir.rstrip("/")
     if run.log.command:
-        return run.log.command
+        return _WORKDIR.sub(lambda found: f"{found[1]}{shlex.quote(folder)}", run.log.command)
     if not run.from_random or not run.config:
         return ""
-    folder = run.workdir.rstrip("/")
     return shlex.join(["bert-jax", "pretrain", "--config", f"{folder}/config.yaml", "--workdir", folder])
 
 
@@ -83,7 +106,8 @@ def _loss_result(run: RunFiles, display: Display) -> list[Finding]:
         than = f"than {format_value(tile.key, known)} {tile.beside[1]}"
         how = f"{format_value(tile.key, ahead)} better" if ahead > 0 else "not better"
         line = (ahead > 0, f"{text}, {how} {than}.")
-    return [line, *_direction(run, "eval", tile.key)]
+    label = tile.label.removeprefix("held-out ")
+    return [line, *(_direction(run, "eval", tile.key) or _training_direction(run, tile.key, label))]
 
 
 def known_levels(run: RunFiles, display: Display) -> dict[str, float]:
@@ -111,6 +135,20 @@ def _direction(run: RunFiles, split: str, name: str) -> list[Finding]:
     if better[-1] < better[best] - margin:
         return [(None, f"It was better at step {steps[best]:,.0f}: {format_value(name, float(values[best]))}.")]
     return []
+
+
+def _training_direction(run: RunFiles, name: str, label: str) -> list[Finding]:
+    """Return a sentence about the end of the training curve of the loss ``name`` of a run with one evaluation."""
+    steps, values = series(run.rows, "train", name)
+    if len(values) < 2 or len(series(run.rows, "eval", name)[0]) != 1 or not lower_is_better(name):
+        return []
+    before, last = (format_value(name, float(values[place])) for place in (-2, -1))
+    falls = values[-1] < values[-2] * (1 - _CHANGE)
+    how = f"still fell at the end ({before} at step {steps[-2]:,.0f}, {last} at step {steps[-1]:,.0f})"
+    if not falls:
+        how = f"no longer fell at the end ({before}, then {last})"
+    more = ", so more steps may help" if falls and run.state == "complete" else ""
+    return [(None, f"The {label} in training {how}{more}.")]
 
 
 def _overfits(run: RunFiles, split: str, name: str) -> str:
@@ -146,13 +184,15 @@ def _task_result(run: RunFiles) -> list[Finding]:
     lines = [_against(run, split, name, values, entry)]
     found: Findings = (run.data.get("findings") or {}).get(split) or {}
     if found.get("wrong") and found.get("scored"):
-        is_most = not run.plain_answers().get(split) and 2 * found["wrong"] > found["scored"]
-        lines.append((False if is_most else None, f"{found['wrong']:,} of {found['scored']:,} records are wrong."))
+        lines.append((None, f"{count_of_wrong(found['wrong'], found['scored'])}."))
     lines += _spread(found)
     steps, curve = series(run.rows, split, name)
     if "chosen_by" in entry and len(curve) and entry.get("step", steps[-1]) != steps[-1]:
-        last = f"{format_value(name, float(curve[-1]))} at the last step, {steps[-1]:,.0f}"
-        text = f"The parameters are those of step {entry['step']:,}, which has the best {words_of(name)} ({last})."
+        last, end = float(curve[-1]), f"at the last step, {steps[-1]:,.0f}"
+        which = f"which has the best {words_of(name)} ({format_value(name, last)} {end})"
+        if last == values[name]:
+            which = f"the first one with the best {words_of(name)} (equal {end})"
+        text = f"The parameters are those of step {entry['step']:,}, {which}."
         return [*lines, (None, text)]
     return [*lines, *_direction(run, split, name)]
 
@@ -165,7 +205,8 @@ def _against(
     text = f"{split}: {words_of(name)} {_with_interval(name, values[name], metrics)}"
     answer = run.plain_answers().get(split)
     if not answer or answer["value"] is None or values.get(answer["metric"]) is None:
-        return None, f"{text}. There is no baseline to compare it with."
+        why = ": no single answer fits all questions" if run.option("task.kind") == "qa" else ""
+        return None, f"{text}. There is no baseline to compare it with{why}."
     metric, known, own = answer["metric"], answer["value"], values[answer["metric"]] or 0.0
     than = f"{answer['answer']} ({words_of(metric)} {format_value(metric, known)})"
     sign = -1 if lower_is_better(metric) else 1
@@ -179,6 +220,11 @@ def _against(
     return True, f"{text}, better than {than}."
 
 
+def count_of_wrong(wrong: int, scored: int) -> str:
+    """Return the number of wrong records in words."""
+    return f"{wrong:,} of {scored:,} records {'is' if wrong == 1 else 'are'} wrong"
+
+
 def _with_interval(name: str, value: float | None, metrics: Mapping[str, Any]) -> str:
     interval = metrics.get(name, {}).get("ci95")
     ends = f" (95% interval {' to '.join(format_value(name, x) for x in interval)})" if interval else ""
@@ -190,8 +236,13 @@ def _spread(found: Findings) -> list[Finding]:
     points = found.get("points")
     if not points or points["y"] != "predicted" or len(points["values"]) < 10:
         return []
-    gold, predicted = np.nanstd(np.array(points["values"], float), axis=0)
-    if not predicted < _CONSTANT * gold:
-        return []
-    text = f"standard deviation {predicted:.2g}, that of the labels {gold:.2g}"
-    return [(False, f"The predictions are nearly constant ({text}).")]
+    values = np.array(points["values"], float)
+    gold, predicted = np.nanstd(values, axis=0)
+    if predicted < _CONSTANT * gold:
+        text = f"standard deviation {predicted:.2g}, that of the labels {gold:.2g}"
+        return [(False, f"The predictions are nearly constant ({text}).")]
+    low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
+    if high[1] - low[1] < _NARROW * (high[0] - low[0]):
+        text = f"The labels reach from {low[0]:.3g} to {high[0]:.3g}, the predictions only from {low[1]:.3g} to"
+        return [(None, f"{text} {high[1]:.3g}.")]
+    return []

@@ -58,6 +58,10 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
+def without_spans(page):
+    return page.replace("<span>", "").replace("</span>", "")
+
+
 def page_of(folder):
     return (folder / "report.html").read_text()
 
@@ -174,6 +178,7 @@ def test_the_log_tells_model_hardware_and_duration(tmp_path):
     facts = read_log(LOG)
     assert (facts.parameters, facts.devices, facts.dtype) == (1_234_567, "4 x v5e", "bfloat16")
     assert (facts.seconds, facts.attempts) == (60 + 10 + 30, 2)
+    assert (facts.began, facts.first_time) == ("2026-01-01 09:59:50", "2026-01-01 10:00:00")
     folder = write_run(tmp_path / "w")
     assert "random parameters" in run_page(read_run(folder), TASK)
     (folder / "warm_start.yaml").touch()
@@ -394,7 +399,7 @@ def test_a_stopped_run_tells_when_and_why_it_ended_and_how_to_continue(tmp_path)
     page = run_page(read_run(folder), TASK)
     for words in ("2026-01-01 10:00:00", "No end was recorded", "No checkpoint is saved", "step 20 of 40 (50%)"):
         assert words in page
-    assert f"bert-jax pretrain --config {folder}/config.yaml --workdir {folder}" in page
+    assert f"bert-jax pretrain --config {folder}/config.yaml --workdir {folder}" in without_spans(page)
     (folder / "checkpoints/10").mkdir(parents=True)
     with (folder / "train.log").open("a") as log:
         log.write("2026-01-01 10:00:09  ended early: RuntimeError: device lost\n")
@@ -457,11 +462,58 @@ def test_the_verdict_compares_the_score_with_its_baseline(tmp_path):
 
 def test_predictions_that_hardly_vary_are_doubtful(tmp_path):
     folder = write_run(tmp_path / "w", config="task: {kind: regression}\n", split="dev")
-    for spread, words in ((0.1, "The predictions are nearly constant"), (0.9, None)):
+    cases = {
+        0.1: "The predictions are nearly constant",
+        0.9: "",
+        0.5: "from 0 to 11, the predictions only from 0 to 5.5.",
+    }
+    for spread, words in cases.items():
         values = [(float(n), spread * n) for n in range(12)]
         points = {"title": "predicted over label", "x": "label", "y": "predicted", "values": values}
         page = write_report(folder, TASK, {"findings": {"dev": {"points": points}}}).read_text()
-        assert ("nearly constant" in page) == bool(words)
+        assert words in page and ("nearly constant" in page, "only from" in page) == (spread == 0.1, spread == 0.5)
+
+
+@pytest.mark.parametrize("option", ["--workdir runs/old", "--workdir 'runs/an old one'", "--workdir=old"])
+def test_the_command_that_continues_a_moved_run_names_its_folder(tmp_path, option):
+    folder = write_run(tmp_path / "new one")
+    line = f"2026-01-01 10:00:00  command: bert-jax pretrain {option} --training.num_steps 40"
+    (folder / "train.log").write_text(f"{line}\n")
+    page = without_spans(run_page(read_run(folder), TASK)).replace("&#x27;", "'")
+    assert f"bert-jax pretrain {option[:9]}{option[9]}'{folder}' --training.num_steps 40</pre>" in page
+
+
+def test_a_run_in_progress_says_that_it_can_be_stopped(tmp_path):
+    folder = write_run(tmp_path / "w")
+    (folder / "train.log").write_text(LOG[: LOG.index("2026-01-01 12:00:30")])
+    (folder / "checkpoints/10").mkdir(parents=True)
+    page = run_page(read_run(folder, "running"), TASK)
+    for words in ("The log has no warning so far. The newest checkpoint is of step 10. You can stop the run",
+                  "are added when the run is complete", f"<bdi>{folder}/checkpoints, step 10</bdi>"):  # fmt: skip
+        assert words in page
+    (folder / "train.log").write_text(LOG)
+    assert "no warning so far" not in run_page(read_run(folder, "running"), TASK)
+
+
+@pytest.mark.parametrize(("kind", "words"), [("qa", "predict --model {} --input FILE"), ("translation", None),
+                                             ("sentence", "embed --model {} --input texts.txt")])  # fmt: skip
+def test_a_complete_run_names_its_parameters_and_a_command_that_uses_them(tmp_path, kind, words):
+    folder = write_run(tmp_path / "w", config=f"task: {{kind: {kind}}}\n", split="dev")
+    page = without_spans(write_report(folder, TASK, {}).read_text())
+    assert f"<dt>parameters in</dt><dd><bdi>{folder}/best</bdi>" in page
+    assert (f"bert-jax {words.format(folder)}" in page) if words else "to use the result" not in page
+
+
+def test_the_training_curve_tells_the_direction_of_a_run_with_one_evaluation(tmp_path):
+    display = MaskedLm.display
+    for last, words in ((5.0, "still fell at the end (5.500 at step 20, 5 at step 40), so more steps may help"),
+                        (5.5, "no longer fell at the end (5.500, then 5.500)")):  # fmt: skip
+        rows = [{"step": 20, "mlm_loss": 5.5}, {"step": 40, "mlm_loss": last}]
+        rows.append({"step": 40, "split": "eval", "mlm_loss": 6.0})
+        folder = write_run(tmp_path / str(last))
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        page = write_report(folder, display, {}).read_text()
+        assert f"The masked-token loss in training {words}." in page
 
 
 def test_the_kept_step_is_named_with_the_last_one(tmp_path):
@@ -469,6 +521,10 @@ def test_the_kept_step_is_named_with_the_last_one(tmp_path):
     assert (
         "kept <b>25.0%</b> (step 10, ringed), last <b>25.0%</b>" in page and page.count('class="ring"') == 2
     )  # f1, loss
+    assert (
+        "The parameters are those of step 10, the first one with the best f1 (equal at the last step, 20)." in page
+    )
+    page = task_run(tmp_path / "v", 0.5, None, chosen_by={"metric": "f1"}, step=10)
     assert "The parameters are those of step 10, which has the best f1 (25.0% at the last step, 20)." in page
 
 
@@ -494,7 +550,7 @@ def test_the_page_of_a_run_in_a_store_names_the_store_and_its_checkpoints(tmp_pa
     log.close()
     page = page_of(tmp_path)
     assert "<bdi>run</bdi>" in page and "The newest checkpoint is of step 5;" in page
-    assert "--config memory://bucket/live/run/config.yaml" in page and str(tmp_path) not in page
+    assert "--config memory://bucket/live/run/config.yaml" in without_spans(page) and str(tmp_path) not in page
 
 
 def test_a_full_disk_does_not_hide_why_a_run_ends(tmp_path, monkeypatch):
@@ -601,7 +657,7 @@ def test_the_log_records_host_and_command(tmp_path, monkeypatch, capsys):
     assert facts.command == "bert-jax finetune --data.train 'a b.csv'"
     (tmp_path / "config.yaml").write_text("task: {kind: qa}\ntraining: {seed: 7}\n")
     page = run_page(read_run(tmp_path), TASK)
-    assert "<pre>bert-jax finetune --data.train &#x27;a b.csv&#x27;</pre>" in page
+    assert "<pre>bert-jax finetune --data.train &#x27;a b.csv&#x27;</pre>" in without_spans(page)
     for words in (f"<dd><bdi>{tmp_path}</bdi>", "<dt>seed</dt><dd>7", "<dt>started</dt>", "<dt>runs on</dt>",
                   f"<dt>versions</dt><dd>{facts.versions}"):  # fmt: skip
         assert words in page

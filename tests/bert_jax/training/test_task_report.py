@@ -82,6 +82,18 @@ def test_a_matrix_that_is_wider_than_a_phone_is_also_a_list(tmp_path):
     assert row in page  # of the last row, 30 to 35
 
 
+def test_a_few_wrong_records_are_visible(tmp_path):
+    matrix = {"labels": ["a", "b"], "counts": [[99, 1], [0, 20]]}
+    mistakes = [{"text": f"text {number}"} for number in range(6)]
+    found = {"scored": 120, "wrong": 6, "mistakes": mistakes}
+    page = page_of(tmp_path, {"findings": {"dev": found}, "confusion": {"dev": matrix}})
+    assert '<td style="background:rgba(var(--error),0.155)">\n1\n' in page
+    assert page.count("rgba(var(--error)") == 1 and "6 of 120 records are wrong<" in page
+    assert page.index("text 3") < page.index("<summary>2 more</summary>") < page.index("text 4")
+    page = page_of(tmp_path, {"findings": {"dev": {"scored": 120, "wrong": 1, "mistakes": mistakes[:1]}}})
+    assert "1 of 120 records is wrong<" in page and " more</summary>" not in page
+
+
 def test_of_many_classes_the_largest_confusions_are_kept(tmp_path):
     rng, names = np.random.default_rng(0), [f"class {number}" for number in range(3000)]
     gold = rng.integers(0, 3000, 5000)

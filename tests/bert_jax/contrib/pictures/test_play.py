@@ -9,7 +9,7 @@ from builders import drawn, tiny_model
 
 from bert_jax.commands.main import main
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
-from bert_jax.contrib.pictures.play import play
+from bert_jax.contrib.pictures.play import _share, play
 from bert_jax.contrib.pictures.sentences import CHINESE, ENGLISH
 from bert_jax.inference.loaded import prepare
 from bert_jax.interop.saved_model import write_saved
@@ -47,9 +47,9 @@ def game(loaded, place, answers, **options):
 
 def rounds_of(lines):
     """The shown sentences and the right words."""
-    shown = [re.match(r"\n\d+/\d+  (.*)", line) for line in lines]
-    right = [re.match(r"(?:answer|right): (\S+) \(", line) for line in lines]
-    return [found[1] for found in shown if found], [found[1] for found in right if found]
+    shown = [re.match(r"\n\d+/\d+  (.*)", line, re.DOTALL) for line in lines]
+    right = [re.match(r"answer: (\S+) \(", line) for line in lines]
+    return [found[1].replace("\n", " ") for found in shown if found], [found[1] for found in right if found]
 
 
 def test_the_score_counts_both_players(english, tmp_path):
@@ -66,8 +66,21 @@ def test_the_score_counts_both_players(english, tmp_path):
     # The same game again, with six right answers; then the input ends.
     score, lines = game(english, tmp_path, [word.upper() for word in answers[:6]])
     assert score == (6, sum(right[:6]), 6)
+    assert sum(line.endswith("; you are right") for line in lines) == 6
+    assert sum(line.endswith(": right") for line in lines if line.startswith('model: "')) == sum(right[:6])
     assert lines[-1] == f"\n6 sentences: you 6, model {sum(right[:6])}; you win"
     assert rounds_of(lines)[0] == shown[:7]
+
+
+def test_long_sentences_are_wrapped_and_small_probabilities_are_not_zero(english, tmp_path):
+    (tmp_path / "long.txt").write_text(" ".join(["the house is old and"] * 8) + "\n")
+    _, lines = game(english, tmp_path, ["house", "x", ""], file=tmp_path / "long.txt")
+    assert lines[1].count("\n") == 3 and max(map(len, lines[1].splitlines())) <= 80
+    assert [line.rpartition("; ")[2] for line in lines if line.startswith("answer")][1:] == [
+        "you are wrong",
+        "you passed",
+    ]
+    assert [_share(p) for p in (0.0009, 0.001, 0.0994, 0.5)] == ["<0.1%", "0.1%", "9.9%", "50%"]
 
 
 def test_a_seed_chooses_other_words(english, tmp_path):
