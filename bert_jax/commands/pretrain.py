@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +20,7 @@ from bert_jax.config.loader import (
     take_options,
 )
 from bert_jax.config.options import field_types
-from bert_jax.config.pretrain import with_text_length
+from bert_jax.config.pretrain import DataConfig, with_text_length
 from bert_jax.io.storage import location
 from bert_jax.objectives.inputs import Inputs
 from bert_jax.objectives.registry import inputs_class, objective_class
@@ -31,6 +32,9 @@ from bert_jax.process.signals import StopRequest
 from bert_jax.training.launch import Launch
 from bert_jax.training.logging.logger import make_loggers
 from bert_jax.training.logging.run_files import CONFIG_FILE
+
+# Largest number of files of which a check reads the first lines.
+_READ_FILES = 16
 
 if TYPE_CHECKING:
     from bert_jax.batch import PretrainSource
@@ -155,6 +159,8 @@ class Reopened(NamedTuple):
     source: "PretrainSource"
     # Number of training documents; None if the shards do not record it.
     documents: int | None
+    # Number of training records.
+    records: int
 
 
 def reopen(workdir: Path) -> Reopened:
@@ -177,7 +183,31 @@ def reopen(workdir: Path) -> Reopened:
     manifests = [read_manifest(part.folder) for part in train_parts(config.data)]
     documents = [one["counts"]["documents"] for one in manifests if one is not None]
     known = len(documents) == len(manifests)
-    return Reopened(config, tokenizer, ShardSource(config, tokenizer), sum(documents) if known else None)
+    source = ShardSource(config, tokenizer)
+    records, _ = source.content(held_out=False)
+    return Reopened(config, tokenizer, source, sum(documents) if known else None, records)
+
+
+def corpus_lines(data: DataConfig, most: int) -> list[str]:
+    """Return the first lines of some files of ``data.corpus`` as training reads them, about ``most`` characters.
+    Entries that are not on this machine, and datasets, are omitted."""
+    from data_pipeline.text.corpus import corpus_of
+    from data_pipeline.text.documents import read_documents
+
+    there = tuple(entry for entry in data.corpus if entry.startswith("package:") or Path(entry).exists())
+    if not there:
+        return []
+    sources = corpus_of(dataclasses.replace(data, corpus=there))
+    chosen = sources[:: -(-len(sources) // _READ_FILES)]
+    lines = list[str]()
+    for source in chosen:
+        left = most // len(chosen)
+        for line in chain.from_iterable(read_documents(source, line="sentence", json_field=data.json_field)):
+            lines.append(line)
+            left -= len(line)
+            if left <= 0:
+                break
+    return lines
 
 
 def _prepared(

@@ -1,4 +1,5 @@
-"""Checks of training rows: vocabulary, masks, labels, positions, pairs, repetitions, padding. Only numpy is needed.
+"""Checks of rows: vocabulary, masks, labels, positions, pairs, repetitions, padding, held-out text. Only numpy is
+needed.
 
 Shapes: N rows, S tokens per row, M predictions per row, C sequences per row.
 """
@@ -30,6 +31,11 @@ WINDOW, ONE_OF, REPEATED = 13, 8, (0.15, 0.35)
 DOCUMENTS = (100, 20)
 RANDOM_PAIRS = (0.3, 0.8)
 PADDING = 0.5
+# Share of the held-out rows whose text is also in training rows, and the least share of the training text that must
+# be in the sample.
+LEAKED, LEAST_COVERED = (0.1, 0.3), 0.1
+# Probability that a pair of neighbors shares more than a random pair, and fewest pairs of each kind.
+NEIGHBORS, LEAST_PAIRS = 0.55, 200
 
 Rows = Mapping[str, np.ndarray]
 
@@ -101,8 +107,10 @@ def audit(
         found += [masks(data, tokenizer, rows), labels(data, tokenizer, rows)]
     if data.next_sentence != "none":
         found.append(sentence_pairs(rows))
-    if data.next_sentence == "nsp" and documents is not None:
-        found.append(few_documents(documents))
+    if data.next_sentence == "nsp":
+        found += sentence_order(tokenizer, rows, ids)
+        if documents is not None:
+            found.append(few_documents(documents))
     return found
 
 
@@ -165,25 +173,57 @@ def unknown_tokens(tokenizer: Tokenizer, rows: Rows, ids: np.ndarray) -> Finding
 def repeated_text(data: DataConfig, tokenizer: Tokenizer, rows: Rows, ids: np.ndarray) -> Finding:
     """Return the share of the windows of ``WINDOW`` tokens that occur in more rows than there are passes over the
     text (``data.dupe_factor``)."""
-    length = ids.shape[1] - WINDOW + 1
-    share = 0.0
-    if length > 0:
-        hashes = np.zeros((len(ids), length), np.uint64)
-        inside = np.ones((len(ids), length), bool)
-        of_text = (rows["sequence_ids"] > 0) & ~tokenizer.special[ids]
-        for offset in range(WINDOW):
-            part = slice(offset, offset + length)
-            hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + ids[:, part].astype(np.uint64) + np.uint64(1)
-            inside &= of_text[:, part] & (rows["sequence_ids"][:, part] == rows["sequence_ids"][:, :length])
-        hashes ^= hashes >> np.uint64(29)
-        chosen = inside & (hashes % np.uint64(ONE_OF) == 0)
-        _, counts = np.unique(hashes[chosen], return_counts=True)
-        share = float(np.maximum(counts - data.dupe_factor, 0).sum() / counts.sum()) if len(counts) else 0.0
+    hashes, inside = _windows(tokenizer, rows, ids)
+    chosen = inside & (hashes % np.uint64(ONE_OF) == 0)
+    _, counts = np.unique(hashes[chosen], return_counts=True)
+    share = float(np.maximum(counts - data.dupe_factor, 0).sum() / counts.sum()) if len(counts) else 0.0
     return finding(
         "repeated text", f"{share:.1%} of the windows of {WINDOW} tokens are repetitions",
         f"at most {REPEATED[0]:.0%}", "remove repeated documents: bert-jax data clean",
         fail=share > REPEATED[1], look=share > REPEATED[0], number=share,
     )  # fmt: skip
+
+
+def _windows(tokenizer: Tokenizer, rows: Rows, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the hash of the ``WINDOW`` tokens from each place on, uint64[N, S - WINDOW + 1], and whether they are
+    text of one sequence, bool[N, S - WINDOW + 1]."""
+    length = max(ids.shape[1] - WINDOW + 1, 0)
+    hashes = np.zeros((len(ids), length), np.uint64)
+    inside = np.ones((len(ids), length), bool)
+    of_text = (rows["sequence_ids"] > 0) & ~tokenizer.special[ids]
+    for offset in range(WINDOW if length else 0):
+        part = slice(offset, offset + length)
+        hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + ids[:, part].astype(np.uint64) + np.uint64(1)
+        inside &= of_text[:, part] & (rows["sequence_ids"][:, part] == rows["sequence_ids"][:, :length])
+    return hashes ^ hashes >> np.uint64(29), inside
+
+
+def held_out_text(
+    data: DataConfig, tokenizer: Tokenizer, rows: Rows, held_out: Rows, training_rows: int
+) -> list[Finding]:
+    """Return the share of the held-out rows that training rows contain, that is, more than half of their windows of
+    ``WINDOW`` tokens.
+
+    ``rows`` are a sample of ``training_rows`` rows, so the share is divided by the part of the text in the sample.
+    Returns [] if this part is under ``LEAST_COVERED``: then a boilerplate that is found everywhere would count too
+    much.
+    """
+    covered = 1 - (1 - min(len(rows["input_ids"]) / max(training_rows, 1), 1.0)) ** data.dupe_factor
+    hashes, inside = _windows(tokenizer, held_out, original_ids(held_out))
+    counts = inside.sum(axis=1)
+    if covered < LEAST_COVERED or not counts.any():
+        return []
+    known, own = _windows(tokenizer, rows, original_ids(rows))
+    both = (np.isin(hashes, np.unique(known[own])) & inside).sum(axis=1)
+    share = min(float((2 * both > counts)[counts > 0].mean()) / covered, 1.0)
+    look, fail = LEAKED
+    return [finding(
+        "held-out text", f"about {share:.0%} of the held-out rows are also in the training text",
+        f"at most {look:.0%}",
+        "the held-out loss is too low; take held-out documents out of the training text, and remove repeated ones "
+        "(bert-jax data clean)",
+        fail=share > fail, look=share > look, number=share,
+    )]  # fmt: skip
 
 
 def padding_share(data: DataConfig, rows: Rows) -> Finding:
@@ -290,6 +330,42 @@ def sentence_pairs(rows: Rows) -> Finding:
         "documents have too few sentences, or blank lines are between all of them; set data.line paragraph",
         look=not low <= share <= high, number=share,
     )  # fmt: skip
+
+
+def sentence_order(tokenizer: Tokenizer, rows: Rows, ids: np.ndarray) -> list[Finding]:
+    """Compare what the two segments of the first pair of a row share if the second one follows the first and if it
+    is random.
+
+    Neighbors in a text share more words, weighted by their rarity, than random segments do. The result is the
+    probability that a pair of neighbors shares more than a random pair; equal pairs count half. Returns [] with
+    fewer than ``LEAST_PAIRS`` pairs of a kind.
+    """
+    size, count = tokenizer.vocab_size, len(ids)
+    is_pair, is_random = rows["nsp_weights"][:, 0] > 0, rows["nsp_labels"][:, 0] > 0
+    neighbors, others = is_pair & ~is_random, is_pair & is_random
+    if min(neighbors.sum(), others.sum()) < LEAST_PAIRS:
+        return []
+    words = (rows["sequence_ids"] == 1) & ~tokenizer.special[ids]
+    keys = np.arange(count)[:, None] * size + ids
+    first, second = (np.unique(keys[words & (rows["token_type_ids"] == kind)]) for kind in (0, 1))
+    in_rows = np.bincount(np.union1d(first, second) % size, minlength=size)
+    rarity = np.log(count / np.maximum(in_rows, 1))
+
+    def weight(keys: np.ndarray) -> np.ndarray:
+        return np.bincount(keys // size, rarity[keys % size], minlength=count)
+
+    both = weight(np.intersect1d(first, second, assume_unique=True))
+    shared = both / np.maximum(np.sqrt(weight(first) * weight(second)), 1e-9)
+    low = np.sort(shared[others])
+    below = np.searchsorted(low, shared[neighbors]) + np.searchsorted(low, shared[neighbors], side="right")
+    chance = float(below.mean() / (2 * len(low)))
+    return [finding(
+        "sentence order", "a second segment shares more words with the first than a random one does in "
+        f"{chance:.0%} of the comparisons", f"{NEIGHBORS:.0%} or more",
+        "neighboring lines of the text are unrelated (shuffled or sorted), so pairs cannot be learned; use text "
+        "in its order, or data.next_sentence none",
+        look=chance < NEIGHBORS, number=chance,
+    )]  # fmt: skip
 
 
 def few_documents(documents: int) -> Finding:

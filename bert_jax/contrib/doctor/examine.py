@@ -10,20 +10,25 @@ import numpy as np
 from flax import linen as nn
 
 from bert_jax.batch import Batch
-from bert_jax.commands.pretrain import Reopened, reopen
+from bert_jax.commands.pretrain import Reopened, corpus_lines, reopen
 from bert_jax.contrib.doctor import network, probes
-from bert_jax.contrib.doctor.audit import Rows, audit, held_out_rows, sample, unigram_loss
-from bert_jax.contrib.doctor.findings import Finding, ordered
-from bert_jax.contrib.doctor.log_checks import check_log
+from bert_jax.contrib.doctor.audit import Rows, audit, held_out_rows, held_out_text, sample, unigram_loss
+from bert_jax.contrib.doctor.findings import Finding, finding, ordered
+from bert_jax.contrib.doctor.log_checks import check_log, schedule
 from bert_jax.contrib.doctor.probes import MASKED, Subject, Total, chosen, in_float32, main_loss
+from bert_jax.contrib.doctor.text_checks import READ, check_text
 from bert_jax.model import from_canonical
 from bert_jax.model.canonical import Params, abstract_params
 from bert_jax.objectives.inputs import Inputs
 from bert_jax.objectives.objective import Aux, PretrainObjective, Sums, total_loss
 from bert_jax.objectives.registry import objective_class
+from bert_jax.optim import make_optimizer
 from bert_jax.tokenization import Tokenizer
-from bert_jax.training.checkpoint.parameters import random_parameters, read_parameters
+from bert_jax.training.checkpoint.folder import checkpoint_folder
+from bert_jax.training.checkpoint.parameters import Parameters, random_parameters, read_arrays, read_parameters
 from bert_jax.training.logging.metrics_file import read_metrics
+from bert_jax.training.state import flat
+from bert_jax.training.step import loss_and_gradients
 from bert_jax.training.workdir import read_record
 
 # Rows that are probed.
@@ -57,7 +62,12 @@ def examine_step(workdir: "str | os.PathLike[str]", step: int | None = None) -> 
     train = sample(run.source.training_pass())
     held_out = held_out_rows(run.source, train)
     predicts_masks = name == MASKED
-    found = audit(run.config.data, run.tokenizer, train, predicts_masks=predicts_masks, documents=run.documents)
+    data, tokenizer = run.config.data, run.tokenizer
+    found = audit(data, tokenizer, train, predicts_masks=predicts_masks, documents=run.documents)
+    if held_out is not train:
+        found += held_out_text(data, tokenizer, train, held_out, run.records)
+    found += check_text(corpus_lines(data, READ), data.encoding)
+    found += schedule(run.config)
     lines = read_metrics(folder)
     at = max((line["step"] for line in lines), default=0)
     if not name:
@@ -92,7 +102,26 @@ def _examine_network(
     before = None if start is None else start.arrays
     rows = first_rows(held_out)
     found = check_network(objective, name, run.tokenizer, rows, now.arrays, before, unigram)
+    if stored is not None:
+        found += optimizer_state(folder, objective, stored)
     return now.step, found
+
+
+def optimizer_state(folder: Path, objective: PretrainObjective, stored: Parameters) -> list[Finding]:
+    """Compare the number of updates that the optimizer has counted with the steps of the phase, in the checkpoint
+    of ``stored``. Returns [] for an optimizer that does not count."""
+    config, meta = objective.config, dict[str, Any](stored.meta)
+    optimizer = make_optimizer(config.optimizer, vocab_size=config.model.vocab_size)
+    state = jax.eval_shape(optimizer.init, nn.unbox(abstract_params(objective.model)))
+    names = [f"opt_state/{name}" for name in flat(state) if name.endswith("count")]
+    arrays = checkpoint_folder(folder) / str(stored.step) / "state"
+    counts = [int(values) for name in names for values in read_arrays(arrays, name).values()]
+    steps = stored.step - meta["phase_start"] - meta["meter"]["skipped_steps"]
+    return [finding(
+        "optimizer state", f"the optimizer has counted {count:,} updates in {steps:,} steps", f"{steps:,} or more",
+        "its moments started from 0 when the run was resumed; restore the optimizer with the parameters",
+        fail=count < steps, number=float(count - steps),
+    ) for count in counts[:1]]  # fmt: skip
 
 
 def check_network(
@@ -111,21 +140,20 @@ def check_network(
     """
     config = objective.config
     total, outputs = _programs(objective, name)
-    params = _tree(objective, now)
+    params, first = _tree(objective, now), None if start is None else _tree(objective, start)
     subject = Subject(
-        config, tokenizer, total, None if name == MASKED else outputs, params, probes.loud(params), rows, unigram,
-        None if start is None else _tree(objective, start),
+        config, tokenizer, total, None if name == MASKED else outputs, params,
+        probes.loud(params if first is None else first), rows, unigram, first,
     )  # fmt: skip
     found = probes.run_all(subject)
-    loss, features = _differentiable(objective), chosen(objective, rows)
-    found.append(network.gradients(loss, subject.params, features, config.model.vocab_size))
+    found += _gradients(objective, params, chosen(objective, rows))
     which = next(iter(objective.networks), "")
 
     def of(arrays: Mapping[str, np.ndarray]) -> network.Network:
         return network.Network(*objective.network(config, objective.model, arrays, which), rows)
 
     found += network.states_and_attention(of(now))
-    size = network.updates(config.optimizer, now)
+    size = network.updates(config.optimizer, now if start is None else start, is_random=start is not None)
     masks = network.dropout_masks(of(now if start is None else start), config.execution.prng)
     return [*found, *(one for one in (size, masks) if one is not None)]
 
@@ -159,11 +187,22 @@ def _programs(
     return total, lambda params, rows: np.asarray(logits(params, chosen(objective, rows)))
 
 
-def _differentiable(objective: PretrainObjective) -> Any:
-    """Return the total loss as a function that JAX can differentiate."""
+def _gradients(objective: PretrainObjective, params: Params, rows: Rows) -> list[Finding]:
+    """Return the checks of the gradient of the total loss."""
 
     def loss(params: Params, rows: Any) -> jax.Array:
         sums, _ = objective.sums(params, Aux(objective.fixed), rows, None, axis=None)
         return total_loss(sums, objective.denominators(rows))
 
-    return loss
+    grads = jax.jit(jax.grad(loss))(params, rows)
+    found = [network.gradients(grads, objective.config.model.vocab_size)]
+    wanted, size = objective.config.training.accumulation_steps, len(rows["input_ids"])
+    count = max(number for number in range(1, min(wanted, size) + 1) if size % number == 0)
+    if count > 1:
+
+        @jax.jit
+        def accumulated(params: Params, rows: Any) -> Params:
+            return loss_and_gradients(objective, params, rows, None, count, aux=Aux(objective.fixed))[1]
+
+        found.append(network.accumulation(grads, accumulated(params, rows)))
+    return found

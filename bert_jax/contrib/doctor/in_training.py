@@ -12,7 +12,7 @@ from bert_jax.config import PretrainConfig
 from bert_jax.contrib.doctor import findings
 from bert_jax.contrib.doctor.audit import Rows, audit, held_out_rows, sample, unigram_loss
 from bert_jax.contrib.doctor.findings import Finding
-from bert_jax.contrib.doctor.log_checks import check_log
+from bert_jax.contrib.doctor.log_checks import check_log, schedule
 from bert_jax.contrib.doctor.probes import MASKED, PROBES, Subject, Total, chosen, main_loss
 from bert_jax.model.canonical import Params
 from bert_jax.objectives.objective import PretrainObjective
@@ -45,11 +45,15 @@ class Doctor:
         self._unigram: float | None = None
         self._found: dict[str, Finding] = {}
         probes = PROBES if self._name == MASKED and config.model.has_attention else ()
-        # Waiting checks, the next one first.
+        # Waiting checks, the next one first. Data and options do not change, so their checks run once.
+        self._once: list[Callable[[Subject], list[Finding]]] = [self._audit, lambda subject: schedule(config)]
         self._turns: list[Callable[[Subject], list[Finding]]] = [
-            self._audit,
+            *self._once,
             *(self._turn_of(probe) for probe in probes),
         ]
+        # Seconds of the last check of each kind, and of the log.
+        self._took: dict[Callable[[Subject], list[Finding]], float] = {}
+        self._log_took = 0.0
 
     def look(
         self, context: Context, params: Params, held_out: Iterator[dict[str, np.ndarray]] | None, size: int,
@@ -73,13 +77,16 @@ class Doctor:
         before = dict(self._found)
         for turn in [*self._turns]:
             began = time.perf_counter()
-            if self._spent > SHARE * (began - self._began):
+            expected = self._took.get(turn, max(self._took.values(), default=0.0))
+            if self._spent + expected + self._log_took > SHARE * (began - self._began):
                 break
             self._add(turn(subject))
             self._turns.remove(turn)
-            if turn != self._audit:  # the data do not change
+            took = time.perf_counter() - began
+            self._spent += took
+            if turn not in self._once:
                 self._turns.append(turn)
-            self._spent += time.perf_counter() - began
+                self._took[turn] = took
         began = time.perf_counter()
         self._add(check_log(self._config, read_metrics(context.folder), name, self._unigram))
         found = findings.ordered(self._found.values())
@@ -87,7 +94,8 @@ class Doctor:
         for one in found:
             if one.status != "OK" and (one.check not in before or before[one.check].status != one.status):
                 context.log.line(f"doctor: {one}")
-        self._spent += time.perf_counter() - began
+        self._log_took = time.perf_counter() - began
+        self._spent += self._log_took
 
     def _add(self, found: list[Finding]) -> None:
         self._found |= {one.check: one for one in found}

@@ -1,22 +1,35 @@
-"""Checks of metrics.jsonl: loss against word frequencies, spikes, skipped steps, held-out gap, speed."""
+"""Checks of the schedule and of metrics.jsonl: loss against word frequencies, spikes, skipped steps, position in
+the data, held-out gap, speed."""
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
+import jax
 import numpy as np
 
 from bert_jax.config import PretrainConfig
 from bert_jax.contrib.doctor.findings import Finding, finding
+from bert_jax.optim import make_schedule
 
 # Nats above the loss of the unigram distribution: for FAIL, and for LOOK late in the run.
 ABOVE, NEAR = 0.5, -0.1
 # Share of the steps after which a loss near that of the unigram distribution is LOOK; steps before which none is.
 LATE, EARLIEST = 0.25, 200
+# A loss still falls if it is at most so many nats above the lowest one, and so many below the one halfway.
+SLOW, FALL = 0.2, 0.1
 # Nats above the median of the lines before it from which on a line is a spike, and number of these lines.
 SPIKE, LINES = 0.5, 5
 # Nats by which the held-out loss exceeds the training loss.
 GAP = (0.3, 1.0)
 SKIPPED = 0.01
+# Share of the peak under which a learning rate trains nothing, and the share of the steps with such rates.
+IDLE, IDLE_STEPS = 0.01, (0.2, 0.5)
+# Share of the steps after which the warmup should have ended, and points at which the schedule is computed.
+WARMUP, POINTS = 0.5, 1000
+# Schedules that rise for most of the steps.
+RISING = ("triangle", "slanted_triangular")
 # Share of the first speed, and share of the time spent waiting for data.
 SLOWER, WAITING = 0.5, 0.1
 
@@ -32,13 +45,61 @@ def check_log(
         unigram: loss of the unigram distribution of the training targets; None if it is unknown.
     """
     lines = [row for row in rows if "split" not in row]
-    found = [skipped_steps(lines), loss_against_frequencies(config, rows, name, unigram), spikes(lines, name)]
+    found = [data_position(lines), skipped_steps(lines)]
+    found += [loss_against_frequencies(config, rows, name, unigram), spikes(lines, name)]
     found += [held_out_gap(rows, name), speed(lines)]
     return [one for one in found if one is not None]
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
     return np.array([row[name] for row in rows if isinstance(row.get(name), int | float)], np.float64)
+
+
+def schedule(config: PretrainConfig) -> list[Finding]:
+    """Return the share of the steps of the phase whose learning rate is nearly 0. LOOK if the rate rises for most
+    of the steps. Returns [] if the rate is always 0."""
+    optimizer, training = config.optimizer, config.training
+    steps = np.unique(np.linspace(training.first_step, max(training.num_steps - 1, 0), POINTS).astype(np.int64))
+    rates = np.asarray(jax.jit(make_schedule(optimizer, training.num_steps, training.first_step))(steps))
+    if not rates.max(initial=0) > 0:
+        return []
+    highest = int(rates.argmax())
+    is_idle = (np.arange(len(rates)) > highest) & (rates < IDLE * optimizer.learning_rate)
+    idle = float(is_idle.mean())
+    rises = optimizer.schedule not in RISING and highest > WARMUP * len(rates)
+    value, advice = f"the learning rate is nearly 0 in {idle:.0%} of the steps", ""
+    expected = f"at most {IDLE_STEPS[0]:.0%}"
+    if idle > IDLE_STEPS[0]:
+        value += f", from step {steps[is_idle.argmax()]:,} of {training.num_steps:,}"
+        advice = f"optimizer.decay_steps is {optimizer.decay_steps:,}; set 0, so that the decay ends with the run"
+    elif rises:
+        value = f"the learning rate rises in {highest / len(rates):.0%} of the steps"
+        expected = f"at most {WARMUP:.0%}"
+        advice = f"set optimizer.warmup_steps to a tenth of the steps, {training.num_steps // 10:,}"
+    return [finding(
+        "schedule", value, expected, advice,
+        fail=idle > IDLE_STEPS[1], look=idle > IDLE_STEPS[0] or rises, number=idle,
+    )]  # fmt: skip
+
+
+def data_position(lines: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """Return how often the number of examples falls from a line to the next one, although the step rises."""
+    seen = [(int(row["step"]), row["examples_seen"]) for row in lines if isinstance(row.get("examples_seen"), int)]
+    falls = [
+        (after[0], before[1], after[1])
+        for before, after in pairwise(seen)
+        if after > before and after[1] < before[1]
+    ]
+    value = f"the number of examples read falls {len(falls)} times"
+    if falls:
+        step, before, after = falls[-1]
+        value += f"; at step {step:,} it is {after:,} after {before:,}"
+    return finding(
+        "data position", value, "0 times",
+        "the data started again when the run was resumed, so the first rows are read again and others never; "
+        "restore the position of the reader with the checkpoint",
+        fail=bool(falls), number=float(len(falls)),
+    ) if len(seen) > 1 else None  # fmt: skip
 
 
 def skipped_steps(lines: Sequence[Mapping[str, Any]]) -> Finding | None:
@@ -67,15 +128,24 @@ def loss_against_frequencies(
     value = f"{loss:.2f} nats at step {step:,}; word frequencies alone have {unigram:.2f}"
     expected = f"below {unigram + NEAR:.2f} after a quarter of the steps" if not early else "no range this early"
     advice = "the network has learned frequencies only; try a tenth and ten times of optimizer.learning_rate"
+    losses = _numbers([row for row in rows if "split" not in row], name)
+    falls = len(losses) > 0 and loss < math.log(config.model.vocab_size) and _still_falls(losses)
     if above > ABOVE:
-        expected, advice = (
-            f"below {unigram + ABOVE:.2f}",
-            "training diverged; set optimizer.learning_rate to a tenth",
-        )
+        expected = f"below {unigram + ABOVE:.2f}"
+        advice = "training diverged; set optimizer.learning_rate to a tenth"
+        if falls:
+            advice = "the loss falls, but slowly; multiply optimizer.learning_rate by 10"
     return finding(
         "loss", value, expected, advice,
-        fail=not early and above > ABOVE, look=late and above > NEAR, number=loss,
+        fail=not early and above > ABOVE and not falls,
+        look=(not early and above > ABOVE) or (late and above > NEAR), number=loss,
     )  # fmt: skip
+
+
+def _still_falls(losses: np.ndarray) -> bool:
+    """Return True if the last loss is near the lowest one, and below the one halfway."""
+    last = losses[-1]
+    return bool(last <= losses.min() + SLOW and last < losses[len(losses) // 2] - FALL)
 
 
 def spikes(lines: Sequence[Mapping[str, Any]], name: str) -> Finding | None:

@@ -3,13 +3,14 @@
 Shapes: B rows, S tokens per row, L layers, A heads, H width.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import linen as nn
 
 from bert_jax.config import ExecutionConfig, HeadsConfig, ModelConfig, OptimizerConfig
@@ -21,8 +22,11 @@ from bert_jax.model.canonical import Params, abstract_params, canonical_leaves, 
 from bert_jax.model.dropout import TOKEN_FEATURES, DropoutKey, TokenKey
 from bert_jax.model.layers import INTERMEDIATES
 
-# Peak learning rate as a share of the root mean square of the matrices.
-RATE = (0.2, 0.5)
+# Peak learning rate as a share of the root mean square of the matrices: the largest for LOOK and FAIL, and the
+# smallest from random parameters.
+RATE, LEAST_RATE = (0.2, 0.5), 0.002
+# Relative difference of gradients where the order of sums changes.
+NEARLY_SAME = 1e-3
 # Mean cosine of the states of two tokens.
 COSINE = (0.95, 0.99)
 # Entropy in nats under which a head attends to one token, and the share of such heads.
@@ -58,9 +62,8 @@ class Network:
 # ------------------------------------------------------------------ gradients and weights
 
 
-def gradients(loss: Callable[[Params, Rows], jax.Array], params: Params, rows: Rows, vocab_size: int) -> Finding:
-    """Return whether each parameter has a gradient. ``loss``: function that JAX can differentiate."""
-    grads = jax.jit(jax.grad(loss))(params, dict(rows))
+def gradients(grads: Params, vocab_size: int) -> Finding:
+    """Return whether each parameter has a gradient."""
     names = [name for name, grad in canonical_leaves(grads, vocab_size) if not np.asarray(grad).any()]
     unused = [name for name in names if not name.endswith(("bias", "output_embeddings/embedding"))]
     value = f"{len(unused)} arrays have no gradient" + (f", such as {unused[0]}" if unused else "")
@@ -70,11 +73,28 @@ def gradients(loss: Callable[[Params, Rows], jax.Array], params: Params, rows: R
     )  # fmt: skip
 
 
-def updates(optimizer: OptimizerConfig, arrays: Mapping[str, np.ndarray]) -> Finding | None:
+def accumulation(whole: Params, accumulated: Params) -> Finding:
+    """Compare the gradient that the training step accumulates over microbatches with that of the ``whole``
+    batch."""
+    size = float(optax.tree.norm(whole))
+    change = float(optax.tree.norm(jax.tree.map(jnp.subtract, accumulated, whole))) / max(size, 1e-9)
+    return finding(
+        "accumulation", f"the gradient of the microbatches differs from that of the batch by {change:.1g} of it",
+        f"at most {NEARLY_SAME:g}",
+        "training.accumulation_steps changes the training: the sum over the microbatches lacks some of them, or "
+        "each is divided by a number of its own",
+        fail=not change <= NEARLY_SAME, number=change,
+    )  # fmt: skip
+
+
+def updates(
+    optimizer: OptimizerConfig, arrays: Mapping[str, np.ndarray], *, is_random: bool = True
+) -> Finding | None:
     """Compare the peak learning rate with the root mean square of the matrices, by canonical name (median).
 
     An update of Adam changes each weight by about the rate, and Muon is used with the rates of Adam. Returns None
-    for other optimizers, whose rate has another meaning.
+    for other optimizers, whose rate has another meaning. ``arrays`` are the initial parameters, with ``is_random``,
+    or those of a run that starts from another model, whose rate may be small.
     """
     if optimizer.name not in ("adamw", "bert_adam", "stable_adamw", "muon"):
         return None
@@ -82,11 +102,14 @@ def updates(optimizer: OptimizerConfig, arrays: Mapping[str, np.ndarray]) -> Fin
     size = float(np.median([np.sqrt(np.mean(np.square(one))) for one in matrices]))
     share = optimizer.learning_rate / max(size, 1e-9)
     look, fail = RATE
+    is_low = is_random and share < LEAST_RATE
+    advice = "the learning rate is too high; set optimizer.learning_rate to a tenth or a hundredth"
+    if is_low:
+        advice = "the learning rate is too low for random parameters; multiply optimizer.learning_rate by 10"
     return finding(
         "updates", f"an update at the peak rate is {share:.3g} of the size of the matrices, {size:.2g}",
-        f"at most {look:g}",
-        "the learning rate is too high; set optimizer.learning_rate to a tenth or a hundredth",
-        fail=not share <= fail, look=share > look, number=share,
+        f"{LEAST_RATE:g} to {look:g}" if is_random else f"at most {look:g}", advice,
+        fail=not share <= fail, look=share > look or is_low, number=share,
     )  # fmt: skip
 
 

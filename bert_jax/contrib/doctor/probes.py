@@ -25,9 +25,8 @@ from bert_jax.tokenization import Tokenizer
 MASKED, NEXT = "mlm_loss", "lm_loss"
 # Relative change of a loss that counts as none; the second one where the order of sums changes.
 SAME, NEARLY_SAME = 1e-6, 1e-3
-# Nats below the loss of the unigram distribution from which on a network has learned more than frequencies, and by
-# which shuffled words raise its loss at least.
-LEARNED, OF_ORDER = 1.0, 0.05
+# Nats below the loss of the unigram distribution from which on a network has learned more than frequencies.
+LEARNED = 1.0
 # Distance of the first loss from the logarithm of the size of the vocabulary.
 FIRST_LOSS = (-0.2, 0.5)
 _WORDS = "word_embeddings/embedding"
@@ -56,7 +55,8 @@ class Subject:
         outputs: causal language models: returns float32[B, S, K], numbers that determine the logits of each token;
             None for objectives that predict masked tokens.
         params: parameters of the run.
-        loud: parameters with which probes of the code compute: those of the run, or larger ones (:func:`loud`).
+        loud: parameters with which probes of the code compute: those of the run or, larger, those of its start
+            (:func:`loud`), because training can make the outputs of small networks independent of their inputs.
         rows: features [B, ...] of ``bert_jax.batch.PRETRAIN_FEATURES``.
         unigram: loss of the unigram distribution of the training targets; None if it is unknown.
         start: initial parameters; None for a run that starts from another model.
@@ -105,14 +105,17 @@ Probe = Callable[[Subject], Finding | None]
 
 
 def loud(params: Params) -> Params:
-    """Return parameters whose smaller matrices are scaled to a root mean square of 1 / sqrt(inputs). With the small
-    initial weights of BERT, other tokens change a loss by less than rounding errors do."""
+    """Return parameters whose smaller matrices are scaled to a root mean square of 1 / sqrt(inputs), and smaller
+    embeddings to 1 / sqrt(width). With the small initial weights of BERT, other tokens change a loss by less than
+    rounding errors do."""
 
     def scaled(path: jax.tree_util.KeyPath, leaf: jax.Array) -> jax.Array:
-        if not path_name(path).endswith("kernel"):
+        name = path_name(path)
+        if not name.endswith(("kernel", "embedding")):
             return leaf
+        inputs = leaf.shape[-2 if name.endswith("kernel") else -1]
         size = float(np.sqrt(np.mean(np.square(np.asarray(leaf, np.float64)))))
-        return leaf * max(1.0, leaf.shape[-2] ** -0.5 / max(size, 1e-9))
+        return leaf * max(1.0, inputs**-0.5 / max(size, 1e-9))
 
     scaled_params: Params = jax.tree_util.tree_map_with_path(scaled, params)
     return scaled_params
@@ -232,6 +235,20 @@ def other_rows(subject: Subject) -> Finding | None:
     )  # fmt: skip
 
 
+def loss_weights(subject: Subject) -> Finding | None:
+    """Without any weight, the sum of the losses must be 0."""
+    if not subject.predicts_masks:
+        return None
+    rows = subject.rows
+    loss = subject.total(subject.loud, {**rows, "mlm_weights": np.zeros_like(rows["mlm_weights"])}).sum
+    return finding(
+        "loss weights", f"the sum of the losses of places without a weight is {loss:.3g} nats", "0",
+        "the loss counts places that predict nothing, whose labels are fillers; multiply the losses by mlm_weights "
+        "before they are summed, and divide by the sum of the weights",
+        fail=abs(loss) > SAME, number=loss,
+    )  # fmt: skip
+
+
 def other_labels(subject: Subject) -> Finding | None:
     """The labels of places without a weight, in the same row and in other rows, must not change the loss."""
     if not subject.predicts_masks:
@@ -313,22 +330,28 @@ def tied_table(subject: Subject) -> Finding | None:
 
 
 def word_order(subject: Subject) -> Finding | None:
-    """Shuffled words must raise the loss of a network that has learned more than frequencies."""
-    loss = subject.loss(subject.rows)
-    if not subject.predicts_masks or subject.unigram is None or not loss < subject.unigram - LEARNED:
+    """Another order of the words of each segment must change the outputs.
+
+    Without initial parameters, a network is probed only if it has learned more than frequencies."""
+    if not subject.predicts_masks:
         return None
-    rows = subject.rows
+    if subject.start is None and (
+        subject.unigram is None or not subject.loss(subject.rows) < subject.unigram - LEARNED
+    ):
+        return None
+    rows, where = subject.rows, _targets(subject.rows)
     ids, rng = rows["input_ids"].copy(), np.random.default_rng(0)
-    fixed = subject.tokenizer.special[ids] | _targets(rows)
-    for own, sequence, keep in zip(ids, rows["sequence_ids"], fixed, strict=True):
-        for number in range(1, int(sequence.max(initial=0)) + 1):
-            places = np.flatnonzero((sequence == number) & ~keep)
+    fixed = subject.tokenizer.special[ids] | where
+    segments = 2 * rows["sequence_ids"] + rows["token_type_ids"]
+    for own, segment, keep in zip(ids, segments, fixed, strict=True):
+        for number in np.unique(segment[segment > 1]):
+            places = np.flatnonzero((segment == number) & ~keep)
             own[places] = own[rng.permutation(places)]
-    rise = subject.loss({**rows, "input_ids": ids}) - loss
+    change = subject.difference(rows, {**rows, "input_ids": ids}, where)
     return finding(
-        "word order", f"shuffled words raise the loss by {rise:.2f} nats", f"{OF_ORDER} or more",
+        "word order", f"another order of the words changes the loss by {change:.1g} of it", f"more than {SAME:g}",
         "the network does not see positions; check position_ids and model.position_embeddings",
-        look=rise < OF_ORDER, number=rise,
+        fail=change <= SAME, number=change,
     )  # fmt: skip
 
 
@@ -349,8 +372,8 @@ def first_loss(subject: Subject) -> Finding | None:
 
 # Probes that need only losses, the quickest and most specific first.
 PROBES: tuple[Probe, ...] = (
-    other_labels, padding, neighbors, place_in_the_row, other_rows, later_tokens, context, tied_table, first_loss,
-    word_order,
+    loss_weights, other_labels, padding, neighbors, place_in_the_row, other_rows, later_tokens, context, tied_table,
+    first_loss, word_order,
 )  # fmt: skip
 
 

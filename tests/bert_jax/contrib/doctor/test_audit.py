@@ -5,7 +5,7 @@ import pytest
 from builders import content
 from support import tiny_config
 
-from bert_jax.contrib.doctor.audit import audit, original_ids, sample, unigram_loss
+from bert_jax.contrib.doctor.audit import audit, held_out_text, original_ids, sample, unigram_loss
 from bert_jax.contrib.doctor.findings import ordered
 from bert_jax.tokenization import SPECIAL_PIECES, load_tokenizer
 from data_pipeline.build.masking import mask_batch
@@ -158,6 +158,54 @@ def test_padding_pairs_and_documents(tokenizer):
     rows["nsp_labels"][:] = 1
     found = remarks(audit(data, tokenizer, rows, predicts_masks=True, documents=3))
     assert found == {"documents": "FAIL", "sentence pairs": "LOOK", "padding share": "LOOK"}
+
+
+def pairs_of(tokenizer, data, *, neighbors_differ):
+    """Rows of two segments of words of one topic, of which there are 20. The second segment of a random pair has
+    another topic; with ``neighbors_differ``, so has that of a neighbor."""
+    rng = np.random.default_rng(2)
+    topics = rng.integers(5, tokenizer.vocab_size, (20, 8))
+    rows = rows_of(tokenizer, data, rows=1000)
+    first = rng.integers(0, 20, 1000)
+    is_random = np.arange(1000) % 2 == 1
+    second = np.where(is_random | neighbors_differ, rng.integers(0, 20, 1000), first)
+    rows["token_type_ids"] = np.broadcast_to(np.arange(LENGTH) >= 16, (1000, LENGTH)).astype(np.int32)
+    topic = np.where(rows["token_type_ids"], second[:, None], first[:, None])
+    ids = topics[topic, rng.integers(0, 8, (1000, LENGTH))].astype(np.int32)
+    rows |= {"input_ids": ids, "sequence_ids": np.ones_like(ids), "mlm_weights": 0 * rows["mlm_weights"]}
+    return rows
+
+
+@pytest.mark.parametrize("neighbors_differ", [False, True])
+def test_neighbors_that_are_unrelated(tokenizer, neighbors_differ):
+    data = data_of("--data.next_sentence nsp")
+    rows = pairs_of(tokenizer, data, neighbors_differ=neighbors_differ)
+    found = {one.check: one for one in audit(data, tokenizer, rows, predicts_masks=False)}
+    assert found["sentence order"].status == ("LOOK" if neighbors_differ else "OK")
+    assert abs(found["sentence order"].number - 0.5) < 0.05 or not neighbors_differ
+
+
+def test_few_pairs_say_nothing_about_the_order(tokenizer):
+    data = data_of("--data.next_sentence nsp")
+    rows = {name: values[:300] for name, values in pairs_of(tokenizer, data, neighbors_differ=True).items()}
+    assert "sentence order" not in {one.check for one in audit(data, tokenizer, rows, predicts_masks=False)}
+
+
+def test_held_out_rows_that_are_in_the_training_text(tokenizer):
+    data = data_of()
+    rows = rows_of(tokenizer, data)
+    train, apart = ({name: values[part] for name, values in rows.items()} for part in (slice(300), slice(300, 400)))
+    leaked = {name: np.concatenate([values[:50], apart[name][:50]]) for name, values in train.items()}
+    status = {"clean": apart, "half": leaked, "whole": train}
+    for name, expected in {"clean": 0.0, "half": 0.5, "whole": 1.0}.items():
+        (one,) = held_out_text(data, tokenizer, train, status[name], 300)
+        assert one.number == pytest.approx(expected, abs=0.02)
+        assert one.status == ("OK" if name == "clean" else "FAIL")
+    # A third of the training rows is in the sample, so a sixth of the rows stands for a half.
+    third = {name: values[:100] for name, values in train.items()}
+    (one,) = held_out_text(data, tokenizer, third, train, 300)
+    assert one.number == pytest.approx(1.0, abs=0.05)
+    assert held_out_text(data, tokenizer, train, leaked, 30_000) == []
 
 
 def test_a_sample_has_whole_batches_up_to_its_size(tokenizer):

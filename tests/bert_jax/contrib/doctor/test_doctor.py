@@ -1,14 +1,22 @@
 """The command, ``training.doctor``, Python and the section of the report."""
 
 import json
+import shutil
+from dataclasses import replace
+from unittest import mock
 
 import command
+import jax
+import jax.numpy as jnp
 import pytest
-from support import tiny_config, train_synthetic
+from support import objective_of, tiny_config, train_synthetic
 
 import bert_jax
 from bert_jax.commands.main import main
+from bert_jax.contrib.doctor.examine import optimizer_state
 from bert_jax.contrib.doctor.findings import CHECKS, finding, ordered, section, summary
+from bert_jax.start import state as start_state
+from bert_jax.training.checkpoint.parameters import read_parameters
 
 
 def test_the_most_severe_and_specific_lines_are_first():
@@ -51,6 +59,28 @@ def test_a_run_checks_itself(tmp_path, monkeypatch):
     log = (tmp_path / "run" / "train.log").read_text()
     assert log.count("doctor: FAIL") == log.count("doctor: FAIL  masks") == 1
     assert "Doctor at step 20: 1 FAIL" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_an_optimizer_that_starts_again(tmp_path, is_restored):
+    """Moments of 0 at a resume, and moments that the checkpoint has."""
+    config = tiny_config("--training.keep_checkpoints 4")
+    train_synthetic(config, tmp_path / "run")
+    for step in (15, 20):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / str(step))
+    resumed = start_state._resumed
+
+    def without_moments(restored, *more):
+        moments = jax.tree.map(jnp.zeros_like, restored.state.opt_state)
+        return resumed(replace(restored, state=restored.state.replace(opt_state=moments)), *more)
+
+    with mock.patch.object(start_state, "_resumed", resumed if is_restored else without_moments):
+        train_synthetic(config, tmp_path / "run")
+    objective = objective_of(config)
+    stored = read_parameters(tmp_path / "run", config, objective.model, average=None, report=print)
+    (one,) = optimizer_state(tmp_path / "run", objective, stored)
+    assert (one.status, one.number) == (("OK", 0) if is_restored else ("FAIL", -10))
 
 
 @pytest.mark.slow

@@ -4,10 +4,10 @@ import pytest
 from support import tiny_config
 
 from bert_jax.contrib.doctor.findings import ordered
-from bert_jax.contrib.doctor.log_checks import check_log
+from bert_jax.contrib.doctor.log_checks import check_log, schedule
 
 STEPS = 4000
-CONFIG = tiny_config(f"--training.num_steps {STEPS} --optimizer.warmup_steps 100")
+CONFIG = tiny_config(f"--training.num_steps {STEPS} --optimizer.warmup_steps 100 --model.vocab_size 30000")
 
 
 def lines(loss, last=STEPS, held_out=None, **more):
@@ -20,6 +20,16 @@ def lines(loss, last=STEPS, held_out=None, **more):
     if held_out is not None:
         made.append({"step": last, "split": "eval", "mlm_loss": held_out})
     return made
+
+
+def seen(step):
+    """Examples of batches of 8 that begin again at step 2000."""
+    return 8 * (step if step < 2000 else step - 1900)
+
+
+def slowly(step):
+    """A loss that is far above word frequencies after the whole run but falls."""
+    return 10 - step / 2000
 
 
 def falling(step):
@@ -36,6 +46,9 @@ CASES = [
     (lines(lambda step: falling(step) + 3 * (step > 2000)), {"loss spikes": "FAIL"}),
     (lines(falling, held_out=3.6), {"held-out gap": "LOOK"}),
     (lines(falling, held_out=4.5), {"held-out gap": "FAIL"}),
+    (lines(falling, examples_seen=lambda step: 8 * step), {}),
+    (lines(falling, examples_seen=seen), {"data position": "FAIL"}),
+    (lines(slowly), {"loss": "LOOK"}),
     (lines(falling, skipped_steps=lambda step: step // 1000), {"skipped steps": "LOOK"}),
     (lines(falling, skipped_steps=lambda step: step // 10), {"skipped steps": "FAIL"}),
     (lines(falling, tokens_per_second=lambda step: 1000 - step / 5), {"speed": "LOOK"}),
@@ -48,6 +61,35 @@ CASES = [
 def test_remarks(rows, remarks):
     found = ordered(check_log(CONFIG, rows, "mlm_loss", 6.5))
     assert {one.check: one.status for one in found if one.status != "OK"} == remarks
+
+
+@pytest.mark.parametrize(
+    "options, status",
+    [
+        ("", "OK"),
+        ("--optimizer.decay_steps 400", "FAIL"),
+        ("--optimizer.decay_steps 3000", "LOOK"),
+        ("--optimizer.decay_steps 400 --optimizer.final_fraction 0.1", "OK"),
+        ("--optimizer.warmup_steps 3000", "LOOK"),
+        ("--optimizer.schedule cosine", "OK"),
+        ("--optimizer.schedule triangle", "OK"),
+        ("--optimizer.schedule slanted_triangular --optimizer.warmup_steps 3000", "OK"),
+        ("--optimizer.schedule constant --optimizer.warmup_steps 0", "OK"),
+        ("--optimizer.learning_rate 0", None),
+    ],
+)
+def test_the_schedule(options, status):
+    config = tiny_config(f"--training.num_steps {STEPS} --optimizer.warmup_steps 100", options)
+    found = schedule(config)
+    assert [one.status for one in found] == ([status] if status else [])
+    if status == "FAIL":
+        assert "in 90% of the steps, from step 400 of 4,000" in found[0].value
+
+
+def test_a_falling_loss_has_not_diverged():
+    config = tiny_config(f"--training.num_steps {STEPS} --model.vocab_size 30000")
+    (one,) = [one for one in check_log(config, lines(slowly), "mlm_loss", 6.5) if one.check == "loss"]
+    assert "multiply optimizer.learning_rate by 10" in one.advice
 
 
 def test_without_word_frequencies_the_loss_has_no_range():

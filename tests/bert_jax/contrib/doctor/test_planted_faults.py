@@ -13,11 +13,12 @@ from support import objective_of, tiny_config, write_vocabulary
 from bert_jax.contrib.doctor.audit import audit
 from bert_jax.contrib.doctor.examine import check_network
 from bert_jax.contrib.doctor.findings import ordered
-from bert_jax.contrib.doctor.network import Network, states_and_attention
+from bert_jax.contrib.doctor.network import Network, states_and_attention, updates
 from bert_jax.contrib.doctor.probes import Subject, Total, word_order
 from bert_jax.model import layers, task_layers
 from bert_jax.model.kernels.ranges import visible_keys
 from bert_jax.objectives import masked_lm
+from bert_jax.objectives import objective as objectives
 from bert_jax.tokenization import load_tokenizer
 from bert_jax.training.checkpoint.parameters import random_parameters
 
@@ -138,6 +139,42 @@ def positions_of_rows():
 
 
 @contextlib.contextmanager
+def no_positions():
+    """Embeddings that give all tokens the first position."""
+    from bert_jax.model.embeddings import Embeddings
+
+    call = Embeddings.__call__
+    with mock.patch.object(
+        Embeddings, "__call__", lambda self, ids, types, places, key: call(self, ids, types, 0 * places, key)
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def all_weights():
+    """An objective that counts unused slots."""
+    entropy = masked_lm.weighted_cross_entropy
+
+    def of_all(name, logits, labels, weights):
+        return entropy(name, logits, labels, jnp.ones_like(weights))
+
+    with mock.patch.object(masked_lm, "weighted_cross_entropy", of_all):
+        yield
+
+
+@contextlib.contextmanager
+def first_microbatch():
+    """Accumulation that reads the first microbatch each time."""
+    split = objectives.split_microbatches
+
+    def first(batch, count):
+        return {name: jnp.broadcast_to(x[:1], x.shape) for name, x in split(batch, count).items()}
+
+    with mock.patch.object(objectives, "split_microbatches", first):
+        yield
+
+
+@contextlib.contextmanager
 def mixed_rows():
     """Dense layers whose outputs depend on the mean of the batch."""
     product = task_layers.matmul_f32_grad
@@ -172,6 +209,9 @@ FAULTS = {
     "dropout": (one_dropout_key, ""),
     "other labels": (shifted_labels, ""),
     "place in the row": (positions_of_rows, ""),
+    "word order": (no_positions, ""),
+    "loss weights": (all_weights, ""),
+    "accumulation": (first_microbatch, "--training.accumulation_steps 4"),
     "other rows": (mixed_rows, ""),
     "context": (no_attention, ""),
     "gradients": (cut_gradient, ""),
@@ -203,6 +243,13 @@ def test_attention_to_later_tokens_is_named(tokenizer):
         assert named(examined(tokenizer, CAUSAL))[0] == "later tokens"
 
 
+@pytest.mark.parametrize("rate, is_random, status", [(2e-5, True, "LOOK"), (2e-5, False, "OK"), (1e-4, True, "OK")])
+def test_a_rate_that_is_too_low_for_random_parameters(rate, is_random, status):
+    arrays = {"encoder/layer_0/kernel": np.full((4, 4), 0.02, np.float32)}
+    found = updates(tiny_config(f"--optimizer.learning_rate {rate}").optimizer, arrays, is_random=is_random)
+    assert found.status == status
+
+
 @pytest.mark.slow
 def test_collapsed_states_and_heads_are_named(tokenizer):
     config = tiny_config(PACKED)
@@ -221,7 +268,7 @@ def test_collapsed_states_and_heads_are_named(tokenizer):
     assert statuses(equal)["token states"] == "FAIL"
 
 
-def test_a_network_without_order_is_named(tokenizer):
+def test_a_trained_network_without_order_is_named(tokenizer):
     """A loss of 1 nat per predicted token whatever the order, and one that rises with each moved token."""
     rows = packed_rows()
 
@@ -231,7 +278,7 @@ def test_a_network_without_order_is_named(tokenizer):
     def ordered_words(params, other):
         return Total(96.0 + (other["input_ids"] != rows["input_ids"]).sum(), 96.0)
 
-    for total, status in ((bag, "LOOK"), (ordered_words, "OK")):
+    for total, status in ((bag, "FAIL"), (ordered_words, "OK")):
         subject = Subject(tiny_config(PACKED), tokenizer, total, None, {}, {}, rows, unigram=5.0)
         assert word_order(subject).status == status
     learns_nothing = Subject(tiny_config(PACKED), tokenizer, bag, None, {}, {}, rows, unigram=1.5)
@@ -249,7 +296,7 @@ def test_a_network_without_order_is_named(tokenizer):
         "--objective.name replaced_tokens --objective.generator_size 0.5",
         "--model.attention_windows 0 8 --model.norm_position pre_skip_first --execution.scan_layers false",
         "--model.shared_layers true --model.embedding_size 16",
-        "--model.relative_positions buckets",
+        "--model.relative_positions buckets --training.accumulation_steps 4",
     ],
 )
 def test_a_network_without_faults_has_no_fail(tokenizer, options):

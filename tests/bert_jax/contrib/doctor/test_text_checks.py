@@ -1,0 +1,55 @@
+"""Lines of a corpus with damaged characters or markup, and lines without."""
+
+import pytest
+
+from bert_jax.commands.pretrain import corpus_lines
+from bert_jax.config import DataConfig
+from bert_jax.contrib.doctor.text_checks import check_text, is_misread
+
+LINES = [
+    "\u201cNa\u00efve?\u201d she said.",
+    "Gr\u00fc\u00dfe aus K\u00f6ln",
+    "\u0412\u043e\u0439\u043d\u0430 \u0438 \u043c\u0438\u0440",
+    "\u4e2d\u6587\u7ef4\u57fa\u767e\u79d1",
+    "5 < 6 & 7 > 4",
+    "R&D; \u00c2 \u00a9",
+]
+
+
+def statuses(lines, encoding="auto"):
+    return {one.check: one.status for one in check_text(lines, encoding)}
+
+
+def test_text_without_faults_has_no_remark():
+    assert statuses(LINES * 10) == {"text encoding": "OK", "markup": "OK"}
+    assert check_text([], "auto") == []
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "cp1251"])
+def test_utf_8_that_was_read_as_another_encoding(encoding):
+    lines = [line.encode().decode(encoding, "ignore") for line in LINES[1:3] * 10]
+    assert all(map(is_misread, lines))
+    found = check_text(lines, encoding)[0]
+    assert found.status == "FAIL"
+    assert f"data.encoding {encoding}" in found.advice
+    assert "ftfy" in check_text(lines, "auto")[0].advice
+
+
+def test_replacement_characters():
+    assert statuses([*LINES * 10, *["caf\ufffd"] * 5])["text encoding"] == "LOOK"
+    assert statuses([*LINES * 10, *["caf\ufffd"] * 4])["text encoding"] == "OK"
+
+
+@pytest.mark.parametrize("line", ['<p class="a">Text</p>', "a&nbsp;b &quot;c&quot;", "[[Berlin]] is a {{city}}"])
+def test_markup(line):
+    assert statuses([line, *["a line of fifty letters, more or less, of plain text"] * 5])["markup"] == "LOOK"
+
+
+def test_the_lines_of_a_corpus(tmp_path):
+    for number in range(20):
+        (tmp_path / f"{number:02}.txt").write_text("".join(f"file {number} line {i}.\n\n" for i in range(100)))
+    lines = corpus_lines(DataConfig(corpus=(str(tmp_path), "hf:owner/name", str(tmp_path / "gone"))), 1000)
+    assert lines[0] == "file 0 line 0."
+    assert len({line.split()[1] for line in lines}) == 10
+    assert 1000 <= sum(map(len, lines)) < 1400
+    assert corpus_lines(DataConfig(corpus=("gone.txt",)), 1000) == []
