@@ -315,9 +315,10 @@ def tied_table(subject: Subject) -> Finding | None:
     def other(path: jax.tree_util.KeyPath, leaf: jax.Array) -> jax.Array:
         if not path_name(path).endswith(_WORDS):
             return leaf
-        table = np.asarray(leaf)
+        table = np.array(leaf)
         noise = np.random.default_rng(0).normal(0, 10 * table.std(), (len(tokens), table.shape[1]))
-        return jax.numpy.asarray(table).at[tokens].add(noise.astype(table.dtype))
+        table[tokens] += noise.astype(table.dtype)
+        return jax.device_put(table, leaf.sharding if isinstance(leaf, jax.Array) else None)
 
     before = subject.total(subject.loud, rows).sum
     after = subject.total(jax.tree_util.tree_map_with_path(other, subject.loud), rows).sum
