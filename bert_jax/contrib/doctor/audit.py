@@ -55,10 +55,10 @@ def sample(batches: Iterable[Rows], most: int = MOST_ROWS) -> dict[str, np.ndarr
     return {name: values[used] for name, values in rows.items()}
 
 
-def held_out_rows(source: PretrainSource, train: Rows, most: int = COUNTED) -> dict[str, np.ndarray]:
-    """Return held-out rows or, without held-out data, the training rows."""
+def held_out_rows(source: PretrainSource, train: Rows, most: int = COUNTED) -> Rows:
+    """Return held-out rows or, without held-out data, ``train`` itself, the training rows."""
     batches = source.held_out(256, list(range(256)), -(-most // 256))
-    return sample(batches, most) if batches is not None else dict(train)
+    return sample(batches, most) if batches is not None else train
 
 
 def unigram_loss(train: Rows, held_out: Rows, vocab_size: int, *, predicts_masks: bool) -> float | None:

@@ -84,6 +84,14 @@ def test_an_optimizer_that_starts_again(tmp_path, is_restored):
 
 
 @pytest.mark.slow
+def test_a_run_without_held_out_text_has_no_remark_about_it(tmp_path):
+    recipe = command.recipe(tmp_path, training={"num_steps": 2, "eval_interval": 0})
+    options = {"data.eval_fraction": 0.0, "data.seq_length": 32, "data.next_sentence": "none"}
+    run = bert_jax.pretrain(recipe, workdir=tmp_path / "run", report=lambda line: None, options=options)
+    assert "held-out text" not in {one.check for one in run.doctor()}
+
+
+@pytest.mark.slow
 def test_a_run_without_time_for_checks_has_those_of_its_log(tmp_path, monkeypatch):
     monkeypatch.setattr("bert_jax.contrib.doctor.in_training.SHARE", -1.0)
     config = tiny_config("--training.doctor true --training.eval_interval 10")
