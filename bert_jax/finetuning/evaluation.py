@@ -280,5 +280,5 @@ def warning_lines(results: Sequence[Result]) -> list[str]:
     no such splits."""
     weak = [result for result in results if not result.get("baseline", {}).get("is_beaten", True)]
     names = ", ".join(f"{result['split']} ({result['baseline']['answer']})" for result in weak)
-    remedy = "try another optimizer.learning_rate, more training.num_epochs, more records or another model"
-    return [f"WARNING: the run is not better than an answer without it on {names}; {remedy}"] if weak else []
+    remedy = "try another optimizer.learning_rate, longer training, more records or another model"
+    return [f"WARNING: not better than an answer that needs no training: {names}; {remedy}"] if weak else []

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from bert_jax.metrics import Score
+from bert_jax.metrics.classification import calibration_error
 from bert_jax.metrics.entities import entities
-from bert_jax.objectives.display import Counts, Findings, Mistake, Slices, Support
+from bert_jax.objectives.display import Confidence, Confusion, Counts, Findings, Mistake, Slices, Support
 from bert_jax.records import Record
 from bert_jax.tasks.task import Prediction, Task
 
@@ -17,9 +18,16 @@ from bert_jax.tasks.task import Prediction, Task
 _MISTAKES, _POINTS, _CHARACTERS = 12, 400, 400
 # Number of characters that an excerpt shows on each side of an answer.
 _AROUND = 100
+# Number of parts of the range of values.
+_PARTS = 5
+# Type, first word and end of an entity.
+_Entity = tuple[str, int, int]
+# The type in place of an entity that is missing.
+_NONE = "none"
 # Groups of the lengths of answers and contexts and of ranks: the smallest value of each, and its name.
 _LENGTHS = {0: "none", 1: "1", 2: "2", 3: "3", 4: "4-5", 6: "6-9", 10: "10+"}
 _CONTEXTS = {0: "up to 100", 101: "101-200", 201: "201-400", 401: "401-800", 801: "801+"}
+_HALVES = {0: "lower half", 1: "upper half"}
 _RANKS = {1: "1", 2: "2-3", 4: "4-10", 11: "11-100", 101: "101+"}
 
 
@@ -100,7 +108,16 @@ def _classes(task: Task, records: Sequence[Record], predictions: Sequence[Predic
         gold, predicted = (names.get(label, label) for label in pairs[i])
         return {"gold": gold, "predicted": predicted, "score": float(sure[i])}
 
-    return _worst(records, sure, mistake, wrong=np.array([gold != predicted for gold, predicted in pairs]))
+    wrong = np.array([gold != predicted for gold, predicted in pairs])
+    found = _worst(records, sure, mistake, wrong=wrong)
+    return found | _confidence(sure, wrong) if all("score" in one for one in predictions) else found
+
+
+def _confidence(sure: np.ndarray, wrong: np.ndarray) -> Findings:
+    """Return how the probabilities ``sure`` of the predicted classes fit the share of right ones."""
+    error = calibration_error(wrong.astype(int), np.stack([sure, np.zeros_like(sure)], axis=1))
+    found: Confidence = {"mean": float(sure.mean()), "accuracy": float(1 - wrong.mean()), "error": error}
+    return {"confidence": found}
 
 
 def _label_sets(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> Findings:
@@ -131,7 +148,21 @@ def _numbers(
     errors = np.abs(standard(gold) - standard(predicted)) if scaled else np.abs(gold - predicted)
     found = _worst(records, errors, lambda i: {"gold": f"{gold[i]:.4g}", "predicted": f"{shown}{predicted[i]:.4g}"})
     points = [(float(gold[i]), float(predicted[i])) for i in _sample(len(gold))]
-    return found | {"points": {"title": f"{name} over label", "x": "label", "y": name, "values": points}}
+    found |= {"points": {"title": f"{name} over label", "x": "label", "y": name, "values": points}}
+    return found if scaled else found | {"counts": _distribution(gold, predicted)}
+
+
+def _distribution(gold: np.ndarray, predicted: np.ndarray) -> Counts:
+    """Return the numbers of labels and predictions in equal parts of the range of the labels; predictions outside
+    of it count in the first or the last part."""
+    edges = np.histogram_bin_edges(gold[np.isfinite(gold)], bins=_PARTS)
+    middles = [f"{value:.3g}" for value in (edges[1:] + edges[:-1]) / 2]
+
+    def counts(values: np.ndarray) -> list[int]:
+        return np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0].tolist()
+
+    series = {"correct": counts(gold), "predicted": counts(predicted)}
+    return {"title": "numbers of values around", "groups": middles, "series": series}
 
 
 def _sample(count: int) -> list[int]:
@@ -146,7 +177,8 @@ def _choices(task: Task, records: Sequence[Record], predictions: Sequence[Predic
         gold, predicted = (_cut(records[i].choices[number]) for number in pairs[i])
         return {"gold": gold, "predicted": predicted, "score": float(sure[i])}
 
-    return _worst(records, sure, mistake, wrong=np.array([gold != predicted for gold, predicted in pairs]))
+    wrong = np.array([gold != predicted for gold, predicted in pairs])
+    return _worst(records, sure, mistake, wrong=wrong) | _confidence(sure, wrong)
 
 
 def _tags(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> Findings:
@@ -160,7 +192,46 @@ def _tags(task: Task, records: Sequence[Record], predictions: Sequence[Predictio
         words = zip(records[i].words, *pairs[i], strict=False)
         return {"words": [*words][:80]}
 
-    return _worst(records, errors, mistake, wrong=errors > 0) | {"support": _support([gold for gold, _ in pairs])}
+    found = _worst(records, errors, mistake, wrong=errors > 0) | {"support": _support([gold for gold, _ in pairs])}
+    if found["support"]["unit"] != "entities":
+        return found
+    strict = getattr(task.settings, "tag_scoring", "") == "strict"
+    return found | _entity_kinds([(entities(gold, strict), entities(own, strict)) for gold, own in pairs])
+
+
+def _entity_kinds(pairs: Sequence[tuple[list[_Entity], list[_Entity]]]) -> Findings:
+    """Return the kinds of mistakes in the entities (correct, predicted) of sentences, and the types of predicted
+    entities by the correct type."""
+    kinds = dict.fromkeys(
+        ("right", "wrong boundary", "wrong type", "wrong boundary and type", "missed", "spurious"), 0
+    )
+    types = collections.Counter[tuple[str, str]]()
+    for gold, predicted in pairs:
+        for one in gold:
+            over = [other for other in predicted if one[1] < other[2] and other[1] < one[2]]
+            over.sort(key=lambda other: (other[1:] != one[1:], other[0] != one[0]))
+            best = over[0] if over else None
+            kinds[_entity_kind(one, best)] += 1
+            types[one[0], best[0] if best else _NONE] += 1
+        for one in predicted:
+            if not any(one[1] < other[2] and other[1] < one[2] for other in gold):
+                kinds["spurious"] += 1
+                types[_NONE, one[0]] += 1
+    names = [*sorted({kind for pair in types for kind in pair} - {_NONE}), _NONE]
+    counts = [[types[row, column] for column in names] for row in names]
+    matrix: Confusion = {"labels": names, "counts": counts}
+    return {"kinds": {"unit": "entities", "counts": kinds}, "types": matrix}
+
+
+def _entity_kind(gold: _Entity, predicted: _Entity | None) -> str:
+    if predicted is None:
+        return "missed"
+    wrong = [
+        name
+        for name, differs in (("boundary", gold[1:] != predicted[1:]), ("type", gold[0] != predicted[0]))
+        if differs
+    ]
+    return f"wrong {' and '.join(wrong)}" if wrong else "right"
 
 
 def _support(sentences: Sequence[Sequence[str]]) -> Support:
@@ -212,11 +283,32 @@ def _spans(task: Task, records: Sequence[Record], predictions: Sequence[Predicti
         },
     }
     contexts = [length(record.text_pair or "") for record in records]
+    halves = 2 * np.argsort(np.argsort(sure)) // max(len(sure), 1)
+    kinds = collections.Counter(
+        "right" if value >= best else _span_kind(record, one)
+        for value, record, one in zip(right, records, predictions, strict=True)
+    )
     slices = [
         _sliced(f"length of the correct answer in {unit}", score, lengths, _LENGTHS),
         _sliced(f"length of the context in {unit}", score, contexts, _CONTEXTS),
+        _sliced("score of the predicted answer", score, halves.tolist(), _HALVES),
     ]
-    return _worst(records, errors, mistake, wrong=right < best) | {"counts": counts, "slices": slices}
+    found = _worst(records, errors, mistake, wrong=right < best) | {"counts": counts, "slices": slices}
+    return found | {"kinds": {"unit": "answers", "counts": dict(kinds.most_common())}}
+
+
+def _span_kind(record: Record, prediction: Prediction) -> str:
+    """Return the kind of a wrong answer to a question, by its place."""
+    golds = [(answer.start, answer.start + len(answer.text)) for answer in record.answers or ()]
+    if not golds or not prediction["answer"]:
+        return "no answer predicted" if golds else "answer where there is none"
+    first, end = prediction.get("start", -1), prediction.get("end", -1)
+    over = [gold for gold in golds if first < gold[1] and gold[0] < end]
+    if any(first <= gold[0] and gold[1] <= end for gold in over):
+        return "too long"
+    if any(gold[0] <= first and end <= gold[1] for gold in over):
+        return "too short"
+    return "partly the correct words" if over else "in another place"
 
 
 def _grouped(values: Sequence[float], groups: Mapping[int, str]) -> list[int]:

@@ -1,6 +1,7 @@
 """Outputs of a finished fine-tuning run: predictions, metrics.json, the export, the report."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -60,6 +61,8 @@ def write_results(
             write_whole(folder / PREDICTIONS.format(split), "".join(f"{line}\n" for line in lines))
         entries[split] = _result_entry(resolved, split, predictions, evaluator, context.log.at(0, split))
         found[split] = findings_of(resolved.task, resolved.records[split], predictions)
+        windows = Counter(unit.record for unit in resolved.inputs[split])
+        found[split]["windows"] = sum(count > 1 for count in windows.values())
         remarks += evaluation.remarks_of(resolved.task, split, resolved.records[split], predictions)
         entries[split]["step"], entries[split]["seconds"] = step, round(time.perf_counter() - began, 3)
     if not hosts.is_lead():

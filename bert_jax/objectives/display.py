@@ -87,12 +87,34 @@ class Support(TypedDict):
     accuracy: float
 
 
+class Confidence(TypedDict):
+    """The mean probability of the predicted answers, the share of right ones, and the calibration error (Guo et al.
+    2017)."""
+
+    mean: float
+    accuracy: float
+    error: float
+
+
+class Kinds(TypedDict):
+    """Numbers of right answers and of the kinds of mistakes. ``unit``: what is counted."""
+
+    unit: str
+    counts: dict[str, int]
+
+
 class Findings(TypedDict, total=False):
-    """Findings about the predictions of a split: the numbers of scored and wrong records, the worst mistakes."""
+    """Findings about the predictions of a split: the numbers of scored and wrong records, the worst mistakes.
+    ``types``: correct types of entities with those of the predicted entities that overlap, or "none".
+    ``windows``: the number of records that are read in several windows."""
 
     scored: int
     wrong: int
+    windows: int
     support: Support
+    confidence: Confidence
+    kinds: Kinds
+    types: Confusion
     mistakes: list[Mistake]
     counts: Counts
     points: Points

@@ -15,7 +15,7 @@ import numpy as np
 from bert_jax.config import HeadsConfig
 from bert_jax.config.finetune import FinetuneConfig
 from bert_jax.metrics import Score
-from bert_jax.metrics.entities import tag_accuracy, tagging_scores
+from bert_jax.metrics.entities import entities, tag_accuracy, tagging_scores
 from bert_jax.model.bert import BertOutput, present
 from bert_jax.objectives.crf import crf_decode, crf_denominator, crf_loss
 from bert_jax.objectives.label_losses import softmax_denominator
@@ -67,6 +67,9 @@ class TaggingTask(Task):
     def notes(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> list[str]:
         tags, train = config.data.tags, splits.get("train", ())
         notes = class_lines(tags, Counter(field_values(train, "tags")), "tags") if train else []
+        if train and are_entity_tags(tags):
+            counts = Counter(kind for record in train for kind, *_ in entities(record.tags or ()))
+            notes += class_lines(sorted(counts), counts, "types of entities")[: len(counts) > 1]
         if not are_entity_tags(tags) and all(map(str.isdecimal, tags)):
             notes.append(
                 "only tag accuracy is scored, because the tags are numbers; for the F1 of entities, replace them "

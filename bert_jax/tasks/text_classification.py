@@ -406,7 +406,7 @@ class RegressionTask(SequenceTask):
 
     def constant(self, train: Sequence[Record]) -> task.Constant:
         mean = float(np.mean([number_of(record) for record in train]))
-        return f"the mean {mean:.4g} for all", lambda one: {**one, "value": mean}
+        return f"the training mean {mean:.4g} for all", lambda one: {**one, "value": mean}
 
 
 def probability_table(predictions: Sequence[Prediction], labels: Sequence[str]) -> np.ndarray:

@@ -219,7 +219,7 @@ def point_chart(
     ]
     style = 'style="--c:var(--base)"'
     keys = f'<span class="key" {style}>equal values</span>' if alike else ""
-    keys += f'<span class="key dashed" {style}>mean of the labels <b>{exact(mean)}</b></span>' if middle else ""
+    keys += f'<span class="key dashed" {style}>mean of these labels <b>{exact(mean)}</b></span>' if middle else ""
     return (f'<div class="keys">{keys}</div>' if keys else "") + _svg(parts, f"{y} over {x}")
 
 

@@ -55,7 +55,7 @@ RELOAD_SECONDS = 20
 # Seconds after which the page is written at the next line of metrics, even without an evaluation.
 _LONGEST_WAIT = 60.0
 # The line of the log with the number of training records of each class or tag.
-_CLASSES_LINE = re.compile(r"\d+ (classes|tags|labels): ")
+_CLASSES_LINE = re.compile(r"\d+ (classes|types of entities|tags|labels): ")
 # Seconds of writing a page from which on not every evaluation writes one.
 _LONG = 0.2
 
@@ -428,7 +428,8 @@ def _start(run: RunFiles) -> str:
 def _classes_of(run: RunFiles) -> str:
     """Return the line of the log with the training records by class or tag, with each of these isolated, because
     classes in a right-to-left script would change places with the numbers."""
-    line = next((line for line in run.log.lines if _CLASSES_LINE.match(line)), "")
+    lines = [line for line in run.log.lines if _CLASSES_LINE.match(line)]
+    line = max(lines, key=lambda line: " types of entities: " in line, default="")
     head, _, rest = line.partition(": ")
     return f"{escape(head)}: {', '.join(isolated(part) for part in rest.split(', '))}" if line else ""
 

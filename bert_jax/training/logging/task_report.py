@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.objectives.display import Confusion, Findings, Mistake
+from bert_jax.objectives.display import Confusion, Findings, Kinds, Mistake
 from bert_jax.training.logging.charts import bar_chart, point_chart
 from bert_jax.training.logging.curves import different_scores
 from bert_jax.training.logging.page import (
@@ -74,8 +74,13 @@ def task_sections(run: RunFiles) -> list[str]:
         found = findings.get(split, {})
         if classes := _classes(values, *_counts_of(matrices.get(split), found)):
             cards.append(card(classes, heading=f"{split}: by class or tag"))
+        if kinds := found.get("kinds"):
+            cards.append(card(_kinds(kinds), heading=f"{split}: kinds of mistakes"))
+        if types := found.get("types"):
+            content, is_wide = _confusion(types, "entities")
+            (below if is_wide else cards).append(card(content, heading=f"{split}: types of entities"))
         if slices := _slices(found):
-            cards.append(card(slices, heading=f"{split}: by length"))
+            cards.append(card(slices, heading=f"{split}: by group"))
     mistakes = [
         card(_mistakes(one), heading=f"{split}: {_share(one)}")
         for split, one in findings.items()
@@ -105,6 +110,8 @@ def _heading(run: RunFiles, split: str) -> str:
     entry = next((one for one in run.results if one["split"] == split), {})
     parts = [f"{entry['n']:,} records"] if "n" in entry else []
     parts += [f"parameters of step {entry['step']:,}"] if "step" in entry else []
+    if windows := (run.data.get("findings") or {}).get(split, {}).get("windows"):
+        parts.append(f"{windows:,} too long for one input and read in windows")
     return f"{split}: {', '.join(parts)}" if parts else split
 
 
@@ -208,20 +215,30 @@ def _classes(values: Scores, unit: str, counts: Mapping[str, int]) -> str:
     return table(header, rows, numbers=range(2, len(header)), css="whole groups") + note if rows else ""
 
 
-def _confusion(matrix: Confusion) -> tuple[str, bool]:
-    """Return the counts as a table whose cells are colored by their share of the row, and True if it is wider than
-    a half of the page; of many classes, and on screens on which this table would be cut, the most frequent
-    confusions."""
+def _kinds(kinds: Kinds) -> str:
+    """Return the number and the share of right answers and of each kind of mistake."""
+    total = sum(kinds["counts"].values()) or 1
+    rows = [
+        [escape(name), track(count / total), f"{count:,}", f"{count / total:.1%}"]
+        for name, count in kinds["counts"].items()
+    ]
+    return table(["", "", escape(kinds["unit"]), "share"], rows, numbers=(2, 3), css="whole groups")
+
+
+def _confusion(matrix: Confusion, unit: str = "records") -> tuple[str, bool]:
+    """Return the counts of ``unit`` as a table whose cells are colored by their share of the row, and True if it
+    is wider than a half of the page; of many classes, and on screens on which this table would be cut, the most
+    frequent confusions."""
     names = [str(name) for name in matrix["labels"]]
     if not names:
         return "", False
     if len(names) > MOST_CELLS:
-        return _confusions(names, matrix), False
+        return _confusions(names, matrix, unit), False
     counts = np.array(matrix["counts"])
     note = (
-        f'<p class="soft">Rows: correct class. Columns: predicted class. Color: share of the records of the row; '
+        f'<p class="soft">Rows: correct class. Columns: predicted class. Color: share of the {unit} of the row; '
         "red: wrong. "
-        f"{np.trace(counts):,} of {counts.sum():,} records are right.</p>"
+        f"{np.trace(counts):,} of {counts.sum():,} {unit} are right.</p>"
     )
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     width = max(44, min(72, 420 // len(names)))
@@ -245,7 +262,7 @@ def _confusion(matrix: Confusion) -> tuple[str, bool]:
     if whole_width < _PHONE:
         return matrix_of_all, False
     is_wide = whole_width > _HALF
-    css, other = "wider" if is_wide else "wide", _confusions(names, matrix)
+    css, other = "wider" if is_wide else "wide", _confusions(names, matrix, unit)
     return f'<div class="{css}">{matrix_of_all}</div><div class="narrow">{other}</div>', is_wide
 
 
@@ -256,7 +273,7 @@ def _heat(share: float, *, is_right: bool) -> str:
     return f"rgba(var(--error),{0.15 + 0.5 * share:.3f})"
 
 
-def _confusions(names: Sequence[str], matrix: Confusion) -> str:
+def _confusions(names: Sequence[str], matrix: Confusion, unit: str) -> str:
     """Return the most frequent confusions as a list."""
     sizes = _sizes(matrix)
     if "largest" in matrix:
@@ -275,10 +292,10 @@ def _confusions(names: Sequence[str], matrix: Confusion) -> str:
         ]
         for a, b, count in largest
     ]
-    note = f"{right:,} of {sum(sizes):,} records are right."
+    note = f"{right:,} of {sum(sizes):,} {unit} are right."
     if not rows:
         return f'<p class="soft">{note}</p>'
-    header = ["correct", "predicted", "records", "of"]
+    header = ["correct", "predicted", unit, "of"]
     note += " The most frequent confusions:"
     return f'<p class="soft">{note}</p>' + table(header, rows, numbers=(2, 3))
 

@@ -24,6 +24,8 @@ _RISE = 0.05
 _CONSTANT = 0.25
 # Share of the range of the labels below which the range of the predictions is named.
 _NARROW = 0.8
+# Difference between the mean probability and the accuracy from which on the probabilities are too high or too low.
+_GAP = 0.05
 # The workdir in the command of a run.
 _WORKDIR = re.compile(r"(--workdir[ =])('[^']*'|\S+)")
 
@@ -185,7 +187,7 @@ def _task_result(run: RunFiles) -> list[Finding]:
     found: Findings = (run.data.get("findings") or {}).get(split) or {}
     if found.get("wrong") and found.get("scored"):
         lines.append((None, f"{count_of_wrong(found['wrong'], found['scored'])}."))
-    lines += _spread(found)
+    lines += [*_spread(found), *_nothing(found), *_confidence(found)]
     steps, curve = series(run.rows, split, name)
     if "chosen_by" in entry and len(curve) and entry.get("step", steps[-1]) != steps[-1]:
         last, end = float(curve[-1]), f"at the last step, {steps[-1]:,.0f}"
@@ -229,6 +231,28 @@ def _with_interval(name: str, value: float | None, metrics: Mapping[str, Any]) -
     interval = metrics.get(name, {}).get("ci95")
     ends = f" (95% interval {' to '.join(format_value(name, x) for x in interval)})" if interval else ""
     return format_value(name, value) + ends
+
+
+def _nothing(found: Findings) -> list[Finding]:
+    """Return a sentence if a tagger predicts no entity at all."""
+    kinds = found.get("kinds")
+    if (
+        kinds is None
+        or "missed" not in kinds["counts"]
+        or sum(kinds["counts"].values()) > kinds["counts"]["missed"]
+    ):
+        return []
+    return [(False, "The model predicts no entity at all.")]
+
+
+def _confidence(found: Findings) -> list[Finding]:
+    """Return a sentence that compares the probabilities of a classifier with its accuracy."""
+    if (known := found.get("confidence")) is None:
+        return []
+    gap, numbers = known["mean"] - known["accuracy"], (known["mean"], known["error"])
+    mean, error = (f"{number:.1%}" for number in numbers)
+    how = "about as high as the accuracy" if abs(gap) < _GAP else f"too {'high' if gap > 0 else 'low'}"
+    return [(None, f"The mean probability of the predicted classes is {mean}, {how} (calibration error {error}).")]
 
 
 def _spread(found: Findings) -> list[Finding]:

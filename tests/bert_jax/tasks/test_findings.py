@@ -40,6 +40,52 @@ def test_classes_are_ordered_by_confidence_and_have_their_names():
     assert found["mistakes"][1]["text"] == "d" * 400 + " …"
 
 
+def test_probabilities_are_compared_with_the_accuracy():
+    own = records(text=["a", "b", "c", "d"], label=["0", "0", "0", "1"])
+    predictions = [{"label": "0", "score": score} for score in (0.5, 0.5, 0.9, 0.9)]
+    found = findings_of(task(labels=("0", "1"), names=("0", "1")), own, predictions)["confidence"]
+    # Two of two are right with 50%, and one of two with 90%.
+    assert found == {"mean": pytest.approx(0.7), "accuracy": 0.75, "error": pytest.approx((0.5 + 0.4) / 2)}
+    without = [{"label": "0"}] * 4
+    assert "confidence" not in findings_of(task(labels=("0", "1"), names=("0", "1")), own, without)
+
+
+def test_mistakes_in_entities_have_kinds():
+    cases = {  # correct tags: predicted tags
+        "B-X I-X O": "B-X I-X O", "B-X O O": "B-Y O O", "B-X I-X B-Y": "B-X O O", "O B-X I-X": "O O B-Y",
+        "O O O": "B-Y O O",
+    }  # fmt: skip
+    own = records(words=[("a", "b", "c")] * 5, tags=[tuple(tags.split()) for tags in cases])
+    predictions = [{"tokens": [{"label": tag} for tag in tags.split()]} for tags in cases.values()]
+    found = findings_of(task(), own, predictions)
+    one_each = ("right", "wrong boundary", "wrong type", "wrong boundary and type", "missed", "spurious")
+    assert found["kinds"] == {"unit": "entities", "counts": dict.fromkeys(one_each, 1)}
+    # X: once right, once with another boundary, twice as Y. Y: missed; once where there is none.
+    assert found["types"] == {"labels": ["X", "Y", "none"], "counts": [[2, 2, 0], [0, 0, 1], [0, 1, 0]]}
+
+
+def test_wrong_answers_have_kinds_by_their_place():
+    passage = "zero one two three four"
+    spans = {
+        "one two": "right",
+        "zero one two": "too long",
+        "two": "too short",
+        "two three": "partly the correct words",
+        "four": "in another place",
+        "": "no answer predicted",
+    }
+    own = records(
+        text=["q"] * 7, text_pair=[passage] * 7, answers=[*[(Answer(text="one two", start=5),)] * 6, ()]
+    )  # fmt: skip
+    predictions = [
+        {"answer": one, "start": passage.index(one), "end": passage.index(one) + len(one), "score": float(rank)}
+        for rank, one in enumerate([*spans, "four"])
+    ]
+    found = findings_of(task(), own, predictions)
+    assert found["kinds"]["counts"] == {**dict.fromkeys(spans.values(), 1), "answer where there is none": 1}
+    assert found["slices"][2]["groups"] == [("lower half", 4, 0.25), ("upper half", 3, 0.0)]
+
+
 def test_hidden_records_do_not_count():
     own = records(id=["hidden", "x"], text=["a", "b"], label=[None, "1"])
     found = findings_of(task(labels=("1",), names=("1",)), own, [{"label": "1", "score": 1.0}] * 2)
@@ -54,6 +100,8 @@ def test_label_sets_and_values():
     found = findings_of(task(), own, [{"value": 1.5}, {"value": 5.0}, {"value": 3.0}])
     assert [one["text"] for one in found["mistakes"]] == ["b", "a"] and "wrong" not in found
     assert found["points"]["values"] == [(1.0, 1.5), (2.0, 5.0), (3.0, 3.0)]
+    assert found["counts"]["groups"] == ["1.2", "1.6", "2", "2.4", "2.8"]
+    assert found["counts"]["series"] == {"correct": [1, 0, 1, 0, 1], "predicted": [0, 1, 0, 0, 2]}
 
 
 def test_tags_show_the_words():
@@ -74,7 +122,7 @@ def test_answers_are_scored_by_length_of_answer_and_context():
         answers=[(Answer(text=" ".join(["a"] * answer), start=-1),) for answer, _ in lengths],
     )  # fmt: skip
     predictions = [{"answer": text, "score": 1.0} for text in ("a", "b", "a a a", "b")]
-    of_answers, of_contexts = findings_of(task(), own, predictions)["slices"]
+    of_answers, of_contexts, _ = findings_of(task(), own, predictions)["slices"]
     assert (of_answers["metric"], of_contexts["title"]) == ("f1", "length of the context in words")
     assert of_answers["groups"] == [("1", 2, 0.5), ("3", 1, 1.0), ("10+", 1, 0.0)]
     assert of_contexts["groups"] == [("up to 100", 1, 0.0), ("101-200", 2, 1.0), ("801+", 1, 0.0)]

@@ -62,6 +62,9 @@ def test_tags_of_dev_alone_are_noted():
     notes = TaggingTask.notes(found, {"train": train, "dev": dev})
     unseen = "dev: tags that do not occur in training are scored as errors: B-z, I-z"
     assert notes == ["2 tags: O 1, B-x 1", unseen]
+    train.append(record("1 2 3 4", "B-y I-y B-y B-x"))
+    notes = TaggingTask.notes(TaggingTask.from_data(config(), {"train": train}), {"train": train})
+    assert notes[1] == "2 types of entities: x 2, y 2"
     bmes = config(data={"tags": ("O", "B-x", "M-x")})
     assert TaggingTask.notes(bmes, {}) == [
         "only tag accuracy is scored, because 'M-x' is not O and has no prefix B-, I-, E- or S-"

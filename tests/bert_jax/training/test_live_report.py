@@ -671,6 +671,13 @@ def test_training_classes_are_those_of_the_log(tmp_path):
     )
 
 
+def test_types_of_entities_are_named_in_place_of_tags(tmp_path):
+    (tmp_path / "config.yaml").write_text("task: {kind: tagging}\n")
+    lines = ("3 tags: B-X 5, I-X 7, O 9", "1 types of entities: X 5")
+    (tmp_path / "train.log").write_text("".join(f"2026-01-01 10:00:00  {line}\n" for line in lines))
+    assert "<dt>training classes</dt><dd>1 types of entities: <bdi>X 5</bdi>" in run_page(read_run(tmp_path), TASK)
+
+
 def test_a_run_in_progress_shows_the_baseline_of_its_evaluations(tmp_path):
     folder = write_run(tmp_path / "w")
     with (folder / "metrics.jsonl").open("a") as file:

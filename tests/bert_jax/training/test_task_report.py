@@ -82,6 +82,23 @@ def test_a_matrix_that_is_wider_than_a_phone_is_also_a_list(tmp_path):
     assert row in page  # of the last row, 30 to 35
 
 
+def test_kinds_of_mistakes_and_probabilities_are_stated(tmp_path):
+    kinds = {"right": 0, "missed": 3, "spurious": 0}
+    types = {"labels": ["X", "none"], "counts": [[0, 3], [0, 0]]}
+    found = {"kinds": {"unit": "entities", "counts": kinds}, "types": types, "windows": 2}
+    entry = entry_of("tag O for all", "f1", 0.0, f1=0.0)
+    page = page_of(tmp_path, {"findings": {"dev": found}}, entry)
+    for words in ("The model predicts no entity at all.", '<td class="n">3</td><td class="n">100.0%</td>',
+                  "0 of 3 entities are right.", "9 records, 2 too long for one input"):  # fmt: skip
+        assert words in page
+    kinds["spurious"] = 1
+    assert "no entity at all" not in page_of(tmp_path, {"findings": {"dev": found}}, entry)
+    for mean, words in {0.4: "too low", 0.97: "too high", 0.9: "about as high as the accuracy"}.items():
+        found = {"confidence": {"mean": mean, "accuracy": 0.9, "error": 0.123}}
+        page = page_of(tmp_path, {"findings": {"dev": found}}, entry)
+        assert f"classes is {mean:.1%}, {words} (calibration error 12.3%)." in page
+
+
 def test_a_few_wrong_records_are_visible(tmp_path):
     matrix = {"labels": ["a", "b"], "counts": [[99, 1], [0, 20]]}
     mistakes = [{"text": f"text {number}"} for number in range(6)]
@@ -118,12 +135,12 @@ def test_answers_have_their_scores_by_length(tmp_path):
         {"title": "length of the <answer>", "metric": "f1", "groups": [["none", 3, 0.25], ["4-5", 1200, 1.0]]}
     ]
     page = page_of(tmp_path, {"findings": {"dev": {"scored": 4, "slices": slices}}})
-    assert "<h3>dev: by length</h3>" in page and "length of the &lt;answer&gt;" in page
+    assert "<h3>dev: by group</h3>" in page and "length of the &lt;answer&gt;" in page
     assert '<td class="n">25.0%</td><td class="n">3</td>' in page and '<td class="n">1,200</td>' in page
 
 
 @pytest.mark.parametrize(
-    ("y", "words"), [("predicted", "mean of the labels"), ("cosine", "rank of the cosine (%)")]
+    ("y", "words"), [("predicted", "mean of these labels"), ("cosine", "rank of the cosine (%)")]
 )
 def test_values_of_one_scale_share_their_axes_and_others_are_ranked(tmp_path, y, words):
     points = {"title": "points", "x": "label", "y": y, "values": [(0.0, 2.0), (4.0, 3.0), (4.0, 9.0)]}
