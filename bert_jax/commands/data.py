@@ -32,9 +32,9 @@ _VOCAB = """\
 _SHARDS = """\
   shards   build the token store and the shards of a recipe, and also a vocabulary if the recipe names none
              bert-data shards --config configs/quickstart.yaml --workers 4
-           --runner beam uses Apache Beam: on this machine, or on the Beam runner that options after -- select
+           --runner beam uses Apache Beam, on this machine or on the Beam runner selected by the options after --
              bert-data shards --config RECIPE --runner beam [-- --runner=DataflowRunner --project=P ...]
-           --tfds NAME stands for --corpus tfds:NAME; --tfds_data_dir FOLDER names the folder of the dataset
+           --tfds NAME stands for --corpus tfds:NAME; --tfds_data_dir FOLDER is the folder of the prepared datasets
 """
 _INDEX = """\
   index    write an index for a folder of TFRecords that another program wrote, so that training can read them

@@ -50,7 +50,7 @@ class DataConfig(Section, prefix="data."):
     # Texts for pretraining. Each entry is one of: a file or folder, local or gs:// (.txt, .jsonl or .json, plain
     # or compressed with gzip, bzip2, xz or zstd); package:NAME, the text files of an installed Python package;
     # tfds:NAME[/CONFIG][:VERSION], a dataset prepared by TensorFlow Datasets; hf:OWNER/NAME[/CONFIG], a dataset on
-    # the Hugging Face Hub; hf:FOLDER, a folder that save_to_disk of Hugging Face datasets wrote.
+    # the Hugging Face Hub; hf:FOLDER, a folder written by save_to_disk of Hugging Face datasets.
     corpus: tuple[str, ...] = ()
     # Vocabulary file: vocab.txt (WordPiece), a SentencePiece .model, or a tokenizer.json with the rules of BERT,
     # RoBERTa or another tokenizer. Empty: a vocabulary is trained on the corpus and stored in the folder of
@@ -109,11 +109,11 @@ class DataConfig(Section, prefix="data."):
     # span masking mask these words. With data.tokenizer words, the vocabulary is trained on these words, and
     # Chinese text is split into the longest words of the vocabulary.
     word_segmenter: Literal["none", "jieba"] = "none"
-    # Share of the tokens to predict; data.max_predictions limits the number of these tokens.
+    # Fraction of the tokens that are selected for prediction; data.max_predictions limits their number.
     mask_fraction: PositiveShare[float] = 0.15
-    # Two numbers: the share of the tokens to predict at the end, and the number of batches over which the share
-    # changes linearly from data.mask_fraction to this value (Ankner et al. 2023: from 0.3 to 0.15). Evaluations
-    # use the share at the end. Requires data.masking dynamic. Empty: the share stays data.mask_fraction.
+    # Two numbers: the final value of the masked fraction, and the number of batches over which the fraction changes
+    # linearly from data.mask_fraction to this value (Ankner et al. 2023: from 0.3 to 0.15). Evaluations use the
+    # final value. Requires data.masking dynamic. Empty: the fraction stays data.mask_fraction.
     final_masking: tuple[float, ...] = limited(
         (), Limit(((),), {"data.masking": ("static",)}, ", whose masks are in the shards")
     )
@@ -136,7 +136,7 @@ class DataConfig(Section, prefix="data."):
         "none", Limit(("none",), {"data.row_order": CONTIGUOUS}), Limit(("none",), {"model.attention_block": SET})
     )
     # Maximum number of instances in a packed row (data.packing best_fit), at most data.seq_length / 3. 0: the
-    # smallest maximum with which at most 1% more rows are needed than without a maximum.
+    # smallest limit that increases the number of rows by at most 1% compared with no limit.
     sequences_per_row: AtLeast0[int] = 0
     # Probability, for each document and pass, that the instances of the document get a random target length below
     # data.seq_length.
@@ -153,8 +153,8 @@ class DataConfig(Section, prefix="data."):
     # Number of processes that build shards; 0: one per processor.
     workers: AtLeast0[int] = 0
     # Order of the rows. shuffled: random. contiguous: the instances of a document are consecutive records of one
-    # shard, and row r of a batch is the record after the record in row r of the previous batch, except where a new
-    # segment begins. carried: like contiguous, but in training, the state of the encoder after row r of a batch is
+    # shard, and row r of successive batches contains consecutive records, except where a new segment
+    # begins. carried: like contiguous, but in training, the state of the encoder after row r of a batch is
     # also its initial state for row r of the next batch. carried requires an objective that keeps the state, such
     # as causal_lm, and an encoder that has a state, such as an LSTM (Merity et al. 2018).
     row_order: Literal["shuffled", "contiguous", "carried"] = "shuffled"

@@ -143,7 +143,7 @@ def _tfds_builder(entry: str, data_dir: str) -> Any:
         raise ValueError(
             f"{entry}: not prepared in {folder}, and the network is not reachable; copy dataset_info.json, "
             f"features.json and the data files (*.tfrecord-*) of a prepared dataset to {folder}/{bare}/"
-            f"{version or 'VERSION'}, or set data.tfds_data_dir to the folder of the dataset"
+            f"{version or 'VERSION'}, or set data.tfds_data_dir to the folder that contains prepared datasets"
         )
     try:
         builder = tfds.builder(name, data_dir=folder)
