@@ -162,7 +162,7 @@ def _distribution(gold: np.ndarray, predicted: np.ndarray) -> Counts:
         return np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0].tolist()
 
     series = {"correct": counts(gold), "predicted": counts(predicted)}
-    return {"title": "numbers of values around", "groups": middles, "series": series}
+    return {"title": "records by value", "groups": middles, "series": series}
 
 
 def _sample(count: int) -> list[int]:

@@ -1,7 +1,9 @@
-"""Numbers about attention probabilities: rollout, and entropy and mean distance of every head.
+"""Numbers about attention probabilities: rollout, entropy and mean distance of every head, heads of places.
 
 Shapes: L layers, A heads, T tokens. The rows of the last two axes are the tokens that attend; each sums to 1.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,6 +29,32 @@ def entropy(attentions: np.ndarray) -> np.ndarray:
     values = attentions.astype(np.float64)
     logs = np.log(values, out=np.zeros_like(values), where=values > 0)
     return -(values * logs).sum(axis=-1).mean(axis=-1)
+
+
+def place_heads(attentions: np.ndarray, special: Sequence[bool]) -> list[tuple[str, int, int, float]]:
+    """Return (place, layer, head, mean attention) of the head that attends most to each of these places, the
+    largest mean first: the previous, the next and the same token, the first token of the input, and the separators,
+    which are the other special tokens. The mean is over the tokens that are not special and have such a place.
+
+    ``attentions``: float[L, A, T, T]; layer and head are counted from 1; ``special``: bool[T].
+    """
+    is_special, size = np.array(special, bool), attentions.shape[-1]
+    others = np.tile(is_special & (np.arange(size) > 0), (size, 1))
+    places: dict[str, np.ndarray] = {
+        "previous token": np.eye(size, k=-1),
+        "next token": np.eye(size, k=1),
+        "the token itself": np.eye(size),
+        "first token": np.eye(1, size).repeat(size, axis=0),
+        "separators": others,
+    }
+    found = []
+    for name, mask in places.items():
+        rows = ~is_special & mask.any(axis=1)
+        if rows.any():
+            means = (attentions.astype(np.float64) * mask).sum(axis=-1)[..., rows].mean(axis=-1)
+            layer, head = np.unravel_index(means.argmax(), means.shape)
+            found.append((name, int(layer) + 1, int(head) + 1, float(means.max())))
+    return sorted(found, key=lambda one: -one[3])
 
 
 def mean_distance(attentions: np.ndarray) -> np.ndarray:

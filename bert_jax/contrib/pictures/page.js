@@ -61,6 +61,7 @@ function drawGrid() {
   const canvas = find("grid"), width = canvas.parentElement.clientWidth - 28, colors = palette();
   cell = Math.min(84, (width - LEFT) / (heads + 1.3));
   const context = sized(canvas, LEFT + cell * (heads + 1.3), TOP + cell * layers);
+  context.imageSmoothingEnabled = false;
   context.textAlign = "center";
   for (let head = 1; head <= heads + 1; head++) {
     context.fillText(head > heads ? "R" : head, column(head) + cell / 2, 8);
@@ -195,10 +196,11 @@ function plot(id, which, label) {
   const x = (layer) => left + 10 + (width - left - 20) * (layer - 0.5) / layers;
   const y = (value) => height - bottom - (height - bottom - 22) * value / most;
   add(svg, "text", label, {x: 0, y: 12});
-  for (let i = 0; i <= 4; i++) {
-    const value = most * i / 4;
+  const unit = 10 ** Math.floor(Math.log10(most / 4));
+  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * unit).find((one) => one >= most / 4.5);
+  for (let value = 0; value <= most; value += step) {
     add(svg, "line", "", {x1: left, x2: width, y1: y(value), y2: y(value), class: "axis"});
-    add(svg, "text", value.toFixed(most < 10 ? 1 : 0), {x: left - 6, y: y(value) + 4, "text-anchor": "end"});
+    add(svg, "text", +value.toPrecision(3), {x: left - 6, y: y(value) + 4, "text-anchor": "end"});
   }
   const every = Math.ceil(22 * layers / (width - left));
   for (let layer = 1; layer <= layers; layer += every) {
@@ -287,6 +289,10 @@ if (find("grid")) {
       add(item, "bdi", token);
       if (id === "from") item.addEventListener("click", () => { state.from = state.from === i ? -1 : i; drawLines(); });
     });
+  }
+  for (const [name, layer, head, mean] of data.patterns) {
+    add(find("patterns"), "button", `${name}: layer ${layer}, head ${head}, mean ${percent(mean)}`)
+      .addEventListener("click", () => choose(layer, head));
   }
   find("special").addEventListener("change", drawLines);
   find("grid").addEventListener("click", chooseInGrid);

@@ -19,7 +19,11 @@ _ATTENTION = """<h2>Attention of every head</h2>
 <div class="card"><p class="soft">Rows are layers, columns are heads; R is the rollout (below). In each square, a
 row is a token that attends and a column a token that it attends to. Click or tap a square to see it in full.
 Color: 0% <span class="scale" id="scale"></span> 100%; the middle of the scale is 25%, because the color follows the
-square root.</p><canvas id="grid"></canvas></div>
+square root.</p><canvas id="grid"></canvas>
+<p class="soft">Heads with the largest mean attention of the ordinary tokens to a place:</p>
+<div class="chips" id="patterns"></div>
+<p class="soft">Attention shows where a head reads, not why the model gives its answer: other attention can lead to
+the same answer (Jain and Wallace 2019).</p></div>
 <h2>One head</h2>
 <div class="choose"><label>layer <select id="layer"></select></label>
 <label>head <select id="head"></select></label></div>
@@ -49,7 +53,8 @@ table" compares the rows of this table, where a piece has one vector in all text
 _MAP = """<h2>Map of words</h2>
 <div class="card"><svg id="map"></svg><p class="soft">Input embeddings of $COUNT words on their first two principal
 components: $X of the variance from left to right, $Y from bottom to top. Words of several pieces have the mean of
-their pieces. A dot without a label is a word whose label would cover another one; point at the dot to read it.</p>
+their pieces. The map leaves out $REST of the variance, so words that are close to each other here can be far apart
+in the model. A dot without a label is a word whose label would cover another one; point at the dot to read it.</p>
 </div>"""
 
 
@@ -86,7 +91,8 @@ def page(
     if of_words := data["map"]:
         assert isinstance(of_words, dict) and isinstance(of_words["words"], list)
         x, y = of_words["variance"]  # type: ignore[misc]
-        own.append(_filled(_MAP, {"COUNT": str(len(of_words["words"])), "X": f"{x:.0%}", "Y": f"{y:.0%}"}))
+        own.append(_filled(_MAP, {"COUNT": str(len(of_words["words"])), "X": f"{x:.0%}", "Y": f"{y:.0%}",
+                                   "REST": f"{1 - x - y:.0%}"}))  # fmt: skip
     here = Path(__file__).parent
     parts = {
         "TITLE": html.escape(title),

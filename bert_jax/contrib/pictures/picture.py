@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bert_jax.contrib.pictures.attention import entropy, mean_distance, rollout
+from bert_jax.contrib.pictures.attention import entropy, mean_distance, place_heads, rollout
 from bert_jax.contrib.pictures.nearest_words import NearestWords, nearest_words
 from bert_jax.contrib.pictures.page import page
 from bert_jax.contrib.pictures.words_map import WordsMap, words_map
@@ -192,7 +192,9 @@ class _Reading:
         pairs = np.stack([self.entropy, self.distance], axis=-1).round(4)
         windows = list(self.loaded.config.layer_windows)
         layers, heads = pairs.shape[:2]
-        return {"layers": layers, "heads": heads, "numbers": pairs.tolist(), "windows": windows}
+        patterns: Json = [[*one] for one in place_heads(self.attentions, self.special)]
+        numbers: Json = pairs.tolist()
+        return {"layers": layers, "heads": heads, "numbers": numbers, "windows": windows, "patterns": patterns}
 
     def nearest(self, kept: int, top: int, candidates: int) -> NearestWords | None:
         if not self.ids or not candidates:

@@ -158,7 +158,8 @@ def _legend(lines: Sequence[Line], levels: Sequence[tuple[float, str]], scale: S
 
 def _named_values(line: Line, scale: Scale) -> str:
     """Return the last value and, if it is another, the value that the run kept."""
-    last, kept = f"<b>{exact(line.values[-1], scale)}</b>", np.flatnonzero(line.steps == line.kept)
+    last = f"{'last ' if scale.from_zero else ''}<b>{exact(line.values[-1], scale)}</b>"
+    kept = np.flatnonzero(line.steps == line.kept)
     if not len(kept) or line.steps[-1] == line.kept:
         return last
     return f"kept <b>{exact(line.values[kept[0]], scale)}</b> (step {line.kept:,}, ringed), last {last}"

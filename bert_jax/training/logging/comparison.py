@@ -27,7 +27,7 @@ from bert_jax.training.logging.page import (
     words_of,
 )
 from bert_jax.training.logging.progress import format_count, format_duration
-from bert_jax.training.logging.report import RELOAD_SECONDS, named_values
+from bert_jax.training.logging.report import RELOAD_SECONDS, mean_rates, named_values
 from bert_jax.training.logging.run_files import STATES, RunFiles
 from bert_jax.training.logging.verdict import lower_is_better
 
@@ -35,9 +35,14 @@ from bert_jax.training.logging.verdict import lower_is_better
 _MOST_ROWS, _MOST_OPTIONS, _LONGEST_VALUE = 24, 40, 60
 # Number of groups of held-out rows from which on a difference has an interval.
 _LEAST_GROUPS = 10
+# Prefix of the last training values in the table of scores.
+_TRAINING = "training: "
 # Options that name the data.
 _DATA = ("corpus", "dir", "train", "shards", "mixture")
-_STYLES = '<p class="soft">Thick lines with dots: held-out data. Thin lines: training, where both are known.</p>'
+_STYLES = (
+    '<p class="soft">Thick lines with dots: held-out data. Thin lines: training, where both are known. '
+    "Training values are measured with the dropout of the run, held-out values without it.</p>"
+)
 
 
 def comparison_page(
@@ -48,12 +53,14 @@ def comparison_page(
     files, names = [run for run, _ in runs], _names([run for run, _ in runs])
     body = [
         f"<h1>{' and '.join(map(isolated, names))}</h1>",
+        card(_better(runs, names, paired or {}), css="verdict"),
         pair(
-            card(_overview(files, names), heading="Runs"),
+            card(_options(files, names), heading="Options that differ"),
             card(_scores(runs, names, paired or {}), heading="Evaluation"),
+            card(_overview(files, names), heading="Runs"),
         ),
         section("Curves", _STYLES + _curves(runs, names)),
-        section("Options that differ", card(_options(files, names))),
+        *_sections(runs, names),
     ]
     is_running = any(run.state == "running" for run in files)
     return document(" / ".join(names), body, reload_seconds=RELOAD_SECONDS if is_running else 0)
@@ -87,14 +94,55 @@ def _overview(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
         ("batch", lambda run: run.option("training.global_batch_size") or ""),
         ("learning rate", lambda run: run.option("optimizer.learning_rate") or ""),
         ("seed", lambda run: "" if run.option("training.seed") is None else run.option("training.seed")),
-        ("started", lambda run: run.log.first_time),
+        ("started (local time)", lambda run: run.log.began or run.log.first_time),
         ("last line", lambda run: run.log.last_time if run.state != "complete" else ""),
         ("hardware", lambda run: run.log.devices),
         ("versions", lambda run: run.log.versions),
         ("duration", lambda run: format_duration(run.log.seconds) if run.log.seconds >= 1 else ""),
+        ("tokens per second, mean", lambda run: format_count(_speed(run)) if _speed(run) else ""),
+        ("workdir", lambda run: run.workdir),
     ]
     lines = [[escape(name), *(escape(value(run)) for run in runs)] for name, value in rows]
     return table(_headed(names), [line for line in lines if any(line[1:])], css="runs")
+
+
+def _speed(run: RunFiles) -> float:
+    return mean_rates(run).get("tokens_per_second", 0.0)
+
+
+def _better(
+    runs: Sequence[tuple[RunFiles, Display]], names: Sequence[str], paired: Mapping[str, tuple[float, float]]
+) -> str:
+    """Return a sentence that names the run with the best first value; empty if a run lacks it."""
+    found, files = [_evaluation(run) for run, _ in runs], [run for run, _ in runs]
+    run, display = runs[0]
+    first = next(iter(found[0]), "") if run.is_finetuning else next((tile.key for tile in display.tiles), "")
+    numbers = [values.get(first) for values in found]
+    known = [one for one in numbers if isinstance(one, float)]
+    if len(runs) < 2 or len(known) < len(runs):
+        return ""
+    label = words_of(first) if run.is_finetuning else named_values(found[0], display).get(first, words_of(first))
+    each = zip(names, known, strict=True)
+    values = " and ".join(f"{isolated(name)}: {format_value(first, one)}" for name, one in each)
+    best = (min if lower_is_better(first) else max)(known)
+    if known.count(best) > 1:
+        return f"<p>Equal in {escape(label)} ({values}).</p>"
+    way = "lower" if lower_is_better(first) else "higher"
+    text = f"{isolated(names[known.index(best)])} is better in {escape(label)} ({values}; {way} is better)."
+    if ends := (_of_groups(files) | dict(paired)).get(first) if len(runs) == 2 else None:
+        is_clear = not ends[0] <= 0 <= ends[1]
+        how = "does not contain 0" if is_clear else "contains 0, so the runs may be equally good"
+        text += f" The 95% interval of the difference {how}."
+    return f"<p>{text}</p>"
+
+
+def _sections(runs: Sequence[tuple[RunFiles, Display]], names: Sequence[str]) -> list[str]:
+    """Return the sections of the objectives, such as filled masks, of all runs side by side."""
+    found: dict[str, list[str]] = {}
+    for (run, display), name in zip(runs, names, strict=True):
+        for heading, content in display.sections(run.data):
+            found.setdefault(heading, []).append(f"<div><h3>{isolated(name)}</h3>{content}</div>")
+    return [section(heading, panels(parts)) for heading, parts in found.items()]
 
 
 def _data(run: RunFiles) -> str:
@@ -131,11 +179,15 @@ def _scores(
     found, labels, rows = [_evaluation(run) for run, _ in runs], dict[str, str](), []
     for values, (run, display) in zip(found, runs, strict=True):
         labels |= {key: words_of(key) for key in values} if run.is_finetuning else named_values(values, display)
+        for tile in display.tiles:
+            if isinstance(value := run.last().get(tile.key), float):
+                values[_TRAINING + tile.key] = value
+                labels[_TRAINING + tile.key] = f"{tile.label.removeprefix('held-out ')} in training"
     for key, label in [*labels.items()][:_MOST_ROWS]:
         numbers = [values.get(key) for values in found]
         known = [one for one in numbers if isinstance(one, float)]
         best = (min if lower_is_better(key) else max)(known) if len(known) > 1 else None
-        if key.endswith("fraction"):
+        if key.endswith("fraction") or key.startswith(_TRAINING):
             best = None
         cells = [escape(format_value(key, values[key])) if key in values else "" for values in found]
         for place, number in enumerate(numbers):

@@ -263,7 +263,7 @@ def _state(run: RunFiles) -> str:
 
 def _tiles(display: Display, run: RunFiles, evaluation: Row) -> list[tuple[str, str, str]]:
     """Return (value, label, remark) of the evaluation, of training, and of the model."""
-    last, entries = {**run.last(), **_mean_rates(run)}, list[tuple[str, str, str]]()
+    last, entries = {**run.last(), **mean_rates(run)}, list[tuple[str, str, str]]()
     for tile, values in [*((one, evaluation) for one in display.tiles), *((one, last) for one in RUN_TILES)]:
         if (value := values.get(tile.key)) is None:
             continue
@@ -319,7 +319,7 @@ def named_values(evaluation: Row, display: Display) -> dict[str, str]:
     return found
 
 
-def _mean_rates(run: RunFiles) -> dict[str, float]:
+def mean_rates(run: RunFiles) -> dict[str, float]:
     """Return the means of the tokens per second and of the MFU over the training of a run."""
     seconds, sums = rates(run)
     return {key: value / seconds for key, value in sums.items()} if seconds else {}

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -243,7 +244,8 @@ def _confusion(matrix: Confusion, unit: str = "records") -> tuple[str, bool]:
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     width = max(44, min(72, 420 // len(names)))
     longest = max(len(short(name, _LONGEST_NAME)) for name in names)
-    is_long = longest > 2 * width / _LETTER
+    longest_word = max(len(word) for name in names for word in re.split(r"[\s-]", short(name, _LONGEST_NAME)))
+    is_long = longest > 2 * width / _LETTER or longest_word > width / _LETTER
     turn = ' class="turn"' if is_long else ""
     head = "".join(f'<th title="{escape(name)}">{isolated(short(name, _LONGEST_NAME))}</th>' for name in names)
     lines = [

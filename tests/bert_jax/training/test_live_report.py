@@ -598,6 +598,33 @@ def test_runs_side_by_side_show_differences_and_the_better_value(tmp_path):
     assert "training.<wbr>num_<wbr>steps" in page and "<bdi>5,000</bdi>" in page
 
 
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        (
+            (2.5, 2.25),
+            "<bdi>b</bdi> is better in masked-token loss (<bdi>a</bdi>: 2.500 and <bdi>b</bdi>: 2.250; lower is",
+        ),
+        ((2.5, 2.5), "Equal in masked-token loss (<bdi>a</bdi>: 2.500 and <bdi>b</bdi>: 2.500)."),
+    ],
+)
+def test_a_comparison_begins_with_the_better_run(tmp_path, losses, words):
+    for name, loss in zip("ab", losses, strict=True):
+        folder = write_run(tmp_path / name)
+        masks = [{"text": f"the [MASK] of {name}", "masks": [{"predictions": [("x", 0.5)], "answer": "y"}]}]
+        data = {"evaluation": {"mlm_loss": loss, "mlm_accuracy": 0.5}, "filled_masks": masks}
+        (folder / "report_data.json").write_text(json.dumps(data))
+        with (folder / "metrics.jsonl").open("a") as file:
+            row = {"step": 30, "mlm_loss": 2.75, "tokens_per_second": 70.0, "seconds_per_step": 1.0}
+            file.write(json.dumps(row) + "\n")
+    page = bert_jax.report(tmp_path / "a", tmp_path / "b", output=tmp_path / "both.html").read_text()
+    assert words in page and page.index(words) < page.index("Options that differ") < page.index("Curves")
+    assert 'masked-token loss in training</bdi></th><td class="n">2.750</td>' in page
+    for part in ("<h2>Filled masks</h2>", "of a", "of b", f"<td>{tmp_path / 'b'}</td>", "second, mean</th><td>70",
+                 "last <b>70.00</b>"):  # fmt: skip
+        assert part in page
+
+
 def test_two_pretraining_runs_have_an_interval_over_the_same_rows(tmp_path):
     rng = np.random.default_rng(0)
     weights, gains, folders = rng.integers(50, 60, 40), rng.normal(0.1, 0.05, 40), []
@@ -614,6 +641,7 @@ def test_two_pretraining_runs_have_an_interval_over_the_same_rows(tmp_path):
     # The groups differ by 39 from each other, but the runs by 0.1 in each.
     assert low < -gains.mean() < high and high - low == pytest.approx(4 * 0.05 / 40**0.5, rel=0.3)
     assert "the 95% interval of a difference on the same records, from resampled records. One run" in page
+    assert "The 95% interval of the difference does not contain 0." in page
     data["evaluation_groups"]["mlm_loss"][3][1] += 1  # other rows
     (folders[1] / "report_data.json").write_text(json.dumps(data))
     assert "<small>" not in bert_jax.report(*folders, output=tmp_path / "both.html").read_text()

@@ -15,7 +15,7 @@ from inference_models import PIECES, make_model, make_weights, shared_model
 from bert_jax.commands.main import main
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.contrib.pictures import picture as module
-from bert_jax.contrib.pictures.attention import entropy, mean_distance, rollout
+from bert_jax.contrib.pictures.attention import entropy, mean_distance, place_heads, rollout
 from bert_jax.contrib.pictures.page import direction
 from bert_jax.contrib.pictures.words_map import principal_components, read_words
 from bert_jax.inference.loaded import prepare
@@ -93,6 +93,20 @@ def test_numbers_of_attention_follow_their_definitions():
             assert np.isclose(distances[layer, head], np.mean(far), atol=1e-6)
 
 
+def test_heads_of_places_have_the_largest_means():
+    size, special = 5, [True, False, False, False, True]
+    attentions = np.full((2, 3, size, size), 0.1)
+    attentions[1, 2, [1, 2, 3], [0, 1, 2]] = 0.6  # the token before
+    attentions[0, 1, [1, 2, 3], [4, 4, 4]] = [0.9, 0.9, 0.3]  # the separator
+    attentions[0, 0, 0, 1] = attentions[0, 2, 4, 0] = 1.0  # of special tokens, which do not count
+    found = place_heads(attentions, special)
+    assert found[:2] == [("separators", 1, 2, pytest.approx(0.7)), ("previous token", 2, 3, pytest.approx(0.6))]
+    assert {name: mean for name, _, _, mean in found[2:]} == {
+        "first token": pytest.approx((0.6 + 0.1 + 0.1) / 3), "next token": pytest.approx((0.1 + 0.1 + 0.3) / 3),
+        "the token itself": pytest.approx(0.1),
+    }  # fmt: skip
+
+
 def test_principal_components_are_those_of_the_covariance():
     for seed in range(6):  # both signs of the largest coordinate occur
         vectors = np.random.default_rng(seed).normal(size=(9, 5)) * [3, 2, 1, 0.5, 0.1]
@@ -116,6 +130,10 @@ def test_the_page_holds_the_attention_of_the_model(loaded, found):
     assert np.abs(values[:, :4] - expected).max() < 0.004 and np.abs(values[:, 4] - found.rollout).max() < 0.004
     assert np.allclose(np.array(data["numbers"])[..., 0], found.entropy, atol=1e-4)
     assert (data["layer"], data["head"], data["read"]) == (2, 3, 8)
+    assert (
+        data["patterns"] == [[*one] for one in place_heads(expected, data["special"])]
+        and len(data["patterns"]) == 5
+    )
     points = np.array(data["map"]["points"])
     assert data["map"]["words"] == ["w1", "w2", "w3", "w4xy"] and np.allclose(points, found.map.points, atol=1e-5)
     assert found._repr_html_().startswith("<iframe srcdoc=") and "8 tokens, 2 layers of 4 heads" in repr(found)
