@@ -74,7 +74,7 @@ def write_results(
     lines = [line for result in results for line in evaluation.result_lines(result, metric)] + remarks
     lines += evaluation.warning_lines(results)
     if evaluator.takes_best and step == best.step:
-        lines.append(f"parameters of step {step:,}, which has the best {best.metric}")
+        lines.append(f"parameters of step {step:,}, the first one with the best {best.metric}")
     elif evaluator.takes_best:
         lines.append(f"parameters of step {step:,}; the best parameters, of step {best.step:,}, were not saved")
     elif best.metric and config.training.restore_best:

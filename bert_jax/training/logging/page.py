@@ -78,6 +78,7 @@ th[scope=row] { color: var(--ink); font-weight: 400; font-size: 14px; min-width:
   overflow-wrap: break-word; }
 table.options th[scope=row] { overflow-wrap: normal; }
 @media (max-width: 560px) { .runs td { overflow-wrap: anywhere; } td, th { padding-right: 10px; }
+  .groups td, .groups th { padding-right: 7px; font-size: 13px; }
   .groups tr > :nth-child(2) { display: none; } }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr)); gap: 2px 28px;
