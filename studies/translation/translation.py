@@ -9,7 +9,8 @@ Parts, in this order:
   has the loss on 200 dev pairs and the seconds of a step.
 * whole: all 29,000 pairs German to English, once; greedy search and 5 hypotheses on test 2016.
 * few: 1,000 pairs, three seeds, which draw pairs, parameters and order for all arms: random weights; the encoder of
-  a masked language model of the German and the English training captions; encoder and decoder of this model.
+  a masked language model of the German and the English training captions; encoder and
+  decoder of this model; and the same three with another network.
 * other: English to German, and Chinese to English, once.
 
 --data holds multi30k_de_en and captions3am_zh_en. The command may be stopped and started again: a finished run is a
@@ -121,12 +122,29 @@ SMALL: Options = {
     "data.dev_limit": 200,
 }  # fmt: skip
 PRETRAINED: Options = {
-    **NETWORK, "data.seq_length": 64, "data.next_sentence": "none", "data.masking": "dynamic",
+    "data.seq_length": 64, "data.next_sentence": "none", "data.masking": "dynamic",
     "data.dupe_factor": 1, "data.num_shards": 1, "data.eval_fraction": 0, "data.lower_case": "false",
     "data.max_predictions": 10,
     "optimizer.name": "muon", "optimizer.learning_rate": 5e-3, "optimizer.warmup_steps": 100,
     "training.num_steps": 1000, "training.global_batch_size": 64, "training.log_interval": 100,
     "training.eval_interval": SOME, "training.checkpoint_interval": 600,
+}  # fmt: skip
+# Networks of the runs with 1,000 pairs, by the end of the name of an arm, with options of their pretraining. The
+# first one is that of the other parts. The second one has what lets small networks leave the unigram distribution
+# early (studies/quickstart), as far as a decoder has it.
+ROTARY: Options = {
+    **NETWORK, "model.position_embeddings": "rotary", "model.rotary_base": 100, "model.initializer_range": 0.06,
+    "model.norm_position": "pre", "model.norm_epsilon": 1e-5,
+}  # fmt: skip
+NETWORKS: dict[str, tuple[Options, Options]] = {
+    "": (NETWORK, {}),
+    ", rotary": (
+        ROTARY,
+        {
+            "optimizer.learning_rate": 3e-3, "optimizer.schedule": "wsd", "optimizer.wsd_decay_fraction": 0.5,
+            "training.num_steps": 900, "data.mask_fraction": 0.2, "data.max_predictions": 13,
+        },
+    ),
 }  # fmt: skip
 ARMS = (PLAIN, "warm encoder", "both warm")
 PARTS = ("programs", "whole", "few", "other")
@@ -144,9 +162,10 @@ class Study:
             for name, options in PROGRAMS.items():
                 self.run(f"programs/{name}", "de-en", {**RANDOM, **options, "data.dev_limit": 200})
         elif part == "few":
-            for seed in SEEDS:
-                for arm in ARMS:
-                    self.few(arm, seed)
+            for network in NETWORKS:
+                for seed in SEEDS:
+                    for arm in ARMS:
+                        self.few(arm, network, seed)
         else:
             for name in ("de-en",) if part == "whole" else ("en-de", "zh-en"):
                 options = {**RANDOM, **WHOLE, "training.num_steps": STEPS[name]}
@@ -211,8 +230,9 @@ class Study:
         }
         return {**metrics, "examples": [*zip(sources, references, found, strict=True)][:EXAMPLES]}
 
-    def few(self, arm: str, seed: int) -> None:
-        direction, key = DIRECTIONS["de-en"], f"few/{arm}/{seed}"
+    def few(self, arm: str, network: str, seed: int) -> None:
+        """Make the run of an arm with 1,000 pairs if it has no line. ``network``: a key of ``NETWORKS``."""
+        direction, key = DIRECTIONS["de-en"], f"few/{arm}{network}/{seed}"
         if key in self.lines.found:
             return
         folder = self.folder / "few"
@@ -223,15 +243,19 @@ class Study:
         for name, own in parts.items():
             rows = (json.dumps({"text": text, "label": label}) for text, label in own)
             (folder / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
-        start: Options = RANDOM
+        start: Options = {**RANDOM, **NETWORKS[network][0]}
         if arm != PLAIN:
-            start = {"init_from": self.pretrained(), "decoder_from": "random" if arm == "warm encoder" else "same"}
+            start = {
+                "init_from": self.pretrained(network),
+                "decoder_from": "same" if arm == "both warm" else "random",
+            }
         options = {**start, **SMALL, "training.seed": seed}
         self.run(key, "de-en", options, folder / f"train{seed}.jsonl")
 
-    def pretrained(self) -> Path:
+    def pretrained(self, network: str) -> Path:
         """Return a masked language model of the training captions in both languages; it is trained if missing."""
-        workdir, key = self.folder / "runs" / "pretrained", "pretrained"
+        key = f"pretrained{network}"
+        workdir = self.folder / "runs" / key.replace(", ", "-")
         if key not in self.lines.found or not workdir.exists():
             if time.time() > self.until:
                 raise Stopped
@@ -242,7 +266,8 @@ class Study:
                 path = self.data / direction.folder / f"{direction.names[0]}.{language}.gz"
                 (texts / f"{language}.txt").write_text(unpacked(path))
             given = {
-                **PRETRAINED, "data.corpus": texts, "data.shards": self.folder / "shards",
+                **PRETRAINED, **NETWORKS[network][0], **NETWORKS[network][1],
+                "data.corpus": texts, "data.shards": self.folder / f"shards{network}".replace(", ", "-"),
                 "data.vocab": self.vocabulary(direction), "model.vocab_size": direction.pieces,
                 "training.compilation_cache": self.folder / "compiled",
             }  # fmt: skip
@@ -276,7 +301,7 @@ def print_table(lines: Lines) -> int:
     """Print the tables; return the number of missing lines."""
     wanted = [f"programs/{name}" for name in PROGRAMS]
     wanted += [f"{part}/{name}" for part, name in (("whole", "de-en"), ("other", "en-de"), ("other", "zh-en"))]
-    wanted += [f"few/{arm}/{seed}" for arm in ARMS for seed in SEEDS]
+    wanted += [f"few/{arm}{network}/{seed}" for network in NETWORKS for arm in ARMS for seed in SEEDS]
     print(cells(("run", "steps", "s/step", "dev nll", "dev BLEU", "test BLEU, greedy", "test BLEU, 5", "test nll")))
     print(cells(["---"] * 8))
     names = ("step_seconds", "dev_nll", "dev_bleu", "test_bleu", "beam5_bleu", "test_nll")
@@ -286,8 +311,9 @@ def print_table(lines: Lines) -> int:
         steps = own.get("options", {}).get("training.num_steps", "")
         print(cells([key, steps, *(own.get(one, "") for one in names)]))
     differences: dict[str, Sequence[float] | None] = {}
-    for arm in ARMS[1:]:
-        both = [[lines.found.get(f"few/{one}/{seed}") for one in (arm, PLAIN)] for seed in SEEDS]
+    for arm, network in ((f"{arm}{network}", network) for network in NETWORKS for arm in ARMS[1:]):
+        plain = f"{PLAIN}{network}"
+        both = [[lines.found.get(f"few/{one}/{seed}") for one in (arm, plain)] for seed in SEEDS]
         known = [(one["test_bleu"], other["test_bleu"]) for one, other in both if one and other]
         differences[arm] = [one - other for one, other in known] if len(known) == len(SEEDS) else None
     print(cells(("arm", "difference in test BLEU", "verdict")))
