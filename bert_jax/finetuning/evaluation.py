@@ -25,6 +25,7 @@ from bert_jax.model.canonical import Params
 from bert_jax.parallel import host_rows, to_global
 from bert_jax.records import Record
 from bert_jax.tasks.task import Confusion, ModelInput, OwnMetric, Prediction, Task
+from bert_jax.training.logging.verdict import REMEDY, WEAK
 from bert_jax.training.state import abstract_params
 
 # Maximum number of tokens of a batch per device: on CPU, on accelerators.
@@ -280,5 +281,4 @@ def warning_lines(results: Sequence[Result]) -> list[str]:
     no such splits."""
     weak = [result for result in results if not result.get("baseline", {}).get("is_beaten", True)]
     names = ", ".join(f"{result['split']} ({result['baseline']['answer']})" for result in weak)
-    remedy = "try another optimizer.learning_rate, longer training, more records or another model"
-    return [f"WARNING: not better than an answer that needs no training: {names}; {remedy}"] if weak else []
+    return [f"{WEAK}{names}; {REMEDY}"] if weak else []

@@ -45,7 +45,7 @@ from bert_jax.training.logging.page import (
 from bert_jax.training.logging.progress import format_age, format_count, format_duration
 from bert_jax.training.logging.run_files import DATA_FILE, HTML_FILE, IMAGE_FILE, STATES, RunFiles, State, read_run
 from bert_jax.training.logging.task_report import task_charts, task_sections, task_tiles
-from bert_jax.training.logging.verdict import known_levels, verdict
+from bert_jax.training.logging.verdict import REMEDY, WEAK, known_levels, verdict
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -151,12 +151,15 @@ def run_page(run: RunFiles, display: Display, page_interval: float = _LONGEST_WA
     evaluation = {**(run.data.get("evaluation") or run.last("eval")), **known}
     evaluation = {key: value for key, value in evaluation.items() if key not in ("step", "split")}
     entries = [*task_tiles(run), *_tiles(display, run, evaluation)]
+    result = verdict(run, display)
+    is_told = REMEDY in result and len(run.scores()) == 1
+    warnings = [line for line in _lines(run) if line.startswith("WARNING") and not (is_told and WEAK in line)]
     body = [
         f"<h1>{isolated(run.title)}</h1>",
         _state(run),
         _quiet(run, page_interval),
-        verdict(run, display),
-        *(f'<div class="warning">{isolated(line)}</div>' for line in _lines(run) if line.startswith("WARNING")),
+        result,
+        *(f'<div class="warning">{isolated(line)}</div>' for line in warnings),
         tiles(entries),
         *task_sections(run),
         section("Charts", panels([*task_charts(run), *_panels(run, display)]) or card("no metrics yet")),

@@ -12,6 +12,9 @@ from bert_jax.training.logging.curves import baselines, different_scores, series
 from bert_jax.training.logging.page import card, command, escape, format_value, words_of
 from bert_jax.training.logging.run_files import RunFiles
 
+# The beginning of the warning about a run that is not better than its baseline, and what to do.
+WEAK = "WARNING: not better than an answer that needs no training: "
+REMEDY = "try another optimizer.learning_rate, longer training, more records or another model"
 # True: good, False: doubtful, None: neither; and a sentence.
 Finding = tuple[bool | None, str]
 # Names of scores that are better if they are lower end with one of these.
@@ -216,7 +219,7 @@ def _against(
     if metric != name:
         text += f"; {words_of(metric)} {_with_interval(metric, own, metrics)}"
     if sign * (own - known) <= 0:
-        return False, f"{text}, not better than {than}."
+        return False, f"{text}, not better than {than}; {REMEDY}."
     if interval and sign * (interval[0 if sign > 0 else 1] - known) <= 0:
         return False, f"{text}, not clearly better than {than}, which is inside the interval."
     return True, f"{text}, better than {than}."

@@ -18,6 +18,7 @@ from support import tiny_config, train_synthetic
 
 import bert_jax
 from bert_jax.commands import main as cli
+from bert_jax.finetuning.evaluation import warning_lines
 from bert_jax.finetuning.supervision import LABELS_ONLY
 from bert_jax.finetuning.task_objective import task_display
 from bert_jax.io.storage import location
@@ -455,6 +456,15 @@ def test_the_verdict_compares_the_score_with_its_baseline(tmp_path):
     page = task_run(tmp_path / "b", 0.5, [0.1, 0.6])
     assert "not clearly better than tag O for all" in page and '<div class="card verdict doubtful">' in page
     assert "not better than tag O" in task_run(tmp_path / "c", 0.1, [0.05, 0.2])
+    for splits, count in ((("dev",), 0), (("dev", "test"), 1)):  # the verdict is about the first split
+        folder = tmp_path / str(count)
+        task_run(folder, 0.1, None)
+        (entry,) = json.loads((folder / "metrics.json").read_text())
+        entry["baseline"]["is_beaten"] = False
+        entries = [entry | {"split": split} for split in splits]
+        (folder / "metrics.json").write_text(json.dumps(entries))
+        page = write_report(folder, TASK, {"summary": warning_lines(entries)}).read_text()
+        assert "longer training" in page and page.count("WARNING") == count
     # Of an error, lower values are better.
     assert "), better than tag O" in task_run(tmp_path / "d", 1.0, [0.5, 1.5], 2.0, "mse")
     assert "not clearly better" in task_run(tmp_path / "e", 1.0, [0.5, 2.5], 2.0, "mse")
