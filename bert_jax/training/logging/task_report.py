@@ -78,7 +78,7 @@ def task_sections(run: RunFiles) -> list[str]:
         if kinds := found.get("kinds"):
             cards.append(card(_kinds(kinds), heading=f"{split}: kinds of mistakes"))
         if types := found.get("types"):
-            content, is_wide = _confusion(types, "entities")
+            content, is_wide = _confusion(types, "types")
             (below if is_wide else cards).append(card(content, heading=f"{split}: types of entities"))
         if slices := _slices(found):
             cards.append(card(slices, heading=f"{split}: by group"))

@@ -89,7 +89,7 @@ def test_kinds_of_mistakes_and_probabilities_are_stated(tmp_path):
     entry = entry_of("tag O for all", "f1", 0.0, f1=0.0)
     page = page_of(tmp_path, {"findings": {"dev": found}}, entry)
     for words in ("The model predicts no entity at all.", '<td class="n">3</td><td class="n">100.0%</td>',
-                  "0 of 3 entities are right.", "9 records, 2 too long for one input"):  # fmt: skip
+                  "0 of 3 types are right.", "9 records, 2 too long for one input"):  # fmt: skip
         assert words in page
     kinds["spurious"] = 1
     assert "no entity at all" not in page_of(tmp_path, {"findings": {"dev": found}}, entry)
