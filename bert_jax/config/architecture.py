@@ -148,9 +148,9 @@ class ModelConfig(Section, prefix="model.", chosen_by=Choice("encoder", "encoder
     attention_windows: tuple[int, ...] = ()
     # Maximum number of global tokens in a row of a model with a span head (Longformer); 0: no global tokens with
     # any head. A global token attends to every token of its sequence, every token of its sequence attends to it,
-    # and it has separate projections. With a sequence head, the first token is global; with a span head, the tokens
-    # before the first separator; with a choice head, the tokens from the second token after the first separator on.
-    # With other heads, no token is global.
+    # and it has separate projections. With a sequence head, the first token is global. With a span head, the tokens
+    # before the first separator are global. With a choice head, all tokens from the second token after the first
+    # separator are global. With other heads, no token is global.
     global_tokens: AtLeast0[int] = 0
     # Id of the separator token. The first separator determines the global tokens of span and choice heads
     # (global_tokens), and ends the question for span_transform (head_parts). A run takes the id from its

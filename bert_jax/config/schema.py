@@ -266,7 +266,7 @@ class ExecutionConfig(Section, prefix="execution."):
     # on TPUs and GPUs where it is supported, else xla).
     attention: Literal["auto", "xla", "pallas"] = "auto"
     # Implementation of dropout, residual sum and LayerNorm at the end of a block and, on TPUs, of LayerNorm before
-    # a block: xla, pallas or auto, as for execution.attention.
+    # a block: xla, pallas or auto (see execution.attention).
     residual_norm: Literal["auto", "xla", "pallas"] = "auto"
     # Generator of the random bits for dropout. hash: a hash of step, layer, sequence and position; the bits are
     # the same on every mesh, in every kernel and for every split into microbatches. threefry: the default

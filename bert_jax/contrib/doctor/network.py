@@ -107,7 +107,7 @@ def updates(
     if is_low:
         advice = "the learning rate is too low for random parameters; multiply optimizer.learning_rate by 10"
     return finding(
-        "updates", f"an update at the peak rate is {share:.3g} of the size of the matrices, {size:.2g}",
+        "updates", f"an update at the peak rate is {share:.3g} of the matrices' root mean square, {size:.2g}",
         f"{LEAST_RATE:g} to {look:g}" if is_random else f"at most {look:g}", advice,
         fail=not share <= fail, look=share > look or is_low, number=share,
     )  # fmt: skip

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class SweepOptions(FinetuneRunOptions):
     """Options with which a command starts a run for each of several settings and seeds."""
 
-    # Start a run for every combination of the values in the arguments KEY=VALUE,VALUE,...; without arguments, for
-    # every combination in the grid of the BERT paper (batch size 16 or 32; learning rate 5e-5, 4e-5, 3e-5 or 2e-5;
-    # 2, 3 or 4 epochs). Finished runs are not repeated; several processes can share the work.
+    # Start a run for every combination of the values in the arguments (KEY=VALUE,VALUE,...). Without arguments,
+    # the combinations are those of the grid of the BERT paper (batch size 16 or 32; learning rate 5e-5, 4e-5, 3e-5
+    # or 2e-5; 2, 3 or 4 epochs). Finished runs are not repeated; several processes can share the work.
     sweep: tuple[str, ...] = ()
     # Number of runs with consecutive seeds, beginning with training.seed. If there are several runs, the mean and
     # the standard deviation of their scores and the best run are reported.

@@ -1,8 +1,8 @@
 """Arithmetic estimates of the memory and time of a training step, without a compiler.
 
-Plans for GPUs use these estimates where the extra gpu is missing. A search uses them to order its candidates and to
-drop those that cannot fit, before it compiles any. Memory is a number of bytes; time is a number of bytes or
-operations divided by a published rate:
+Plans for GPUs use these estimates where the gpu extra is not installed. A search uses them to order its
+candidates and to drop those that cannot fit, before it compiles any. Memory is a number of bytes; time is a number
+of bytes or operations divided by a published rate:
 
 * state: exact, from the shardings of parameters and optimizer state;
 * activations kept for the backward pass: Korthikanti et al. 2022 (arXiv 2205.05198, section 4), per layer

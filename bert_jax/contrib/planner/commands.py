@@ -13,8 +13,8 @@ _PLAN = {
 
 def plan_command(arguments: argparse.Namespace) -> None:
     """Predict memory, step time, MFU, duration and cost of a pretraining recipe on a TPU slice or on GPUs, by
-    compiling its training step ahead of time (requires the extra tpu or gpu). No accelerator is needed.
-    --section.key VALUE sets an option of the recipe, as for run_pretrain.py. See docs/planning.md."""
+    compiling its training step ahead of time (requires the tpu or gpu extra). No accelerator is needed.
+    --section.key VALUE sets an option of the recipe, as in run_pretrain.py. See docs/planning.md."""
     from bert_jax.contrib.planner.topology import prepare_environment
 
     prepare_environment()  # before JAX starts

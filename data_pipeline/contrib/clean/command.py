@@ -27,6 +27,6 @@ def clean_command(words: Sequence[str]) -> None:
 USAGE = """\
   clean    drop duplicates, repeated lines, other languages and short documents from text, and repair its encoding
              bert-data clean --corpus web_texts/ --output my_texts/ --near_duplicates 0.7 --languages en
-           --runner beam works as for shards; --data.NAME and --clean.NAME may be shortened to --NAME
+           --runner beam works as in bert-data shards; --data.NAME and --clean.NAME may be shortened to --NAME
 """
 COMMAND = DataCommand(clean_command, USAGE, CleanOptions)

@@ -15,8 +15,8 @@ LEAST_CHANCE = 0.98  # of a pair at the threshold to become a candidate
 class CleanDataConfig(Section, prefix="data."):
     """Text to clean."""
 
-    # Texts to clean, as for bert-data shards: files or folders, local or gs:// (.txt, .jsonl or .json, plain or
-    # compressed), package:NAME, tfds:NAME[/CONFIG][:VERSION], hf:OWNER/NAME[/CONFIG] or hf:FOLDER.
+    # Texts to clean. The entries are those of bert-data shards: files or folders, local or gs:// (.txt, .jsonl or
+    # .json, plain or compressed), package:NAME, tfds:NAME[/CONFIG][:VERSION], hf:OWNER/NAME[/CONFIG] or hf:FOLDER.
     corpus: tuple[str, ...] = ()
     # Field that contains the text in JSON records and in the records of tfds: and hf: datasets.
     json_field: str = "text"
