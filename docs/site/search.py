@@ -36,7 +36,7 @@ class EnglishAndChinese(SearchEnglish):
     # The same as ``words``, in the browser.
     js_splitter_code = f"""
 var splitQuery = (query) =>
-  (query.match(/[\\u3400-\\u9fff]+|[\\p{{L}}\\p{{N}}_]+/gu) || []).flatMap((run) => {{
+  (query.match(/[\\u3400-\\u9fff]+|(?:(?![\\u3400-\\u9fff])[\\p{{L}}\\p{{N}}_])+/gu) || []).flatMap((run) => {{
     if (run[0] < "\\u3400" || run[0] > "\\u9fff") return [run];
     const parts = run.split(/{PARTICLES}/).filter((part) => part);
     return parts.flatMap((part) =>

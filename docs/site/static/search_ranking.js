@@ -50,25 +50,47 @@ document.addEventListener("DOMContentLoaded", () => {
     }
     return results;
   };
-  // The excerpt is the part of the page with the most words of the query, not the first place of the last word.
+  // The excerpt is the part of a page with the most words of the query. A hit of a whole page leads to the section with
+  // the rarest of these words, and names it.
   Search.makeSearchSummary = (html, words, anchor) => {
-    const text = Search.htmlToText(html, anchor), lower = text.toLowerCase(), width = 240;
-    if (!text) return null;
-    const places = [...words].flatMap((word) => {
-      const found = [];
-      for (let i = lower.indexOf(word); i >= 0; i = lower.indexOf(word, i + 1)) found.push([i, word]);
-      return found;
+    const page = new DOMParser().parseFromString(html, "text/html");
+    const root = (anchor && page.getElementById(anchor.slice(1))) || page.querySelector('[role="main"]');
+    if (!root) return null;
+    root.querySelectorAll(".headerlink, script, style").forEach((one) => one.remove());
+    const sections = [...root.querySelectorAll("section[id]")].map((one) => {
+      const own = one.cloneNode(true);
+      own.querySelectorAll("section").forEach((inner) => inner.remove());
+      return { id: one.id, title: own.querySelector("h1, h2, h3, h4")?.textContent.trim(), text: own.textContent };
     });
-    const near = (first) => new Set(places.filter(([i]) => i >= first && i < first + width - 40).map(([, word]) => word));
-    const best = places.reduce(([start, count], [i]) => {
-      const more = near(i).size;
-      return more > count ? [i, more] : [start, count];
-    }, [0, 0]);
-    const begin = Math.max(0, best[0] - 40);
+    const known = [...words].map((word) => {
+      const having = sections.filter((one) => one.text.toLowerCase().includes(word)).length;
+      return [word, having ? Math.log(1 + sections.length / having) : 0];
+    });
+    const sum = (text) => known.reduce((total, [word, weight]) => total + (text.includes(word) ? weight : 0), 0);
+    const score = (one) => sum(one.text.toLowerCase()) + sum((one.title || "").toLowerCase());
+    const best = sections.reduce((first, one) => (!first || score(one) > score(first) ? one : first), null);
+    const text = (!anchor && best ? best.text : root.textContent).replace(/\s+/g, " ").trim(), width = 240;
+    if (!text) return null;
+    const lower = text.toLowerCase(), starts = [0];
+    for (const [word] of known)
+      for (let i = lower.indexOf(word); i >= 0; i = lower.indexOf(word, i + 1)) starts.push(i);
+    const near = (first) => sum(lower.slice(first, first + width - 40));
+    const start = starts.reduce((first, i) => (near(i) > near(first) ? i : first));
+    const begin = Math.max(0, start - 40);
     const summary = document.createElement("p");
     summary.classList.add("context");
     const shown = text.slice(begin, begin + width).trim();
     summary.textContent = `${begin ? "..." : ""}${shown}${begin + width < text.length ? "..." : ""}`;
+    if (!anchor && best && best !== sections[0])
+      setTimeout(() => {  // after Sphinx has added the summary to the list
+        const link = summary.closest("li")?.querySelector("a");
+        if (!link) return;
+        const place = `${link.href.split("#")[0]}#${best.id}`;
+        if ([...document.querySelectorAll("ul.search > li > a")].some((one) => one.href === place))
+          return summary.closest("li").remove();  // the section is a hit itself
+        link.href = place;
+        link.textContent += ` > ${best.title}`;
+      });
     return summary;
   };
 });
