@@ -31,6 +31,12 @@ WINDOW, ONE_OF, REPEATED = 13, 8, (0.15, 0.35)
 DOCUMENTS = (100, 20)
 RANDOM_PAIRS = (0.3, 0.8)
 PADDING = 0.5
+# Distinct tokens of a window that can show that two rows have the same text, and its occurrences in a pass over the
+# training text from which on it is boilerplate.
+VARIED, BOILERPLATE = 7, 20
+# Part of the distance from the expected share of labels that equal their tokens to 1, from which on they equal them
+# too often, and fewest tokens from which this is known.
+TOO_OFTEN, LEAST_SEEN = 0.5, 50
 # Share of the held-out rows whose text is also in training rows, and the least share of the training text that must
 # be in the sample.
 LEAKED, LEAST_COVERED = (0.1, 0.3), 0.1
@@ -204,17 +210,25 @@ def held_out_text(
     """Return the share of the held-out rows that training rows contain, that is, more than half of their windows of
     ``WINDOW`` tokens.
 
-    ``rows`` are a sample of ``training_rows`` rows, so the share is divided by the part of the text in the sample.
-    Returns [] if this part is under ``LEAST_COVERED``: then a boilerplate that is found everywhere would count too
-    much.
+    Windows with unknown tokens or fewer than ``VARIED`` distinct tokens, and boilerplate, which is often in the
+    training rows, do not count. ``rows`` are a sample of ``training_rows`` rows, so the share is divided by the
+    part of the text in the sample. Returns [] if this part is under ``LEAST_COVERED``.
     """
     covered = 1 - (1 - min(len(rows["input_ids"]) / max(training_rows, 1), 1.0)) ** data.dupe_factor
-    hashes, inside = _windows(tokenizer, held_out, original_ids(held_out))
+    known, own = _windows(tokenizer, rows, original_ids(rows))
+    windows, times = np.unique(known[own], return_counts=True)
+    boilerplate = windows[times > BOILERPLATE * data.dupe_factor]
+    ids = original_ids(held_out)
+    hashes, inside = _windows(tokenizer, held_out, ids)
+    inside &= ~np.isin(hashes, boilerplate)
+    row, start = np.nonzero(inside)
+    tokens = np.sort(ids[row[:, None], start[:, None] + np.arange(WINDOW)], axis=1)
+    is_varied = (np.diff(tokens, axis=1) > 0).sum(axis=1) + 1 >= VARIED
+    inside[row, start] = is_varied & (tokens != tokenizer.unk_id).all(axis=1)
     counts = inside.sum(axis=1)
     if covered < LEAST_COVERED or not counts.any():
         return []
-    known, own = _windows(tokenizer, rows, original_ids(rows))
-    both = (np.isin(hashes, np.unique(known[own])) & inside).sum(axis=1)
+    both = (np.isin(hashes, windows) & inside).sum(axis=1)
     share = min(float((2 * both > counts)[counts > 0].mean()) / covered, 1.0)
     look, fail = LEAKED
     return [finding(
@@ -256,14 +270,19 @@ def masks(data: DataConfig, tokenizer: Tokenizer, rows: Rows) -> Finding:
     value = f"{share:.1%} of the tokens are predicted, {masked:.1%} of them as {tokenizer.special_pieces[4]}"
     expected = f"{wanted:.0%} and {data.mask_token_share:.0%}"
     advice, fail, look = "", False, False
+    is_dynamic = data.masking == "dynamic"
     if share > MOST_PREDICTED:
         expected, fail = "10% to 50%", True
         advice = "too little text remains to predict from; set data.mask_fraction 0.15 to 0.3"
     elif share > 1.15 * wanted + 0.01 or abs(masked - data.mask_token_share) > 0.05 + count**-0.5:
         advice, fail = "the shards have other masks than the options; build them again", True
+        if is_dynamic:
+            advice = "the code that masks rows when they are read does not follow the options"
     elif special > 0 and not data.mask_special_tokens:
         value += f"; {special:.1%} of them are special tokens"
         advice, fail = "the shards predict special tokens; build them again", True
+        if is_dynamic:
+            advice = "the code that masks rows when they are read predicts special tokens"
     elif share < LEAST_OF_SHARE * wanted:
         advice, look = f"data.max_predictions {data.max_predictions} limits it; raise it", True
     return finding("masks", value, expected, advice, fail=fail, look=look, number=share)
@@ -291,14 +310,18 @@ def labels(data: DataConfig, tokenizer: Tokenizer, rows: Rows) -> Finding:
     expected = kept / (kept + data.random_token_share) if has_kept else 0.0
     nearest = max(beside, key=lambda distance: beside[distance])
     is_shifted = beside[nearest] > 0.5 > own
+    seen = int((ids[row, position] != tokenizer.mask_id).sum())
+    too_often = seen >= LEAST_SEEN and own > expected + TOO_OFTEN * (1 - expected)
     value, advice = f"{own:.0%} of the labels equal the token in the text", "the labels belong to other text"
     if is_shifted:
         side = "before" if nearest < 0 else "after"
         value = f"{beside[nearest]:.0%} of the labels equal the token {side} their place"
         advice = "they are shifted by one; subtract the shift where labels are made"
+    if too_often:
+        advice = "labels are read after tokens were replaced; read them before, from the text"
     return finding(
         "labels", value, f"about {expected:.0%}, at places that are not masked", advice,
-        fail=is_shifted or own < 0.5 * expected, number=own,
+        fail=is_shifted or too_often or own < 0.5 * expected, number=own,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from bert_jax.commands.pretrain import Reopened, corpus_lines, reopen
 from bert_jax.contrib.doctor import network, probes
 from bert_jax.contrib.doctor.audit import Rows, audit, held_out_rows, held_out_text, sample, unigram_loss
 from bert_jax.contrib.doctor.findings import Finding, finding, ordered
-from bert_jax.contrib.doctor.log_checks import check_log, schedule
+from bert_jax.contrib.doctor.log_checks import check_log, check_options
 from bert_jax.contrib.doctor.probes import MASKED, Subject, Total, chosen, in_float32, main_loss
 from bert_jax.contrib.doctor.text_checks import READ, check_text
 from bert_jax.model import from_canonical
@@ -67,7 +67,7 @@ def examine_step(workdir: "str | os.PathLike[str]", step: int | None = None) -> 
     if held_out is not train:
         found += held_out_text(data, tokenizer, train, held_out, run.records)
     found += check_text(corpus_lines(data, READ), data.encoding)
-    found += schedule(run.config)
+    found += check_options(run.config)
     lines = read_metrics(folder)
     at = max((line["step"] for line in lines), default=0)
     if not name:

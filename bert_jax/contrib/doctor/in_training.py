@@ -12,7 +12,7 @@ from bert_jax.config import PretrainConfig
 from bert_jax.contrib.doctor import findings
 from bert_jax.contrib.doctor.audit import Rows, audit, held_out_rows, sample, unigram_loss
 from bert_jax.contrib.doctor.findings import Finding
-from bert_jax.contrib.doctor.log_checks import check_log, schedule
+from bert_jax.contrib.doctor.log_checks import check_log, check_options
 from bert_jax.contrib.doctor.probes import MASKED, PROBES, Subject, Total, chosen, main_loss
 from bert_jax.model.canonical import Params
 from bert_jax.objectives.objective import PretrainObjective
@@ -46,7 +46,7 @@ class Doctor:
         self._found: dict[str, Finding] = {}
         probes = PROBES if self._name == MASKED and config.model.has_attention else ()
         # Waiting checks, the next one first. Data and options do not change, so their checks run once.
-        self._once: list[Callable[[Subject], list[Finding]]] = [self._audit, lambda subject: schedule(config)]
+        self._once: list[Callable[[Subject], list[Finding]]] = [self._audit, lambda subject: check_options(config)]
         self._turns: list[Callable[[Subject], list[Finding]]] = [
             *self._once,
             *(self._turn_of(probe) for probe in probes),

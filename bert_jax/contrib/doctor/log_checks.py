@@ -1,10 +1,10 @@
-"""Checks of the schedule and of metrics.jsonl: loss against word frequencies, spikes, skipped steps, position in
-the data, held-out gap, speed."""
+"""Checks of options (schedule, dropout, weight decay) and of metrics.jsonl: loss against word frequencies, spikes,
+skipped steps, position in the data, held-out gap, speed."""
 
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -30,8 +30,13 @@ IDLE, IDLE_STEPS = 0.01, (0.2, 0.5)
 WARMUP, POINTS = 0.5, 1000
 # Schedules that rise for most of the steps.
 RISING = ("triangle", "slanted_triangular")
+# Dropout rate, and weight decay: the part of a weight that a step takes at the peak rate and, in sum, the run.
+DROPOUT, DECAY, DECAY_OF_RUN = 0.5, 1e-3, 1.0
 # Share of the first speed, and share of the time spent waiting for data.
 SLOWER, WAITING = 0.5, 0.1
+_PLACES: tuple[Literal["embedding", "attention_output", "feed_forward"], ...] = (
+    "embedding", "attention_output", "feed_forward",
+)  # fmt: skip
 
 
 def check_log(
@@ -55,12 +60,57 @@ def _numbers(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
     return np.array([row[name] for row in rows if isinstance(row.get(name), int | float)], np.float64)
 
 
+def check_options(config: PretrainConfig) -> list[Finding]:
+    """Return the results of the checks of the schedule, of dropout and of weight decay."""
+    return [*schedule(config), dropout_rates(config), *weight_decay(config)]
+
+
+def dropout_rates(config: PretrainConfig) -> Finding:
+    """Return the highest dropout rate."""
+    model = config.model
+    rates = {name: getattr(model, name) for name in ("hidden_dropout", "attention_dropout")}
+    rates |= {f"{place}_dropout": model.dropout_at(place) for place in _PLACES}
+    name = max(rates, key=lambda name: rates[name])
+    return finding(
+        "dropout rates", f"model.{name} is {rates[name]:g}", f"at most {DROPOUT:g}",
+        "a rate is the part of the values that is dropped, not the part that is kept; 0 to 0.1 is usual",
+        look=rates[name] > DROPOUT, number=rates[name],
+    )  # fmt: skip
+
+
+def weight_decay(config: PretrainConfig) -> list[Finding]:
+    """Return the size to which weight decay alone reduces weights in the phase. LOOK if it is below 1 / e and a
+    step at the peak rate takes more than ``DECAY`` of a weight. Usual recipes take 1e-7 to 1e-4, and reach 1 / e
+    only in long runs. Returns [] without weight decay apart from the gradient, or if the rate is always 0."""
+    optimizer, training = config.optimizer, config.training
+    rates = _rates(config)[1]
+    if optimizer.weight_decay_type == "l2" or not optimizer.weight_decay or not rates.max(initial=0) > 0:
+        return []
+    by_step = optimizer.weight_decay * rates
+    if optimizer.weight_decay_type == "independent":
+        by_step = by_step / optimizer.learning_rate
+    most, total = float(by_step.max()), float(by_step.mean()) * (training.num_steps - training.first_step)
+    return [finding(
+        "weight decay", f"without updates, weights shrink to {math.exp(-total):.2g} of their size in the run, by "
+        f"{most:.2g} in a step at the peak rate", f"1 / e or more, or at most {DECAY:g} in a step",
+        f"weight decay removes what the network learns; lower optimizer.weight_decay "
+        f"({optimizer.weight_decay:g}, {optimizer.weight_decay_type}; usual: 0.01 decoupled, 1e-5 independent)",
+        look=total > DECAY_OF_RUN and most > DECAY, number=total,
+    )]  # fmt: skip
+
+
+def _rates(config: PretrainConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Return up to ``POINTS`` steps of the phase, and their learning rates."""
+    optimizer, training = config.optimizer, config.training
+    steps = np.unique(np.linspace(training.first_step, max(training.num_steps - 1, 0), POINTS).astype(np.int64))
+    return steps, np.asarray(jax.jit(make_schedule(optimizer, training.num_steps, training.first_step))(steps))
+
+
 def schedule(config: PretrainConfig) -> list[Finding]:
     """Return the share of the steps of the phase whose learning rate is nearly 0. LOOK if the rate rises for most
     of the steps. Returns [] if the rate is always 0."""
     optimizer, training = config.optimizer, config.training
-    steps = np.unique(np.linspace(training.first_step, max(training.num_steps - 1, 0), POINTS).astype(np.int64))
-    rates = np.asarray(jax.jit(make_schedule(optimizer, training.num_steps, training.first_step))(steps))
+    steps, rates = _rates(config)
     if not rates.max(initial=0) > 0:
         return []
     highest = int(rates.argmax())

@@ -222,13 +222,16 @@ def place_in_the_row(subject: Subject) -> Finding | None:
 
 
 def other_rows(subject: Subject) -> Finding | None:
-    """Other rows of the batch must not change the outputs of a row."""
+    """Other rows of the batch, those before it and those after it, must not change the outputs of a row."""
     ids = subject.rows["sequence_ids"]
     if len(ids) < 2:
         return None
-    where = (np.arange(len(ids)) < len(ids) // 2)[:, None] & (ids > 0)
-    others = (np.arange(len(ids)) >= len(ids) // 2)[:, None] & (ids > 0)
-    change = subject.difference(subject.rows, changed(subject, subject.rows, others), where)
+    first = (np.arange(len(ids)) < len(ids) // 2)[:, None] & (ids > 0)
+    second = (ids > 0) & ~first
+    change = max(
+        subject.difference(subject.rows, changed(subject, subject.rows, others), where)
+        for where, others in ((first, second), (second, first))
+    )
     return finding(
         "other rows", f"other rows of the batch change the outputs by {change:.1g} of their size", "no change",
         "an operation of the network mixes the rows of a batch", fail=change > SAME, number=change,
@@ -356,6 +359,27 @@ def word_order(subject: Subject) -> Finding | None:
     )  # fmt: skip
 
 
+def token_types(subject: Subject) -> Finding | None:
+    """Rows of pairs must have two token types, and other token types must change the outputs."""
+    rows, size = subject.rows, subject.config.model.type_vocab_size
+    is_pair = (rows["nsp_weights"] > 0).any(axis=1)
+    if size < 2 or not is_pair.any():
+        return None
+    pairs, real = rows["token_type_ids"][is_pair], rows["sequence_ids"] > 0
+    has_two = bool((pairs != pairs[:, :1])[real[is_pair]].any())
+    swapped = (real & (rows["token_type_ids"] == 0)).astype(np.int32)
+    change = subject.difference(rows, {**rows, "token_type_ids": swapped}, real)
+    value = f"other token types change the outputs by {change:.1g} of their size"
+    advice = "the network does not read token_type_ids; check the embeddings"
+    if not has_two:
+        value = "both sentences of all pairs have the same token type"
+        advice = "token_type_ids are lost where rows are read; the second sentence must have 1"
+    return finding(
+        "token types", value, f"two types, and more than {SAME:g}", advice,
+        fail=not has_two or change <= SAME, number=change,
+    )  # fmt: skip
+
+
 def first_loss(subject: Subject) -> Finding | None:
     """The loss of the initial parameters must be that of equal probabilities for all tokens."""
     if subject.start is None:
@@ -373,8 +397,8 @@ def first_loss(subject: Subject) -> Finding | None:
 
 # Probes that need only losses, the quickest and most specific first.
 PROBES: tuple[Probe, ...] = (
-    loss_weights, other_labels, padding, neighbors, place_in_the_row, other_rows, later_tokens, context, tied_table,
-    first_loss, word_order,
+    loss_weights, other_labels, padding, neighbors, place_in_the_row, other_rows, later_tokens, token_types,
+    context, tied_table, first_loss, word_order,
 )  # fmt: skip
 
 

@@ -1,6 +1,8 @@
-"""Checks of lines of the corpus: characters that were decoded with another encoding, and markup."""
+"""Checks of lines of the corpus: characters that were decoded with another encoding, markup, JSON that is read as
+text, and a line that is found everywhere."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from bert_jax.contrib.doctor.findings import Finding, finding
@@ -14,6 +16,12 @@ MISTAKEN = ("latin-1", "cp1252", "cp1251")
 DAMAGED, LEAST_LINES = (0.02, 0.2), 5
 # Share of the characters in tags, entities and brackets of wiki text.
 MARKUP = 0.02
+# Share of the lines that are JSON objects, for LOOK and FAIL.
+JSON_LINES = (0.05, 0.5)
+# Share of the lines that are equal to the most frequent one, and fewest such lines.
+SAME_LINE, LEAST_SAME = 0.05, 20
+# Characters of a line that are shown.
+SHOWN = 40
 _MARKUP = re.compile(
     r"</?[A-Za-z][^<>]{0,500}>|<!--|-->|&(?:[A-Za-z]{2,8}|#[0-9]{2,6}|#x[0-9A-Fa-f]{2,6});|\[\[|\]\]|\{\{|\}\}"
 )
@@ -47,6 +55,9 @@ def check_text(lines: Sequence[str], encoding: str) -> list[Finding]:
     if encoding != "auto":
         advice = f"data.encoding {encoding} is not that of the text; set auto, build vocabulary and shards again"
     markup = sum(len(found) for line in lines for found in _MARKUP.findall(line)) / max(sum(map(len, lines)), 1)
+    objects = sum(line.lstrip().startswith('{"') for line in lines) / len(lines)
+    often, count = Counter(lines).most_common(1)[0]
+    shown = often if len(often) <= SHOWN else often[:SHOWN] + "..."
     return [
         finding(
             "text encoding", f"{misread:,} of {len(beyond):,} lines with characters beyond ASCII are UTF-8 that "
@@ -58,5 +69,16 @@ def check_text(lines: Sequence[str], encoding: str) -> list[Finding]:
             f"at most {MARKUP:.0%}",
             "the network learns the markup instead of the language; extract the text from HTML or wiki pages",
             look=markup > MARKUP, number=markup,
+        ),
+        finding(
+            "text format", f"{objects:.1%} of the lines of the text begin with {{\"",
+            f"at most {JSON_LINES[0]:.0%}",
+            "JSON is read as text, with its keys; name the file .jsonl, so that only data.json_field is read",
+            fail=objects > JSON_LINES[1], look=objects > JSON_LINES[0], number=objects,
+        ),
+        finding(
+            "repeated line", f"{count / len(lines):.1%} of the lines are {shown!r}", f"at most {SAME_LINE:.0%}",
+            "a header or notice is repeated in the text; remove it",
+            look=count >= LEAST_SAME and count > SAME_LINE * len(lines), number=count / len(lines),
         ),
     ]  # fmt: skip

@@ -145,6 +145,18 @@ def test_labels_of_other_rows(tokenizer):
     assert remarks(audit(data, tokenizer, rows, predicts_masks=True))["labels"] == "FAIL"
 
 
+@pytest.mark.parametrize("masking, words", [("static", "the shards"), ("dynamic", "the code that masks")])
+def test_labels_that_are_read_after_masking(tokenizer, masking, words):
+    data = data_of(f"--data.masking {masking}")
+    rows = rows_of(tokenizer, data)
+    places = np.take_along_axis(rows["input_ids"], rows["mlm_positions"], axis=1)
+    rows["mlm_labels"] = np.where(rows["mlm_weights"] > 0, places, 0)
+    found = ordered(audit(data, tokenizer, rows, predicts_masks=True))
+    assert [(one.check, one.status) for one in found[:2]] == [("labels", "FAIL"), ("masks", "FAIL")]
+    assert "after tokens were replaced" in found[0].advice
+    assert words in found[1].advice
+
+
 def test_positions_that_do_not_restart(tokenizer):
     data = data_of()
     rows = rows_of(tokenizer, data)
@@ -206,6 +218,22 @@ def test_held_out_rows_that_are_in_the_training_text(tokenizer):
     (one,) = held_out_text(data, tokenizer, third, train, 300)
     assert one.number == pytest.approx(1.0, abs=0.05)
     assert held_out_text(data, tokenizer, train, leaked, 30_000) == []
+
+
+NOTICE = "ab cd ef gh ba dc fe hg ac bd eg fh ca db ge hf ad be cf dg eh af bg"
+
+
+@pytest.mark.parametrize("line", ["XYZ XYW " * 16, "abc def abc def " * 8, NOTICE, " XYZ ".join(NOTICE.split())])
+def test_unknown_tokens_and_boilerplate_are_no_held_out_text(tokenizer, line):
+    """Rows that begin with their own words, so that they differ, and end with the same ones."""
+    data = data_of()
+    rows = rows_of(tokenizer, data)
+    ids = original_ids(rows)
+    own = tokenizer.encode(line)[:23]
+    ids[:, 8 : 8 + len(own)] = own
+    rows |= {"input_ids": ids, "sequence_ids": (ids > 0).astype(np.int32), "mlm_weights": 0 * rows["mlm_weights"]}
+    train, apart = ({name: values[part] for name, values in rows.items()} for part in (slice(300), slice(300, 400)))
+    assert all(one.number < 0.05 for one in held_out_text(data, tokenizer, train, apart, 300))
 
 
 def test_a_sample_has_whole_batches_up_to_its_size(tokenizer):

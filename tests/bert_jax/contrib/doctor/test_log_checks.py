@@ -4,7 +4,7 @@ import pytest
 from support import tiny_config
 
 from bert_jax.contrib.doctor.findings import ordered
-from bert_jax.contrib.doctor.log_checks import check_log, schedule
+from bert_jax.contrib.doctor.log_checks import check_log, check_options, dropout_rates, schedule, weight_decay
 
 STEPS = 4000
 CONFIG = tiny_config(f"--training.num_steps {STEPS} --optimizer.warmup_steps 100 --model.vocab_size 30000")
@@ -84,6 +84,50 @@ def test_the_schedule(options, status):
     assert [one.status for one in found] == ([status] if status else [])
     if status == "FAIL":
         assert "in 90% of the steps, from step 400 of 4,000" in found[0].value
+
+
+@pytest.mark.parametrize(
+    "options, status",
+    [
+        ("", "OK"),
+        ("--optimizer.weight_decay_type independent", "LOOK"),
+        ("--optimizer.weight_decay_type independent --optimizer.weight_decay 1e-5", "OK"),
+        ("--optimizer.weight_decay 2 --optimizer.learning_rate 1e-3", "LOOK"),
+        # Usual in long runs of language models: a small part in a step, which removes old weights in the run.
+        ("--optimizer.weight_decay 0.5 --optimizer.learning_rate 1e-3", "OK"),
+        # A large part in a step, in a run that is too short for it.
+        ("--optimizer.weight_decay 2 --optimizer.learning_rate 1e-3 --training.num_steps 400", "OK"),
+        ("--optimizer.weight_decay_type l2", None),
+        ("--optimizer.weight_decay 0", None),
+    ],
+)
+def test_the_weight_decay(options, status):
+    config = tiny_config(f"--training.num_steps {STEPS} --optimizer.warmup_steps 100", options)
+    found = weight_decay(config)
+    assert [one.status for one in found] == ([status] if status else [])
+
+
+@pytest.mark.parametrize(
+    "options, status",
+    [
+        ("", "OK"),
+        ("--model.hidden_dropout 0.5", "OK"),
+        ("--model.hidden_dropout 0.9", "LOOK"),
+        ("--model.attention_dropout 0.9", "LOOK"),
+        ("--model.embedding_dropout 0.9", "LOOK"),
+    ],
+)
+def test_the_dropout_rates(options, status):
+    one = dropout_rates(tiny_config(options))
+    assert one.status == status
+    assert status == "OK" or options.split()[0][2:] in one.value
+
+
+def test_options_without_faults_have_no_remark():
+    found = check_options(CONFIG)
+    assert {one.check: one.status for one in found} == dict.fromkeys(
+        ("schedule", "dropout rates", "weight decay"), "OK"
+    )
 
 
 def test_a_falling_loss_has_not_diverged():

@@ -15,7 +15,7 @@ from bert_jax.contrib.doctor.examine import check_network
 from bert_jax.contrib.doctor.findings import ordered
 from bert_jax.contrib.doctor.network import Network, states_and_attention, updates
 from bert_jax.contrib.doctor.probes import Subject, Total, word_order
-from bert_jax.model import layers, task_layers
+from bert_jax.model import bert, layers, task_layers
 from bert_jax.model.kernels.ranges import visible_keys
 from bert_jax.objectives import masked_lm
 from bert_jax.objectives import objective as objectives
@@ -202,6 +202,28 @@ def cut_gradient():
         yield
 
 
+@contextlib.contextmanager
+def first_row():
+    """Outputs that are all gathered from the first row of the batch."""
+    gathered = bert.gather_positions
+    with mock.patch.object(
+        bert, "gather_positions", lambda x, places: gathered(jnp.broadcast_to(x[:1], x.shape), places)
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def no_types():
+    """Embeddings that give all tokens the first type."""
+    from bert_jax.model.embeddings import Embeddings
+
+    call = Embeddings.__call__
+    with mock.patch.object(
+        Embeddings, "__call__", lambda self, ids, types, places, key: call(self, ids, 0 * types, places, key)
+    ):
+        yield
+
+
 FAULTS = {
     "padding": (lambda: scores_of(padded=False), ""),
     "neighbors": (lambda: scores_of(packed=False), ""),
@@ -227,6 +249,34 @@ def test_a_fault_of_the_code_is_named_first(tokenizer, check):
     with fault():
         found = examined(tokenizer, options)
     assert check in named(found), "\n".join(map(str, found))
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("fault", ["", "rows", "network"])
+def test_token_types_that_are_lost(tokenizer, fault):
+    """Rows of pairs without the types of the second sentences, and a network that does not read the types."""
+    rows = packed_rows()
+    rows["nsp_weights"] = np.ones_like(rows["nsp_weights"])
+    if fault != "rows":
+        rows["token_type_ids"] = ((rows["position_ids"] > 3) & (rows["sequence_ids"] > 0)).astype(np.int32)
+    with no_types() if fault == "network" else contextlib.nullcontext():
+        found = examined(tokenizer, rows=rows)
+    if fault:
+        assert named(found) == ["token types"]
+        assert ("rows are read" in found[0].advice) == (fault == "rows")
+    else:
+        assert [one for one in found if one.status != "OK"] == []
+        assert "token types" in {one.check for one in found}
+        # Without token types or pairs, nothing is probed.
+        types = examined(tokenizer, "--model.type_vocab_size 0", rows)
+        assert "token types" not in {one.check for one in (*types, *examined(tokenizer))}
+
+
+@pytest.mark.cases(1)
+def test_outputs_of_the_first_row_are_named(tokenizer):
+    with first_row():
+        found = examined(tokenizer)
+    assert "other rows" in named(found), "\n".join(map(str, found))
 
 
 @pytest.mark.slow

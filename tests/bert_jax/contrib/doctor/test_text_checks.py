@@ -1,5 +1,7 @@
 """Lines of a corpus with damaged characters or markup, and lines without."""
 
+import json
+
 import pytest
 
 from bert_jax.commands.pretrain import corpus_lines
@@ -21,7 +23,7 @@ def statuses(lines, encoding="auto"):
 
 
 def test_text_without_faults_has_no_remark():
-    assert statuses(LINES * 10) == {"text encoding": "OK", "markup": "OK"}
+    assert statuses(LINES * 10) == dict.fromkeys(("text encoding", "markup", "text format", "repeated line"), "OK")
     assert check_text([], "auto") == []
 
 
@@ -43,6 +45,22 @@ def test_replacement_characters():
 @pytest.mark.parametrize("line", ['<p class="a">Text</p>', "a&nbsp;b &quot;c&quot;", "[[Berlin]] is a {{city}}"])
 def test_markup(line):
     assert statuses([line, *["a line of fifty letters, more or less, of plain text"] * 5])["markup"] == "LOOK"
+
+
+@pytest.mark.parametrize("suffix, status", [("txt", "FAIL"), ("jsonl", "OK")])
+def test_json_in_a_text_file(tmp_path, suffix, status):
+    file = tmp_path / f"corpus.{suffix}"
+    file.write_text("".join(json.dumps({"text": f"{line} {i}"}) + "\n" for i, line in enumerate(LINES)))
+    lines = corpus_lines(DataConfig(corpus=(str(file),)), 1000)
+    assert len(lines) == len(LINES)
+    assert statuses(lines)["text format"] == status
+    assert statuses([*[f"{i}" for i in range(90)], *lines])["text format"] == ("LOOK" if status == "FAIL" else "OK")
+
+
+@pytest.mark.parametrize("count, other, status", [(30, 270, "LOOK"), (30, 700, "OK"), (5, 10, "OK")])
+def test_a_line_that_is_found_everywhere(count, other, status):
+    lines = [*["This page uses cookies."] * count, *(f"line {i}" for i in range(other))]
+    assert statuses(lines)["repeated line"] == status
 
 
 def test_the_lines_of_a_corpus(tmp_path):
