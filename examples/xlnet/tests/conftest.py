@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1]
+REPOSITORY = PACKAGE.parents[1]
 sys.path.insert(0, str(PACKAGE))
 
 
@@ -29,7 +30,7 @@ def installed(tmp_path_factory):
     (information / "entry_points.txt").write_text("\n".join(lines) + "\n")
     before, path = sys.path[:], os.environ.get("PYTHONPATH", "")
     sys.path.insert(0, str(place))
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(PACKAGE), str(place), *filter(None, [path])])
+    os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, (PACKAGE, place, REPOSITORY)), *filter(None, [path])])
     registry.names.cache_clear()
     yield place
     sys.path[:] = before

@@ -15,7 +15,7 @@ REPOSITORY = PACKAGE.parents[1]
 SHORT = {"num_steps=500": "num_steps=4, options=SMALL", "dev=0.1": "dev=0.1, num_steps=4"}
 SMALL = {
     "model.num_layers": 1, "model.hidden_size": 16, "model.num_attention_heads": 2, "model.intermediate_size": 16,
-    "model.vocab_size": 300, "training.global_batch_size": 4, "training.eval_batches": 1, "data.workers": 1,
+    "model.vocab_size": 300, "training.global_batch_size": 8, "training.eval_batches": 1, "data.workers": 1,
     "data.num_shards": 1,
 }  # fmt: skip
 

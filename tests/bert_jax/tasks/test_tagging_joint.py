@@ -53,6 +53,7 @@ def test_labels_and_tags_come_from_the_training_records():
     assert (found.data.labels, found.data.tags) == (("book", "play"), ("O", "B-a", "B-b"))
     assert JointTask.notes(found, splits) == [
         "3 tags: O 1, B-a 1, B-b 1",
+        "2 types of entities: a 1, b 1",
         "dev: tags that do not occur in training are scored as errors: B-c",
         "2 classes: book 1, play 1",
         "WARNING: classes of one training record: book (file:1), play (file:1)",
