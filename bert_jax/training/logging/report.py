@@ -402,21 +402,12 @@ def _use(run: RunFiles) -> str:
     """Return a command that uses the parameters of a complete run."""
     if run.state != "complete" or not _saved(run) or run.option("task.kind") == "translation":
         return ""
+    folder = shlex.quote(run.workdir)
     if not run.is_finetuning:
-        words = [
-            "bert-jax",
-            "finetune",
-            "--init_from",
-            run.workdir,
-            "--config",
-            "RECIPE",
-            "--workdir",
-            "NEW_FOLDER",
-        ]
-        return shlex.join(words)
+        return f"bert-jax finetune --init_from {folder} --config RECIPE --workdir NEW_FOLDER"
     if run.option("task.kind") == "sentence":
-        return shlex.join(["bert-jax", "embed", "--model", run.workdir]) + " --input texts.txt --output vectors.npy"
-    return shlex.join(["bert-jax", "predict", "--model", run.workdir]) + " --input FILE"
+        return f"bert-jax embed --model {folder} --input texts.txt --output vectors.npy"
+    return f"bert-jax predict --model {folder} --input FILE"
 
 
 def _count(value: object) -> str:

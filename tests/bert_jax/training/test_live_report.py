@@ -1,26 +1,22 @@
-"""The report of a run in progress, of stopped and older runs, of hostile texts, and of several runs."""
+"""The report of a run in progress, of older runs, and of hostile texts."""
 
 import base64
-import datetime
 import fcntl
 import hashlib
 import json
 import os
 import re
 import time
-from html.parser import HTMLParser
 
 import jax
 import numpy as np
 import pytest
+from report_runs import LOG, RELOAD, TASK, Tags, page_of, steps_log, without_spans, write_run
 from run_logs import open_log, train_metrics
 from support import tiny_config, train_synthetic
 
 import bert_jax
 from bert_jax.commands import main as cli
-from bert_jax.finetuning.evaluation import warning_lines
-from bert_jax.finetuning.supervision import LABELS_ONLY
-from bert_jax.finetuning.task_objective import task_display
 from bert_jax.io.storage import location
 from bert_jax.objectives.masked_lm import MaskedLm
 from bert_jax.training.logging.page import STYLE
@@ -28,52 +24,7 @@ from bert_jax.training.logging.progress import format_age
 from bert_jax.training.logging.report import run_page, write_report
 from bert_jax.training.logging.run_files import has_report, read_log, read_run
 
-RELOAD = '<meta http-equiv="refresh" content="20">'
-TASK = task_display(LABELS_ONLY)
-LOG = """2026-01-01 10:00:00  starts from models/<small>
-2026-01-01 10:00:00  1,234,567 parameters, 4 x v5e, mesh data=4xfsdp=1xtensor=1, bfloat16
-2026-01-01 10:00:05  start-up 8.0 s, data 2.0 s, compiling the training step 5.0 s
-2026-01-01 10:01:00  step 10/40  loss 5.123
-2026-01-01 11:59:59  continuing at step 10
-2026-01-01 12:00:00  1,234,567 parameters, 4 x v5e, mesh data=4xfsdp=1xtensor=1, bfloat16
-2026-01-01 12:00:30  WARNING: <img src=x> is near
-"""
 HOSTILE = ['"><script>alert(1)</script>', "</div></body><img src=x onerror=alert(1)>", "שלום {0} %s &amp;"]
-
-
-class Tags(HTMLParser):
-    """The tags and the attributes of a page, which must be closed in order."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.open, self.tags, self.names = [], set(), set()
-        self.feed(page)
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        self.names.update(name for name, _ in attrs)
-        self.open += [] if tag in ("meta", "br", "wbr") else [tag]
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
-def without_spans(page):
-    return page.replace("<span>", "").replace("</span>", "")
-
-
-def page_of(folder):
-    return (folder / "report.html").read_text()
-
-
-def write_run(folder, values=(3.0, 2.0), config="training: {num_steps: 40}\n", split="eval"):
-    folder.mkdir()
-    (folder / "config.yaml").write_text(config)
-    rows = [{"step": 10 * n, "loss": value, "epoch": 0.5, "examples_seen": 80} for n, value in enumerate(values, 1)]
-    rows += [{"step": row["step"], "split": split, "loss": row["loss"] + 0.5, "f1": 0.25} for row in rows]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
 
 
 def test_a_run_in_progress_writes_its_page_at_every_evaluation(tmp_path):
@@ -294,13 +245,6 @@ def test_no_curve_twice_and_no_tile_alone(tmp_path):
     assert run_page(read_run(folder), TASK).count('class="tile"') == 2  # of three
 
 
-def steps_log(count, seconds, first="2026-01-01 10:00:00"):
-    """Lines of train.log about steps, one every so many seconds."""
-    began = datetime.datetime.fromisoformat(first)
-    stamps = [began + datetime.timedelta(seconds=seconds * number) for number in range(count)]
-    return "".join(f"{stamp}  step {10 * number}/400  loss 2.0\n" for number, stamp in enumerate(stamps, 1))
-
-
 def test_the_page_of_a_run_in_progress_tells_the_age_of_its_last_line(tmp_path):
     folder = write_run(tmp_path / "w")
     (folder / "train.log").write_text(steps_log(5, 20) + steps_log(1, 0, "2026-01-01 10:05:00"))
@@ -347,25 +291,6 @@ def test_ages_in_words():
     assert {age: format_age(age) for age in ages} == ages
 
 
-def test_runs_side_by_side(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    steps = "training: {num_steps: 40}\n"
-    first = write_run(tmp_path / "first", (3.0, 2.0), steps + "optimizer: {learning_rate: 0.1}\n")
-    (tmp_path / "sub").mkdir()
-    second = write_run(tmp_path / "sub/first", (2.0, 1.0), steps + "optimizer: {learning_rate: 3}\n")
-    target = bert_jax.report(first, second)
-    page = (tmp_path / "comparison.html").read_text()
-    assert target.resolve() == tmp_path / "comparison.html"
-    Tags(page)
-    for words in ("first (1)", "first (2)", "<b>2.500</b>", "<b>1.500</b>", "optimizer.<wbr>learning_<wbr>rate"):
-        assert words in page
-    assert "training.<wbr>num_" not in page and RELOAD not in page
-    assert len(re.findall(r'<polyline class="curve [a-z]*" style="--c:var\(--c[01]\)"', page)) >= 4
-    with (second / ".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert RELOAD in bert_jax.report(first, second).read_text()
-
-
 def test_the_command_writes_into_the_workdir_and_refuses_other_folders(tmp_path, capsys):
     folder = write_run(tmp_path / "w")
     assert cli.main(["report", str(folder)]) == 0
@@ -392,150 +317,6 @@ def test_the_command_leaves_the_file_that_a_run_is_writing(tmp_path):
 def test_no_text_is_smaller_than_11_pixels():
     sizes = [float(size) for size in re.findall(r"font(?:-size)?: ([\d.]+)px", STYLE)]
     assert len(sizes) > 5 and min(sizes) >= 11
-
-
-def test_a_stopped_run_tells_when_and_why_it_ended_and_how_to_continue(tmp_path):
-    folder = write_run(tmp_path / "w")
-    (folder / "train.log").write_text("2026-01-01 10:00:00  step 20/40  loss 2\n")
-    page = run_page(read_run(folder), TASK)
-    for words in ("2026-01-01 10:00:00", "No end was recorded", "No checkpoint is saved", "step 20 of 40 (50%)"):
-        assert words in page
-    assert f"bert-jax pretrain --config {folder}/config.yaml --workdir {folder}" in without_spans(page)
-    (folder / "checkpoints/10").mkdir(parents=True)
-    with (folder / "train.log").open("a") as log:
-        log.write("2026-01-01 10:00:09  ended early: RuntimeError: device lost\n")
-    page = run_page(read_run(folder), TASK)
-    for words in ("2026-01-01 10:00:09", "It ended early: RuntimeError: device lost.", "checkpoint is of step 10;"):
-        assert words in page
-    with (folder / "train.log").open("a") as log:  # another attempt, without an end
-        log.write("2026-01-01 11:00:00  step 21/40  loss 2\n")
-    assert "No end was recorded" in run_page(read_run(folder), TASK)
-
-
-def test_a_score_that_improves_while_the_loss_rises_is_one_sentence(tmp_path):
-    folder = write_run(tmp_path / "w", config="task: {kind: classification}\n", split="dev")
-    values = [(10, 0.8, 0.5), (20, 0.81, 0.45), (30, 0.85, 0.6)]
-    for rises in (True, False):
-        rows = [
-            {"step": step, "split": "dev", "accuracy": accuracy, "log_loss": loss if rises else 1 - accuracy}
-            for step, accuracy, loss in values
-        ]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        page = run_page(read_run(folder), TASK)
-        start = "It still improved at the last evaluation (81.0% at step 20)"
-        both = f"{start}, but the dev log loss has risen from 0.4500 at step 20 to 0.6000: wrong answers"
-        assert (both in page) == rises and (f"{start}." in page) != rises
-        assert "<h3>dev: log loss</h3>" in page
-
-
-@pytest.mark.slow
-def test_the_log_records_the_reason_of_an_early_end(tmp_path):
-    def fails(row):
-        raise ArithmeticError("no more")
-
-    config = tiny_config("--training.num_steps 4 --training.log_interval 1")
-    with pytest.raises(ArithmeticError):
-        train_synthetic(config, tmp_path / "w", callbacks=(fails,))
-    assert read_log((tmp_path / "w/train.log").read_text()).ending == "ArithmeticError: no more"
-    assert "It ended early: ArithmeticError: no more." in page_of(tmp_path / "w")
-
-
-def task_run(folder, value, interval, answer=0.125, name="f1", **entry):
-    write_run(folder, config="task: {kind: tagging}\n", split="dev")
-    entry |= {"split": "dev", "n": 7, "metrics": {name: {"value": value, "ci95": interval}}}
-    entry["baseline"] = {"answer": "tag O for all", "metric": name, "value": answer}
-    (folder / "metrics.json").write_text(json.dumps([entry]))
-    (folder / "report_data.json").write_text("{}")
-    return run_page(read_run(folder), TASK)
-
-
-def test_the_verdict_compares_the_score_with_its_baseline(tmp_path):
-    page = task_run(tmp_path / "a", 0.5, [0.4, 0.6])
-    assert "dev: f1 50.0% (95% interval 40.0% to 60.0%), better than tag O for all (f1 12.5%)." in page
-    assert '<div class="card verdict good">' in page
-    page = task_run(tmp_path / "b", 0.5, [0.1, 0.6])
-    assert "not clearly better than tag O for all" in page and '<div class="card verdict doubtful">' in page
-    assert "not better than tag O" in task_run(tmp_path / "c", 0.1, [0.05, 0.2])
-    for splits, count in ((("dev",), 0), (("dev", "test"), 1)):  # the verdict is about the first split
-        folder = tmp_path / str(count)
-        task_run(folder, 0.1, None)
-        (entry,) = json.loads((folder / "metrics.json").read_text())
-        entry["baseline"]["is_beaten"] = False
-        entries = [entry | {"split": split} for split in splits]
-        (folder / "metrics.json").write_text(json.dumps(entries))
-        page = write_report(folder, TASK, {"summary": warning_lines(entries)}).read_text()
-        assert "longer training" in page and page.count("WARNING") == count
-    # Of an error, lower values are better.
-    assert "), better than tag O" in task_run(tmp_path / "d", 1.0, [0.5, 1.5], 2.0, "mse")
-    assert "not clearly better" in task_run(tmp_path / "e", 1.0, [0.5, 2.5], 2.0, "mse")
-
-
-def test_predictions_that_hardly_vary_are_doubtful(tmp_path):
-    folder = write_run(tmp_path / "w", config="task: {kind: regression}\n", split="dev")
-    cases = {
-        0.1: "The predictions are nearly constant",
-        0.9: "",
-        0.5: "from 0 to 11, the predictions only from 0 to 5.5.",
-    }
-    for spread, words in cases.items():
-        values = [(float(n), spread * n) for n in range(12)]
-        points = {"title": "predicted over label", "x": "label", "y": "predicted", "values": values}
-        page = write_report(folder, TASK, {"findings": {"dev": {"points": points}}}).read_text()
-        assert words in page and ("nearly constant" in page, "only from" in page) == (spread == 0.1, spread == 0.5)
-
-
-@pytest.mark.parametrize("option", ["--workdir runs/old", "--workdir 'runs/an old one'", "--workdir=old"])
-def test_the_command_that_continues_a_moved_run_names_its_folder(tmp_path, option):
-    folder = write_run(tmp_path / "new one")
-    line = f"2026-01-01 10:00:00  command: bert-jax pretrain {option} --training.num_steps 40"
-    (folder / "train.log").write_text(f"{line}\n")
-    page = without_spans(run_page(read_run(folder), TASK)).replace("&#x27;", "'")
-    assert f"bert-jax pretrain {option[:9]}{option[9]}'{folder}' --training.num_steps 40</pre>" in page
-
-
-def test_a_run_in_progress_says_that_it_can_be_stopped(tmp_path):
-    folder = write_run(tmp_path / "w")
-    (folder / "train.log").write_text(LOG[: LOG.index("2026-01-01 12:00:30")])
-    (folder / "checkpoints/10").mkdir(parents=True)
-    page = run_page(read_run(folder, "running"), TASK)
-    for words in ("The log has no warning so far. The newest checkpoint is of step 10. You can stop the run",
-                  "are added when the run is complete", f"<bdi>{folder}/checkpoints, step 10</bdi>"):  # fmt: skip
-        assert words in page
-    (folder / "train.log").write_text(LOG)
-    assert "no warning so far" not in run_page(read_run(folder, "running"), TASK)
-
-
-@pytest.mark.parametrize(("kind", "words"), [("qa", "predict --model {} --input FILE"), ("translation", None),
-                                             ("sentence", "embed --model {} --input texts.txt")])  # fmt: skip
-def test_a_complete_run_names_its_parameters_and_a_command_that_uses_them(tmp_path, kind, words):
-    folder = write_run(tmp_path / "w", config=f"task: {{kind: {kind}}}\n", split="dev")
-    page = without_spans(write_report(folder, TASK, {}).read_text())
-    assert f"<dt>parameters in</dt><dd><bdi>{folder}/best</bdi>" in page
-    assert (f"bert-jax {words.format(folder)}" in page) if words else "to use the result" not in page
-
-
-def test_the_training_curve_tells_the_direction_of_a_run_with_one_evaluation(tmp_path):
-    display = MaskedLm.display
-    for last, words in ((5.0, "still fell at the end (5.500 at step 20, 5 at step 40), so more steps may help"),
-                        (5.5, "no longer fell at the end (5.500, then 5.500)")):  # fmt: skip
-        rows = [{"step": 20, "mlm_loss": 5.5}, {"step": 40, "mlm_loss": last}]
-        rows.append({"step": 40, "split": "eval", "mlm_loss": 6.0})
-        folder = write_run(tmp_path / str(last))
-        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-        page = write_report(folder, display, {}).read_text()
-        assert f"The masked-token loss in training {words}." in page
-
-
-def test_the_kept_step_is_named_with_the_last_one(tmp_path):
-    page = task_run(tmp_path / "w", 0.25, None, chosen_by={"metric": "f1"}, step=10)
-    assert (
-        "kept <b>25.0%</b> (step 10, ringed), last <b>25.0%</b>" in page and page.count('class="ring"') == 2
-    )  # f1, loss
-    assert (
-        "The parameters are those of step 10, the first one with the best f1 (equal at the last step, 20)." in page
-    )
-    page = task_run(tmp_path / "v", 0.5, None, chosen_by={"metric": "f1"}, step=10)
-    assert "The parameters are those of step 10, which has the best f1 (25.0% at the last step, 20)." in page
 
 
 def test_rates_are_means_over_the_run(tmp_path):
@@ -588,99 +369,6 @@ def test_an_error_in_the_last_report_does_not_prevent_the_end_of_a_run(tmp_path,
     assert len(warned) == 2 and warned[1].startswith("WARNING: report.html: KeyError: 'label'; the other results")
 
 
-def test_runs_side_by_side_show_differences_and_the_better_value(tmp_path):
-    folders = []
-    for name, loss, targets in (("a", 2.0, 7), ("b", 1.5, 7)):
-        folder = write_run(
-            tmp_path / name, config="data: {corpus: [some_text], shards: own}\ntraining: {num_steps: 4000}\n"
-        )
-        values = {"mlm_loss": loss, "loss": loss, "mlm_accuracy": 0.5, "targets": targets}
-        (folder / "report_data.json").write_text(json.dumps({"evaluation": values}))
-        folders.append(folder)
-    page = bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
-    assert "<h1><bdi>a</bdi> and <bdi>b</bdi></h1>" in page and "the same number of targets" in page
-    row = '<td class="n">2</td><td class="n"><b>1.500</b></td><td class="n">-0.5</td>'
-    assert f"<bdi>masked-token loss</bdi></th>{row}" in page and page.count("<b>1.500</b></td>") == 1
-    assert "The files contain no intervals. One run of each kind does not show" in page
-    assert '<td class="n">+0.0 points</td>' in page and "4,000" in page and "<td>some_text, own</td>" in page
-    (folders[1] / "config.yaml").write_text("training: {num_steps: 5000}\n")
-    page = bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
-    assert "training.<wbr>num_<wbr>steps" in page and "<bdi>5,000</bdi>" in page
-
-
-@pytest.mark.parametrize(
-    ("losses", "words"),
-    [
-        (
-            (2.5, 2.25),
-            "<bdi>b</bdi> is better in masked-token loss (<bdi>a</bdi>: 2.500 and <bdi>b</bdi>: 2.250; lower is",
-        ),
-        ((2.5, 2.5), "Equal in masked-token loss (<bdi>a</bdi>: 2.500 and <bdi>b</bdi>: 2.500)."),
-    ],
-)
-def test_a_comparison_begins_with_the_better_run(tmp_path, losses, words):
-    for name, loss in zip("ab", losses, strict=True):
-        folder = write_run(tmp_path / name)
-        masks = [{"text": f"the [MASK] of {name}", "masks": [{"predictions": [("x", 0.5)], "answer": "y"}]}]
-        data = {"evaluation": {"mlm_loss": loss, "mlm_accuracy": 0.5}, "filled_masks": masks}
-        (folder / "report_data.json").write_text(json.dumps(data))
-        with (folder / "metrics.jsonl").open("a") as file:
-            row = {"step": 30, "mlm_loss": 2.75, "tokens_per_second": 70.0, "seconds_per_step": 1.0}
-            file.write(json.dumps(row) + "\n")
-    page = bert_jax.report(tmp_path / "a", tmp_path / "b", output=tmp_path / "both.html").read_text()
-    assert words in page and page.index(words) < page.index("Options that differ") < page.index("Curves")
-    assert 'masked-token loss in training</bdi></th><td class="n">2.750</td>' in page
-    for part in ("<h2>Filled masks</h2>", "of a", "of b", f"<td>{tmp_path / 'b'}</td>", "second, mean</th><td>70",
-                 "last <b>70.00</b>"):  # fmt: skip
-        assert part in page
-
-
-def test_two_pretraining_runs_have_an_interval_over_the_same_rows(tmp_path):
-    rng = np.random.default_rng(0)
-    weights, gains, folders = rng.integers(50, 60, 40), rng.normal(0.1, 0.05, 40), []
-    for name, change in (("a", 0.0), ("b", 1.0)):
-        losses = 3 + rng.normal(0, 1e-9, 40) + np.arange(40) - change * gains
-        folder = write_run(tmp_path / name)
-        data = {"evaluation": {"mlm_loss": 3.0 - change}, "evaluation_groups": {
-            "mlm_loss": np.stack([losses * weights, weights], axis=1).tolist()
-        }}  # fmt: skip
-        (folder / "report_data.json").write_text(json.dumps(data))
-        folders.append(folder)
-    page = bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
-    (low, high) = map(float, re.search(r"<small>(-[\d.]+) to (-[\d.]+)</small>", page).groups())
-    # The groups differ by 39 from each other, but the runs by 0.1 in each.
-    assert low < -gains.mean() < high and high - low == pytest.approx(4 * 0.05 / 40**0.5, rel=0.3)
-    assert "the 95% interval of a difference on the same records, from resampled records. One run" in page
-    assert "The 95% interval of the difference does not contain 0." in page
-    data["evaluation_groups"]["mlm_loss"][3][1] += 1  # other rows
-    (folders[1] / "report_data.json").write_text(json.dumps(data))
-    assert "<small>" not in bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
-
-
-def test_two_fine_tuning_runs_have_an_interval_over_the_same_records(tmp_path):
-    folders = []
-    for name, wrong in (("a", 20), ("b", 10)):
-        config = {"task": {"kind": "classification"}, "data": {"labels": ["n", "y"]}}
-        folder = write_run(tmp_path / name, config=json.dumps(config), split="dev")
-        lines = [
-            {"id": str(i), "label": "n" if i < wrong else "y", "gold": "y", "probabilities": {"n": 0.5, "y": 0.5}}
-            for i in range(100)
-        ]
-        (folder / "predictions_dev.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        metrics = {"accuracy": {"value": 1 - wrong / 100, "ci95": [0.7, 0.9625]}}
-        (folder / "metrics.json").write_text(json.dumps([{"split": "dev", "n": 100, "metrics": metrics}]))
-        (folder / "report_data.json").write_text("{}")
-        folders.append(folder)
-    page = bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
-    assert '<td class="n">80.0%<small>70.0% to 96.2%</small></td>' in page
-    (low, high) = map(float, re.search(r"\+10.0 points<small>\+([\d.]+) to \+([\d.]+)</small>", page).groups())
-    # Ten of a hundred records differ: 1.96 sqrt(0.1 0.9 / 100).
-    assert low == pytest.approx(10 - 5.88, abs=1.5) and high == pytest.approx(10 + 5.88, abs=1.5)
-    assert "the 95% interval of a value and of a difference on the same records" in page
-    (folders[1] / "predictions_dev.jsonl").unlink()
-    assert "points<small>" not in bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
-
-
 def test_the_log_records_host_and_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["/x/bert-jax", "finetune", "--data.train", "a b.csv"])
     log = open_log(tmp_path)
@@ -699,21 +387,6 @@ def test_the_log_records_host_and_command(tmp_path, monkeypatch, capsys):
     for words in (f"<dd><bdi>{tmp_path}</bdi>", "<dt>seed</dt><dd>7", "<dt>started</dt>", "<dt>runs on</dt>",
                   f"<dt>versions</dt><dd>{facts.versions}"):  # fmt: skip
         assert words in page
-
-
-def test_training_classes_are_those_of_the_log(tmp_path):
-    folder = write_run(tmp_path / "w", config="task: {kind: classification}\n")
-    (folder / "train.log").write_text("2026-01-01 10:00:00  3 classes: <b> 5, c 7\n")
-    assert "<dt>training classes</dt><dd>3 classes: <bdi>&lt;b&gt; 5</bdi>, <bdi>c 7</bdi>" in run_page(
-        read_run(folder), TASK
-    )
-
-
-def test_types_of_entities_are_named_in_place_of_tags(tmp_path):
-    (tmp_path / "config.yaml").write_text("task: {kind: tagging}\n")
-    lines = ("3 tags: B-X 5, I-X 7, O 9", "1 types of entities: X 5")
-    (tmp_path / "train.log").write_text("".join(f"2026-01-01 10:00:00  {line}\n" for line in lines))
-    assert "<dt>training classes</dt><dd>1 types of entities: <bdi>X 5</bdi>" in run_page(read_run(tmp_path), TASK)
 
 
 def test_a_run_in_progress_shows_the_baseline_of_its_evaluations(tmp_path):

@@ -1,0 +1,123 @@
+"""Reports that compare several runs."""
+
+import fcntl
+import json
+import re
+
+import numpy as np
+import pytest
+from report_runs import RELOAD, Tags, write_run
+
+import bert_jax
+
+
+def test_runs_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    steps = "training: {num_steps: 40}\n"
+    first = write_run(tmp_path / "first", (3.0, 2.0), steps + "optimizer: {learning_rate: 0.1}\n")
+    (tmp_path / "sub").mkdir()
+    second = write_run(tmp_path / "sub/first", (2.0, 1.0), steps + "optimizer: {learning_rate: 3}\n")
+    target = bert_jax.report(first, second)
+    page = (tmp_path / "comparison.html").read_text()
+    assert target.resolve() == tmp_path / "comparison.html"
+    Tags(page)
+    for words in ("first (1)", "first (2)", "<b>2.500</b>", "<b>1.500</b>", "optimizer.<wbr>learning_<wbr>rate"):
+        assert words in page
+    assert "training.<wbr>num_" not in page and RELOAD not in page
+    assert len(re.findall(r'<polyline class="curve [a-z]*" style="--c:var\(--c[01]\)"', page)) >= 4
+    with (second / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert RELOAD in bert_jax.report(first, second).read_text()
+
+
+def test_runs_side_by_side_show_differences_and_the_better_value(tmp_path):
+    folders = []
+    for name, loss, targets in (("a", 2.0, 7), ("b", 1.5, 7)):
+        folder = write_run(
+            tmp_path / name, config="data: {corpus: [some_text], shards: own}\ntraining: {num_steps: 4000}\n"
+        )
+        values = {"mlm_loss": loss, "loss": loss, "mlm_accuracy": 0.5, "targets": targets}
+        (folder / "report_data.json").write_text(json.dumps({"evaluation": values}))
+        folders.append(folder)
+    page = bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
+    assert "<h1><bdi>a</bdi> and <bdi>b</bdi></h1>" in page and "the same number of targets" in page
+    row = '<td class="n">2</td><td class="n"><b>1.500</b></td><td class="n">-0.5</td>'
+    assert f"<bdi>masked-token loss</bdi></th>{row}" in page and page.count("<b>1.500</b></td>") == 1
+    assert "The files contain no intervals. One run of each kind does not show" in page
+    assert '<td class="n">+0.0 points</td>' in page and "4,000" in page and "<td>some_text, own</td>" in page
+    (folders[1] / "config.yaml").write_text("training: {num_steps: 5000}\n")
+    page = bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
+    assert "training.<wbr>num_<wbr>steps" in page and "<bdi>5,000</bdi>" in page
+
+
+@pytest.mark.parametrize(
+    ("losses", "words"),
+    [
+        (
+            (2.5, 2.25),
+            "<bdi>b</bdi> is better in masked-token loss (<bdi>a</bdi>: 2.500 and <bdi>b</bdi>: 2.250; lower is",
+        ),
+        ((2.5, 2.5), "Equal in masked-token loss (<bdi>a</bdi>: 2.500 and <bdi>b</bdi>: 2.500)."),
+    ],
+)
+def test_a_comparison_begins_with_the_better_run(tmp_path, losses, words):
+    for name, loss in zip("ab", losses, strict=True):
+        folder = write_run(tmp_path / name)
+        masks = [{"text": f"the [MASK] of {name}", "masks": [{"predictions": [("x", 0.5)], "answer": "y"}]}]
+        data = {"evaluation": {"mlm_loss": loss, "mlm_accuracy": 0.5}, "filled_masks": masks}
+        (folder / "report_data.json").write_text(json.dumps(data))
+        with (folder / "metrics.jsonl").open("a") as file:
+            row = {"step": 30, "mlm_loss": 2.75, "tokens_per_second": 70.0, "seconds_per_step": 1.0}
+            file.write(json.dumps(row) + "\n")
+    page = bert_jax.report(tmp_path / "a", tmp_path / "b", output=tmp_path / "both.html").read_text()
+    assert words in page and page.index(words) < page.index("Options that differ") < page.index("Curves")
+    assert 'masked-token loss in training</bdi></th><td class="n">2.750</td>' in page
+    for part in ("<h2>Filled masks</h2>", "of a", "of b", f"<td>{tmp_path / 'b'}</td>", "second, mean</th><td>70",
+                 "last <b>70.00</b>"):  # fmt: skip
+        assert part in page
+
+
+def test_two_pretraining_runs_have_an_interval_over_the_same_rows(tmp_path):
+    rng = np.random.default_rng(0)
+    weights, gains, folders = rng.integers(50, 60, 40), rng.normal(0.1, 0.05, 40), []
+    for name, change in (("a", 0.0), ("b", 1.0)):
+        losses = 3 + rng.normal(0, 1e-9, 40) + np.arange(40) - change * gains
+        folder = write_run(tmp_path / name)
+        data = {"evaluation": {"mlm_loss": 3.0 - change}, "evaluation_groups": {
+            "mlm_loss": np.stack([losses * weights, weights], axis=1).tolist()
+        }}  # fmt: skip
+        (folder / "report_data.json").write_text(json.dumps(data))
+        folders.append(folder)
+    page = bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
+    (low, high) = map(float, re.search(r"<small>(-[\d.]+) to (-[\d.]+)</small>", page).groups())
+    # The groups differ by 39 from each other, but the runs by 0.1 in each.
+    assert low < -gains.mean() < high and high - low == pytest.approx(4 * 0.05 / 40**0.5, rel=0.3)
+    assert "the 95% interval of a difference on the same records, from resampled records. One run" in page
+    assert "The 95% interval of the difference does not contain 0." in page
+    data["evaluation_groups"]["mlm_loss"][3][1] += 1  # other rows
+    (folders[1] / "report_data.json").write_text(json.dumps(data))
+    assert "<small>" not in bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
+
+
+def test_two_fine_tuning_runs_have_an_interval_over_the_same_records(tmp_path):
+    folders = []
+    for name, wrong in (("a", 20), ("b", 10)):
+        config = {"task": {"kind": "classification"}, "data": {"labels": ["n", "y"]}}
+        folder = write_run(tmp_path / name, config=json.dumps(config), split="dev")
+        lines = [
+            {"id": str(i), "label": "n" if i < wrong else "y", "gold": "y", "probabilities": {"n": 0.5, "y": 0.5}}
+            for i in range(100)
+        ]
+        (folder / "predictions_dev.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        metrics = {"accuracy": {"value": 1 - wrong / 100, "ci95": [0.7, 0.9625]}}
+        (folder / "metrics.json").write_text(json.dumps([{"split": "dev", "n": 100, "metrics": metrics}]))
+        (folder / "report_data.json").write_text("{}")
+        folders.append(folder)
+    page = bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
+    assert '<td class="n">80.0%<small>70.0% to 96.2%</small></td>' in page
+    (low, high) = map(float, re.search(r"\+10.0 points<small>\+([\d.]+) to \+([\d.]+)</small>", page).groups())
+    # Ten of a hundred records differ: 1.96 sqrt(0.1 0.9 / 100).
+    assert low == pytest.approx(10 - 5.88, abs=1.5) and high == pytest.approx(10 + 5.88, abs=1.5)
+    assert "the 95% interval of a value and of a difference on the same records" in page
+    (folders[1] / "predictions_dev.jsonl").unlink()
+    assert "points<small>" not in bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
