@@ -30,11 +30,11 @@ _VOCAB = """\
              bert-data vocab --corpus my_texts/ --vocab_size 30522 --kind wordpiece --output vocab.txt
 """
 _SHARDS = """\
-  shards   build the token store and the shards of a recipe, and also a vocabulary if the recipe names none
+  shards   build the token store and the shards of a recipe; train a vocabulary first if the recipe names none
              bert-data shards --config configs/quickstart.yaml --workers 4
-           --runner beam uses Apache Beam, on this machine or on the Beam runner selected by the options after --
+           --runner beam builds with Apache Beam, on this machine unless Beam's options after -- select a runner
              bert-data shards --config RECIPE --runner beam [-- --runner=DataflowRunner --project=P ...]
-           --tfds NAME stands for --corpus tfds:NAME; --tfds_data_dir FOLDER is the folder of the prepared datasets
+           --tfds NAME is short for --corpus tfds:NAME; --tfds_data_dir FOLDER names the folder of prepared datasets
 """
 _INDEX = """\
   index    write an index for a folder of TFRecords that another program wrote, so that training can read them
@@ -53,10 +53,10 @@ _RECORDS = """\
            the columns of the file are named by --columns or by a recipe
 """
 _NOTES = """\
-The commands vocab and shards accept a recipe of run_pretrain.py (--config FILE) and its options; --data.NAME may be
-shortened to --NAME. --vocab_size sets model.vocab_size, and --kind sets data.tokenizer. --output is the
-vocabulary file (vocab) or the folder of the shards (shards). A recipe whose encoder is in a Python file also needs
---model.module FILE, as in training.
+The commands vocab and shards accept a pretraining recipe (--config FILE) and the options of run_pretrain.py;
+--data.NAME may be shortened to --NAME. --vocab_size sets model.vocab_size, and --kind sets data.tokenizer. --output
+names the vocabulary file to write (vocab) or the folder of the shards (shards). For a recipe whose encoder is
+defined in a Python file, also set --model.module FILE, as in training.
 """
 _RECORD_NOTES = """\
 The command records accepts the options of run_finetune.py; --data.NAME may be shortened to --NAME, and --kind sets

@@ -45,7 +45,7 @@ MIXTURE_RESOLUTION = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Section, prefix="data."):
-    """Text, vocabulary, training instances and the order in which they are read."""
+    """Text, vocabulary, training instances, and the order in which the instances are read."""
 
     # Texts for pretraining. Each entry is one of: a file or folder, local or gs:// (.txt, .jsonl or .json, plain
     # or compressed with gzip, bzip2, xz or zstd); package:NAME, the text files of an installed Python package;
@@ -69,8 +69,8 @@ class DataConfig(Section, prefix="data."):
     # TFRecords from another source, for which bert-data index has written an index.
     shards: str = ""
     # Folders of shards that training mixes, as NAME=WEIGHT (in YAML also a mapping); empty: data.shards alone. A
-    # name with a slash is a path; any other name is a folder in data.shards. The share of the rows from a folder
-    # is its weight divided by the sum of the weights. A resumed run cannot change this option.
+    # name with a slash is a path; any other name is a folder in data.shards. The share of the rows that come from a
+    # folder is its weight divided by the sum of the weights. A resumed run cannot change this option.
     mixture: tuple[Weighted, ...] = limited((), Limit(((),), {"data.row_order": CONTIGUOUS}))
     # Folder of held-out shards; empty: the folder eval in data.shards.
     eval_shards: str = ""
@@ -86,10 +86,10 @@ class DataConfig(Section, prefix="data."):
     # Character encoding of all text files, such as cp1252, latin-1 or gb18030; auto: UTF-8, or, for files with a
     # byte order mark, UTF-16 or UTF-32.
     encoding: str = "auto"
-    # Field of a JSON line that contains the class of the document, which objective.name masked_lm_classes
-    # predicts. A document without this field has no class. Empty: no classes.
+    # Field of a JSON record that contains the class of the document; objective.name masked_lm_classes predicts this
+    # class. A document without this field has no class. Empty: no classes.
     label_field: str = ""
-    # Names of all classes that occur in data.label_field.
+    # Names of all classes that occur in the field data.label_field.
     classes: tuple[str, ...] = ()
     # Split of a tfds: or hf: dataset to use as the corpus.
     dataset_split: str = "train"
@@ -99,14 +99,14 @@ class DataConfig(Section, prefix="data."):
     seq_length: Annotated[int, Range("8 or more", lambda value: value >= 8)] = 128
     # Maximum number of masked positions per sequence.
     max_predictions: Positive[int] = 20
-    # static: masks are chosen when the shards are built. dynamic: masks are chosen when an example is read, and
-    # depend only on seed, epoch and example.
+    # static: masks are chosen when the shards are built. dynamic: masks are chosen when an example is read; they
+    # depend only on the seed, the epoch and the example.
     masking: Literal["static", "dynamic"] = "static"
-    # Unit that is masked as a whole: token (a WordPiece), whole_word, or span (several whole words, whose number
-    # has a geometric distribution).
+    # Unit that is masked as a whole: token, whole_word, or span (consecutive whole words, whose number has a
+    # geometric distribution).
     mask_unit: Literal["token", "whole_word", "span"] = "token"
     # Segmenter that splits Chinese text into words: none, or jieba (requires the pip extra chinese). Whole-word and
-    # span masking mask these words. With data.tokenizer words, the vocabulary is trained on these words, and
+    # span masking use these words. If data.tokenizer is words, the vocabulary is trained on these words, and
     # Chinese text is split into the longest words of the vocabulary.
     word_segmenter: Literal["none", "jieba"] = "none"
     # Fraction of the tokens that are selected for prediction; data.max_predictions limits their number.
@@ -121,7 +121,8 @@ class DataConfig(Section, prefix="data."):
     mask_special_tokens: bool = False
     # Share of the predicted tokens that are replaced with [MASK].
     mask_token_share: float = 0.8
-    # Share of the predicted tokens that are replaced with a random token; all others remain unchanged.
+    # Share of the predicted tokens that are replaced with a random token. Predicted tokens that are replaced
+    # neither with [MASK] nor with a random token remain unchanged.
     random_token_share: float = 0.1
     # Mean and maximum number of words in a masked span, for data.mask_unit span (SpanBERT: a geometric
     # distribution with p = 0.2, truncated at 10).
@@ -135,14 +136,13 @@ class DataConfig(Section, prefix="data."):
     packing: Literal["none", "best_fit"] = limited(
         "none", Limit(("none",), {"data.row_order": CONTIGUOUS}), Limit(("none",), {"model.attention_block": SET})
     )
-    # Maximum number of instances in a packed row (data.packing best_fit), at most data.seq_length / 3. 0: the
-    # smallest limit that increases the number of rows by at most 1% compared with no limit.
+    # Maximum number of instances in a packed row (data.packing best_fit), at most data.seq_length / 3. With 0, the
+    # build chooses the smallest limit that increases the number of rows by at most 1% compared with no limit.
     sequences_per_row: AtLeast0[int] = 0
     # Probability, for each document and pass, that the instances of the document get a random target length below
     # data.seq_length.
     short_sequence_fraction: Probability = 0.1
-    # Number of passes over the corpus from which the shards are built; each pass has different masks and sentence
-    # pairs.
+    # Number of passes over the corpus when the shards are built; each pass has different masks and sentence pairs.
     dupe_factor: Positive[int] = 10
     # Number of training shards.
     num_shards: Positive[int] = 16
@@ -158,9 +158,9 @@ class DataConfig(Section, prefix="data."):
     # also its initial state for row r of the next batch. carried requires an objective that keeps the state, such
     # as causal_lm, and an encoder that has a state, such as an LSTM (Merity et al. 2018).
     row_order: Literal["shuffled", "contiguous", "carried"] = "shuffled"
-    # Number of lanes, the streams of records that determine the order of the data. 0: the greatest common divisor
-    # of 64 and all batch sizes in rows if data.row_order is shuffled, and otherwise the batch size. A resumed run
-    # cannot change the number of lanes.
+    # Number of lanes, the streams of records that determine the order of the data. With 0, this number is the
+    # greatest common divisor of 64 and all batch sizes (in rows) if data.row_order is shuffled; otherwise, it is
+    # the batch size. A resumed run cannot change the number of lanes.
     lanes: AtLeast0[int] = 0
     # Number of segments of a lane that are shuffled together.
     window_segments: Positive[int] = 4
