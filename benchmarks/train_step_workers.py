@@ -51,7 +51,7 @@ def ours(dtype: str = "float32") -> Step:
     from bert_jax.config import ExecutionConfig, ModelConfig, OptimizerConfig, PretrainConfig
     from bert_jax.objectives.masked_lm import MaskedLm
     from bert_jax.optim import make_optimizer
-    from bert_jax.training.state import TrainState, initial_params
+    from bert_jax.training.state import TrainState, initial_params, key_words, make_prng_key
     from bert_jax.training.step import make_train_step
 
     config = OptimizerConfig(learning_rate=LEARNING_RATE, warmup_steps=WARMUP, weight_decay=WEIGHT_DECAY)
@@ -60,7 +60,7 @@ def ours(dtype: str = "float32") -> Step:
     objective = MaskedLm(PretrainConfig(model=sizes, optimizer=config, execution=execution), None)
     model = objective.model
     optimizer = make_optimizer(config)
-    step = make_train_step(objective, optimizer)
+    step, words = make_train_step(objective, optimizer), key_words(make_prng_key(execution, 0))
     compiled = jax.jit(step, donate_argnums=0)
     params = nn.unbox(jax.jit(lambda: initial_params(model, 0))())
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
@@ -68,7 +68,7 @@ def ours(dtype: str = "float32") -> Step:
 
     def run() -> float:
         nonlocal state
-        state, metrics = compiled(state, batch, objective.fixed)
+        state, metrics = compiled(state, batch, objective.fixed, words)
         jax.block_until_ready(state)
         return float(metrics.unpack()["loss"])
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.batch import Batch, BatchShapes
 from bert_jax.config.schema import require
@@ -20,7 +20,14 @@ from bert_jax.optim import decay_mask, make_optimizer
 from bert_jax.parallel import batch_sharding, check_batches
 from bert_jax.parallel.hardware import TPUS
 from bert_jax.training.memory import device_bytes, explain_memory, gib, step_advice, step_bytes
-from bert_jax.training.state import TrainState, abstract_state, compute_shardings, parameter_count
+from bert_jax.training.state import (
+    TrainState,
+    abstract_state,
+    compute_shardings,
+    key_words,
+    make_prng_key,
+    parameter_count,
+)
 from bert_jax.training.step import StepMetrics, make_eval_step, make_train_step
 
 # Sum gradients in several collectives during the backward pass instead of in one collective after it. The compiler
@@ -117,7 +124,7 @@ class TrainPrograms:
 
     def __init__(
         self,
-        step: Callable[[TrainState, Batch, Fixed], tuple[TrainState, StepMetrics]],
+        step: Callable[[TrainState, Batch, Fixed, jax.Array], tuple[TrainState, StepMetrics]],
         abstract: TrainState,
         objective: Objective,
         optimizer: optax.GradientTransformation,
@@ -127,6 +134,7 @@ class TrainPrograms:
         self.mesh, self.model = objective.mesh, objective.model
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
 
+        self._replicated = NamedSharding(self.mesh, PartitionSpec())
         self._step = jax.jit(
             step, donate_argnums=0, out_shardings=(shardings, None), compiler_options=compiler_options(self.mesh)
         )
@@ -144,7 +152,11 @@ class TrainPrograms:
 
     def lower(self, batch: BatchShapes) -> jax.stages.Lowered:
         """Lower the training step for the shapes of ``batch``; the result has the method ``compile``."""
-        return self._step.lower(self.abstract, with_shardings(batch, self.mesh), fixed=self.objective.fixed)
+        words = self._seed_words()
+        of_seed = jax.ShapeDtypeStruct(words.shape, words.dtype, sharding=self._replicated)
+        return self._step.lower(
+            self.abstract, with_shardings(batch, self.mesh), fixed=self.objective.fixed, seed_words=of_seed
+        )
 
     def step_for(self, batch: BatchShapes) -> StepFunction:
         """Return the training step compiled for the shapes of ``batch``.
@@ -160,8 +172,14 @@ class TrainPrograms:
                 compiled = self.lower(batch).compile()
             self.compile_seconds += time.perf_counter() - began
             self.step_bytes = step_bytes(compiled)
-            self._compiled[key] = functools.partial(compiled, fixed=self.objective.fixed)
+            words = self._seed_words()
+            placed = jax.make_array_from_callback(words.shape, self._replicated, lambda index: words[index])
+            self._compiled[key] = functools.partial(compiled, fixed=self.objective.fixed, seed_words=placed)
         return self._compiled[key]
+
+    def _seed_words(self) -> np.ndarray:
+        config = self.objective.config
+        return key_words(make_prng_key(config.execution, config.training.seed))
 
     def eval_step(self, params: Params, batch: Batch) -> Sums:
         """Return the sums of :func:`bert_jax.training.step.make_eval_step`."""

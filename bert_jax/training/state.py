@@ -42,11 +42,23 @@ class TrainState:
 
 def make_prng_key(execution: ExecutionConfig, seed: int) -> jax.Array:
     """Return the base PRNG key for dropout. With ``execution.prng`` hash it is the threefry key that is hashed."""
-    return jax.random.key(seed, impl="rbg" if execution.prng == "rbg" else "threefry2x32")
+    return jax.random.key(seed, impl=prng_impl(execution))
 
 
-def initial_params(model: nn.Module, seed: int, loaded: Mapping[str, jax.Array] | None = None) -> Params:
-    """Return initial parameters in the layout of ``model``.
+def prng_impl(execution: ExecutionConfig) -> str:
+    """Return the name of JAX's implementation of the base PRNG key for dropout."""
+    return "rbg" if execution.prng == "rbg" else "threefry2x32"
+
+
+def key_words(key: jax.Array) -> np.ndarray:
+    """Return the words of a PRNG key, uint32[2] or uint32[4], which are the input of a program for all seeds."""
+    return np.asarray(jax.random.key_data(key))
+
+
+def initial_params(
+    model: nn.Module, seed: int | jax.Array, loaded: Mapping[str, jax.Array] | None = None
+) -> Params:
+    """Return initial parameters in the layout of ``model``. ``seed``: a seed, or the PRNG key of a seed.
 
     The values depend only on the seed and the canonical names: the parameters are randomly initialized in the
     unstacked, unpadded layout and then stacked and padded. Canonical arrays in ``loaded`` replace the randomly
@@ -57,7 +69,8 @@ def initial_params(model: nn.Module, seed: int, loaded: Mapping[str, jax.Array] 
     source = model.clone(execution=plain, mesh=None)
     batch = {n: jax.ShapeDtypeStruct(s, d) for n, (s, d) in feature_shapes(1, 8, 1).items()}
     # Computes what the parameters depend on, not the output of the network.
-    drawn = nn.unbox(source.lazy_init(jax.random.key(seed), batch, mutable=["params"])["params"])
+    key = jax.random.key(seed) if isinstance(seed, int) else seed
+    drawn = nn.unbox(source.lazy_init(key, batch, mutable=["params"])["params"])
     vocab_size = model.config.vocab_size
     flat = to_canonical(drawn, vocab_size) | dict(loaded or {})
     return from_canonical(flat, nn.unbox(abstract_params(model)), vocab_size)
@@ -136,10 +149,10 @@ def initial_state(
     Canonical arrays in ``loaded`` replace randomly initialized parameters. The moving average starts as a copy of
     the parameters.
     """
-    vocab_size = model.config.vocab_size
+    vocab_size, key = model.config.vocab_size, jax.random.key(seed)
 
-    def make(loaded: dict[str, jax.Array]) -> TrainState:
-        params = initial_params(model, seed, loaded)
+    def make(loaded: dict[str, jax.Array], words: jax.Array) -> TrainState:
+        params = initial_params(model, jax.random.wrap_key_data(words, impl=jax.random.key_impl(key)), loaded)
         ema = None if abstract.ema is None else jax.tree.map(jnp.copy, params)
         start = None
         if abstract.start is not None:
@@ -150,7 +163,8 @@ def initial_state(
         opt_state = clear_padding(optimizer.init(params), vocab_size)
         return TrainState(jnp.zeros((), jnp.int32), params, opt_state, ema, start, carry)
 
-    return jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))(dict(loaded or {}))
+    compiled = jax.jit(make, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract))
+    return compiled(dict(loaded or {}), key_words(key))
 
 
 def parameter_count(params: Params, vocab_size: int) -> int:

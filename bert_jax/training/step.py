@@ -18,7 +18,7 @@ from bert_jax.objectives.objective import Aux, Batch, Fixed, Gradients, Objectiv
 from bert_jax.optim import make_schedule
 from bert_jax.parallel import constrain_tree
 from bert_jax.training.replicas import over_replicas, sum_replicas
-from bert_jax.training.state import TrainState, compute_shardings, make_prng_key
+from bert_jax.training.state import TrainState, compute_shardings, prng_impl
 
 # Parameters, optimizer state, moving average and carried arrays after a step.
 Updated = tuple[Params, optax.OptState, Params | None, Params | None]
@@ -130,9 +130,10 @@ def make_train_step(
     lr_multipliers: Callable[[jax.Array], Params] | None = None,
     decay_toward_start: bool = False,
     shardings: Shardings | None = None,
-) -> Callable[[TrainState, Batch, Fixed], tuple[TrainState, StepMetrics]]:
-    """Return a training step ``(state, batch, fixed) -> (state, metrics)``; metrics are (sum, weight) pairs and
-    scalars, ``fixed`` is ``objective.fixed``.
+) -> Callable[[TrainState, Batch, Fixed, jax.Array], tuple[TrainState, StepMetrics]]:
+    """Return a training step ``(state, batch, fixed, seed_words) -> (state, metrics)``; metrics are (sum, weight)
+    pairs and scalars, ``fixed`` is ``objective.fixed``. ``seed_words`` are the words of the base PRNG key for
+    dropout (:func:`~bert_jax.training.state.key_words`), so one compiled step serves all seeds.
 
     If the loss or the gradient norm is not finite, only ``state.step`` changes. A step gathers the parameters from
     all replicas in float32; each device updates the part that ``shardings`` (a tree like them) assigns to it.
@@ -142,10 +143,12 @@ def make_train_step(
     config, mesh, training = objective.config, objective.mesh, objective.config.training
     layouts = None if mesh is None else compute_shardings(objective.model, mesh)
     schedule = make_schedule(config.optimizer, training.num_steps, training.first_step)
-    base_key, reduction = make_prng_key(config.execution, training.seed), training.gradient_reduction_dtype
+    impl, reduction = prng_impl(config.execution), training.gradient_reduction_dtype
 
-    def train_step(state: TrainState, batch: Batch, fixed: Fixed) -> tuple[TrainState, StepMetrics]:
-        key = jax.random.fold_in(base_key, state.step)
+    def train_step(
+        state: TrainState, batch: Batch, fixed: Fixed, seed_words: jax.Array
+    ) -> tuple[TrainState, StepMetrics]:
+        key = jax.random.fold_in(jax.random.wrap_key_data(seed_words, impl=impl), state.step)
         # The compiler gathers the parameters of a layer during the products of the layers before it.
         whole, start = constrain_tree(state.params, layouts, mesh), constrain_tree(state.start, layouts, mesh)
         loss, grads, sums, carried = loss_and_gradients(

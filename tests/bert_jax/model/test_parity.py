@@ -24,7 +24,7 @@ from support import masked_lm
 from bert_jax.config import ExecutionConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from bert_jax.model import BertForPretraining, BertModel, from_canonical, to_canonical
 from bert_jax.optim import make_optimizer
-from bert_jax.training.state import TrainState, abstract_params
+from bert_jax.training.state import TrainState, abstract_params, key_words, make_prng_key
 from bert_jax.training.step import loss_and_gradients, make_train_step
 
 FIXTURES = Path(__file__).parents[2] / "golden" / "fixtures"
@@ -129,9 +129,10 @@ def test_loss_curve_equals_torch(mode: str) -> None:
     objective.config = dataclasses.replace(objective.config, optimizer=config, training=training)
     step = make_train_step(objective, optimizer)
     compiled = jax.jit(step, donate_argnums=0)
+    words = key_words(make_prng_key(ExecutionConfig(), 0))
     state = TrainState(jnp.zeros((), jnp.int32), params, jax.jit(optimizer.init)(params))
     for i in range(CURVE_STEPS):
-        state, packed = compiled(state, batch(curve_case(i)), objective.fixed)
+        state, packed = compiled(state, batch(curve_case(i)), objective.fixed, words)
         metrics = packed.unpack()
         # The rate of step 0 is 0 in both, so the first parameters to differ are those of step 2.
         assert abs(float(metrics["last"]["learning_rate"]) - recorded["learning_rate"][i]) <= 1e-9

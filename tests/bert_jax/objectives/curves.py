@@ -16,7 +16,7 @@ from bert_jax.model import from_canonical, to_canonical
 from bert_jax.objectives.objective import Objective
 from bert_jax.optim import make_optimizer
 from bert_jax.parallel import make_mesh, to_global
-from bert_jax.training.state import TrainState, abstract_params, abstract_state
+from bert_jax.training.state import TrainState, abstract_params, abstract_state, key_words, make_prng_key
 from bert_jax.training.step import loss_and_gradients, make_train_step
 
 
@@ -35,9 +35,10 @@ def metrics_of_steps(
     )
     params = from_canonical(given, nn.unbox(abstract_params(objective.model)), config.model.vocab_size)
     step = jax.jit(make_train_step(objective, optimizer), donate_argnums=0)
+    words = key_words(make_prng_key(config.execution, config.training.seed))
     state = TrainState(np.zeros((), np.int32), params, jax.jit(optimizer.init)(params))
     for i in range(CURVE_STEPS):
-        state, packed = step(state, batch_of(i), objective.fixed)
+        state, packed = step(state, batch_of(i), objective.fixed, words)
         metrics = packed.unpack()
         assert abs(float(metrics["last"]["learning_rate"]) - learning_rate(i, bert2018=False)) <= 1e-9
         yield metrics

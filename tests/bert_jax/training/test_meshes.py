@@ -141,3 +141,16 @@ def test_what_does_not_divide_falls_to_the_next_dimension():
     assert over_replicas(P(), ("layers", "norm"), (8, 16), sizes) == P(None, "data")
     assert over_replicas(P(), ("layers", "norm"), (8, 15), sizes) == P("data", None)
     assert over_replicas(P(), ("norm",), (15,), sizes) == P(None)
+
+
+def test_runs_that_differ_in_their_seed_share_one_compiled_step():
+    """So the program cache serves all seeds; the seed itself still decides the dropout."""
+    texts, losses = [], []
+    for seed in (1, 2):
+        config = tiny_config(f"--training.seed {seed} --model.hidden_dropout 0.5 --optimizer.warmup_steps 0")
+        programs = train_programs(objective_of(config, make_mesh(config.mesh, jax.devices()[:1])))
+        batch = to_global(random_batch(config, 0), programs.mesh, config.training.global_batch_size)
+        texts.append(programs.lower(batch).as_text())
+        state = initial_state(programs.model, programs.optimizer, programs.abstract, 0)
+        losses.append(programs.step_for(batch)(state, batch)[1].unpack()["loss"])
+    assert texts[0] == texts[1] and losses[0] != losses[1]
