@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def predict_command(arguments: argparse.Namespace) -> None:
-    """Write the predictions of a fine-tuned model as JSON lines: classes with probabilities, values, tags, answers
-    or choices. An input is a plain text or a JSON object: for a pair, with text and text_pair; for question
-    answering, with the question as text and the passage as text_pair; for multiple choice, with text and choices;
-    for tagging, with words."""
+    """Write the predictions of a fine-tuned model as JSON lines: values, tags, answers, choices, or classes with
+    their probabilities. An input is a plain text or a JSON object: for a pair, with text and text_pair; for
+    question answering, with the question as text and the passage as text_pair; for multiple choice, with text and
+    choices; for tagging, with words."""
     from bert_jax.inference.predict import predict
     from bert_jax.inference.text_files import with_ids, write_json_lines
     from bert_jax.tasks.task import Prediction
@@ -116,12 +116,13 @@ COMMANDS = (
         model("texts; pairs, questions and choices require JSON lines (--input)"),
         option(
             "--task", choices=("sequence", "token", "span", "choice"),
-            help="head that makes the predictions, if the model has several",
+            help="head that makes the predictions, if the model has several heads",
         ),
         option(
             "--exit_entropy", type=float, metavar="NATS",
-            help="for each text, stop at the first layer whose head predicts classes with an entropy below this "
-            "number; requires a model that was trained with loss.layer_heads own (see bert-jax early-exit)",
+            help="for each text, stop at the first layer whose head predicts class probabilities with an entropy "
+            "below this number of nats; requires a model that was trained with loss.layer_heads own (see bert-jax "
+            "early-exit)",
         ),
         OUTPUT,
     ), group="use", example='--model runs/sst2 "a film that one likes to see twice"'),

@@ -125,7 +125,7 @@ def reading(*, with_labels: bool = True) -> Options:
         group = parser.add_argument_group("reading the model")
         group.add_argument(
             "--do_lower_case", type=truth, metavar="{true,false}",
-            help="whether to lower-case the text, for a model that does not state it (default: guessed from the "
+            help="whether to lower-case the text, if the model does not state this (default: guessed from the "
             "vocabulary)",
         )  # fmt: skip
         parser.set_defaults(class_names=None)
@@ -194,11 +194,11 @@ def pooling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pooling",
         choices=("cls", "mean", "max"),
-        help="pooling of the token outputs into one vector (default: the model's pooling, else mean)",
+        help="pooling of the token outputs into one vector (default: the model's pooling or, if it has none, mean)",
     )
     parser.add_argument(
         "--normalize", type=truth, metavar="{true,false}",
-        help="divide each vector by its Euclidean norm (default: as the model states)",
+        help="whether to divide each vector by its Euclidean norm (default: the model's setting)",
     )  # fmt: skip
     parser.add_argument("--width", type=int, metavar="N", help="truncate each vector to its first N values")
 

@@ -33,8 +33,8 @@ POOLED = ("pooling", "normalize", "width", "prompt", "prompt_name")
 
 
 def embed_command(arguments: argparse.Namespace) -> None:
-    """Compute a vector for each text. With --per_token or --per_word, compute instead a vector for each token or
-    word at each selected layer."""
+    """Compute a vector for each text or, with --per_token or --per_word, a vector for each token or word at each
+    selected layer."""
     from bert_jax.inference.embed import LAST_FOUR, embed, extract_features
     from bert_jax.inference.text_files import with_ids, write_json_lines, write_vectors
 
@@ -168,7 +168,7 @@ def _prompts(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--prompt_name",
         metavar="NAME",
-        help="name of a prompt that the model stores, to insert before every text",
+        help="name of a prompt in the model; this prompt is inserted before every text",
     )
 
 
@@ -192,17 +192,17 @@ COMMANDS = (
             "--layers", metavar="-1,-2,...",
             help="with --per_token or --per_word: layers whose vectors are written; -1 is the last layer. With "
             "--per_token, 0 is the first encoder layer (default: -1,-2,-3,-4); with --per_word, 0 is the "
-            "embeddings and 1 is the first encoder layer (default: -1)",
+            "embedding layer and 1 is the first encoder layer (default: -1)",
         ),
         option(
             "--per_word", choices=("mean", "first"),
-            help="write a vector for each word at each layer: the mean over its pieces, or the vector of its "
-            "first piece",
+            help="write a vector for each word at each selected layer. mean: the mean of the vectors of its "
+            "pieces. first: the vector of its first piece",
         ),
         option(
             "--per_token", action="store_true",
-            help="write a vector for each token at each layer, in the format of extract_features.py of "
-            "google-research/bert",
+            help="write a vector for each token at each selected layer, in the format of google-research/bert "
+            "(extract_features.py)",
         ),
     ), group="use", example="--model runs/quickstart --input texts.txt --output vectors.npy"),
     Command("fill-mask", "predict the pieces at each [MASK] in a text", fill_mask_command, (

@@ -159,7 +159,8 @@ class FinetuneOptimizerConfig(OptimizerConfig):
 
     FIXED: ClassVar[tuple[str, ...]] = ("warmup_tokens", "wsd_decay_tokens", "restart_schedule")
 
-    # Peak learning rate; -1: determined by the encoder and its width (docs/finetuning.md, Rate and length).
+    # Peak learning rate. If -1, the rate depends on the encoder and its width (docs/finetuning.md, Rate and
+    # length).
     learning_rate: Annotated[float, Range("0 or more, or -1", lambda value: value >= 0 or value == -1)] = -1.0
     # Number of warmup steps, during which the learning rate rises linearly from 0; 0: optimizer.warmup_fraction
     # applies.
@@ -198,7 +199,7 @@ class FinetuneTrainingConfig(TrainingConfig):
     num_epochs: AtLeast0[float] = 0.0
     # Total number of optimizer steps; 0: training.num_epochs applies.
     num_steps: AtLeast0[int] = 0
-    # Number of examples per optimizer step, over all devices.
+    # Number of examples per optimizer step, in total over all devices.
     global_batch_size: Positive[int] = 32
     # Number of steps between log lines; 0: a twentieth of all steps, but at most 50.
     log_interval: AtLeast0[int] = 0

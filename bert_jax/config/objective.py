@@ -16,8 +16,9 @@ class ObjectiveConfig(Section, prefix="objective.", chosen_by=Choice("name", "ob
     # Objective. masked_lm: predicts masked tokens and, unless data.next_sentence is none, classifies sentence
     # pairs (Devlin et al. 2018). masked_lm_classes: like masked_lm, and also predicts the class of each labeled
     # document (data.label_field). causal_lm: predicts each next token (Radford et al. 2018; Bengio et al. 2003);
-    # requires data.next_sentence none, and model.attention causal or another causal encoder. replaced_tokens:
-    # predicts which tokens a generator replaced (ELECTRA: Clark et al. 2020); requires data.next_sentence none.
+    # requires data.next_sentence none and a causal encoder (a transformer requires model.attention causal).
+    # replaced_tokens: predicts which tokens a generator replaced (ELECTRA: Clark et al. 2020); requires
+    # data.next_sentence none.
     name: str = "masked_lm"
     # Python file that defines a class Objective, a subclass of bert_jax.objectives.objective.PretrainObjective,
     # which replaces the objective in objective.name; empty: none.

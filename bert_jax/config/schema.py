@@ -360,7 +360,7 @@ class TrainingConfig(Section, prefix="training."):
     num_tokens: Tokens = 0
     # First step of this phase; --continue_from sets it.
     first_step: AtLeast0[int] = 0
-    # Number of sequences (or rows, see training.batch_unit) per optimizer step, over all devices.
+    # Number of sequences (or rows, see training.batch_unit) per optimizer step, in total over all devices.
     global_batch_size: Positive[int] = 256
     # Unit of all batch sizes: sequences, or rows of data.seq_length tokens, each of which holds several sequences
     # if data.packing is best_fit.

@@ -39,10 +39,11 @@ SentenceLoss = Literal["softmax", "cosine", "cosent", "triplet", "negatives", "s
 class TaskConfig(Section, prefix="task."):
     """The task, and how its texts become inputs of the model."""
 
-    # What the model predicts. classification: a class for a text or a pair of texts. regression: a number for the
-    # same inputs. multi_label: a set of labels for the same inputs. qa: an answer in a passage. tagging: a tag for
-    # each word. joint: a class for each text and a tag for each word (intent and slots). choice: the correct one of
-    # several choices. sentence: a vector for each text (Sentence-BERT). translation: a text in another language.
+    # What the model predicts. classification: a class for a text or a pair of texts. regression: a number for a
+    # text or a pair of texts. multi_label: a set of labels for a text or a pair of texts. qa: the part of a
+    # passage that answers a question. tagging: a tag for each word. joint: a class for each text and a tag for each
+    # word (intent and slots). choice: which of several choices is correct. sentence: a vector for each text
+    # (Sentence-BERT). translation: a text in another language.
     kind: TaskKind = "classification"
     # Name of the task in metrics.json and predictions; empty: task.kind.
     name: str = ""
