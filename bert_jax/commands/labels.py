@@ -57,8 +57,8 @@ def predict_command(arguments: argparse.Namespace) -> None:
 
 def zero_shot_command(arguments: argparse.Namespace) -> None:
     """Classify texts with labels that the model was not trained on, and write JSON lines with the same fields as
-    bert-jax predict. A natural language inference (NLI) model reads the text with a hypothesis for every label; a
-    masked-LM model scores the words of the labels at the mask of a prompt."""
+    bert-jax predict. A natural language inference (NLI) model reads the text together with a hypothesis for
+    each label; a masked-LM model scores the words of the labels at the mask of a prompt."""
     from bert_jax.inference.text_files import with_ids, write_json_lines
     from bert_jax.inference.zero_shot import right_answer, scores, zero_shot
     from bert_jax.tasks.task import Prediction
@@ -139,8 +139,9 @@ COMMANDS = (
         ),
         option(
             "--template", metavar="TEXT",
-            help='NLI model: a hypothesis in which {} stands for the word (default: "This text is about {}."); '
-            'masked-LM model (required): a prompt with {text} and a mask, such as "{text} It was [MASK]."',
+            help='NLI model: a hypothesis in which {} stands for the word of the label (default: '
+            '"This text is about {}."); masked-LM model (required): a prompt with {text} and a mask, such as '
+            '"{text} It was [MASK]."',
         ),
         option("--multi_label", action="store_true", help="allow any number of labels for a text, including none"),
         option(

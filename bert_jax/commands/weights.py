@@ -69,7 +69,11 @@ def _formats_of(arguments: argparse.Namespace) -> list[str]:
 
 
 _CHECKING = (
-    option("--no_verify", action="store_true", help="do not compare the outputs with those of the other library"),
+    option(
+        "--no_verify", action="store_true",
+        help="do not compare the outputs with those of the other library; an export then does not compare the "
+        "stored parameters either",
+    ),
     option(
         "--peer_python", metavar="PYTHON",
         help="Python interpreter with the other library, such as transformers, for the comparison (default: the "
@@ -137,7 +141,7 @@ COMMANDS = (
             help="truncate text vectors to their first N values; requires --format sentence-transformers, onnx, "
             "stablehlo or npz",
         ),
-        option("--force", action="store_true", help="replace the folder --to if it is not empty"),
+        option("--force", action="store_true", help="replace the folder named by --to if it is not empty"),
         option(
             "--language", type=names_of, default=(), metavar="CODE,...",
             help="languages of the model, to state in the model card, as ISO 639 codes such as en,zh",

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from bert_jax.inference.loaded import LoadedModel
     from bert_jax.inference.text_files import Entry
 
-_TEXTS = "file with one text per line (blank lines are skipped), .jsonl with id and text, or .npy of bert-jax embed"
+_TEXTS = (
+    "a file with one text per line (blank lines are skipped), a .jsonl file with id and text, or a .npy file "
+    "written by bert-jax embed"
+)
 _MINED = "file with one text per line (blank lines are skipped), or .jsonl with id and text"
 _PROMPT = option("--prompt", metavar="TEXT", help="text to insert before every text")
 
@@ -337,8 +340,8 @@ COMMANDS = (
         option(
             "--index", type=Path, metavar="DIR",
             help="index to search instead of --corpus: a folder that bert-jax embed --precision wrote. A search "
-            "in a binary index selects 100 texts per query by the bits in memory, then ranks these texts by their "
-            "int8 vectors on disk",
+            "in a binary index selects 100 texts per query with the bits in memory, and then ranks these texts by "
+            "their int8 vectors on disk",
         ),
         option("queries", nargs="*", metavar="QUERY", help="queries (default: each text of the corpus is a query)"),
         option(
@@ -356,8 +359,8 @@ COMMANDS = (
         ),
         option(
             "--relevant", type=Path, metavar="FILE",
-            help='relevant texts of each query, as JSON lines {"query": id, "relevant": [ids]}; MRR, precision, '
-            "recall and NDCG are printed instead of hits",
+            help='file with the relevant texts of each query, as JSON lines {"query": id, "relevant": [ids]}; MRR, '
+            "precision, recall and NDCG are printed instead of hits",
         ),
         OUTPUT,
         pooling,
