@@ -180,7 +180,7 @@ def model(texts: str = "", *, required: bool = True, with_labels: bool = True, w
             parser.add_argument(
                 "--json_lines",
                 action="store_true",
-                help="read the input as one JSON object per line",
+                help="read each line of the input as a JSON object",
             )
         if texts or not required:
             parser.add_argument("--batch_tokens", type=int, metavar="N", help=BATCH_TOKENS)

@@ -177,7 +177,7 @@ COMMANDS = (
         model("texts to embed", with_int8=True),
         option(
             "--output", type=Path, metavar="FILE",
-            help="file for the vectors. .npy: an array float32[texts, width]; .npz: this array with the name "
+            help="file for the vectors. .npy: an array float32[texts, width]; .npz: the same array, named "
             "embeddings; other names: JSON lines (default: JSON lines to standard output). With --precision int8 "
             "or binary: a new folder",
         ),
