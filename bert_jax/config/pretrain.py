@@ -78,8 +78,9 @@ class DataConfig(Section, prefix="data."):
     # empty: a folder in data.shards.
     token_store: str = ""
     # What a line of text contains: sentence, paragraph (which is split into sentences), or auto. auto decides for
-    # each file from a sample of 400 lines: sentence if at most 1 in 20 of these lines has several sentences, and
-    # the lines with several sentences contain at most a third of the sampled text; otherwise paragraph.
+    # each file from a sample of 400 lines: it chooses sentence if at most 1 in 20 of these lines has several
+    # sentences and the lines with several sentences contain at most a third of the sampled text; otherwise, it
+    # chooses paragraph.
     line: Literal["auto", "sentence", "paragraph"] = "auto"
     # Field that contains the text in JSON records and in the records of tfds: and hf: datasets.
     json_field: str = "text"
