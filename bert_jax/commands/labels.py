@@ -128,8 +128,8 @@ COMMANDS = (
     ), group="use", example='--model runs/sst2 "a film that one likes to see twice"'),
     Command("zero-shot", "classify with labels that the model was not trained on", zero_shot_command, (
         model(
-            "texts, which must precede --labels; if the JSON lines of --input have a field named label, metrics "
-            "are also printed",
+            "texts, which must precede --labels. If the JSON lines of --input have a field label (with "
+            "--multi_label: labels), metrics are also printed",
             with_labels=False,
         ),
         option(

@@ -144,11 +144,11 @@ COMMANDS = (
         option("--force", action="store_true", help="replace the folder named by --to if it is not empty"),
         option(
             "--language", type=names_of, default=(), metavar="CODE,...",
-            help="languages of the model, to state in the model card, as ISO 639 codes such as en,zh",
+            help="ISO 639 codes of the model's languages for the model card, such as en,zh",
         ),
         option(
             "--license", default="", metavar="NAME",
-            help="license to state in the model card, such as apache-2.0",
+            help="license of the model for the model card, such as apache-2.0",
         ),
         option(
             "--push", default="", metavar="OWNER/NAME",
