@@ -4,8 +4,20 @@ Shapes: L layers, A heads, T tokens. The rows of the last two axes are the token
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+
+
+class PlaceHead(NamedTuple):
+    """The head that attends most to a place: its layer and number, from 1, its mean attention to the place, and the
+    mean that equal attention would have in its layer (``equal_attention``)."""
+
+    place: str
+    layer: int
+    head: int
+    mean: float
+    equal: float
 
 
 def rollout(attentions: np.ndarray) -> np.ndarray:
@@ -31,13 +43,22 @@ def entropy(attentions: np.ndarray) -> np.ndarray:
     return -(values * logs).sum(axis=-1).mean(axis=-1)
 
 
-def place_heads(attentions: np.ndarray, special: Sequence[bool]) -> list[tuple[str, int, int, float]]:
-    """Return (place, layer, head, mean attention) of the head that attends most to each of these places, the
-    largest mean first: the previous, the next and the same token, the first token of the input, and the separators,
-    which are the other special tokens. The mean is over the tokens that are not special and have such a place.
+def equal_attention(attentions: np.ndarray) -> np.ndarray:
+    """Return equal attention to all tokens that a layer can read, float64[L, 1, T, T], for float[L, A, T, T]. A
+    token can read those that have a positive attention in a head of the layer: all tokens, unless the attention is
+    causal or has windows."""
+    can_read = (attentions > 0).any(axis=1, keepdims=True).astype(np.float64)
+    return can_read / can_read.sum(axis=-1, keepdims=True)
 
-    ``attentions``: float[L, A, T, T]; layer and head are counted from 1; ``special``: bool[T].
+
+def place_heads(attentions: np.ndarray, special: Sequence[bool]) -> list[PlaceHead]:
+    """Return the head that attends most to each of these places, the largest mean first: the previous, the next and
+    the same token, the first token of the input, and the separators, which are the other special tokens. The mean
+    is over the tokens that are not special and have such a place.
+
+    ``attentions``: float[L, A, T, T]; ``special``: bool[T].
     """
+    equal = equal_attention(attentions)
     is_special, size = np.array(special, bool), attentions.shape[-1]
     others = np.tile(is_special & (np.arange(size) > 0), (size, 1))
     places: dict[str, np.ndarray] = {
@@ -51,10 +72,15 @@ def place_heads(attentions: np.ndarray, special: Sequence[bool]) -> list[tuple[s
     for name, mask in places.items():
         rows = ~is_special & mask.any(axis=1)
         if rows.any():
-            means = (attentions.astype(np.float64) * mask).sum(axis=-1)[..., rows].mean(axis=-1)
+            means, equal_means = (
+                (values.astype(np.float64) * mask).sum(axis=-1)[..., rows].mean(axis=-1)
+                for values in (attentions, equal)
+            )
             layer, head = np.unravel_index(means.argmax(), means.shape)
-            found.append((name, int(layer) + 1, int(head) + 1, float(means.max())))
-    return sorted(found, key=lambda one: -one[3])
+            found.append(
+                PlaceHead(name, int(layer) + 1, int(head) + 1, float(means.max()), float(equal_means[layer, 0]))
+            )
+    return sorted(found, key=lambda one: -one.mean)
 
 
 def mean_distance(attentions: np.ndarray) -> np.ndarray:

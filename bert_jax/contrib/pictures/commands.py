@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 def picture_command(arguments: argparse.Namespace) -> None:
     """Write a page that shows how a model processes a text: the attention of every head, one head in detail with
     lines from each token to the tokens that it attends to, attention rollout, the entropy and the mean attention
-    distance of every head, and the vocabulary words nearest to each token at every layer. The page is one HTML
-    file, which loads nothing from the network. --words adds a map of word embeddings; without a text, the page
-    contains only this map."""
+    distance of every head, and the vocabulary words nearest to each token at every layer. The page compares these
+    numbers with equal attention and with random parameters. It is one HTML file, which loads nothing from the
+    network. --words adds a map of word embeddings; without a text, the page contains only this map."""
     from bert_jax.contrib.pictures.picture import picture
     from bert_jax.contrib.pictures.words_map import read_words
 
@@ -42,8 +42,8 @@ def play_command(arguments: argparse.Namespace) -> None:
     """Guess masked words against a model. In each of ten sentences, one word is masked: you write your guess, then
     the model shows its guesses with their probabilities. The sentences come from --text, else from the held-out
     text of the pretraining run, else from a built-in list. For a Chinese vocabulary, each built-in sentence
-    contains an idiom of four characters, and one of these characters is masked. Ctrl-D ends the game and shows the
-    score."""
+    contains an idiom of four characters, and one of these characters is masked. "pass" skips a sentence; "quit" or
+    Ctrl-D ends the game. The end shows the score and how good the guesses of the model were."""
     from bert_jax.contrib.pictures.play import play
 
     arguments.model, _ = _model_and_text(arguments, with_text=False)

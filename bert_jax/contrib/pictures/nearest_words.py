@@ -20,12 +20,14 @@ _WINDOW, _BLOCK = 512, 256
 
 class NearestWords(NamedTuple):
     """The words nearest to each token by cosine, the nearest first: indices int64[N, T, K] into ``words``, and
-    cosines float32[N, T, K]. ``sources`` names the vectors of each of the N rows."""
+    cosines float32[N, T, K]. ``sources`` names the vectors of each of the N rows; ``medians``, float32[N, T],
+    are the medians of the cosines to all words."""
 
     words: list[str]
     sources: list[str]
     indices: np.ndarray
     cosines: np.ndarray
+    medians: np.ndarray
 
 
 def nearest_words(
@@ -48,6 +50,7 @@ def nearest_words(
     if static_TxV is not None:
         sources.insert(0, "input table")
         scores_NxTxC = np.concatenate([static_TxV[None, :, pool], scores_NxTxC])
+    medians = np.median(scores_NxTxC, axis=2)
     fold = str.casefold if tokenizer.lower_case else str
     places = {fold(name): i for i, name in enumerate(names)}
     for token, one in enumerate(ids):
@@ -56,7 +59,7 @@ def nearest_words(
             scores_NxTxC[:, token, own] = -np.inf
     top = min(top, len(names) - 1) or 1
     order = np.argsort(-scores_NxTxC, axis=2, kind="stable")[..., :top]
-    return NearestWords(names, sources, order, np.take_along_axis(scores_NxTxC, order, axis=2))
+    return NearestWords(names, sources, order, np.take_along_axis(scores_NxTxC, order, axis=2), medians)
 
 
 def _pool(words: int, static_TxV: np.ndarray | None, top: int, candidates: int) -> np.ndarray:

@@ -169,9 +169,10 @@ function drawLines() {
 function describe() {
   const {layer, head} = state, line = find("numbers"), windowed = data.windows[layer - 1];
   const own = data.numbers[layer - 1][head - 1];
-  line.textContent = own ? `Layer ${layer}, head ${head}: entropy ${own[0].toFixed(2)} nats (at most `
-    + `${Math.log(data.read).toFixed(2)}, for equal attention to ${data.read} tokens), mean distance `
-    + `${own[1].toFixed(1)} tokens.` : `Rollout through layers 1 to ${layer}: the share of each input token (column) `
+  const equal = data.equal[layer - 1];
+  line.textContent = own ? `Layer ${layer}, head ${head}: entropy ${own[0].toFixed(2)} nats (equal attention: `
+    + `${equal[0].toFixed(2)}), mean distance ${own[1].toFixed(1)} tokens (equal attention: ${equal[1].toFixed(1)}).`
+    : `Rollout through layers 1 to ${layer}: the share of each input token (column) `
     + `in each token after layer ${layer} (row).`;
   if (windowed) line.textContent += ` This layer attends to at most ${windowed} tokens on each side.`;
 }
@@ -192,7 +193,7 @@ function plot(id, which, label) {
   svg.setAttribute("width", width);
   svg.setAttribute("height", height);
   svg.replaceChildren();
-  const most = Math.max(1e-9, ...data.numbers.flat().map((own) => own[which])) * 1.08;
+  const most = Math.max(1e-9, ...data.numbers.flat().concat(data.equal).map((own) => own[which])) * 1.08;
   const x = (layer) => left + 10 + (width - left - 20) * (layer - 0.5) / layers;
   const y = (value) => height - bottom - (height - bottom - 22) * value / most;
   add(svg, "text", label, {x: 0, y: 12});
@@ -207,6 +208,11 @@ function plot(id, which, label) {
     add(svg, "text", layer, {x: x(layer), y: height - 20, "text-anchor": "middle"});
   }
   add(svg, "text", "layer", {x: width, y: height - 4, "text-anchor": "end"});
+  data.equal.forEach((equal, i) => {
+    const dash = add(svg, "line", "", {x1: x(i + 1) - 14, x2: x(i + 1) + 14, y1: y(equal[which]), y2: y(equal[which]),
+      class: "equal"});
+    add(dash, "title", `equal attention in layer ${i + 1}: ${equal[which].toFixed(2)}`);
+  });
   data.numbers.forEach((row, i) => row.forEach((own, j) => {
     const on = i + 1 === state.layer && j + 1 === state.head;
     const dot = add(svg, "circle", "", {cx: x(i + 1), cy: y(own[which]), r: on ? 7 : 5, class: on ? "dot on" : "dot"});
@@ -218,7 +224,7 @@ function plot(id, which, label) {
 // ------------------------------------------------------------------ words
 
 function drawNearest() {
-  const {words, sources, indices, cosines} = data.nearest, body = find("near");
+  const {words, sources, indices, cosines, medians, random} = data.nearest, body = find("near");
   [...find("chips").children].forEach((chip, i) => { chip.className = i === state.token ? "chosen" : ""; });
   body.replaceChildren();
   sources.forEach((source, row) => {
@@ -232,6 +238,8 @@ function drawNearest() {
       add(item, "small", (cosines[row][state.token][i] / 100).toFixed(2));
       list.append(" ");
     });
+    const compared = [[medians[row][state.token]], random[row][state.token]];
+    for (const own of compared) add(line, "td", own.map((cosine) => (cosine / 100).toFixed(2)).join(", "));
   });
 }
 
@@ -290,14 +298,18 @@ if (find("grid")) {
       if (id === "from") item.addEventListener("click", () => { state.from = state.from === i ? -1 : i; drawLines(); });
     });
   }
-  for (const [name, layer, head, mean] of data.patterns) {
-    add(find("patterns"), "button", `${name}: layer ${layer}, head ${head}, mean ${percent(mean)}`)
-      .addEventListener("click", () => choose(layer, head));
+  for (const [name, layer, head, ...means] of data.patterns) {
+    const line = add(find("patterns"), "tr");
+    add(add(line, "td"), "button", name).addEventListener("click", () => choose(layer, head));
+    for (const text of [`${layer}, ${head}`, ...means.map(percent)]) add(line, "td", text);
   }
+  find("equal").textContent = `The mark is ${percent(1 / data.read)}: equal attention to all ${data.read} tokens.`;
   find("special").addEventListener("change", drawLines);
   find("grid").addEventListener("click", chooseInGrid);
   for (const kind of ["click", "mousemove"]) find("matrix").addEventListener(kind, readCell);
-  find("scale").style.background = "linear-gradient(to right, var(--card), var(--full))";
+  const at = `${100 / Math.sqrt(data.read)}%`;
+  find("scale").style.background = `linear-gradient(var(--mark), var(--mark)) ${at} 0 / 3px 100% no-repeat, `
+    + "linear-gradient(to right, var(--card), var(--full))";
 }
 if (find("chips")) {
   tokens.forEach((token, i) => {

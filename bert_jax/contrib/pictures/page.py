@@ -19,9 +19,13 @@ _ATTENTION = """<h2>Attention of every head</h2>
 <div class="card"><p class="soft">Rows are layers, columns are heads; R is the rollout (below). In each square, a
 row is a token that attends and a column a token that it attends to. Click or tap a square to see it in full.
 Color: 0% <span class="scale" id="scale"></span> 100%; the middle of the scale is 25%, because the color follows the
-square root.</p><canvas id="grid"></canvas>
-<p class="soft">Heads with the largest mean attention of the ordinary tokens to a place:</p>
-<div class="chips" id="patterns"></div>
+square root. <span id="equal"></span></p><canvas id="grid"></canvas>
+<p class="soft">The head that attends most to each place. Means are over the tokens that are not special.</p>
+<table class="places"><thead><tr><th>place</th><th>layer, head</th><th>mean attention</th><th>equal attention</th>
+<th>random parameters</th></tr></thead><tbody id="patterns"></tbody></table>
+<p class="soft">"Equal attention" is the value of a head that attends equally to all tokens that it can read.
+"Random parameters" is the largest value of a head of the same network before training. A value that is not clearly
+above both shows nothing that the model has learned.</p>
 <p class="soft">Attention shows where a head reads, not why the model gives its answer: other attention can lead to
 the same answer (Jain and Wallace 2019).</p></div>
 <h2>One head</h2>
@@ -42,20 +46,26 @@ matrix of a layer is the mean of its heads and the identity, because the residua
 <h2>Entropy and distance of every head</h2>
 <div class="two"><div class="card"><svg id="entropies"></svg></div>
 <div class="card"><svg id="distances"></svg></div></div>
-<p class="soft">A dot is a head; click or tap it to see it in full. Entropy is small if a token attends to few
-tokens. Distance counts the tokens between a token and those that it attends to, weighted by attention. Both are
-means over the tokens.</p>"""
+<p class="soft">A dot is a head; click or tap it to see it in full. A dash is equal attention. Entropy is small
+if a token attends to few tokens. Distance counts the tokens between a token and those that it attends to,
+weighted by attention. Both are means over the tokens.</p>"""
 _NEAREST = """<h2>Nearest words of a token, layer by layer</h2>
-<div class="card"><div class="chips" id="chips" dir="$DIR"></div><table><tbody id="near"></tbody></table>
+<div class="card"><div class="chips" id="chips" dir="$DIR"></div><table class="near">
+<thead><tr><th></th><th>nearest words and their cosines</th><th>median word</th>
+<th>random parameters: nearest, median</th></tr></thead><tbody id="near"></tbody></table>
 <p class="soft">Cosines between the vector of the token in this text and those of $COUNT vocabulary words, each read
 alone by the same layers: words nearest to the tokens in the embedding table, and words with the lowest ids. "input
-table" compares the rows of this table, where a piece has one vector in all texts.</p></div>"""
+table" compares the rows of this table, where a piece has one vector in all texts.</p>
+<p class="soft">"Median word" is the median of the cosines to all $COUNT words: half of the words are nearer. The
+last column gives the cosine of the nearest word and the median for the same network before training. A cosine is
+high only if it exceeds its median by much more than these two differ.</p></div>"""
 _MAP = """<h2>Map of words</h2>
 <div class="card"><svg id="map"></svg><p class="soft">Input embeddings of $COUNT words on their first two principal
 components: $X of the variance from left to right, $Y from bottom to top. Words of several pieces have the mean of
 their pieces. The map leaves out $REST of the variance, so words that are close to each other here can be far apart
-in the model. A dot without a label is a word whose label would cover another one; point at the dot to read it.</p>
-</div>"""
+in the model. With random parameters, it would leave out $RANDOM; if $REST is not clearly less, the places of the
+words show little that the model has learned. A dot without a label is a word whose label would cover another one;
+point at the dot to read it.</p></div>"""
 
 
 def page(
@@ -92,7 +102,8 @@ def page(
         assert isinstance(of_words, dict) and isinstance(of_words["words"], list)
         x, y = of_words["variance"]  # type: ignore[misc]
         own.append(_filled(_MAP, {"COUNT": str(len(of_words["words"])), "X": f"{x:.0%}", "Y": f"{y:.0%}",
-                                   "REST": f"{1 - x - y:.0%}"}))  # fmt: skip
+                                   "REST": f"{1 - x - y:.0%}",
+                                   "RANDOM": f"{1 - of_words['random_variance']:.0%}"}))  # type: ignore[operator]  # fmt: skip
     here = Path(__file__).parent
     parts = {
         "TITLE": html.escape(title),

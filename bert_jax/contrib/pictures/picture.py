@@ -3,22 +3,24 @@
 Shapes: L layers, A heads, T tokens, N layers with the embeddings, H width.
 """
 
+import dataclasses
 import functools
 import html
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
 
-from bert_jax.contrib.pictures.attention import entropy, mean_distance, place_heads, rollout
+from bert_jax.contrib.pictures.attention import entropy, equal_attention, mean_distance, place_heads, rollout
 from bert_jax.contrib.pictures.nearest_words import NearestWords, nearest_words
 from bert_jax.contrib.pictures.page import page
 from bert_jax.contrib.pictures.words_map import WordsMap, words_map
 from bert_jax.io.files import write_whole
 from bert_jax.json_values import Json
+from bert_jax.training.state import initial_params
 
 if TYPE_CHECKING:
     from bert_jax.inference.engine import Text
@@ -30,7 +32,7 @@ _ATTENTION_BYTES = 4_500_000
 _MOST_TOKENS, _MOST_WORDS = 256, 400
 
 
-@dataclass(frozen=True, repr=False, eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, repr=False, eq=False, kw_only=True)
 class Picture:
     """A picture as numbers and as a page; a notebook shows the page.
 
@@ -96,15 +98,17 @@ def picture(
     reading = _Reading(loaded, text, notes)
     chosen = reading.checked_head(layer, head)
     kept = reading.kept_tokens()
+    random = _random_parameters(loaded)
     nearest = reading.nearest(kept, top, candidates)
     if len(words) > _MOST_WORDS:
         notes.append(f"The map shows the first {_MOST_WORDS} of {len(words):,} words.")
+    of_random = nearest and reading.nearest_of(random, kept, 1, candidates)
     of_words = words_map(loaded, words[:_MOST_WORDS]) if words else None
     data: dict[str, Json] = {
         "tokens": list(reading.tokens[:kept]), "special": list(reading.special[:kept]), "read": len(reading.tokens),
-        "layer": chosen[0], "head": chosen[1], **reading.numbers(),
-        "nearest": None if nearest is None else _nearest_data(nearest),
-        "map": None if of_words is None else _map_data(of_words),
+        "layer": chosen[0], "head": chosen[1], **reading.numbers(random),
+        "nearest": _nearest_data(nearest, of_random) if nearest and of_random else None,
+        "map": None if of_words is None else _map_data(of_words, words_map(random, of_words.words)),
     }  # fmt: skip
     shown = " / ".join(text) if isinstance(text, tuple | list) else text or ""
     summary = [line.strip() for line in repr(loaded).partition("): ")[2].splitlines()]
@@ -186,25 +190,44 @@ class _Reading:
         both = np.concatenate([self.attentions[..., :kept, :kept], self.rollout[:, None, :kept, :kept]], axis=1)
         return np.rint(np.sqrt(both) * 255).astype(np.uint8)
 
-    def numbers(self) -> dict[str, Json]:
+    def numbers(self, random: "LoadedModel") -> dict[str, Json]:
+        """Return the numbers of the heads, with those of equal attention and of the network ``random`` to compare
+        with."""
         if self.attentions is None or self.entropy is None or self.distance is None:
             return {"layers": 0, "heads": 0}
         pairs = np.stack([self.entropy, self.distance], axis=-1).round(4)
+        equal = equal_attention(self.attentions)
+        of_equal: Json = np.stack([entropy(equal), mean_distance(equal)], axis=-1)[:, 0].round(4).tolist()
         windows = list(self.loaded.config.layer_windows)
         layers, heads = pairs.shape[:2]
-        patterns: Json = [[*one] for one in place_heads(self.attentions, self.special)]
+        of_random = place_heads(random.attentions([self.text or ""])[0], self.special)
+        means = {one.place: one.mean for one in of_random}
+        patterns: Json = [[*one, means[one.place]] for one in place_heads(self.attentions, self.special)]
         numbers: Json = pairs.tolist()
-        return {"layers": layers, "heads": heads, "numbers": numbers, "windows": windows, "patterns": patterns}
+        return {
+            "layers": layers, "heads": heads, "numbers": numbers, "equal": of_equal, "windows": windows,
+            "patterns": patterns,
+        }  # fmt: skip
 
     def nearest(self, kept: int, top: int, candidates: int) -> NearestWords | None:
         if not self.ids or not candidates:
             return None
         try:
-            hidden = self.loaded.hidden_states([self.text or ""])[0][:, :kept]
-            return nearest_words(self.loaded, self.ids[:kept], hidden, top, candidates)
+            return self.nearest_of(self.loaded, kept, top, candidates)
         except ValueError as error:
             self.notes.append(f"Nearest words are not shown: {error}.")
             return None
+
+    def nearest_of(self, loaded: "LoadedModel", kept: int, top: int, candidates: int) -> NearestWords:
+        """Return the nearest words in ``loaded``, which has the network of the model."""
+        hidden = loaded.hidden_states([self.text or ""])[0][:, :kept]
+        return nearest_words(loaded, self.ids[:kept], hidden, top, candidates)
+
+
+def _random_parameters(loaded: "LoadedModel") -> "LoadedModel":
+    """Return the network of ``loaded`` with randomly initialized parameters, which shows what training changed. It
+    uses the programs of ``loaded``, which take the parameters as an argument."""
+    return dataclasses.replace(loaded, params=jax.jit(lambda: initial_params(loaded.model, seed=0))())
 
 
 def _label(loaded: "LoadedModel", token: int) -> str:
@@ -217,8 +240,9 @@ def _label(loaded: "LoadedModel", token: int) -> str:
     return piece if "\ufffd" in characters else characters.strip() or "␣"
 
 
-def _nearest_data(found: NearestWords) -> Json:
-    """Return the nearest words for the page: only the words that occur, and cosines in hundredths."""
+def _nearest_data(found: NearestWords, random: NearestWords) -> Json:
+    """Return the nearest words for the page: only the words that occur, and cosines in hundredths; ``random`` are
+    those of the network with random parameters."""
     used, indices = np.unique(found.indices, return_inverse=True)
     return {
         "candidates": len(found.words),
@@ -226,10 +250,13 @@ def _nearest_data(found: NearestWords) -> Json:
         "sources": list(found.sources),
         "indices": indices.reshape(found.indices.shape).tolist(),
         "cosines": np.rint(found.cosines * 100).astype(int).tolist(),
+        "medians": np.rint(found.medians * 100).astype(int).tolist(),
+        "random": np.rint(np.stack([random.cosines[..., 0], random.medians], axis=-1) * 100).astype(int).tolist(),
     }
 
 
-def _map_data(found: WordsMap) -> Json:
+def _map_data(found: WordsMap, random: WordsMap) -> Json:
     return {
-        "words": list(found.words), "points": found.points.round(5).tolist(), "variance": list(found.variance)
+        "words": list(found.words), "points": found.points.round(5).tolist(), "variance": list(found.variance),
+        "random_variance": sum(random.variance),
     }  # fmt: skip

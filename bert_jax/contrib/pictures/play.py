@@ -1,6 +1,8 @@
 """A game in the terminal: a person and a model guess the masked words of the same sentences."""
 
+import math
 import re
+import statistics
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +23,12 @@ if TYPE_CHECKING:
     from bert_jax.inference.loaded import LoadedModel
 
 ROUNDS = 10
-# Guesses of the model that are compared with the answer, and that are shown.
-_COMPARED, _SHOWN = 1000, 3
+# Words that a person writes to skip a sentence and to end the game; they are never masked.
+PASS, QUIT = "pass", "quit"
+# Guesses of the model that are compared with the answer, that count as near, and that are shown.
+_COMPARED, _NEAR, _SHOWN = 1000, 5, 3
+# Median rank of the answers, as a share of the vocabulary, up to which the model knows what kind of word fits.
+_NARROWED = 0.01
 # Letters of the shortest masked word, where there are longer ones.
 _SHORTEST = 4
 # Share of single characters in the pieces of a Chinese vocabulary.
@@ -40,6 +46,18 @@ class Round(NamedTuple):
     piece: str
 
 
+class Guesses(NamedTuple):
+    """The guesses of the model for a sentence, the best first, as words with their probabilities, and the rank of
+    the answer among them, from 1 (infinity: not among the guesses that are compared)."""
+
+    words: list[tuple[str, float]]
+    rank: float
+
+    @property
+    def are_right(self) -> bool:
+        return self.rank == 1
+
+
 class Score(NamedTuple):
     """Right answers of the person and of the model, and the number of sentences that both have answered."""
 
@@ -52,7 +70,7 @@ def play(
     loaded: "LoadedModel", place: Path, *, file: Path | None = None, seed: int = 0,
     ask: Callable[[str], str] | None = None, show: Callable[[str], None] = print,
 ) -> Score:  # fmt: skip
-    """Play a game and return its score. An end of the input (Ctrl-D) ends the game.
+    """Play a game and return its score. ``QUIT`` and the end of the input (Ctrl-D) end the game.
 
     Args:
         place: path of the model; a pretraining run with held-out text gives the sentences if ``file`` is None.
@@ -73,26 +91,68 @@ def play(
     if not rounds:
         raise ValueError(f"{source}: no sentence has a word that is one piece of the vocabulary; set --text FILE")
     filled = loaded.fill_mask([one.masked for one in rounds], top=_COMPARED)
-    show(f"{len(rounds)} sentences from {source}. Write the missing word; Enter passes, Ctrl-D ends the game.")
-    score = Score(0, 0, 0)
-    for number, (one, found) in enumerate(zip(rounds, filled, strict=True), 1):
+    guesses = [_guesses(one, found, tokenizer) for one, found in zip(rounds, filled, strict=True)]
+    noun = "character" if all(is_cjk(one.answer[0]) for one in rounds) else "word"
+    for line in _opening(loaded, place, source, len(rounds), noun):
+        show(_wrapped(line))
+    person, played = 0, 0
+    for number, (one, of_model) in enumerate(zip(rounds, guesses, strict=True), 1):
         show(f"\n{_wrapped(f'{number}/{len(rounds)}  {one.shown}')}")
+        guess = _person_guess(tokenizer, noun, ask or _line, show)
+        is_right = guess is not None and _same(guess, one.answer, tokenizer)
+        outcomes = {None: "you ended the game", "": "you passed"}
+        outcome = "you are right" if is_right else outcomes.get(guess, "you are wrong")
+        for line in _answer_lines(one, of_model, outcome):
+            show(_wrapped(line))
+        if guess is None:
+            break
+        person, played = person + is_right, number
+        right = sum(of.are_right for of in guesses[:played])
+        if played < len(rounds):
+            show(f"score after {played} of {len(rounds)}: you {person}, model {right}")
+    score = Score(person, sum(of.are_right for of in guesses[:played]), played)
+    for line in _result(score, rounds, guesses[:played], tokenizer.vocab_size):
+        show(line if line.startswith("\n") else _wrapped(line))
+    return score
+
+
+# ------------------------------------------------------------------ the person
+
+
+def _person_guess(
+    tokenizer: Tokenizer, noun: str, ask: Callable[[str], str], show: Callable[[str], None]
+) -> str | None:
+    """Ask until the person writes a guess that can be right, and return it; "" if the person passes, None at the
+    end of the game."""
+    while True:
         try:
-            guess = (ask or _line)("you: ").strip()
+            given = ask("you: ").strip()
         except EOFError:
             show("")
-            break
-        is_right = _same(guess, one.answer, tokenizer)
-        model_is_right = found.masks[0].predictions[0][0] == one.piece
-        outcome = "you are right" if is_right else "you are wrong" if guess else "you passed"
-        for line in _answer_lines(one, found, tokenizer, outcome):
-            show(line)
-        score = Score(score.person + is_right, score.model + model_is_right, score.rounds + 1)
-        show(f"score: you {score.person}, model {score.model}")
-    ends = {0: "a draw", 1: "you win", -1: "the model wins"}
-    ahead = (score.person > score.model) - (score.person < score.model)
-    show(f"\n{score.rounds} sentences: you {score.person}, model {score.model}; {ends[ahead]}")
-    return score
+            return None
+        if given.lower() in (PASS, QUIT):
+            return "" if given.lower() == PASS else None
+        problem = _problem(given, tokenizer, noun)
+        if problem is None:
+            return given
+        show(f"{problem}; write one {noun}, or {PASS}, or {QUIT}")
+
+
+def _problem(given: str, tokenizer: Tokenizer, noun: str) -> str | None:
+    """Return why ``given`` cannot be an answer; None if it can."""
+    if not given:
+        return "you wrote nothing"
+    words, shown = given.split(), f'"{textwrap.shorten(given, 40, placeholder=" ...")}"'
+    if len(words) > 1:
+        return f"{shown} is {len(words)} words"
+    if noun == "character" and len(given) > 1:
+        return f"{shown} has {len(given)} characters"
+    if not given.isalpha():
+        return f"{shown} has a character that is not a letter"
+    ids = tokenizer.encode((" " if tokenizer.space_before_word else "") + given)
+    if len(ids) != 1 or ids[0] == tokenizer.unk_id:
+        return f"{shown} is no {noun} of the model's vocabulary"
+    return None
 
 
 def _line(prompt: str) -> str:
@@ -107,18 +167,99 @@ def _same(guess: str, answer: str, tokenizer: Tokenizer) -> bool:
     return fold(guess) == fold(answer)
 
 
-def _answer_lines(one: Round, found: "FilledText", tokenizer: Tokenizer, outcome: str) -> Iterator[str]:
-    """Yield the lines that follow an answer."""
+# ------------------------------------------------------------------ the model
+
+
+def _guesses(one: Round, found: "FilledText", tokenizer: Tokenizer) -> Guesses:
     best = found.masks[0].predictions
-    named = [f'"{tokenizer.decode([tokenizer.piece_id(piece)]).strip()}" {_share(p)}' for piece, p in best[:_SHOWN]]
-    yield f"model: {', '.join(named)}: {'right' if best[0][0] == one.piece else 'wrong'}"
-    ranks = {piece: (rank, p) for rank, (piece, p) in enumerate(best, 1)}
-    if one.piece in ranks:
-        rank, p = ranks[one.piece]
-        of_model = f"guess {rank} of the model, {_share(p)}"
+    pieces = [piece for piece, _ in best]
+    words = [(tokenizer.decode([tokenizer.piece_id(piece)]).strip(), p) for piece, p in best]
+    return Guesses(words, pieces.index(one.piece) + 1 if one.piece in pieces else math.inf)
+
+
+def _opening(loaded: "LoadedModel", place: Path, source: str, rounds: int, noun: str) -> Iterator[str]:
+    """Yield the paragraphs before the first sentence: the model, the game, and what a person can write."""
+    tokenizer = loaded.need_tokenizer()
+    sizes = repr(loaded).partition("): ")[2].splitlines()[0]
+    evaluation = read_data(place).get("evaluation") or {}
+    if "mlm_accuracy" in evaluation and "targets" in evaluation:
+        share, count = evaluation["mlm_accuracy"], evaluation["targets"]
+        quality = (
+            f"In the last evaluation of its run, it guessed {share:.1%} of {count:,} masked tokens of held-out "
+            "text, short words and punctuation included."
+        )
     else:
-        of_model = f"not among the first {len(best):,} guesses of the model"
+        quality = (
+            "Its folder contains no evaluation of masked tokens; the end of the game shows how good it was here."
+        )
+    yield f"You play against {place.absolute().name} ({sizes}). {quality}"
+    yield (
+        f"The game has {_sentences_of(rounds)} from {source}. In each, ____ stands for one {noun}. Write this "
+        f"{noun}; then the model's guesses are shown with their probabilities. You get a point if you are right, "
+        "and the model gets one if its first guess is right."
+    )
+    same = "are the same" if tokenizer.lower_case else "differ"
+    case = "" if noun == "character" else f"; upper and lower case {same}"
+    yield (
+        f"A guess is one {noun} of the model's vocabulary{case}. Other input is refused and costs nothing. Write "
+        f"{PASS} to skip a sentence. Write {QUIT}, or press Ctrl-D, to end the game."
+    )
+
+
+def _answer_lines(one: Round, guesses: Guesses, outcome: str) -> Iterator[str]:
+    """Yield the lines that follow an answer."""
+    named = [f'"{word}" {_share(p)}' for word, p in guesses.words[:_SHOWN]]
+    yield f"model: {', '.join(named)}: {'right' if guesses.are_right else 'wrong'}"
+    if guesses.rank < math.inf:
+        of_model = f"the model's guess {guesses.rank}, with {_share(guesses.words[int(guesses.rank) - 1][1])}"
+    else:
+        of_model = f"not among the model's first {len(guesses.words):,} guesses"
     yield f"answer: {one.answer} ({of_model}); {outcome}"
+
+
+def _result(score: Score, rounds: Sequence[Round], guesses: Sequence[Guesses], pieces: int) -> Iterator[str]:
+    """Yield the lines at the end: the score, and what the sentences that were played show about the model."""
+    if not score.rounds:
+        yield "\nThe game ended before the first answer, so there is no score."
+        return
+    ends = {0: "a draw", 1: "you win", -1: "the model wins"}
+    ahead = (score.person > score.model) - (score.person < score.model)
+    yield f"\nscore after {score.rounds} of {len(rounds)}: you {score.person}, model {score.model}; {ends[ahead]}"
+    near, median = sum(of.rank <= _NEAR for of in guesses), statistics.median(of.rank for of in guesses)
+    middle = f"{median:,g}" if median < math.inf else f"beyond {len(guesses[0].words):,}"
+    yield (
+        f"The model's first guess was right in {score.model} of {score.rounds}, and the answer was among its first "
+        f"{_NEAR} guesses in {near}. The median rank of the answers among its guesses is {middle}; in a random "
+        f"order, it would be about {pieces // 2:,}."
+    )
+    expected = sum(of.words[0][1] for of in guesses)
+    yield (
+        f"By its own probabilities, the model expected {expected:.1f} right first guesses. "
+        f"{_surest(rounds, guesses, is_right=False)} {_surest(rounds, guesses, is_right=True)}"
+    )
+    if median <= _NEAR:
+        shows = "the model usually has the answer among its best guesses"
+    elif median <= _NARROWED * pieces:
+        shows = "the model knows what kind of word is missing, but usually not which one"
+    else:
+        shows = "the model guesses these words badly from their context"
+    yield f"Here, {shows}. This is a test of only {_sentences_of(score.rounds)}; --seed N chooses others."
+
+
+def _sentences_of(count: int) -> str:
+    return f"{count} sentence{'s' * (count != 1)}"
+
+
+def _surest(rounds: Sequence[Round], guesses: Sequence[Guesses], *, is_right: bool) -> str:
+    """Return a sentence about the right or the wrong first guess with the highest probability."""
+    own = [i for i, of in enumerate(guesses) if of.are_right == is_right]
+    kind = "right" if is_right else "wrong"
+    if not own:
+        return f"No first guess was {kind}."
+    place = max(own, key=lambda i: guesses[i].words[0][1])
+    word, p = guesses[place].words[0]
+    answer = "" if is_right else f', where the answer is "{rounds[place].answer}"'
+    return f'Its surest {kind} guess was "{word}" with {_share(p)} in sentence {place + 1}{answer}.'
 
 
 def _share(p: float) -> str:
@@ -144,9 +285,11 @@ def _sentences(tokenizer: Tokenizer, place: Path, file: Path | None) -> tuple[st
         return str(file), [line.replace("{", "(").replace("}", ")") for line in lines if line]
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
     if sum(len(piece) == 1 and is_cjk(piece) for piece in pieces) >= _CHINESE_SHARE * len(pieces):
-        return "sentences with Chinese idioms", list(CHINESE)
+        return "a built-in list, each with a Chinese idiom of four characters", list(CHINESE)
     held_out = list(_held_out(tokenizer, place))
-    return (f"the held-out text of {place}", held_out) if held_out else ("general English text", list(ENGLISH))
+    if not held_out:
+        return "a built-in list of general English", list(ENGLISH)
+    return f"the held-out text of {place}, on which the model was not trained", held_out
 
 
 def _held_out(tokenizer: Tokenizer, place: Path) -> Iterator[str]:
@@ -188,7 +331,8 @@ def _possible(tokenizer: Tokenizer, sentence: str, longest: int) -> list[Round]:
         sides, (piece,) = (text[:begin], text[end:]), tokenizer.pieces(ids)
         one = Round(mask.join(sides), "____".join(sides), word, piece)
         masked = tokenizer.encode_with_masks(one.masked)
-        if ids[0] != tokenizer.unk_id and masked.count(tokenizer.mask_id) == 1 and len(masked) + 2 <= longest:
+        is_known = ids[0] != tokenizer.unk_id and word.lower() not in (PASS, QUIT)
+        if is_known and masked.count(tokenizer.mask_id) == 1 and len(masked) + 2 <= longest:
             found.append(one)
     long = [one for one in found if len(one.answer) >= _SHORTEST or is_cjk(one.answer[0])]
     return long or found

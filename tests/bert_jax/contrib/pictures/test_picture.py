@@ -15,7 +15,7 @@ from inference_models import PIECES, make_model, make_weights, shared_model
 from bert_jax.commands.main import main
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.contrib.pictures import picture as module
-from bert_jax.contrib.pictures.attention import entropy, mean_distance, place_heads, rollout
+from bert_jax.contrib.pictures.attention import entropy, equal_attention, mean_distance, place_heads, rollout
 from bert_jax.contrib.pictures.page import direction
 from bert_jax.contrib.pictures.words_map import principal_components, read_words
 from bert_jax.inference.loaded import prepare
@@ -100,11 +100,47 @@ def test_heads_of_places_have_the_largest_means():
     attentions[0, 1, [1, 2, 3], [4, 4, 4]] = [0.9, 0.9, 0.3]  # the separator
     attentions[0, 0, 0, 1] = attentions[0, 2, 4, 0] = 1.0  # of special tokens, which do not count
     found = place_heads(attentions, special)
-    assert found[:2] == [("separators", 1, 2, pytest.approx(0.7)), ("previous token", 2, 3, pytest.approx(0.6))]
-    assert {name: mean for name, _, _, mean in found[2:]} == {
+    assert [one[:4] for one in found[:2]] == [
+        ("separators", 1, 2, pytest.approx(0.7)), ("previous token", 2, 3, pytest.approx(0.6)),
+    ]  # fmt: skip
+    assert [one.equal for one in found] == [pytest.approx(0.2)] * 5
+    assert {one.place: one.mean for one in found[2:]} == {
         "first token": pytest.approx((0.6 + 0.1 + 0.1) / 3), "next token": pytest.approx((0.1 + 0.1 + 0.3) / 3),
         "the token itself": pytest.approx(0.1),
     }  # fmt: skip
+
+
+def test_equal_attention_is_that_to_the_tokens_that_a_layer_can_read():
+    attentions = np.full((3, 2, 4, 4), 0.25)
+    attentions[1] = np.tril(attentions[1])  # causal
+    attentions[2, 0, 0, 1] = 0.0  # only in one of the heads
+    equal = equal_attention(attentions)
+    assert equal.shape == (3, 1, 4, 4) and (equal[[0, 2]] == 0.25).all()
+    assert equal[1, 0].tolist() == [[1, 0, 0, 0], [0.5, 0.5, 0, 0], pytest.approx([1 / 3] * 3 + [0]), [0.25] * 4]
+    means = {one.place: one.equal for one in place_heads(attentions[1:2], [False] * 4)}
+    assert means == pytest.approx(
+        {"previous token": (1 / 2 + 1 / 3 + 1 / 4) / 3, "next token": 0.0, "the token itself": (1 + 13 / 12) / 4,
+         "first token": (1 + 13 / 12) / 4}
+    )  # fmt: skip
+
+
+def test_the_page_compares_with_random_parameters(loaded, found):
+    """The same network with parameters that the initialization draws; the parameters of the model stay."""
+    before = np.array(loaded.params["embeddings"]["word_embeddings"]["embedding"])
+    random = module._random_parameters(loaded)
+    table = np.asarray(random.params["embeddings"]["word_embeddings"]["embedding"])
+    assert table.shape == before.shape and np.isclose(table.std(), loaded.config.initializer_range, rtol=0.2)
+    assert np.array_equal(before, np.asarray(loaded.params["embeddings"]["word_embeddings"]["embedding"]))
+    data, other = Page(found.html).data, random.picture(TEXT, words=found.map.words)
+    means = {one.place: one.mean for one in place_heads(other.attentions, data["special"])}
+    assert {place: mean for place, *_, mean in data["patterns"]} == pytest.approx(means)
+    cosines = np.stack([other.nearest.cosines[..., 0], other.nearest.medians], axis=-1)
+    assert np.abs(np.array(data["nearest"]["random"]) / 100 - cosines).max() < 0.0051
+    assert data["map"]["random_variance"] == pytest.approx(sum(other.map.variance))
+    assert other.map.variance != found.map.variance
+    equal = equal_attention(found.attentions)
+    assert np.allclose(np.array(data["equal"])[:, 0], np.log(8), atol=1e-4)
+    assert np.allclose(np.array(data["equal"])[:, 1], mean_distance(equal)[:, 0], atol=1e-4)
 
 
 def test_principal_components_are_those_of_the_covariance():
@@ -130,10 +166,9 @@ def test_the_page_holds_the_attention_of_the_model(loaded, found):
     assert np.abs(values[:, :4] - expected).max() < 0.004 and np.abs(values[:, 4] - found.rollout).max() < 0.004
     assert np.allclose(np.array(data["numbers"])[..., 0], found.entropy, atol=1e-4)
     assert (data["layer"], data["head"], data["read"]) == (2, 3, 8)
-    assert (
-        data["patterns"] == [[*one] for one in place_heads(expected, data["special"])]
-        and len(data["patterns"]) == 5
-    )
+    assert [one[:5] for one in data["patterns"]] == [
+        [*one] for one in place_heads(expected, data["special"])
+    ] and len(data["patterns"]) == 5
     points = np.array(data["map"]["points"])
     assert data["map"]["words"] == ["w1", "w2", "w3", "w4xy"] and np.allclose(points, found.map.points, atol=1e-5)
     assert found._repr_html_().startswith("<iframe srcdoc=") and "8 tokens, 2 layers of 4 heads" in repr(found)
@@ -154,6 +189,7 @@ def test_nearest_words_are_those_of_brute_force(loaded, found):
         order = [i for i in np.argsort(-cosines) if nearest.words[i] != "w30"][:5]
         assert nearest.indices[row, place].tolist() == order
         assert np.allclose(nearest.cosines[row, place], cosines[order], atol=1e-5)
+        assert np.isclose(nearest.medians[row, place], np.median(cosines), atol=1e-5)
     data = Page(found.html).data["nearest"]
     shown = [data["words"][i] for i in data["indices"][2][place]]
     assert shown == [nearest.words[i] for i in nearest.indices[2, place]]

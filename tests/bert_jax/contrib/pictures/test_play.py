@@ -2,14 +2,16 @@
 
 import io
 import json
+import math
 import re
+import statistics
 
 import pytest
 from builders import drawn, tiny_model
 
 from bert_jax.commands.main import main
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
-from bert_jax.contrib.pictures.play import _share, play
+from bert_jax.contrib.pictures.play import Guesses, Round, Score, _result, _share, play
 from bert_jax.contrib.pictures.sentences import CHINESE, ENGLISH
 from bert_jax.inference.loaded import prepare
 from bert_jax.interop.saved_model import write_saved
@@ -53,7 +55,7 @@ def rounds_of(lines):
 
 
 def test_the_score_counts_both_players(english, tmp_path):
-    score, lines = game(english, tmp_path, [""] * 10)
+    score, lines = game(english, tmp_path, ["pass"] * 10)
     shown, answers = rounds_of(lines)
     assert len(shown) == len(answers) == 10 and score.person == 0 and score.rounds == 10
     assert {one.replace("____", word) for one, word in zip(shown, answers, strict=True)} <= set(ENGLISH)
@@ -63,20 +65,108 @@ def test_the_score_counts_both_players(english, tmp_path):
         for one, word in zip(shown, answers, strict=True)
     ]
     assert score.model == sum(right)
+    assert sum(line.endswith(": right") for line in lines if line.startswith('model: "')) == sum(right)
     # The same game again, with six right answers; then the input ends.
     score, lines = game(english, tmp_path, [word.upper() for word in answers[:6]])
     assert score == (6, sum(right[:6]), 6)
     assert sum(line.endswith("; you are right") for line in lines) == 6
-    assert sum(line.endswith(": right") for line in lines if line.startswith('model: "')) == sum(right[:6])
-    assert lines[-1] == f"\n6 sentences: you 6, model {sum(right[:6])}; you win"
-    assert rounds_of(lines)[0] == shown[:7]
+    assert f"\nscore after 6 of 10: you 6, model {sum(right[:6])}; you win" in lines
+    assert rounds_of(lines) == (shown[:7], answers[:7])
+
+
+@pytest.mark.parametrize("end", [["quit"], []])
+def test_a_sentence_that_is_left_shows_its_answer_and_does_not_count(english, tmp_path, end):
+    _, whole = game(english, tmp_path, ["pass"] * 10)
+    score, lines = game(english, tmp_path, ["Pass", *end])
+    assert score.rounds == 1 and rounds_of(lines) == tuple(of[:2] for of in rounds_of(whole))
+    outcomes = [line.rpartition("; ")[2] for line in lines if line.startswith("answer: ")]
+    assert outcomes == ["you passed", "you ended the game"]
+    assert "\nscore after 1 of 10: you 0, model 0; a draw" in lines
+    score, lines = game(english, tmp_path, end)
+    assert score == (0, 0, 0) and len(rounds_of(lines)[1]) == 1
+    assert lines[-1] == "\nThe game ended before the first answer, so there is no score."
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("", "you wrote nothing; write one word, or pass, or quit"),
+        ("the house", '"the house" is 2 words; write one word, or pass, or quit'),
+        ("zzzz", '"zzzz" is no word of the model\'s vocabulary; write one word, or pass, or quit'),
+        ("h\udcffuse", "has a character that is not a letter; write one word, or pass, or quit"),
+    ],
+)
+def test_input_that_cannot_be_right_costs_nothing(english, tmp_path, given, line):
+    _, answers = rounds_of(game(english, tmp_path, ["pass"] * 10)[1])
+    score, lines = game(english, tmp_path, [given, given, answers[0]])
+    assert score.person == score.rounds == 1 and sum(line in one for one in lines) == 2
+    assert "\n" not in line and rounds_of(lines)[1] == answers[:2]
+
+
+def test_the_words_of_the_game_are_never_masked(tmp_path):
+    loaded = prepare(weights_of(["pass", "quit", "late", "."]), name="small")
+    (tmp_path / "text.txt").write_text("pass quit late.\n")
+    _, lines = game(loaded, tmp_path, [], file=tmp_path / "text.txt")
+    assert rounds_of(lines)[1] == ["late"] and lines[1].startswith("The game has 1 sentence from")
+
+
+def test_the_end_states_what_the_guesses_show(english, tmp_path):
+    """Ranks and probabilities are counted again from all guesses of the model."""
+    _, lines = game(english, tmp_path, ["pass"] * 10)
+    guesses = [
+        (english.fill_mask(one.replace("____", "[MASK]"), top=1000).masks[0].predictions, word.lower())
+        for one, word in zip(*rounds_of(lines), strict=True)
+    ]
+    ranks = [[piece for piece, _ in of].index(word) + 1 for of, word in guesses]
+    end = " ".join(lines[-3:]).replace("\n", " ")
+    near = sum(rank <= 5 for rank in ranks)
+    assert (
+        f"first guess was right in {ranks.count(1)} of 10, and the answer was among its first 5 guesses in {near}"
+        in end
+    )
+    random = english.tokenizer.vocab_size // 2
+    assert (
+        f"among its guesses is {statistics.median(ranks):,g}; in a random order, it would be about {random}." in end
+    )
+    assert f"the model expected {sum(of[0][1] for of, _ in guesses):.1f} right first guesses" in end
+    wrong = [(of[0][1], of[0][0], i) for i, (of, word) in enumerate(guesses) if of[0][0] != word]
+    p, word, place = max(wrong)
+    answer = guesses[place][1]
+    assert f'surest wrong guess was "{word}" with {_share(p)} in sentence {place + 1}, where the answer is "' in end
+    assert f'"{answer}"' in end.lower()
+
+
+def test_verdicts_follow_the_median_rank():
+    one = Round("a [MASK]", "a ____", "x", "x")
+    for rank, shows in ((3, "usually has the answer"), (9, "knows what kind"), (11, "badly"), (math.inf, "badly")):
+        wrong = Guesses([("y", 0.25), ("z", 0.125)], rank)
+        lines = [*_result(Score(0, 0, 2), [one] * 5, [wrong, wrong], 1000)]
+        assert shows in lines[-1] and "only 2 sentences;" in lines[-1], rank
+        assert f"among its guesses is {'beyond 2' if rank == math.inf else rank};" in lines[1]
+        assert "expected 0.5 right first guesses" in lines[2] and lines[2].endswith("No first guess was right.")
+    right = Guesses([("x", 0.5)], 1)
+    lines = [*_result(Score(0, 1, 1), [one], [right], 1000)]
+    assert 'No first guess was wrong. Its surest right guess was "x" with 50% in sentence 1.' in lines[2]
+    assert lines[0].endswith("you 0, model 1; the model wins") and "only 1 sentence;" in lines[-1]
+
+
+def test_the_opening_names_the_model_and_how_good_it_is(english, tmp_path):
+    _, lines = game(english, tmp_path, [])
+    opening = lines[0].replace("\n", " ")
+    assert opening.startswith(f"You play against {tmp_path.name} (bert, 1 layer of width 16, ")
+    assert "no evaluation of masked tokens; the end of the game shows" in opening
+    assert "upper and lower case are the same" in lines[2].replace("\n", " ")
+    data = {"evaluation": {"mlm_accuracy": 0.2346, "targets": 19834}}
+    (tmp_path / "report_data.json").write_text(json.dumps(data))
+    _, lines = game(english, tmp_path, [])
+    assert "it guessed 23.5% of 19,834 masked tokens of held-out text" in lines[0].replace("\n", " ")
 
 
 def test_long_sentences_are_wrapped_and_small_probabilities_are_not_zero(english, tmp_path):
     (tmp_path / "long.txt").write_text(" ".join(["the house is old and"] * 8) + "\n")
-    _, lines = game(english, tmp_path, ["house", "x", ""], file=tmp_path / "long.txt")
-    assert lines[1].count("\n") == 3 and max(map(len, lines[1].splitlines())) <= 80
-    assert [line.rpartition("; ")[2] for line in lines if line.startswith("answer")][1:] == [
+    _, lines = game(english, tmp_path, ["house", "old", "pass"], file=tmp_path / "long.txt")
+    assert lines[3].count("\n") == 3 and max(map(len, "\n".join(lines).splitlines())) <= 80
+    assert [line.rpartition("; ")[2] for line in lines if line.startswith("answer")][1:3] == [
         "you are wrong",
         "you passed",
     ]
@@ -84,16 +174,18 @@ def test_long_sentences_are_wrapped_and_small_probabilities_are_not_zero(english
 
 
 def test_a_seed_chooses_other_words(english, tmp_path):
-    first, second, again = (rounds_of(game(english, tmp_path, [""] * 10, seed=n)[1])[0] for n in (1, 2, 1))
+    first, second, again = (rounds_of(game(english, tmp_path, ["pass"] * 10, seed=n)[1])[0] for n in (1, 2, 1))
     assert first == again != second
 
 
 def test_one_character_of_an_idiom_is_masked_for_a_chinese_vocabulary(tmp_path):
     characters = sorted({char for sentence in CHINESE for char in sentence} - {"{", "}"})
-    _, lines = game(prepare(weights_of(characters), name="zh"), tmp_path, ["龙"] * 10)
+    _, lines = game(prepare(weights_of(characters), name="zh"), tmp_path, ["画蛇", "龙", *["pass"] * 10])
     shown, answers = rounds_of(lines)
     whole = {sentence.replace("{", "").replace("}", ""): sentence for sentence in CHINESE}
-    assert len(shown) == 10 and "Chinese idioms" in lines[0]
+    assert len(shown) == 10 and "each with a Chinese idiom of four characters" in lines[1].replace("\n", " ")
+    assert "画蛇" in lines[4] and "has 2 characters; write one character, or pass, or quit" in lines[4]
+    assert lines[5] == '"龙" is no character of the model\'s vocabulary; write one character, or pass, or quit'
     for one, char in zip(shown, answers, strict=True):
         sentence = whole[one.replace("____", char)]
         assert sentence.index("{") <= one.index("____") < sentence.index("}") - 1
@@ -104,9 +196,14 @@ def test_held_out_text_of_a_run(english, tmp_path):
     masks = [{"predictions": [["the", 1.0]], "answer": word} for word in ("train", "city")]
     sample = {"text": "the [MASK] to the [MASK] leaves", "masks": masks}
     (tmp_path / "report_data.json").write_text(json.dumps({"filled_masks": [sample]}))
-    _, lines = game(english, tmp_path, [""] * 10)
+    _, lines = game(english, tmp_path, ["pass"] * 10)
     shown, answers = rounds_of(lines)
-    assert f"from the held-out text of {tmp_path}" in lines[0] and sorted(answers) == ["city", "leaves", "train"]
+    source = f"from the held-out text of {tmp_path}, on which the model was not trained."
+    assert source.split() == lines[1].split()[5 : 5 + len(source.split())] and sorted(answers) == [
+        "city",
+        "leaves",
+        "train",
+    ]
     assert {one.replace("____", word) for one, word in zip(shown, answers, strict=True)} == {
         "the train to the city leaves"
     }
@@ -119,8 +216,8 @@ def test_command_reads_piped_answers(tmp_path, capsys, monkeypatch):
     words = ["play", str(tmp_path / "saved"), "--seed", "1", "--text", str(tmp_path / "text.txt")]
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert out.startswith("2 sentences from ") and "\n1/2  " in out and "you: moon\n" in out
-    assert re.search(r"\n1 sentences?: you [01], model [01]; ", out)
+    assert "The game has 2 sentences from" in out and "\n1/2  " in out and "you: moon\n" in out
+    assert re.search(r"\nscore after 1 of 2: you [01], model [01]; ", out)
 
 
 def test_what_is_refused(tmp_path, capsys):
@@ -140,5 +237,5 @@ def test_what_is_refused(tmp_path, capsys):
 
 def test_a_damaged_report_gives_no_sentences(english, tmp_path):
     (tmp_path / "report_data.json").write_text('{"filled_masks": [')
-    _, lines = game(english, tmp_path, [""] * 10)
-    assert "from general English text" in lines[0]
+    _, lines = game(english, tmp_path, ["pass"] * 10)
+    assert "from a built-in list of general English." in lines[1].replace("\n", " ")
