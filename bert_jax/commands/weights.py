@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from bert_jax.commands.options import SOURCE, Command, names_of, option, read_options, reading
+from bert_jax.io.hub import model_path, push
 from bert_jax.registry import load, names
 
 _FORMATS = ("hf", "sentence-transformers", "tf1", "onnx", "stablehlo", "npz")
@@ -15,7 +16,7 @@ def import_command(arguments: argparse.Namespace) -> None:
     from bert_jax.interop.import_model import import_model
 
     import_model(
-        Path(arguments.source),
+        model_path(arguments.source),
         arguments.target,
         read_options(arguments),
         verify=not arguments.no_verify,
@@ -29,7 +30,6 @@ def export_command(arguments: argparse.Namespace) -> None:
     the largest difference from the output of bert_jax."""
     from bert_jax.interop.export import export_model
     from bert_jax.interop.model_card import Publication
-    from bert_jax.io.hub import push
 
     if arguments.format is None:
         raise ValueError(f"--format: not given; formats that hold this model: {', '.join(_formats_of(arguments))}")
@@ -40,7 +40,7 @@ def export_command(arguments: argparse.Namespace) -> None:
     if any(getattr(arguments, name) is not None for name in ("calibration", "check", "check_loss")):
         calibrate, check = load("extensions", "export --calibration")(arguments)
     export_model(
-        Path(arguments.source),
+        model_path(arguments.source),
         arguments.target,
         arguments.format,
         dtype=arguments.dtype,
@@ -65,7 +65,7 @@ def _formats_of(arguments: argparse.Namespace) -> list[str]:
     from bert_jax.interop.export_table import formats_of
     from bert_jax.interop.readers import read_weights
 
-    return formats_of(read_weights(Path(arguments.source), read_options(arguments)).spec)
+    return formats_of(read_weights(model_path(arguments.source), read_options(arguments)).spec)
 
 
 _CHECKING = (

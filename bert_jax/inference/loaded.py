@@ -21,6 +21,7 @@ from bert_jax.interop.model_bundle import ModelBundle, ReadOptions, StoredDtype
 from bert_jax.interop.readers import read_weights
 from bert_jax.io import elsewhere
 from bert_jax.io.errors import did_you_mean
+from bert_jax.io.hub import model_path
 from bert_jax.io.signatures import methods_name_parameters, names_parameters
 from bert_jax.json_values import Json
 from bert_jax.process.accelerators import keep_to_cpu_without_accelerator
@@ -359,7 +360,7 @@ def load(
         raise ValueError(f"dtype: {dtype!r} is not allowed; use float32 or bfloat16{hint}")
     keep_to_cpu_without_accelerator()
     use_program_cache()
-    return prepare(read_weights(Path(path), options), dtype=dtype, name=str(path))
+    return prepare(read_weights(model_path(path), options), dtype=dtype, name=str(path))
 
 
 def prepare(

@@ -24,6 +24,18 @@ def is_hub_name(path: Path) -> bool:
     return bool(has_form) and not path.exists() and not Path(f"{path}.index").exists()
 
 
+def model_path(name: str | Path) -> Path:
+    """Return the name of a model, as a user wrote it, as a path.
+
+    Raises ``ValueError`` for a missing local path that would be a name on the Hub without the "./" at its begin or
+    the "/" at its end, which a ``Path`` does not keep.
+    """
+    text, path = str(name), Path(name)
+    if (text.startswith("./") or text.endswith("/")) and is_hub_name(path):
+        raise ValueError(f"{text}: this folder does not exist{near_path(path)}")
+    return path
+
+
 def local_folder(path: Path) -> Path:
     """Return ``path``, or for a name on the Hub the folder of the downloaded model.
 

@@ -12,6 +12,7 @@ from bert_jax.interop.hf.families.long import has_own_projections
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import leaves_activation_open, leaves_case_open, read_weights
 from bert_jax.interop.taken_over import described, kept_facts
+from bert_jax.io.hub import model_path
 from bert_jax.start.fixed_options import (
     NEXT_SENTENCE,
     Given,
@@ -91,7 +92,7 @@ def initial_weights(
 
     Raises ``ValueError`` (one line) if it cannot be read, or not be changed.
     """
-    name = Path(options.init_from)
+    name = model_path(options.init_from)
     weights = start or read_weights(name, _reading(name, given, allow_mismatch=options.allow_mismatch))
     if not options.changes:
         return weights, weights

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from bert_jax.commands.options import SOURCE, Command, option, read_options, reading
+from bert_jax.io.hub import model_path
 
 
 def calibrate_command(arguments: argparse.Namespace) -> None:
@@ -15,7 +16,7 @@ def calibrate_command(arguments: argparse.Namespace) -> None:
     from bert_jax.contrib.calibration.calibrate import calibrate_model
 
     calibrate_model(
-        Path(arguments.source), arguments.target, arguments.examples, read_options(arguments),
+        model_path(arguments.source), arguments.target, arguments.examples, read_options(arguments),
         equal_classes=arguments.equal_classes, check=arguments.check,
     )  # fmt: skip
 

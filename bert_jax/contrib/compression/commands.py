@@ -19,6 +19,7 @@ from bert_jax.commands.options import (
     reading,
     run_options,
 )
+from bert_jax.io.hub import model_path
 from bert_jax.json_values import Json
 
 if TYPE_CHECKING:
@@ -32,7 +33,11 @@ def trim_command(arguments: argparse.Namespace) -> None:
     from bert_jax.contrib.compression.trim import trim_model
 
     trim_model(
-        Path(arguments.source), arguments.target, arguments.corpus, read_options(arguments), ngram=arguments.ngram
+        model_path(arguments.source),
+        arguments.target,
+        arguments.corpus,
+        read_options(arguments),
+        ngram=arguments.ngram,
     )
 
 
@@ -55,7 +60,7 @@ def prune_command(arguments: argparse.Namespace) -> None:
         start=arguments.start,
         seed=arguments.seed,
     )
-    prune_model(Path(arguments.source), arguments.target, pruning, read_options(arguments))
+    prune_model(model_path(arguments.source), arguments.target, pruning, read_options(arguments))
 
 
 def factorize_command(arguments: argparse.Namespace) -> None:
@@ -64,7 +69,7 @@ def factorize_command(arguments: argparse.Namespace) -> None:
     models. To recover a part of the lost accuracy, fine-tune the new model."""
     from bert_jax.contrib.compression.factorize import factorize_model
 
-    source, target, options = Path(arguments.source), arguments.target, read_options(arguments)
+    source, target, options = model_path(arguments.source), arguments.target, read_options(arguments)
     factorize_model(source, target, arguments.rank, options, examples=arguments.check)
 
 

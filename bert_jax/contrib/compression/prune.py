@@ -18,6 +18,7 @@ from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
 from bert_jax.interop.saved_model import write_saved
 from bert_jax.io.files import new_folder, whole_folder
+from bert_jax.io.hub import model_path
 from bert_jax.model.flops import traced_flops
 from bert_jax.process import exits
 from bert_jax.records import Record
@@ -157,7 +158,7 @@ def _masks(
 
 def _started(weights: ModelBundle, pruning: Pruning, options: ReadOptions) -> Mapping[str, np.ndarray]:
     """Return the parameters of the start of training. Raises ``ValueError`` if their shapes are others."""
-    start = read_weights(Path(pruning.start), options)
+    start = read_weights(model_path(pruning.start), options)
     start = with_layers(start, pruning.layers, "--layers") if pruning.layers else start
     layers = [
         {name: array.shape for name, array in params.items() if name.startswith("encoder/layer_")}

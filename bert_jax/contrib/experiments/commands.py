@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from bert_jax.commands.options import Command, model_or_place, option, read_options, reading, take_place
+from bert_jax.io.hub import model_path
 
 
 def compare_command(arguments: argparse.Namespace) -> None:
@@ -61,7 +62,7 @@ def benchmark_command(arguments: argparse.Namespace) -> None:
         print(f"not installed here: {', '.join(f'{form} ({FORMS[form][1]})' for form in missing)}")
     lines = []
     try:
-        for line in benchmark(Path(arguments.model), forms, load, report, options):
+        for line in benchmark(model_path(arguments.model), forms, load, report, options):
             lines.append(line)
     finally:  # after a signal, the rows so far are kept
         memory = {line["form"]: line["peak_memory_mb"] for line in lines}

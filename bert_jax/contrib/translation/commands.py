@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from bert_jax.commands.options import Command, option, say
+from bert_jax.io.hub import model_path
 
 
 def encoder_decoder_command(arguments: argparse.Namespace) -> None:
@@ -18,7 +19,7 @@ def encoder_decoder_command(arguments: argparse.Namespace) -> None:
     from bert_jax.interop.saved_model import write_saved
     from bert_jax.process.exits import VERIFICATION_FAILED, Stop
 
-    source, target = Path(arguments.model), Path(arguments.to)
+    source, target = model_path(arguments.model), Path(arguments.to)
     folder = replaced_folder(target, arguments.force, [(source, "the source")])
     if is_folder(source):
         weights = read_folder(source)

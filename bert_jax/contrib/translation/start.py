@@ -1,7 +1,6 @@
 """Translation models made from other models: the encoder of one and the decoder of another (``--decoder_from``)."""
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from bert_jax.contrib.translation.config import EncoderDecoderConfig, joined
 from bert_jax.contrib.translation.run_options import TranslationOptions
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
+from bert_jax.io.hub import model_path
 from bert_jax.start.fixed_options import Given, value_of
 
 # Parts of the parameters of the network, and canonical prefixes in a model of one part.
@@ -35,7 +35,7 @@ def with_decoder(options: TranslationOptions, weights: ModelBundle, given: Given
         return join(weights, weights, shared=name == "shared")
     if name == "random":
         return _with_random_decoder(weights, value_of(given, "model.decoder", ()))
-    return join(weights, read_weights(Path(name), ReadOptions(allow_mismatch=options.allow_mismatch)))
+    return join(weights, read_weights(model_path(name), ReadOptions(allow_mismatch=options.allow_mismatch)))
 
 
 def join(encoder: ModelBundle, decoder: ModelBundle, *, shared: bool = False) -> ModelBundle:

@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from inference_models import make_weights
 
 import bert_jax
 from bert_jax.commands.finetune import FinetuneRunOptions
+from bert_jax.commands.main import main
 from bert_jax.inference.loaded import prepare
 from bert_jax.interop.readers import read_weights
 from bert_jax.io import hub
@@ -111,6 +113,30 @@ def test_a_local_folder_is_not_searched_on_the_hub(asked, tmp_path):
     assert not asked
     with pytest.raises(ValueError, match="does not exist; did you mean 'quickstart'"):
         bert_jax.load("quickstat")
+
+
+@pytest.mark.parametrize("name", ["./bert-base", "bert-base/", "./owner/name", "../owner/name", "~/name", "a/b/c"])
+def test_a_missing_local_path_is_not_searched_on_the_hub(asked, name, capsys):
+    with pytest.raises(ValueError, match=rf"^{re.escape(name)}: (this folder )?does not exist$"):
+        bert_jax.load(name)
+    for command in (
+        ["picture", name, "a text"], ["export", "--model", name, "--to", "out", "--format", "hf"],
+        ["finetune", "--init_from", name, "--task.kind", "classification", "--data.train", "a.tsv"],
+    ):  # fmt: skip
+        assert main(command) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ") and "does not exist" in line, command
+    assert not asked
+
+
+def test_a_similar_folder_is_named(asked, tmp_path):
+    (tmp_path / "quickstart").mkdir()
+    with pytest.raises(
+        ValueError, match=r"^\./quickstat: this folder does not exist; did you mean 'quickstart'\?$"
+    ):
+        bert_jax.load("./quickstat")
+    (tmp_path / "bert_model.ckpt.index").touch()
+    assert hub.model_path("./bert_model.ckpt") == Path("bert_model.ckpt") and not asked
 
 
 def test_a_tf1_checkpoint_in_the_working_folder_is_not_searched_on_the_hub(asked, tmp_path):

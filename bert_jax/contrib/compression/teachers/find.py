@@ -9,7 +9,7 @@ from bert_jax.contrib.compression.teachers.outputs import Teacher, stored_teache
 from bert_jax.inference.loaded import LoadedModel, prepare
 from bert_jax.interop.model_bundle import ModelBundle, ReadOptions
 from bert_jax.interop.readers import read_weights
-from bert_jax.io.hub import is_hub_name
+from bert_jax.io.hub import is_hub_name, model_path
 from bert_jax.io.storage import Location
 from bert_jax.tokenization import Tokenizer, build_tokenizer
 from bert_jax.training.checkpoint.parameters import arrays_digest
@@ -95,7 +95,7 @@ def _recorded(workdir: Location) -> list[dict[str, str]]:
 
 def _read(name: str, options: ReadOptions) -> tuple[ModelBundle, dict[str, str]]:
     """Return weights and record of a model."""
-    weights = read_weights(Path(name), options)
+    weights = read_weights(model_path(name), options)
     digest = arrays_digest(weights.params, weights.spec.model.vocab_size)
     place = name if is_hub_name(Path(name)) else str(Path(name).absolute())
     return weights, {"teacher": place, "digest": digest}
