@@ -42,7 +42,8 @@ document.addEventListener("DOMContentLoaded", () => {
       const share = [...weights].reduce((sum, [word, weight]) => sum + (own.has(word) ? weight : 0), 0) / total;
       if (!(share >= 0.5)) continue;
       for (const [file, id] of places) {
-        if (id === null || titles[file] === title || excluded.has(file)) continue;
+        // Headings of the changelog ("Added") answer no question.
+        if (id === null || titles[file] === title || excluded.has(file) || docnames[file] === "CHANGELOG") continue;
         const score = 20 * share + 8 * Math.min(1, weights.size / own.size);
         const name = `${titles[file]} > ${title}`;
         results.push([docnames[file], name, `#${id}`, null, score, filenames[file], SearchResultKind.title]);
@@ -81,16 +82,18 @@ document.addEventListener("DOMContentLoaded", () => {
     summary.classList.add("context");
     const shown = text.slice(begin, begin + width).trim();
     summary.textContent = `${begin ? "..." : ""}${shown}${begin + width < text.length ? "..." : ""}`;
-    if (!anchor && best && best !== sections[0])
-      setTimeout(() => {  // after Sphinx has added the summary to the list
-        const link = summary.closest("li")?.querySelector("a");
-        if (!link) return;
-        const place = `${link.href.split("#")[0]}#${best.id}`;
-        if ([...document.querySelectorAll("ul.search > li > a")].some((one) => one.href === place))
-          return summary.closest("li").remove();  // the section is a hit itself
-        link.href = place;
-        link.textContent += ` > ${best.title}`;
-      });
+    const leads = !anchor && best && best !== sections[0];
+    setTimeout(() => {  // after Sphinx has added the summary to the list
+      const link = summary.closest("li")?.querySelector("a");
+      if (!link) return;
+      const place = leads ? `${link.href.split("#")[0]}#${best.id}` : link.href;
+      // A section that is a hit itself, before or after the hit of its page, is listed once.
+      if ([...document.querySelectorAll("ul.search > li > a")].some((one) => one !== link && one.href === place))
+        return summary.closest("li").remove();
+      if (!leads) return;
+      link.href = place;
+      link.textContent += ` > ${best.title}`;
+    });
     return summary;
   };
 });
