@@ -112,8 +112,8 @@ def _display(run: RunFiles) -> Display:
 
 def report_command(arguments: argparse.Namespace) -> None:
     """Write a page about a run: its scores, curves, samples and options. The run may be in progress or stopped; the
-    page states which, and how old the last line of the run's log is. If several runs are given, one page compares
-    them and draws their curves in shared charts."""
+    page states the status of the run and the age of the last line in its log. If several runs are given, one page
+    compares them and draws their curves in shared charts."""
     from bert_jax.training.logging.report import progress_line
 
     target, runs = _report(arguments.workdirs, arguments.output)

@@ -90,7 +90,8 @@ def _vector_lines(
 
 
 def fill_mask_command(arguments: argparse.Namespace) -> None:
-    """Print the most probable vocabulary pieces for each [MASK] in a text, with their probabilities."""
+    """Print the most probable vocabulary pieces for each mask in a text, with their probabilities. The mask is the
+    mask token of the model: [MASK] or, for RoBERTa, <mask>."""
     from bert_jax.inference.fill import FilledText, fill_mask
     from bert_jax.inference.text_files import with_ids, write_json_lines
 
@@ -206,7 +207,7 @@ COMMANDS = (
         ),
     ), group="use", example="--model runs/quickstart --input texts.txt --output vectors.npy"),
     Command("fill-mask", "predict the pieces at each [MASK] in a text", fill_mask_command, (
-        model("texts that contain [MASK]"),
+        model("texts that contain the mask"),
         option("--top", type=int, default=5, help="number of pieces to print for each mask (default: 5)"),
         option("--json", action="store_true", help="print one JSON object per text"),
     ), group="use", example='--model runs/quickstart "the [MASK] of the united states"'),

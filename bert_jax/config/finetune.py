@@ -194,8 +194,8 @@ class FinetuneTrainingConfig(TrainingConfig):
         "eval_batch_size", "doctor",
     )  # fmt: skip
 
-    # Number of passes over the training records. With 0, the run makes 3 passes, or more if there are few records
-    # (docs/finetuning.md, Rate and length).
+    # Number of passes over the training records, if training.num_steps is 0. If both options are 0, the run makes 3
+    # passes, or more if there are few records (docs/finetuning.md, Rate and length).
     num_epochs: AtLeast0[float] = 0.0
     # Total number of optimizer steps; 0: training.num_epochs applies.
     num_steps: AtLeast0[int] = 0

@@ -89,7 +89,7 @@ class TaskDataConfig(Section, prefix="data."):
     # Options that name files.
     SPLITS: ClassVar[tuple[str, ...]] = ("train", "dev", "test")
 
-    # Base folder for task file names that are relative.
+    # Folder to which relative names of task files refer. Empty: the current folder.
     dir: str = ""
     # Training files.
     train: tuple[str, ...] = ()

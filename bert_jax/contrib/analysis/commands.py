@@ -340,8 +340,8 @@ COMMANDS = (
         option(
             "--index", type=Path, metavar="DIR",
             help="index to search instead of --corpus: a folder that bert-jax embed --precision wrote. A search "
-            "in a binary index selects 100 texts per query with the bits in memory, and then ranks these texts by "
-            "their int8 vectors on disk",
+            "in a binary index selects 100 texts per query (or --top, if it is larger) with the bits in memory, "
+            "and then ranks these texts by their int8 vectors on disk",
         ),
         option("queries", nargs="*", metavar="QUERY", help="queries (default: each text of the corpus is a query)"),
         option(
