@@ -13,17 +13,20 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 from bert_jax import registry
 from bert_jax.commands.options import with_encoder
 from bert_jax.config import DataConfig, FinetuneConfig, PretrainConfig, TaskDataConfig
-from bert_jax.config.loader import HELP, Settings, build_config, read_settings, show_help
+from bert_jax.config.loader import HELP, Settings, build_config, dump_yaml, read_settings, show_help
 from bert_jax.config.options import extended
 from bert_jax.io.errors import unknown_command
 from bert_jax.io.storage import Location, location
 from bert_jax.process.exits import run_command
 from bert_jax.process.signals import StopRequest
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _VOCAB = """\
   vocab    train a vocabulary on text
@@ -62,9 +65,13 @@ _RECORD_NOTES = """\
 The command records accepts the options of run_finetune.py; --data.NAME may be shortened to --NAME, and --kind sets
 task.kind.
 """
-_MORE = "bert-data COMMAND --help shows the options of a command.\n"
+_MORE = """\
+bert-data COMMAND --help shows the options of a command. For a command that accepts a recipe, --print_config prints
+the values of its options as YAML.
+"""
+_PRINT = "--print_config"
 _SHORT = {"vocab_size": "model.vocab_size", "kind": "data.tokenizer"}
-C = TypeVar("C")
+C = TypeVar("C", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +138,14 @@ def _run(name: str, words: list[str], program: str) -> None:
     if name not in names:
         raise ValueError(f"{name}: unknown command; allowed: {', '.join(names)}{unknown_command(name, names)}")
     command: DataCommand = own.get(name) or registry.load("data_commands", name)
+    if _PRINT in words and command.options is None:
+        others = {**own, **{one: registry.load("data_commands", one) for one in names if one not in own}}
+        allowed = ", ".join(one for one, other in others.items() if other.options is not None)
+        raise ValueError(f"bert-data {name}: {_PRINT}: this command accepts no recipe; allowed for: {allowed}")
     if not HELP & set(words):
-        return command.run(words)
+        with contextlib.suppress(SystemExit):  # of --print_config
+            command.run(words)
+        return
     _show(f"usage: bert-data {name} [options]\n\n{command.usage}", program)
     if command.options is not None:
         print()
@@ -143,13 +156,19 @@ def _run(name: str, words: list[str], program: str) -> None:
 
 
 def parsed(config_type: type[C], words: Sequence[str], data_type: type, short: Mapping[str, str]) -> C:
-    """Parse the arguments ``words`` into a config; option names without a section refer to ``data``."""
+    """Parse the arguments ``words`` into a config; option names without a section refer to ``data``. With
+    ``--print_config``, print the values of the options that ``data_type`` and ``short`` name, and raise
+    ``SystemExit``."""
     fields = {field.name: f"data.{field.name}" for field in dataclasses.fields(data_type)} | dict(short)
     full = []
-    for word in words:
+    for word in (word for word in words if word != _PRINT):
         name, equals, value = word[2:].partition("=")
         full.append(f"--{fields[name]}{equals}{value}" if word.startswith("--") and name in fields else word)
-    return build_config(config_type, with_encoder(read_settings(full)).all)
+    config = build_config(config_type, with_encoder(read_settings(full)).all)
+    if _PRINT in words:
+        print(dump_yaml(config, {*fields.values()}), end="")
+        raise SystemExit
+    return config
 
 
 class _Parser(argparse.ArgumentParser):
@@ -240,9 +259,10 @@ def _inspect(words: list[str]) -> None:
 def _records(words: list[str]) -> None:
     from data_pipeline.tasks import as_json, read_named, with_label_names
 
-    if not words or words[0].startswith("--"):
+    has_file = bool(words) and not words[0].startswith("--")
+    if not has_file and _PRINT not in words:
         raise ValueError("bert-data records: no file before the options; run: bert-data records FILE [OPTIONS]")
-    config = parsed(extended(FinetuneConfig), words[1:], TaskDataConfig, {"kind": "task.kind"})
+    config = parsed(extended(FinetuneConfig), words[has_file:], TaskDataConfig, {"kind": "task.kind"})
     for record in read_named(words[0], config.data, config.task.kind, "dev"):
         report(json.dumps(as_json(with_label_names(record, config.data)), ensure_ascii=False))
 

@@ -466,12 +466,12 @@ def _construct(
         raise ValueError(f"{source}: {error}" if source and str(error).startswith(key) else str(error)) from None
 
 
-def to_dict(config: "DataclassInstance") -> dict[str, Any]:
-    """Return the options of ``config`` as nested plain dicts, lists and scalars. Options that do not exist with the
-    values of the others are omitted."""
+def to_dict(config: "DataclassInstance", only: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the options of ``config``, or those that ``only`` names, as nested plain dicts, lists and scalars.
+    Options that do not exist with the values of the others are omitted."""
     flat, tree, options = flat_values(config), dict[str, Any](), _options_in(config)
     for key, value in flat.items():
-        if not absence(type(config), options, key, flat):
+        if (only is None or key in only) and not absence(type(config), options, key, flat):
             *sections, name = key.split(".")
             node = tree
             for section in sections:
@@ -492,9 +492,10 @@ def _options_in(config: "DataclassInstance") -> dict[str, Option]:
     return options_of(type(config), chosen)  # type: ignore[arg-type]
 
 
-def dump_yaml(config: "DataclassInstance") -> str:
-    """Return the resolved config as YAML that ``--config`` reads back to an equal config."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=1000)
+def dump_yaml(config: "DataclassInstance", only: Collection[str] | None = None) -> str:
+    """Return the resolved config as YAML that ``--config`` reads back to an equal config; ``only``: the names of
+    the options to return (None: all)."""
+    return yaml.safe_dump(to_dict(config, only), sort_keys=False, allow_unicode=True, width=1000)
 
 
 def from_dict(config_type: type[C], values: Mapping[str, Json]) -> C:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from text_corpora import tree, write_corpus, write_vocab
 
 from bert_jax.commands.data import main
@@ -284,6 +285,34 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--data.mask-unit" in capsys.readouterr().out.replace("_", "-")
 
 
+@pytest.mark.parametrize(
+    ("argv", "expected", "sections"),
+    [
+        (["vocab", "--vocab_size", "99", "--kind", "bpe", "--output", "v"],
+         {"model.vocab_size": 99, "data.tokenizer": "bpe"}, {"model", "data"}),
+        (["shards", "--config", "quickstart", "--workers=3", "--output", "out", "--runner", "beam", "--", "--x"],
+         {"data.shards": "out", "data.workers": 3, "data.seq_length": 64, "model.vocab_size": 8192},
+         {"model", "data"}),
+        (["records", "--columns", "text=a", "label=b"],
+         {"data.columns": ["text=a", "label=b"], "task.kind": "classification"}, {"task", "data"}),
+        (["clean", "--near_duplicates", "0.7"], {"clean.near_duplicates": 0.7}, {"clean", "data"}),
+    ],
+)  # fmt: skip
+def test_print_config(argv, expected, sections, place, monkeypatch, capsys) -> None:
+    """The values of the options of the command, which a recipe sets again; nothing is read or written."""
+    monkeypatch.chdir(place)
+    before = sorted(place.iterdir())
+    assert main([argv[0], "--print_config", *argv[1:]]) == 0
+    printed = yaml.safe_load(text := capsys.readouterr().out)
+    assert {*printed} == sections and sorted(place.iterdir()) == before
+    for key, value in expected.items():
+        section, name = key.split(".")
+        assert printed[section][name] == value
+    (place / "recipe.yaml").write_text(text)
+    assert main([argv[0], "--config", "recipe.yaml", "--print_config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == printed
+
+
 def test_help_to_a_reader_that_leaves() -> None:
     """As in ``bert-data shards --help | head``: nothing is said about it."""
     command = f"{sys.executable} -m bert_jax.commands.data shards --help | head -n 1"
@@ -309,6 +338,8 @@ def test_help_to_a_reader_that_leaves() -> None:
         (["vocab", "--output"], "--output: expected one argument"),
         (["records", "--columns", "text=1"], "no file before the options"),
         (["records", "/no/such.tsv"], "/no/such.tsv"),
+        (["inspect", "--print_config"], "accepts no recipe; allowed for: vocab, shards, records, clean"),
+        (["shards", "--print_config", "--sec_length", "3"], "unknown section"),
     ],
 )
 def test_wrong_command_lines(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

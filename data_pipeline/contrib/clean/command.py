@@ -15,10 +15,10 @@ def clean_command(words: Sequence[str]) -> None:
     from data_pipeline.contrib.clean.run import clean
 
     own, words, beam_options = take_runner(words, output={"type": location})
-    if own.output is None:
-        raise ValueError("bert-data clean: --output is not set; set it to a new folder for the cleaned text")
     rules = {field.name: f"clean.{field.name}" for field in dataclasses.fields(CleanConfig)}
     config = parsed(CleanOptions, words, CleanDataConfig, rules)
+    if own.output is None:
+        raise ValueError("bert-data clean: --output is not set; set it to a new folder for the cleaned text")
     with StopRequest().at_once(STOPPED):
         clean(config, own.output, report, beam_options)
     report(f"text and report in {own.output}")
