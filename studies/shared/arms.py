@@ -236,7 +236,7 @@ def verdicts(differences: Mapping[str, Sequence[float] | None], bound: float) ->
 
     A difference whose interval lies within ``bound`` of 0 is "within ±bound of plain"; another one "helps" or
     "harms" if its p-value (t-test over seeds), adjusted over all arms by Holm's method, is below 0.05; for all
-    others the verdict is "cannot tell".
+    others, and for a single seed, which gives no interval, the verdict is "cannot tell".
     """
     known = {arm: values for arm, values in differences.items() if values is not None}
     p_values = {arm: _p_value(values) for arm, values in known.items()}
@@ -257,12 +257,17 @@ def verdicts(differences: Mapping[str, Sequence[float] | None], bound: float) ->
 
 
 def _p_value(values: Sequence[float]) -> float:
+    if len(values) < 2:  # shows nothing about other seeds
+        return 1.0
     if len({*values}) == 1:  # no variance
         return 1.0 if values[0] == 0 else 0.0
     return float(stats.ttest_1samp(values, 0.0).pvalue)
 
 
 def mean_and_deviation(values: Sequence[float]) -> str:
+    """Return the mean with the standard deviation, which a single value does not have."""
+    if len(values) < 2:
+        return f"{statistics.mean(values):.3f}"
     return f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
 
 
