@@ -1,6 +1,5 @@
 """A game in the terminal: a person and a model guess the masked words of the same sentences."""
 
-import math
 import re
 import statistics
 import sys
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 ROUNDS = 10
 # Words that a person writes to skip a sentence and to end the game; they are never masked.
 PASS, QUIT = "pass", "quit"
-# Guesses of the model that are compared with the answer, that count as near, and that are shown.
-_COMPARED, _NEAR, _SHOWN = 1000, 5, 3
+# Guesses of the model that count as near, and that are shown.
+_NEAR, _SHOWN = 5, 3
 # Median rank of the answers, as a share of the vocabulary, up to which the model knows what kind of word fits.
 _NARROWED = 0.01
 # Letters of the shortest masked word, where there are longer ones.
@@ -47,11 +46,12 @@ class Round(NamedTuple):
 
 
 class Guesses(NamedTuple):
-    """The guesses of the model for a sentence, the best first, as words with their probabilities, and the rank of
-    the answer among them, from 1 (infinity: not among the guesses that are compared)."""
+    """The best guesses of the model for a sentence as words with their probabilities, and the rank, from 1, and the
+    probability of the answer among all pieces of the vocabulary."""
 
     words: list[tuple[str, float]]
-    rank: float
+    rank: int
+    probability: float
 
     @property
     def are_right(self) -> bool:
@@ -90,7 +90,8 @@ def play(
     rounds = _rounds(tokenizer, sentences, loaded.spec.max_length, np.random.default_rng(seed))
     if not rounds:
         raise ValueError(f"{source}: no sentence has a word that is one piece of the vocabulary; set --text FILE")
-    filled = loaded.fill_mask([one.masked for one in rounds], top=_COMPARED)
+    # One sentence at a time, because all pieces of the vocabulary are ranked.
+    filled = loaded.fill_mask([one.masked for one in rounds], top=tokenizer.vocab_size, batch_size=1)
     guesses = [_guesses(one, found, tokenizer) for one, found in zip(rounds, filled, strict=True)]
     noun = "character" if all(is_cjk(one.answer[0]) for one in rounds) else "word"
     for line in _opening(loaded, place, source, len(rounds), noun):
@@ -172,9 +173,10 @@ def _same(guess: str, answer: str, tokenizer: Tokenizer) -> bool:
 
 def _guesses(one: Round, found: "FilledText", tokenizer: Tokenizer) -> Guesses:
     best = found.masks[0].predictions
-    pieces = [piece for piece, _ in best]
-    words = [(tokenizer.decode([tokenizer.piece_id(piece)]).strip(), p) for piece, p in best]
-    return Guesses(words, pieces.index(one.piece) + 1 if one.piece in pieces else math.inf)
+    words = [(tokenizer.decode([tokenizer.piece_id(piece)]).strip(), p) for piece, p in best[:_SHOWN]]
+    ranked = ((rank, p) for rank, (piece, p) in enumerate(best, 1) if piece == one.piece)
+    rank, probability = next(ranked, (len(best) + 1, 0.0))  # a piece for which the network has no row
+    return Guesses(words, rank, probability)
 
 
 def _opening(loaded: "LoadedModel", place: Path, source: str, rounds: int, noun: str) -> Iterator[str]:
@@ -210,10 +212,7 @@ def _answer_lines(one: Round, guesses: Guesses, outcome: str) -> Iterator[str]:
     """Yield the lines that follow an answer."""
     named = [f'"{word}" {_share(p)}' for word, p in guesses.words[:_SHOWN]]
     yield f"model: {', '.join(named)}: {'right' if guesses.are_right else 'wrong'}"
-    if guesses.rank < math.inf:
-        of_model = f"the model's guess {guesses.rank}, with {_share(guesses.words[int(guesses.rank) - 1][1])}"
-    else:
-        of_model = f"not among the model's first {len(guesses.words):,} guesses"
+    of_model = f"the model's guess {guesses.rank:,}, with {_share(guesses.probability)}"
     yield f"answer: {one.answer} ({of_model}); {outcome}"
 
 
@@ -226,10 +225,9 @@ def _result(score: Score, rounds: Sequence[Round], guesses: Sequence[Guesses], p
     ahead = (score.person > score.model) - (score.person < score.model)
     yield f"\nscore after {score.rounds} of {len(rounds)}: you {score.person}, model {score.model}; {ends[ahead]}"
     near, median = sum(of.rank <= _NEAR for of in guesses), statistics.median(of.rank for of in guesses)
-    middle = f"{median:,g}" if median < math.inf else f"beyond {len(guesses[0].words):,}"
     yield (
         f"The model's first guess was right in {score.model} of {score.rounds}, and the answer was among its first "
-        f"{_NEAR} guesses in {near}. The median rank of the answers among its guesses is {middle}; in a random "
+        f"{_NEAR} guesses in {near}. The median rank of the answers among its guesses is {median:,g}; in a random "
         f"order, it would be about {pieces // 2:,}."
     )
     expected = sum(of.words[0][1] for of in guesses)

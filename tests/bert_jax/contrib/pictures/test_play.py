@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import re
 import statistics
 
@@ -138,13 +137,13 @@ def test_the_end_states_what_the_guesses_show(english, tmp_path):
 
 def test_verdicts_follow_the_median_rank():
     one = Round("a [MASK]", "a ____", "x", "x")
-    for rank, shows in ((3, "usually has the answer"), (9, "knows what kind"), (11, "badly"), (math.inf, "badly")):
-        wrong = Guesses([("y", 0.25), ("z", 0.125)], rank)
+    for rank, shows in ((3, "usually has the answer"), (9, "knows what kind"), (11, "badly"), (1200, "badly")):
+        wrong = Guesses([("y", 0.25), ("z", 0.125)], rank, 0.01)
         lines = [*_result(Score(0, 0, 2), [one] * 5, [wrong, wrong], 1000)]
         assert shows in lines[-1] and "only 2 sentences;" in lines[-1], rank
-        assert f"among its guesses is {'beyond 2' if rank == math.inf else rank};" in lines[1]
+        assert f"among its guesses is {rank:,};" in lines[1]
         assert "expected 0.5 right first guesses" in lines[2] and lines[2].endswith("No first guess was right.")
-    right = Guesses([("x", 0.5)], 1)
+    right = Guesses([("x", 0.5)], 1, 0.5)
     lines = [*_result(Score(0, 1, 1), [one], [right], 1000)]
     assert 'No first guess was wrong. Its surest right guess was "x" with 50% in sentence 1.' in lines[2]
     assert lines[0].endswith("you 0, model 1; the model wins") and "only 1 sentence;" in lines[-1]
