@@ -185,8 +185,8 @@ class MixtureOrder:
     """The order of a mixture: the weights of its parts, and their orders, which have the same lanes and seed.
 
     Position p of lane v has place p + v + (a number that the seed determines) in the sequence of the parts. Places
-    are therefore consecutive within a lane, and at the same position of all lanes, so that every batch has the
-    proportions of the weights. A folder without a mixture counts as a mixture of one part.
+    are therefore consecutive within a lane, and at the same position of all lanes, so that the shares of the
+    parts in every batch are close to the weights. A folder without a mixture counts as a mixture of one part.
     """
 
     weights: tuple[int, ...]
