@@ -315,7 +315,9 @@ if (find("chips")) {
   tokens.forEach((token, i) => {
     add(find("chips"), "button", token, {dir: "auto"}).addEventListener("click", () => { state.token = i; drawNearest(); });
   });
-  state.token = Math.max(0, data.special.indexOf(false));
+  // The longest ordinary token, which tells more than an article.
+  const lengths = tokens.map((token, i) => data.special[i] ? 0 : token.length);
+  state.token = lengths.indexOf(Math.max(...lengths));
 }
 draw();
 let drawnWidth = document.documentElement.clientWidth, timer = 0;

@@ -70,7 +70,7 @@ def play(
     loaded: "LoadedModel", place: Path, *, file: Path | None = None, seed: int = 0,
     ask: Callable[[str], str] | None = None, show: Callable[[str], None] = print,
 ) -> Score:  # fmt: skip
-    """Play a game and return its score. ``QUIT`` and the end of the input (Ctrl-D) end the game.
+    """Play a game and return its score. ``QUIT``, the end of the input (Ctrl-D) and Ctrl-C end the game.
 
     Args:
         place: path of the model; a pretraining run with held-out text gives the sentences if ``file`` is None.
@@ -128,7 +128,7 @@ def _person_guess(
     while True:
         try:
             given = ask("you: ").strip()
-        except EOFError:
+        except (EOFError, KeyboardInterrupt):
             show("")
             return None
         if given.lower() in (PASS, QUIT):

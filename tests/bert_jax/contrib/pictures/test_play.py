@@ -39,9 +39,10 @@ def game(loaded, place, answers, **options):
     given, lines = iter(answers), []
 
     def ask(prompt):
-        for answer in given:
+        answer = next(given, EOFError)
+        if isinstance(answer, str):
             return answer
-        raise EOFError
+        raise answer
 
     return play(loaded, place, ask=ask, show=lines.append, **options), lines
 
@@ -73,7 +74,7 @@ def test_the_score_counts_both_players(english, tmp_path):
     assert rounds_of(lines) == (shown[:7], answers[:7])
 
 
-@pytest.mark.parametrize("end", [["quit"], []])
+@pytest.mark.parametrize("end", [["quit"], [], [KeyboardInterrupt]])
 def test_a_sentence_that_is_left_shows_its_answer_and_does_not_count(english, tmp_path, end):
     _, whole = game(english, tmp_path, ["pass"] * 10)
     score, lines = game(english, tmp_path, ["Pass", *end])
