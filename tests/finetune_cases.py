@@ -125,7 +125,7 @@ class _Predictor(Predictor):
     def __init__(self, task, model, mesh):
         super().__init__(task, model, mesh)
         sections = [
-            getattr(task.config, name) for name in ("task", "data", "qa", "tagging", "sentence", "features")
+            getattr(task.config, name) for name in ("task", "data", "qa", "tagging", "sentence", "features", "loss")
         ]
         key = (type(task), model, mesh, repr(sections))
         if len(_STEPS) == 12:

@@ -40,7 +40,8 @@ class Tags(HTMLParser):
 
 
 def without_spans(page):
-    return page.replace("<span>", "").replace("</span>", "")
+    """The page without the marks of places at which a line may be broken."""
+    return page.replace("<span>", "").replace("</span>", "").replace("<wbr>", "")
 
 
 def page_of(folder):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -25,9 +26,11 @@ from bert_jax.model.canonical import Params
 from bert_jax.parallel import host_rows, to_global
 from bert_jax.records import Record
 from bert_jax.tasks.task import Confusion, ModelInput, OwnMetric, Prediction, Task
-from bert_jax.training.logging.verdict import REMEDY, WEAK
+from bert_jax.training.logging.verdict import NEAREST_SENTENCE, REMEDY, WEAK
 from bert_jax.training.state import abstract_params
 
+# The sum and the denominator of each loss of a batch.
+_Losses = Mapping[str, tuple[jax.Array, jax.Array]]
 # Maximum number of tokens of a batch per device: on CPU, on accelerators.
 _CPU_TOKENS, _TOKENS = 2048, 16384
 _MOST_UNITS = 32
@@ -43,9 +46,12 @@ class Predictor:
 
     def __init__(self, task: Task, model: BertModel, mesh: Mesh) -> None:
         self._task, self._mesh = task, mesh
+        # The mean loss of the units of the last call of ``outputs``; None unless ``Task.logs_loss``.
+        self.loss: float | None = None
         # Every process receives all outputs.
         replicated = NamedSharding(mesh, PartitionSpec())
-        self.step = jax.jit(functools.partial(_run, task, model), out_shardings=replicated)
+        run = _run_with_losses if task.logs_loss else _run_without_losses
+        self.step = jax.jit(functools.partial(run, task, model), out_shardings=replicated)
 
     def outputs(
         self, params: Params, units: Sequence[ModelInput], before_batch: Callable[[], None] = lambda: None
@@ -57,14 +63,20 @@ class Predictor:
         ``before_batch`` is called before each batch.
         """
 
+        losses: list[_Losses] = []
+
         def program(features: dict[str, np.ndarray]) -> batching.DeviceOutputs:
             before_batch()
             count = len(features["input_ids"])
             rows = host_rows(self._mesh, count)
             own = {name: array[rows] for name, array in features.items()}
-            return self.step(params, to_global(own, self._mesh, count))
+            outputs, of_batch = self.step(params, to_global(own, self._mesh, count))
+            losses.append(of_batch)
+            return outputs
 
-        return batching.run_packed(program, units, self._batches(units)) if units else []
+        outputs = batching.run_packed(program, units, self._batches(units)) if units else []
+        self.loss = _mean_loss(losses)
+        return outputs
 
     def _batches(self, units: Sequence[ModelInput]) -> Iterator[batching.Packed]:
         task, mesh = self._task, self._mesh.shape
@@ -89,6 +101,32 @@ class Predictor:
 def _run(task: Task, model: BertModel, params: Params, batch: Mapping[str, jax.Array]) -> batching.DeviceOutputs:
     output = bert_output(model.apply({"params": params}, batch, None))
     return batching.by_level(task.outputs(output, batch))
+
+
+def _run_without_losses(
+    task: Task, model: BertModel, params: Params, batch: Mapping[str, jax.Array]
+) -> tuple[batching.DeviceOutputs, _Losses]:
+    return _run(task, model, params, batch), {}
+
+
+def _run_with_losses(
+    task: Task, model: BertModel, params: Params, batch: Mapping[str, jax.Array]
+) -> tuple[batching.DeviceOutputs, _Losses]:
+    """Return what :func:`_run` returns, and the sum and the denominator of each loss; 0 without labeled units."""
+    output = bert_output(model.apply({"params": params}, batch, None))
+    sums, is_labeled = task.loss(output, batch, axis=None), jnp.any(batch["weights"] > 0)
+    known = {name: (sums[name][0], below * is_labeled) for name, below in task.denominators(batch).items()}
+    return batching.by_level(task.outputs(output, batch)), known
+
+
+def _mean_loss(losses: Sequence[_Losses]) -> float | None:
+    """Return the total loss over several batches; None if it is unknown."""
+    names = [*losses[0]] if losses else []
+    # float64[losses, batches, 2] -> float64[losses, 2]
+    totals = np.array([[one[name] for one in losses] for name in names], np.float64).sum(axis=1) if names else None
+    if totals is None or not (totals[:, 1] > 0).all():
+        return None
+    return float((totals[:, 0] / totals[:, 1]).sum())
 
 
 def scores_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> tuple[list[Score], int]:
@@ -204,7 +242,8 @@ def baseline(
     ``metric``, its ``value``, and ``is_beaten``, which is True if the run is better. None: there is nothing to
     compare with.
 
-    It is the constant answer of the task or, if it has none, ``before``, the values before training. The metric is
+    It is the constant answer of the task or, if it has none, the answer by ``Task.plain_answer`` or ``before``, the
+    values before training. The metric is
     ``metric`` (empty: the first one) or, where this is undefined for a constant, the first one that is defined; the
     run is then better if it is better by either.
     """
@@ -216,6 +255,8 @@ def baseline(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as the warning about constant values
             values = point_values(*scores_of(task, records, [replaced(one) for one in predictions]))
+    elif own := _plain_answers(task, records, predictions):
+        answer, values = own
     defined = [score for score in scores if values.get(score.name) is not None]
     if not defined:
         return None
@@ -224,6 +265,19 @@ def baseline(
     pairs = ((one, value(one, count), values.get(one.name) or 0.0) for one in (asked, score))
     is_beaten = any(own > known if one.higher_is_better else own < known for one, own, known in pairs)
     return {"answer": answer, "metric": score.name, "value": values[score.name], "is_beaten": bool(is_beaten)}
+
+
+def _plain_answers(
+    task: Task, records: Sequence[Record], predictions: Sequence[Prediction]
+) -> tuple[str, dict[str, float | None]] | None:
+    """Return the answer by ``Task.plain_answer`` in words, and its scores by name; None if the task has none."""
+    answers = [task.plain_answer(record) for record in records]
+    if all(answer is None for answer in answers):
+        return None
+    replaced: list[Prediction] = [
+        {**one, "answer": answer or ""} for one, answer in zip(predictions, answers, strict=True)
+    ]
+    return NEAREST_SENTENCE, point_values(*scores_of(task, records, replaced))
 
 
 def point_values(scores: Sequence[Score], count: int) -> dict[str, float | None]:

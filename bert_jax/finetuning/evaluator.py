@@ -57,6 +57,13 @@ class Evaluator:
             self.best.require_same(self._choosing_metric()[0], self._resolved.record_digests[self._devs[0]])
 
     @property
+    def _logs_loss(self) -> bool:
+        """True if the loss of the task is the whole training loss."""
+        losses, supervision = self._resolved.config.loss, self._resolved.supervision
+        more = losses.layers or losses.mlm_weight or losses.lm_weight or losses.nsp_weight
+        return not supervision.targets and not more
+
+    @property
     def takes_best(self) -> bool:
         """True if the run ends with the parameters of the best evaluation instead of the last ones."""
         return self._resolved.config.training.restore_best and bool(self.best.step)
@@ -66,10 +73,11 @@ class Evaluator:
         resolved, first, is_best = self._resolved, self._devs[0], False
         params = context.programs.gather(state)
         # Predict all splits before changing any state: after a signal in between, the evaluation is repeated.
-        scores, values = {}, {}
+        scores, values, losses = {}, {}, dict[str, float | None]()
         predictions: dict[str, list[Prediction]] = {}
         for split in self._devs:
             predictions[split] = self._predict(context, params, split, lambda: context.before_batch(step))
+            losses[split] = self._predictors[context.programs.mesh].loss if self._logs_loss else None
             scores[split], count = evaluation.scores_of(resolved.task, resolved.records[split], predictions[split])
             values[split] = evaluation.point_values(scores[split], count)
         # The parameters of a finished run are final: an evaluation on another dev file does not select others.
@@ -81,7 +89,8 @@ class Evaluator:
             own = values[split]
             # The metric that selects the parameters comes first.
             chosen = {name: own[name] for name in (self.best.metric,) if name in own}
-            context.log.write(step, {"split": split, **chosen, **own}, shows=True)
+            loss = {} if losses[split] is None else {"loss": losses[split]}
+            context.log.write(step, {"split": split, **chosen, **own, **loss}, shows=True)
         context.log.show(lambda: self._report_data(context, predictions))
         if is_best and resolved.config.training.restore_best:
             self._save(context, params, step, values)

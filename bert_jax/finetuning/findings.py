@@ -2,6 +2,7 @@
 
 import bisect
 import collections
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,19 @@ _NONE = "none"
 _LENGTHS = {0: "none", 1: "1", 2: "2", 3: "3", 4: "4-5", 6: "6-9", 10: "10+"}
 _CONTEXTS = {0: "up to 100", 101: "101-200", 201: "201-400", 401: "401-800", 801: "801+"}
 _HALVES = {0: "lower half", 1: "upper half"}
+# Questions by their first question word: a pattern in lower-case text, and the name of the group. Of words that
+# begin at the same place, the first one counts.
+_QUESTION_WORDS = {
+    r"\b(?:who|whom|whose)\b|谁": "who",
+    r"\bwhen\b|何时|什么时": "when",
+    r"\bwhere\b|哪里|哪儿|何处|在哪|什么地方": "where",
+    r"\bwhich\b|哪": "which",
+    r"\bwhat\b|什么|何": "what",
+    r"\bwhy\b|为什么|为何": "why",
+    r"\bhow (?:many|much)\b|多少|几": "how many or much",
+    r"\bhow\b|怎|如何": "how",
+}
+_QUESTION_GROUPS = (*_QUESTION_WORDS.values(), "other")
 _RANKS = {1: "1", 2: "2-3", 4: "4-10", 11: "11-100", 101: "101+"}
 
 
@@ -249,7 +263,9 @@ def _support(sentences: Sequence[Sequence[str]]) -> Support:
 
 
 def _spans(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> Findings:
-    score = next(score for score in task.scores(records, predictions) if score.name in ("f1", "exact"))
+    named = {score.name: score for score in task.scores(records, predictions)}
+    score = next(named[name] for name in named if name in ("f1", "exact"))
+    others = [other for name, other in named.items() if name in ("f1", "exact") and other is not score]
     right = np.array([score.of(np.array([i])) for i in range(len(records))])
     sure = np.array([one.get("score", 0.0) for one in predictions], float)
     errors = 1 - right / (max(right.max(), 1.0)) + 1e-9 * np.argsort(np.argsort(sure))
@@ -288,13 +304,26 @@ def _spans(task: Task, records: Sequence[Record], predictions: Sequence[Predicti
         "right" if value >= best else _span_kind(record, one)
         for value, record, one in zip(right, records, predictions, strict=True)
     )
+    asked = [_question_word(record.text) for record in records]
     slices = [
-        _sliced(f"length of the correct answer in {unit}", score, lengths, _LENGTHS),
-        _sliced(f"length of the context in {unit}", score, contexts, _CONTEXTS),
-        _sliced("score of the predicted answer", score, halves.tolist(), _HALVES),
+        _sliced(f"length of the correct answer in {unit}", score, lengths, _LENGTHS, others),
+        _sliced(f"length of the context in {unit}", score, contexts, _CONTEXTS, others),
+        _sliced("score of the predicted answer", score, halves.tolist(), _HALVES, others),
     ]
+    if len({*asked}) > 1:
+        slices.insert(0, _sliced("question word", score, asked, dict(enumerate(_QUESTION_GROUPS)), others))
     found = _worst(records, errors, mistake, wrong=right < best) | {"counts": counts, "slices": slices}
     return found | {"kinds": {"unit": "answers", "counts": dict(kinds.most_common())}}
+
+
+def _question_word(question: str) -> int:
+    """Return the index in ``_QUESTION_GROUPS`` of the question word that occurs first."""
+    found = [
+        (match.start(), number)
+        for number, pattern in enumerate(_QUESTION_WORDS)
+        if (match := re.search(pattern, question.lower()))
+    ]
+    return min(found)[1] if found else len(_QUESTION_WORDS)
 
 
 def _span_kind(record: Record, prediction: Prediction) -> str:
@@ -322,13 +351,19 @@ def _group_numbers(values: Sequence[float], groups: Mapping[int, str]) -> list[i
     return [max(0, bisect.bisect_right(starts, value) - 1) for value in values]
 
 
-def _sliced(title: str, score: Score, values: Sequence[float], groups: Mapping[int, str]) -> Slices:
-    """Return the score of the records in each group of ``values`` that has records."""
+def _sliced(
+    title: str, score: Score, values: Sequence[float], groups: Mapping[int, str], others: Sequence[Score] = ()
+) -> Slices:
+    """Return the score and ``others`` of the records in each group of ``values`` that has records."""
     numbers, found = np.array(_group_numbers(values, groups)), list[tuple[str, int, float]]()
+    more: dict[str, list[float]] = {other.name: [] for other in others}
     for number, name in enumerate(groups.values()):
         if len(own := np.flatnonzero(numbers == number)):
             found.append((name, len(own), float(score.of(own))))
-    return {"title": title, "metric": score.name, "groups": found}
+            for other in others:
+                more[other.name].append(float(other.of(own)))
+    slices: Slices = {"title": title, "metric": score.name, "groups": found}
+    return slices | {"others": more} if more else slices
 
 
 def _cosines(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> Findings:

@@ -18,7 +18,7 @@ from bert_jax.model.bert import present
 from bert_jax.model.canonical import Params, Shapes
 from bert_jax.model.dense import matmul_f32_grad
 from bert_jax.model.dropout import DropoutKey
-from bert_jax.objectives.display import Column, Display, Panel, ReportData, Sample, Tile
+from bert_jax.objectives.display import Column, Display, Examples, Panel, ReportData, Sample, Tile
 from bert_jax.objectives.objective import (
     TEXT_FEATURES,
     Aux,
@@ -71,13 +71,15 @@ def next_weights(sequence_ids_BxS: jax.Array) -> jax.Array:
     return ((first == second) & (first > 0)).astype(jnp.float32)
 
 
-def _sections(data: ReportData) -> list[tuple[str, str]]:
+def _sections(data: ReportData) -> list[Examples]:
+    samples = data.get("samples", ())
+    texts = [sample["prompt"] for sample in samples]
     items = [
-        f'<li dir="auto">{html.escape(sample["prompt"])} <b>{html.escape(sample["continuation"])}</b></li>'
-        for sample in data.get("samples", ())
+        f'<div dir="auto">{html.escape(text)} <b>{html.escape(sample["continuation"])}</b></div>'
+        for text, sample in zip(texts, samples, strict=True)
     ]
-    body = f'<div class="card"><ul class="list">{"".join(items)}</ul></div>'
-    return [("Held-out beginnings, continued by the most probable tokens", body)] if items else []
+    note = "Bold: the most probable tokens after a held-out beginning."
+    return [Examples("Held-out beginnings, continued by the model", note, texts, items)] if items else []
 
 
 class CausalLm(PretrainObjective):

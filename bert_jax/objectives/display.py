@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Required, TypedDict
+from typing import NamedTuple, NotRequired, Required, TypedDict
 
 
 class MaskSample(TypedDict):
@@ -61,11 +61,13 @@ class Counts(TypedDict):
 
 
 class Slices(TypedDict):
-    """The value of ``metric`` in groups of the records: (name, number of records, value) of each."""
+    """The value of ``metric`` in groups of the records: (name, number of records, value) of each. ``others``: the
+    values of other metrics by name, in the order of the groups."""
 
     title: str
     metric: str
     groups: list[tuple[str, int, float]]
+    others: NotRequired[dict[str, list[float]]]
 
 
 class Points(TypedDict):
@@ -150,6 +152,15 @@ class ReportData(TypedDict, total=False):
     filled_masks: list[Sample]
 
 
+class Examples(NamedTuple):
+    """A section of a report: its heading, what its examples are, their texts, and the HTML of each of them."""
+
+    heading: str
+    note: str
+    texts: Sequence[str]
+    items: Sequence[str]
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of a printed log line. It shows ``template`` filled with the value of the metric named by ``key``
@@ -197,8 +208,8 @@ class Display:
     panels: tuple[Panel, ...] = ()
     # Tiles of final evaluation values and baselines.
     tiles: tuple[Tile, ...] = ()
-    # (heading, HTML) of each section after the final evaluation, from the content of report_data.json.
-    sections: Callable[[ReportData], Sequence[tuple[str, str]]] = lambda data: ()
+    # Each section of examples after the charts, from the content of report_data.json.
+    sections: Callable[[ReportData], Sequence[Examples]] = lambda data: ()
 
 
 # Columns of every run, after the columns of the objective; null is printed as n/a.

@@ -17,7 +17,7 @@ from bert_jax.model.bert import bert_output, present
 from bert_jax.model.canonical import Params
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.flops import training_flops_per_sequence
-from bert_jax.objectives.display import Column, Display, MaskSample, Panel, ReportData, Sample, Tile
+from bert_jax.objectives.display import Column, Display, Examples, MaskSample, Panel, ReportData, Sample, Tile
 from bert_jax.objectives.objective import (
     Aux,
     Batch,
@@ -38,9 +38,13 @@ _BASELINES = ("unigram_cross_entropy", "nsp_constant_accuracy")
 SENTENCE_ENDS = (".", "!", "?", "。")
 
 
-def _sections(data: ReportData) -> list[tuple[str, str]]:
+def _sections(data: ReportData) -> list[Examples]:
     masks = data.get("filled_masks")
-    return [("Filled masks", _filled_masks(masks))] if masks else []
+    if not masks:
+        return []
+    note = "The best guess is filled in: green if it is the original word, yellow if not. Below: the original word"
+    texts = [str(item.get("text", "")) for item in masks]
+    return [Examples("Filled masks", f"{note} and the guesses.", texts, [*map(_filled_masks, masks)])]
 
 
 COLUMNS = (
@@ -244,27 +248,22 @@ def top_pieces(
     return np.asarray(probabilities), np.asarray(ids)
 
 
-def _filled_masks(items: Sequence[Sample]) -> str:
-    """Return the HTML of each text with the best predictions filled in (green if correct), followed by a list of
-    all predictions."""
-    entries = []
-    for item in items:
-        pieces = str(item.get("text", "")).split("[MASK]")
-        masks = list(item.get("masks") or ())
-        sentence, details = html.escape(pieces[0]), []
-        for index, tail in enumerate(pieces[1:]):
-            mask = masks[index] if index < len(masks) else None
-            predictions, answer = (mask["predictions"], mask["answer"]) if mask is not None else ([], None)
-            best = str(predictions[0][0]) if predictions else "[MASK]"
-            right = " right" if best == answer else ""
-            sentence += f'<span class="mask{right}">{html.escape(best)}</span>{html.escape(tail)}'
-            guesses = " ".join(
-                f'<span class="guess"><bdi>{html.escape(str(piece))}</bdi> {probability:.0%}</span>'
-                for piece, probability in predictions
-            )
-            original = f"<bdi><b>{html.escape(str(answer))}</b></bdi>: " if answer is not None else ""
-            details.append(f'<div class="soft">{original}{guesses}</div>')
-        entries.append(f'<li><div dir="auto">{sentence}</div>{"".join(details)}</li>')
-    note = "The best guess is filled in: green if it is the original word, yellow if not. Below: the original word"
-    note = f'<p class="soft">{note} and the guesses.</p>'
-    return f'<div class="card">{note}<ul class="list">{"".join(entries)}</ul></div>'
+def _filled_masks(item: Sample) -> str:
+    """Return the HTML of a text with the best predictions filled in (green if correct), followed by a list of all
+    predictions."""
+    pieces = str(item.get("text", "")).split("[MASK]")
+    masks = list(item.get("masks") or ())
+    sentence, details = html.escape(pieces[0]), []
+    for index, tail in enumerate(pieces[1:]):
+        mask = masks[index] if index < len(masks) else None
+        predictions, answer = (mask["predictions"], mask["answer"]) if mask is not None else ([], None)
+        best = str(predictions[0][0]) if predictions else "[MASK]"
+        right = " right" if best == answer else ""
+        sentence += f'<span class="mask{right}">{html.escape(best)}</span>{html.escape(tail)}'
+        guesses = " ".join(
+            f'<span class="guess"><bdi>{html.escape(str(piece))}</bdi> {probability:.0%}</span>'
+            for piece, probability in predictions
+        )
+        original = f"<bdi><b>{html.escape(str(answer))}</b></bdi>: " if answer is not None else ""
+        details.append(f'<div class="soft">{original}{guesses}</div>')
+    return f'<div dir="auto">{sentence}</div>{"".join(details)}'

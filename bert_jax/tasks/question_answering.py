@@ -1,5 +1,6 @@
 """Extractive question answering (google-research/bert ``run_squad.py``; Devlin et al. 2018, sections 4.2, 4.3)."""
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -19,6 +20,10 @@ from bert_jax.records import Answer, Record
 from bert_jax.tasks.spans import Passage, PassageWindow, Span, SpanPiece, best_spans, span_inputs
 from bert_jax.tasks.task import Constant, Level, ModelInput, Outputs, Prediction, Target, Task
 
+# The end of a sentence: a mark, with white space after it in languages with spaces between words.
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])|\n")
+# A word or, in Chinese text, a character.
+_WORD = re.compile(r"[\u3400-\u9fff]|[^\W\u3400-\u9fff]+")
 # Token span that is in no window, for a question without an answer.
 NOWHERE = (-1, -1)
 
@@ -35,6 +40,7 @@ class QaTask(Task):
 
     targets: ClassVar[Mapping[str, Target]] = dict.fromkeys(("start", "end"), Target("position", np.int32))
     gold = ("answers",)
+    logs_loss = True
 
     @property
     def heads(self) -> HeadsConfig:
@@ -140,6 +146,20 @@ class QaTask(Task):
         # The score of no answer is above every threshold.
         none: Prediction = {"answer": "", "best_answer": "", "score": 0.0, "no_answer_score": 1e300}
         return ("no answer for all", lambda one: {**one, **none}) if self.settings.no_answer else None
+
+    def plain_answer(self, record: Record) -> str | None:
+        """Return the sentence of the passage with the most words of the question, the first one if several have as
+        many."""
+        words = {*_WORD.findall(record.text.lower())}
+        sentences = _sentences(record.text_pair or "")
+        return max(sentences, key=lambda one: len(words & one[1]))[0] if sentences else None
+
+
+@functools.lru_cache(maxsize=64)  # many questions share a passage
+def _sentences(passage: str) -> list[tuple[str, frozenset[str]]]:
+    """Return each sentence of ``passage`` with its words in lower case."""
+    texts = filter(None, map(str.strip, filter(None, _SENTENCE_END.split(passage))))
+    return [(text, frozenset(_WORD.findall(text.lower()))) for text in texts]
 
 
 def find_answer(passage: str, answer: Answer) -> tuple[int, int] | None:

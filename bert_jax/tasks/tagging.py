@@ -44,6 +44,7 @@ class TaggingTask(Task):
         "tag_scored": Target("token", np.float32),  # 1 at the first piece of each word that the window tags
     }
     gold: ClassVar[tuple[str, ...]] = ("tags",)
+    logs_loss = True
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:

@@ -146,6 +146,9 @@ class Task(ABC):
     # Fields of a record that contain the correct answer.
     gold: ClassVar[tuple[str, ...]] = ("label",)
 
+    # True: evaluations log the mean of the training loss over the units of a split, because no metric shows it.
+    logs_loss: ClassVar[bool] = False
+
     # Options of the run, if the task belongs to one.
     config: FinetuneConfig
     # Metrics of the run in addition to :meth:`scores`: name -> function of the lists of correct and of predicted
@@ -276,6 +279,11 @@ class Task(ABC):
         """Return the best answer of a predictor that reads no text, which follows from the labels of ``train``, one
         or more training records. None (default): the task has no such answer.
         """
+        return None
+
+    def plain_answer(self, record: Record) -> str | None:
+        """Return the answer to ``record`` by a simple rule without a model, for tasks without :meth:`constant`.
+        None (default): the task has no such rule."""
         return None
 
     def constant_class(self, train: Sequence[Record]) -> Constant:

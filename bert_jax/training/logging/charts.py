@@ -14,7 +14,7 @@ from bert_jax.training.logging.progress import format_count
 
 # Size of a chart in its own units, which are about the pixels of a phone, and its margins.
 _WIDTH, _HEIGHT = 340.0, 236.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 8.0, 44.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 16.0, 8.0, 44.0
 # Baseline of the labels below the horizontal axis.
 _BELOW = _HEIGHT - _BOTTOM + 19
 # Largest number of points of a curve that are marked.
@@ -92,9 +92,8 @@ def line_chart(
     known = [value for value, _ in levels]
     log = is_log(lines, scale)
     low, high = min([values.min(), *known]), max([values.max(), *known])
-    y_of, marks = _axis(min(low, 0.0) if scale.from_zero else low, high, log)
-    if scale.percent and high <= 1:
-        marks = [mark for mark in marks if mark <= 1]
+    most = 1.0 if scale.percent and high <= 1 else math.inf
+    y_of, marks = _axis(min(low, 0.0) if scale.from_zero else low, high, log, most)
     first, last = float(steps.min()), float(steps.max())
     x_of = _linear(first if first < last else first - 1, last if first < last else last + 1, _LEFT, _WIDTH - _RIGHT)
     parts = [_grid(y_of, marks, scale), _step_labels(x_of, first, last)]
@@ -241,11 +240,11 @@ def _linear(low: float, high: float, start: float, end: float) -> Callable[[floa
     return lambda value: start + (value - low) / (high - low) * (end - start)
 
 
-def _padded(low: float, high: float) -> tuple[float, float, list[float]]:
-    """Return the ends of an axis, and round values between them."""
+def _padded(low: float, high: float, most: float = math.inf) -> tuple[float, float, list[float]]:
+    """Return the ends of an axis, and round values between them, which are not above ``most``."""
     if not high > low:
         below = max(abs(low), 1.0) * 0.1
-        low, high = max(0.0, low - below) if low >= 0 else low - below, high + below
+        low, high = max(0.0, low - below) if low >= 0 else low - below, min(high + below, most)
     size = (high - low) / 4
     unit = 10.0 ** math.floor(math.log10(size))
     step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= size * 0.999)
@@ -254,10 +253,12 @@ def _padded(low: float, high: float) -> tuple[float, float, list[float]]:
     return low - margin if low != 0 else low, high + margin, marks
 
 
-def _axis(low: float, high: float, log: bool) -> tuple[Callable[[float], float], list[float]]:
-    """Return the vertical position of a value, and the values that the axis names."""
+def _axis(
+    low: float, high: float, log: bool, most: float = math.inf
+) -> tuple[Callable[[float], float], list[float]]:
+    """Return the vertical position of a value, and the values that the axis names, which are not above ``most``."""
     if not log:
-        start, end, marks = _padded(low, high)
+        start, end, marks = _padded(low, high, most)
         return _linear(start, end, _HEIGHT - _BOTTOM, _TOP), marks
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     marks = [10.0**n * factor for n in decades for factor in ((1, 2, 5) if len(decades) <= 3 else (1,))]
@@ -275,14 +276,12 @@ def _grid(y_of: Callable[[float], float], marks: Sequence[float], scale: Scale) 
 
 def _step_labels(x_of: Callable[[float], float], first: float, last: float) -> str:
     marks = [mark for mark in _padded(first, last)[2] if mark == int(mark) and first <= mark <= last]
-    # The ends of the curve, and the round steps that are far enough from them.
-    ends = [first, last] if first < last else [first]
-    room = 0.2 * (last - first)
-    shown = [*ends, *(mark for mark in marks if all(abs(mark - end) > room for end in ends))]
+    if len(marks) < 2:
+        marks = [first, last] if first < last else [first]
     return _x_name("step") + "".join(
-        f'<text x="{min(x_of(mark), _WIDTH - 18):.1f}" y="{_BELOW}" text-anchor="middle">'
+        f'<text x="{x_of(mark):.1f}" y="{_BELOW}" text-anchor="middle">'
         f"{_brief(mark) if mark >= 10_000 else f'{mark:,.0f}'}</text>"
-        for mark in shown
+        for mark in marks
     )
 
 

@@ -8,17 +8,19 @@ import numpy as np
 
 from bert_jax.metrics import Score
 from bert_jax.metrics.resampling import paired_bootstrap
-from bert_jax.objectives.display import Display, Panel
+from bert_jax.objectives.display import Display, Examples, Panel
 from bert_jax.training.logging.charts import Line, Scale, line_chart, panel_lines
-from bert_jax.training.logging.curves import different_scores, is_share, panels_of
+from bert_jax.training.logging.curves import different_scores, is_share, panels_of, series
 from bert_jax.training.logging.logger import Value
 from bert_jax.training.logging.page import (
     RUN_COLORS,
+    breakable,
     card,
     document,
     escape,
     format_value,
     isolated,
+    listed,
     pair,
     panels,
     section,
@@ -27,7 +29,7 @@ from bert_jax.training.logging.page import (
     words_of,
 )
 from bert_jax.training.logging.progress import format_count, format_duration
-from bert_jax.training.logging.report import RELOAD_SECONDS, mean_rates, named_values
+from bert_jax.training.logging.report import READING, RELOAD_SECONDS, absolute, mean_rates, named_values, time_parts
 from bert_jax.training.logging.run_files import STATES, RunFiles
 from bert_jax.training.logging.verdict import lower_is_better
 
@@ -35,14 +37,17 @@ from bert_jax.training.logging.verdict import lower_is_better
 _MOST_ROWS, _MOST_OPTIONS, _LONGEST_VALUE = 24, 40, 60
 # Number of groups of held-out rows from which on a difference has an interval.
 _LEAST_GROUPS = 10
-# Prefix of the last training values in the table of scores.
-_TRAINING = "training: "
+# Prefixes in the table of scores: of the last training values, and of held-out minus training values.
+_TRAINING, _GAP = "training: ", "gap: "
+# Rows of the table of runs that contain paths.
+_PATHS = ("data", "workdir")
 # Options that name the data.
 _DATA = ("corpus", "dir", "train", "shards", "mixture")
-_STYLES = (
-    '<p class="soft">Thick lines with dots: held-out data. Thin lines: training, where both are known. '
-    "Training values are measured with the dropout of the run, held-out values without it.</p>"
-)
+_STYLES = "<p>Thick lines with dots: held-out data. Thin lines: training, where both are known.</p>"
+# Steps at whose end two runs are compared for the trend of their difference, and its smallest relative change.
+_TREND_STEPS, _TREND = 4, 0.1
+# Options that differ and are named in the first sentences.
+_FEW_OPTIONS = 3
 
 
 def comparison_page(
@@ -53,13 +58,13 @@ def comparison_page(
     files, names = [run for run, _ in runs], _names([run for run, _ in runs])
     body = [
         f"<h1>{' and '.join(map(isolated, names))}</h1>",
-        card(_better(runs, names, paired or {}), css="verdict"),
+        card(_verdict(runs, names, paired or {}), css="verdict"),
         pair(
             card(_options(files, names), heading="Options that differ"),
             card(_scores(runs, names, paired or {}), heading="Evaluation"),
             card(_overview(files, names), heading="Runs"),
         ),
-        section("Curves", _STYLES + _curves(runs, names)),
+        section("Curves", _curves(runs, names)),
         *_sections(runs, names),
     ]
     is_running = any(run.state == "running" for run in files)
@@ -98,16 +103,114 @@ def _overview(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
         ("last line", lambda run: run.log.last_time if run.state != "complete" else ""),
         ("hardware", lambda run: run.log.devices),
         ("versions", lambda run: run.log.versions),
+        ("passes over the data", lambda run: f"{passes:.2f}" if (passes := run.last().get("epoch")) else ""),
         ("duration", lambda run: format_duration(run.log.seconds) if run.log.seconds >= 1 else ""),
-        ("tokens per second, mean", lambda run: format_count(_speed(run)) if _speed(run) else ""),
-        ("workdir", lambda run: run.workdir),
+        *(_time_part(number) for number in range(3)),
+        ("tokens per second of training, mean", lambda run: format_count(_speed(run)) if _speed(run) else ""),
+        ("workdir", lambda run: absolute(run.workdir)),
     ]
-    lines = [[escape(name), *(escape(value(run)) for run in runs)] for name, value in rows]
-    return table(_headed(names), [line for line in lines if any(line[1:])], css="runs")
+    lines = [
+        [escape(name), *((breakable if name in _PATHS else escape)(value(run)) for run in runs)]
+        for name, value in rows
+    ]
+    note = (
+        '<p class="soft">Tokens per second are a mean over the training steps; the other parts of the duration do '
+    )
+    note = f"{note}not change them.</p>" if any(time_parts(run) for run in runs) else ""
+    return table(_headed(names), [line for line in lines if any(line[1:])], css="runs") + note
+
+
+def _time_part(number: int) -> tuple[str, Callable[[RunFiles], object]]:
+    """Return the row of a part of the duration: its name, and a function that returns its value."""
+    name = ("start-up and compilation", "training steps", "evaluation, saving and the rest")[number]
+
+    def value(run: RunFiles) -> str:
+        return next((format_duration(seconds) for part, seconds in time_parts(run) if part == name), "")
+
+    return f"... {name}", value
 
 
 def _speed(run: RunFiles) -> float:
     return mean_rates(run).get("tokens_per_second", 0.0)
+
+
+def _verdict(
+    runs: Sequence[tuple[RunFiles, Display]], names: Sequence[str], paired: Mapping[str, tuple[float, float]]
+) -> str:
+    """Return which run is better and whether the difference is clear, its trend, and what the runs have in
+    common."""
+    files = [run for run, _ in runs]
+    trend = _trend(runs, names) if len(runs) == 2 else ""
+    parts = (_better(runs, names, paired), trend, f"{_ends(files, names)} {_differences(files, names)}")
+    return "".join(f"<p>{part}</p>" for part in parts if part)
+
+
+def _ends(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
+    """Return which runs are complete."""
+    open_ones = [f"{isolated(name)} is {STATES[run.state]}" for run, name in zip(runs, names, strict=True)
+                 if run.state != "complete"]  # fmt: skip
+    everyone = "Both" if len(runs) == 2 else "All"
+    steps = {run.step for run in runs}
+    same = f"at step {runs[0].step:,}" if len(steps) == 1 else "at different steps"
+    if not open_ones:
+        return f"{everyone} runs are complete and end {same}."
+    return f"Not all runs are complete: {'; '.join(open_ones)}. Their last lines are {same}."
+
+
+def _differences(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
+    """Return how many options differ and, if these are few, their values."""
+    keys, flat = _different(runs)
+    if not keys:
+        return "Their options are the same."
+    if len(keys) > _FEW_OPTIONS:
+        return f"{len(keys)} options differ (below)."
+    each = []
+    for key in keys:
+        values = (short(one.get(key, "not set")) for one in flat)
+        of_runs = ", ".join(f"{isolated(name)}: {isolated(one)}" for name, one in zip(names, values, strict=True))
+        each.append(f"{escape(key)} ({of_runs})")
+    return f"Only {'this option differs' if len(keys) == 1 else 'these options differ'}: {', '.join(each)}."
+
+
+def _main_score(runs: Sequence[tuple[RunFiles, Display]]) -> str:
+    """Return the key of the first value of the first run in :func:`_evaluation`; empty if there is none."""
+    run, display = runs[0]
+    if run.is_finetuning:
+        return next(iter(_evaluation(run)), "")
+    return next((tile.key for tile in display.tiles), "")
+
+
+def _trend(runs: Sequence[tuple[RunFiles, Display]], names: Sequence[str]) -> str:
+    """Return whether the difference of two runs in the first value grows or shrinks over their last common
+    evaluations or, if there is only one, in training; empty if this is unknown."""
+    files, key = [run for run, _ in runs], _main_score(runs)
+    split, _, name = key.rpartition(": ")
+    for where, place in ((split or "eval", "on held-out data"), ("train", "in training")):
+        curves = [dict(zip(*(one.tolist() for one in series(run.rows, where, name)), strict=True)) for run in files]
+        steps = sorted({*curves[0]} & {*curves[1]})[-_TREND_STEPS:]
+        if len(steps) < 2:
+            continue
+        changes = [curves[1][step] - curves[0][step] for step in steps]
+        first, last = changes[0], changes[-1]
+        how = "stayed about the same"
+        if first * last < 0:
+            how = "changed its sign"
+        elif abs(abs(last) - abs(first)) > _TREND * max(abs(first), abs(last)):
+            how = "grew" if abs(last) > abs(first) else "shrank"
+        each = ", ".join(
+            f"{_change(key, one)} at step {step:,.0f}" for one, step in zip(changes, steps, strict=True)
+        )
+        label = words_of(name) if files[0].is_finetuning else _labels(runs[0]).get(name, words_of(name))
+        return (
+            f"The difference in {escape(label)} {place} ({isolated(names[1])} minus {isolated(names[0])}) {how}: "
+            f"{each}. Whether the order would change with more steps cannot be told from these runs."
+        )
+    return ""
+
+
+def _labels(one: tuple[RunFiles, Display]) -> dict[str, str]:
+    run, display = one
+    return named_values(_evaluation(run), display)
 
 
 def _better(
@@ -115,13 +218,12 @@ def _better(
 ) -> str:
     """Return a sentence that names the run with the best first value; empty if a run lacks it."""
     found, files = [_evaluation(run) for run, _ in runs], [run for run, _ in runs]
-    run, display = runs[0]
-    first = next(iter(found[0]), "") if run.is_finetuning else next((tile.key for tile in display.tiles), "")
+    run, first = runs[0][0], _main_score(runs)
     numbers = [values.get(first) for values in found]
     known = [one for one in numbers if isinstance(one, float)]
     if len(runs) < 2 or len(known) < len(runs):
         return ""
-    label = words_of(first) if run.is_finetuning else named_values(found[0], display).get(first, words_of(first))
+    label = words_of(first) if run.is_finetuning else _labels(runs[0]).get(first, words_of(first))
     each = zip(names, known, strict=True)
     values = " and ".join(f"{isolated(name)}: {format_value(first, one)}" for name, one in each)
     best = (min if lower_is_better(first) else max)(known)
@@ -129,20 +231,38 @@ def _better(
         return f"<p>Equal in {escape(label)} ({values}).</p>"
     way = "lower" if lower_is_better(first) else "higher"
     text = f"{isolated(names[known.index(best)])} is better in {escape(label)} ({values}; {way} is better)."
+    seeds = "one run of each kind does not show how much the values change with the seed"
     if ends := (_of_groups(files) | dict(paired)).get(first) if len(runs) == 2 else None:
         is_clear = not ends[0] <= 0 <= ends[1]
-        how = "does not contain 0" if is_clear else "contains 0, so the runs may be equally good"
-        text += f" The 95% interval of the difference {how}."
-    return f"<p>{text}</p>"
+        how = "is larger than" if is_clear else "is not clearly larger than"
+        interval = f"95% interval of second - first: {' to '.join(_change(first, end) for end in ends)}"
+        text += f" The difference {how} the noise of the held-out records ({interval}), but {seeds}."
+    else:
+        text += f" Whether the difference is larger than noise is unknown: {seeds}."
+    return text
 
 
 def _sections(runs: Sequence[tuple[RunFiles, Display]], names: Sequence[str]) -> list[str]:
-    """Return the sections of the objectives, such as filled masks, of all runs side by side."""
-    found: dict[str, list[str]] = {}
-    for (run, display), name in zip(runs, names, strict=True):
-        for heading, content in display.sections(run.data):
-            found.setdefault(heading, []).append(f"<div><h3>{isolated(name)}</h3>{content}</div>")
-    return [section(heading, panels(parts)) for heading, parts in found.items()]
+    """Return the examples of the objectives, such as filled masks, of all runs side by side: one box for each text
+    if the runs have the same texts, otherwise one for each run."""
+    found: dict[str, list[tuple[str, Examples]]] = {}
+    for place, (run, display) in enumerate(runs):
+        name = f'<h3><span class="key" style="--c:{_color(place)}">{isolated(names[place])}</span></h3>'
+        for one in display.sections(run.data):
+            found.setdefault(one.heading, []).append((name, one))
+    sections = []
+    for heading, parts in found.items():
+        note = f'<p class="soft">{escape(parts[0][1].note)}</p>'
+        if len({tuple(one.texts) for _, one in parts}) == 1:
+            rows = zip(*(one.items for _, one in parts), strict=True)
+            boxes = [
+                [f"<div>{name}{item}</div>" for (name, _), item in zip(parts, row, strict=True)] for row in rows
+            ]
+            body = "".join(card(f'<div class="beside">{"".join(box)}</div>') for box in boxes)
+        else:
+            body = f'<div class="beside">{"".join(card(name + listed(one.items)) for name, one in parts)}</div>'
+        sections.append(section(heading, note + body))
+    return sections
 
 
 def _data(run: RunFiles) -> str:
@@ -180,16 +300,22 @@ def _scores(
     for values, (run, display) in zip(found, runs, strict=True):
         labels |= {key: words_of(key) for key in values} if run.is_finetuning else named_values(values, display)
         for tile in display.tiles:
+            label, own = tile.label.removeprefix("held-out "), values.get(tile.key)
             if isinstance(value := run.last().get(tile.key), float):
                 values[_TRAINING + tile.key] = value
-                labels[_TRAINING + tile.key] = f"{tile.label.removeprefix('held-out ')} in training"
+                labels[_TRAINING + tile.key] = f"{label} in training"
+                if isinstance(own, float):
+                    values[_GAP + tile.key] = own - value
+                    unit = " (points)" if is_share(tile.key) else ""
+                    labels[_GAP + tile.key] = f"{label}, held-out minus training{unit}"
     for key, label in [*labels.items()][:_MOST_ROWS]:
         numbers = [values.get(key) for values in found]
         known = [one for one in numbers if isinstance(one, float)]
         best = (min if lower_is_better(key) else max)(known) if len(known) > 1 else None
-        if key.endswith("fraction") or key.startswith(_TRAINING):
+        if key.endswith("fraction") or key.startswith((_TRAINING, _GAP)):
             best = None
-        cells = [escape(format_value(key, values[key])) if key in values else "" for values in found]
+        text = _change if key.startswith(_GAP) else format_value
+        cells = [escape(text(key, values[key])) if key in values else "" for values in found]
         for place, number in enumerate(numbers):
             if number is not None and number == best:
                 cells[place] = f"<b>{cells[place]}</b>"
@@ -198,7 +324,10 @@ def _scores(
         change = [_difference(key, numbers[0], numbers[1], paired.get(key))] if len(runs) == 2 else []
         rows.append([isolated(label), *cells, *change])
     header = [*_headed(names), *(["second - first"] if len(runs) == 2 else [])]
-    notes = f'<p class="soft">Bold: the best value. {_same_data(files, found)} {_certainty(intervals, paired)}</p>'
+    notes = f"Bold: the best value. {_same_data(files, found)} {_certainty(intervals, paired)}"
+    if any(key.startswith(_GAP) for key in labels):
+        notes += " Training values are means over the steps since the last line of the log, with dropout."
+    notes = f'<p class="soft">{notes}</p>'
     return table(header, rows, numbers=range(1, len(runs) + 2)) + notes if rows else ""
 
 
@@ -207,11 +336,16 @@ def _difference(key: str, first: Value, second: Value, ends: tuple[float, float]
     if not isinstance(first, float) or not isinstance(second, float):
         return ""
 
-    def text(change: float) -> str:
-        return f"{100 * change:+.1f}" if is_share(key) else f"{change:+.4g}"
+    interval = f"<small>{' to '.join(_change(key, end) for end in ends)}</small>" if ends else ""
+    unit = " points" if is_share(key) and not key.startswith(_GAP) else ""
+    return _change(key, second - first) + unit + interval
 
-    interval = f"<small>{' to '.join(map(text, ends))}</small>" if ends else ""
-    return text(second - first) + (" points" if is_share(key) else "") + interval
+
+def _change(key: str, value: Value) -> str:
+    """Return a difference with its sign, of shares in percentage points."""
+    if not isinstance(value, int | float):
+        return ""
+    return f"{100 * value:+.1f}" if is_share(key) else f"{value:+.4g}"
 
 
 def _intervals(run: RunFiles) -> dict[str, Sequence[float]]:
@@ -279,7 +413,7 @@ def _curves(runs: Sequence[tuple[RunFiles, Display]], names: Sequence[str]) -> s
         lines = [line for number, (run, _) in enumerate(runs) for line in _run_lines(panel, run, number, names)]
         scale = Scale(panel.log, panel.percent, panel.key in ("tokens_per_second", "mfu"))
         charts.append(card(line_chart(lines, scale, title=panel.title), heading=panel.title))
-    return panels(charts) or card("no metrics yet")
+    return panels(charts, _STYLES + READING) or card("no metrics yet")
 
 
 def _run_lines(panel: Panel, run: RunFiles, number: int, names: Sequence[str]) -> list[Line]:
@@ -297,22 +431,22 @@ def _run_lines(panel: Panel, run: RunFiles, number: int, names: Sequence[str]) -
     ]  # fmt: skip
 
 
-def _options(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
+def _different(runs: Sequence[RunFiles]) -> tuple[list[str], list[dict[str, str]]]:
+    """Return the names of the options that differ, and the options of each run by name."""
     flat = [_flat(run.config) for run in runs]
     every = dict.fromkeys(key for one in flat for key in one)
-    keys = [key for key in every if len({one.get(key) for one in flat}) > 1]
+    return [key for key in every if len({one.get(key) for one in flat}) > 1], flat
+
+
+def _options(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
+    keys, flat = _different(runs)
     rows = [
-        [_breakable(key), *(isolated(short(one.get(key, ""), _LONGEST_VALUE)) for one in flat)]
+        [breakable(key), *(isolated(short(one.get(key, ""), _LONGEST_VALUE)) for one in flat)]
         for key in keys[:_MOST_OPTIONS]
     ]
     left = len(keys) - len(rows)
     note = f'<p class="soft">{left:,} more differ</p>' if left > 0 else ""
     return table(_headed(names), rows, css="options") + note if rows else "none"
-
-
-def _breakable(name: str) -> str:
-    """Return the name of an option as HTML that can only be broken after a dot or an underscore."""
-    return escape(name).replace(".", ".<wbr>").replace("_", "_<wbr>")
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -90,8 +90,12 @@ def panels_of(records: Sequence[Row], panels: Sequence[Panel]) -> list[Panel]:
 
     def is_again(panel: Panel, *values: np.ndarray) -> bool:
         others = [other[1:] for other in curves if other[0] not in FIRST_PANELS]
+        if panel not in FIRST_PANELS:
+            return False
+        if any(other.key == panel.key and other.split != panel.split for other, *_ in curves):
+            return True  # a panel of a task has the curve of training too
         # The weights of the mean over a log interval differ.
-        return panel in FIRST_PANELS and any(
+        return any(
             all(len(a) == len(b) and np.allclose(a, b, rtol=0.01) for a, b in zip(values, one, strict=True))
             for one in others
         )
@@ -186,7 +190,7 @@ def _task_panels(records: Sequence[Row]) -> list[Panel]:
         )
         for split, names in splits.items()
         for place, name in enumerate(names)
-        if place < _TASK_METRICS or name == "log_loss"  # which shows overfitting
+        if place < _TASK_METRICS or name in ("log_loss", "loss")  # which show overfitting
     ]
 
 

@@ -10,6 +10,8 @@ from bert_jax.tokenization.tokenizer import without_surrogates
 from bert_jax.training.logging.curves import is_share
 from bert_jax.training.logging.logger import Value
 
+# Number of charts in a row of a wide page.
+_IN_ROW = 3
 # Colors of the runs in a comparison, and their number.
 RUN_COLORS = 8
 
@@ -52,6 +54,7 @@ h3 { font-size: 14px; margin: 0 0 2px; } p { margin: 0 0 10px; }
 @media (max-width: 900px) { .tiles { grid-template-columns: repeat(var(--half), 1fr); } }
 @media (max-width: 560px) { .tiles { grid-template-columns: repeat(2, 1fr); } .tile b { font-size: 19px; } }
 .panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 300px), 1fr)); gap: 12px; }
+@media (min-width: 1000px) { .panels > .double { grid-column: span 2; } }
 .pair { columns: 2 420px; column-gap: 12px; margin-top: 16px; }
 .pair .card { break-inside: avoid; margin: 0 0 12px; } .panels .card { margin: 0; min-width: 0; }
 svg { width: 100%; height: auto; display: block; overflow: visible; }
@@ -67,7 +70,9 @@ svg text { font: 14.5px system-ui, sans-serif; fill: var(--soft); paint-order: s
 .keys b { color: var(--ink); font-variant-numeric: tabular-nums; }
 .key::before { content: ""; display: inline-block; width: 12px; height: 3px; border-radius: 2px; margin-right: 5px;
   vertical-align: middle; background: var(--c); }
-.key.dashed::before { background: none; height: 0; border-top: 2px dashed var(--c); border-radius: 0; }
+.key.dashed::before { width: 20px; height: 2px; border-radius: 0;
+  background: repeating-linear-gradient(90deg, var(--c) 0 5px, transparent 5px 7.5px); }
+.note { color: var(--soft); } .panels + .soft, .soft + .panels { margin-top: 10px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 14px; overflow-wrap: break-word; }
 td, th { padding: 5px 16px 5px 0; text-align: left; vertical-align: top; }
@@ -77,7 +82,7 @@ tr + tr > * { border-top: 1px solid var(--line); }
 th[scope=row] { color: var(--ink); font-weight: 400; font-size: 14px; min-width: 92px;
   overflow-wrap: break-word; }
 table.options th[scope=row] { overflow-wrap: normal; }
-@media (max-width: 560px) { .runs td { overflow-wrap: anywhere; } td, th { padding-right: 10px; }
+@media (max-width: 560px) { td, th { padding-right: 10px; }
   .groups td, .groups th { padding-right: 7px; font-size: 13px; }
   .groups tr > :nth-child(2) { display: none; } }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
@@ -99,8 +104,10 @@ table.options th[scope=row] { overflow-wrap: normal; }
 .matrix td { text-align: center; border-radius: 3px; font-variant-numeric: tabular-nums; }
 .matrix thead th { vertical-align: bottom; text-align: center; overflow-wrap: anywhere; }
 .matrix thead th:first-child { text-align: right; font-weight: 400; white-space: nowrap; }
-.matrix .turn th + th { writing-mode: vertical-rl; }
+.matrix .turn th + th bdi { writing-mode: vertical-rl; }
 .matrix th[scope=row] { white-space: nowrap; text-align: right; font-size: 13px; }
+.beside { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr)); gap: 12px 28px; }
+.beside > .card { margin: 0; min-width: 0; }
 .list { margin: 0; padding: 0; list-style: none; } .list > li + li { border-top: 1px solid var(--line);
   margin-top: 10px; padding-top: 10px; }
 .mask { background: var(--miss); border-radius: 4px; padding: 1px 5px; -webkit-box-decoration-break: clone;
@@ -152,6 +159,11 @@ def isolated(value: object) -> str:
     return f"<bdi>{escape(value)}</bdi>"
 
 
+def breakable(name: object) -> str:
+    """Return the name of an option or a path as HTML that may be broken after a dot, an underscore or a slash."""
+    return escape(name).replace(".", ".<wbr>").replace("_", "_<wbr>").replace("/", "/<wbr>").replace(":", ":<wbr>")
+
+
 def document(title: str, body: Iterable[str], *, reload_seconds: int = 0, script: str = "") -> str:
     """Return the page. With ``reload_seconds`` above 0, browsers load it again after so many seconds; they run
     ``script`` at its end."""
@@ -200,9 +212,15 @@ def pair(*cards: str) -> str:
     return f'<div class="pair">{"".join(shown)}</div>' if len(shown) > 1 else "".join(shown)
 
 
-def panels(charts: Sequence[str]) -> str:
-    """Return the boxes of charts in rows of up to three."""
-    return f'<div class="panels">{"".join(charts)}</div>' if charts else ""
+def panels(charts: Sequence[str], note: str = "") -> str:
+    """Return the boxes of charts in rows of up to three. ``note`` is HTML that explains them, which fills the last
+    row."""
+    missing = -len(charts) % _IN_ROW
+    css = {0: "soft", 1: "card note", 2: "card note double"}[missing]
+    last = f'<div class="{css}">{note}</div>' if note and charts else ""
+    inside = [*charts, last] if missing else charts
+    grid = f'<div class="panels">{"".join(inside)}</div>' if charts else ""
+    return grid if missing else last + grid
 
 
 def table(
@@ -226,6 +244,11 @@ def table(
         for row in rows
     ]
     return f'<div class="scroll"><table class="{css}">{"".join(lines)}</table></div>'
+
+
+def listed(items: Iterable[str]) -> str:
+    """Return a list of HTML items with lines between them."""
+    return f'<ul class="list">{"".join(f"<li>{item}</li>" for item in items)}</ul>'
 
 
 def facts(entries: Iterable[tuple[str, str]]) -> str:

@@ -27,6 +27,7 @@ from bert_jax.training.logging.logger import Row, Value
 from bert_jax.training.logging.metrics_file import METRICS_FILE
 from bert_jax.training.logging.page import (
     AGE_SCRIPT,
+    breakable,
     card,
     command,
     document,
@@ -35,6 +36,7 @@ from bert_jax.training.logging.page import (
     folded,
     format_value,
     isolated,
+    listed,
     pair,
     panels,
     section,
@@ -45,11 +47,19 @@ from bert_jax.training.logging.page import (
 from bert_jax.training.logging.progress import format_age, format_count, format_duration
 from bert_jax.training.logging.run_files import DATA_FILE, HTML_FILE, IMAGE_FILE, STATES, RunFiles, State, read_run
 from bert_jax.training.logging.task_report import task_charts, task_sections, task_tiles
-from bert_jax.training.logging.verdict import REMEDY, WEAK, known_levels, verdict
+from bert_jax.training.logging.verdict import REMEDY, WEAK, command_of, known_levels, verdict
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
+# What the curves of runs are, and those of tasks.
+RING = "<p>A ring marks the evaluation whose parameters are kept.</p>"
+READING = (
+    "<p>How to read the curves: a training value is a mean over the steps since the previous line of the log, with "
+    "the dropout of the run. A held-out value is measured without dropout, so it can be better.</p>"
+    "<p>If the training loss falls while the held-out loss rises, the model overfits.</p>"
+    "<p>A gradient norm that jumps to many times its usual value is a sign of unstable training.</p>"
+)
 # Seconds after which a browser loads the page of a run in progress again.
 RELOAD_SECONDS = 20
 # Seconds after which the page is written at the next line of metrics, even without an evaluation.
@@ -154,6 +164,7 @@ def run_page(run: RunFiles, display: Display, page_interval: float = _LONGEST_WA
     result = verdict(run, display)
     is_told = REMEDY in result and len(run.scores()) == 1
     warnings = [line for line in _lines(run) if line.startswith("WARNING") and not (is_told and WEAK in line)]
+    charts = [*task_charts(run), *_panels(run, display)]
     body = [
         f"<h1>{isolated(run.title)}</h1>",
         _state(run),
@@ -162,11 +173,14 @@ def run_page(run: RunFiles, display: Display, page_interval: float = _LONGEST_WA
         *(f'<div class="warning">{isolated(line)}</div>' for line in warnings),
         tiles(entries),
         *task_sections(run),
-        section("Charts", panels([*task_charts(run), *_panels(run, display)]) or card("no metrics yet")),
-        *(section(heading, content) for heading, content in display.sections(run.data)),
+        section("Charts", panels(charts, RING * run.is_finetuning + READING) or card("no metrics yet")),
+        *(
+            section(one.heading, card(f'<p class="soft">{escape(one.note)}</p>{listed(one.items)}'))
+            for one in display.sections(run.data)
+        ),
         _doctor(run),
     ]
-    commands = [("command", run.log.command), ("to use the result", _use(run))]
+    commands = [("command", command_of(run)), ("to use the result", _use(run))]
     lines = "".join(f'<p class="soft">{name}</p>{command(line)}' for name, line in commands if line)
     about = [card(facts(_about(run)) + lines, heading="Model, data and hardware")]
     if evaluation and not run.is_finetuning:
@@ -322,6 +336,24 @@ def named_values(evaluation: Row, display: Display) -> dict[str, str]:
     return found
 
 
+def time_parts(run: RunFiles) -> list[tuple[str, float]]:
+    """Return the parts of the duration of a run in seconds; empty if they are unknown."""
+    steps = rates(run)[0]
+    if not steps or not run.log.start_seconds or run.log.seconds < 1:
+        return []
+    rest = max(0.0, run.log.seconds - run.log.start_seconds - steps)
+    return [
+        ("start-up and compilation", run.log.start_seconds),
+        ("training steps", steps),
+        ("evaluation, saving and the rest", rest),
+    ]
+
+
+def absolute(workdir: str) -> str:
+    """Return the whole path of a folder, or its URL."""
+    return workdir if is_url(workdir) else str(Path(workdir).absolute())
+
+
 def mean_rates(run: RunFiles) -> dict[str, float]:
     """Return the means of the tokens per second and of the MFU over the training of a run."""
     seconds, sums = rates(run)
@@ -369,7 +401,7 @@ def _about(run: RunFiles) -> list[tuple[str, str]]:
     return [
         ("model", escape(shape)),
         ("parameters", f"{log.parameters:,}" if log.parameters else ""),
-        ("starts from", isolated(_start(run)) if _start(run) else ""),
+        ("starts from", f"<bdi>{breakable(_start(run))}</bdi>" if _start(run) else ""),
         ("data", "<br>".join(isolated(one) for one in _data(run))),
         ("read", escape(passes)),
         ("batch", _batch(run)),
@@ -379,11 +411,11 @@ def _about(run: RunFiles) -> list[tuple[str, str]]:
         ("hardware", escape(hardware)),
         ("runs on", escape(log.place)),
         ("versions", escape(log.versions)),
-        ("workdir", isolated(run.workdir)),
+        ("workdir", f"<bdi>{breakable(absolute(run.workdir))}</bdi>"),
         ("started", escape(_local(log.began or log.first_time))),
         ("last line", escape(_local(log.last_time))),
         ("duration", _duration(run)),
-        ("parameters in", isolated(_saved(run))),
+        ("parameters in", f"<bdi>{breakable(_saved(run))}</bdi>"),
     ]
 
 
@@ -457,4 +489,5 @@ def _duration(run: RunFiles) -> str:
     if run.log.seconds < 1:
         return ""
     often = f" in {run.log.attempts} starts" if run.log.attempts > 1 else ""
-    return f"{format_duration(run.log.seconds)}{often}"
+    parts = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in time_parts(run))
+    return f"{format_duration(run.log.seconds)}{often}{f': {parts}' if parts else ''}"

@@ -47,18 +47,19 @@ _STEP_LINE = re.compile(r"(\S+ )?step [\d,]+/[\d,]+ ")
 
 @dataclass
 class LogFacts:
-    """Facts from train.log: the number of parameters, the devices, the mesh, the dtype, the seconds of all attempts
-    together, how many there were, the lines that are not about a step, the host with its processor, the versions of
-    jax and bert_jax, the command, the times of the first line, of the start of the process and of the last line
-    (empty: unknown), and the reason why the last attempt ended early (empty: not recorded). ``interval`` and
-    ``longest_interval``: mean and longest seconds between two lines about steps of the last attempt (0:
-    unknown)."""
+    """Facts from train.log: the number of parameters, the devices, the mesh, the dtype, the seconds of all
+    attempts together, those of start-up and compilation among them, how many attempts there were, the lines that
+    are not about a step, the host with its processor, the versions of jax and bert_jax, the command, the times of
+    the first line, of the start of the process and of the last line (empty: unknown), and the reason why the last
+    attempt ended early (empty: not recorded). ``interval`` and ``longest_interval``: mean and longest seconds
+    between two lines about steps of the last attempt (0: unknown)."""
 
     parameters: int = 0
     devices: str = ""
     mesh: str = ""
     dtype: str = ""
     seconds: float = 0.0
+    start_seconds: float = 0.0
     attempts: int = 0
     lines: list[str] = field(default_factory=list)
     place: str = ""
@@ -262,6 +263,7 @@ def read_log(text: str) -> LogFacts:
         elif start := _START_LINE.fullmatch(line):
             before = float(start[1]) + float(start[2])
             facts.seconds += before
+            facts.start_seconds += before + float(start[3])
             if facts.attempts == 1 and stamps:  # the log begins after the start-up
                 facts.began = str(stamps[0] - datetime.timedelta(seconds=round(before)))
         elif line.startswith(PLACE):

@@ -17,6 +17,7 @@ from bert_jax.training.logging.page import (
     folded,
     format_value,
     isolated,
+    listed,
     pair,
     section,
     short,
@@ -25,7 +26,7 @@ from bert_jax.training.logging.page import (
     words_of,
 )
 from bert_jax.training.logging.run_files import RunFiles
-from bert_jax.training.logging.verdict import count_of_wrong
+from bert_jax.training.logging.verdict import NEAREST_SENTENCE, count_of_wrong
 
 # Number of scores of a split that are shown, of tiles among them, and of classes or tags.
 _MOST_SCORES, _TILES, _MOST_CLASSES = 6, 2, 40
@@ -175,7 +176,9 @@ def _score_table(run: RunFiles, split: str, values: Scores, names: Sequence[str]
     if any("<u " in row[2] for row in rows):
         compared = [answer["answer"]] if answer else []
         compared += ["before training"] if start else []
-        notes += f"The line in a bar: {isolated(' or '.join(compared))}."
+        notes += f"The line in a bar: {isolated(' or '.join(compared))}. "
+    if answer and answer["answer"] == NEAREST_SENTENCE:
+        notes += "This baseline answers with the sentence of the passage that has the most words of the question."
     return table(header, rows, numbers=(1, *range(3, len(header))), css="whole") + f'<p class="soft">{notes}</p>'
 
 
@@ -306,12 +309,23 @@ def _slices(findings: Findings) -> str:
     """Return tables of the score by group."""
     return "".join(
         table(
-            [escape(one["title"]), "", escape(words_of(one["metric"])), "records"],
             [
-                [escape(name), track(value), escape(format_value(one["metric"], value)), f"{count:,}"]
-                for name, count, value in one["groups"]
+                escape(one["title"]),
+                "",
+                *map(escape, map(words_of, [one["metric"], *one.get("others", ())])),
+                "records",
             ],
-            numbers=(2, 3),
+            [
+                [
+                    escape(name),
+                    track(value),
+                    escape(format_value(one["metric"], value)),
+                    *(escape(format_value(other, of[place])) for other, of in one.get("others", {}).items()),
+                    f"{count:,}",
+                ]
+                for place, (name, count, value) in enumerate(one["groups"])
+            ],
+            numbers=range(2, 4 + len(one.get("others", ()))),
             css="whole groups",
         )
         for one in findings.get("slices", ())
@@ -364,7 +378,7 @@ def _mistakes(findings: Findings) -> str:
 
 
 def _list(mistakes: Sequence[Mistake]) -> str:
-    return f'<ul class="list">{"".join(map(_mistake, mistakes))}</ul>'
+    return listed(map(_mistake, mistakes))
 
 
 def _marked(text: str, marks: Sequence[tuple[int, int, str]]) -> str:
@@ -424,4 +438,4 @@ def _mistake(mistake: Mistake) -> str:
     if isinstance(score, float) and math.isfinite(score):
         words = f"{score:.0%} sure" if 0 <= score <= 1 else f"score {score:.3g}"
         answers.append(f'<span class="soft">{words}</span>')
-    return f'<li>{texts}<div class="answer">{" ".join(answers)}</div></li>'
+    return f'{texts}<div class="answer">{" ".join(answers)}</div>'

@@ -10,11 +10,14 @@ import numpy as np
 from bert_jax.objectives.display import LOGGED_LEVELS, Display, Findings
 from bert_jax.training.logging.curves import baselines, different_scores, series
 from bert_jax.training.logging.page import card, command, escape, format_value, words_of
+from bert_jax.training.logging.progress import format_duration
 from bert_jax.training.logging.run_files import RunFiles
 
 # The beginning of the warning about a run that is not better than its baseline, and what to do.
 WEAK = "WARNING: not better than an answer that needs no training: "
 REMEDY = "try another optimizer.learning_rate, longer training, more records or another model"
+# The baseline of a question answering task.
+NEAREST_SENTENCE = "the sentence most like the question"
 # True: good, False: doubtful, None: neither; and a sentence.
 Finding = tuple[bool | None, str]
 # Names of scores that are better if they are lower end with one of these.
@@ -29,6 +32,8 @@ _CONSTANT = 0.25
 _NARROW = 0.8
 # Difference between the mean probability and the accuracy from which on the probabilities are too high or too low.
 _GAP = 0.05
+# Factor above the median from which on the last steps of a stopped run count as slow.
+_SLOW = 1.5
 # The workdir in the command of a run.
 _WORKDIR = re.compile(r"(--workdir[ =])('[^']*'|\S+)")
 
@@ -36,7 +41,8 @@ _WORKDIR = re.compile(r"(--workdir[ =])('[^']*'|\S+)")
 def verdict(run: RunFiles, display: Display) -> str:
     """Return the box with the result of a run: for a stopped run also the cause and how to continue it."""
     stopped = _stopped(run) if run.state == "stopped" else []
-    later = [*(_progress(run) if run.state == "running" else ()), _added(run)] if run.state != "complete" else []
+    later = [*_warnings(run), *(_progress(run) if run.state == "running" else ())]
+    later += [_added(run)] if run.state != "complete" else []
     found = _task_result(run) if run.is_finetuning else _loss_result(run, display)
     is_good = bool(found) and run.state == "complete" and all(good is not False for good, _ in found)
     is_good &= any(good for good, _ in found)
@@ -45,7 +51,7 @@ def verdict(run: RunFiles, display: Display) -> str:
     parts = [
         f"<p>{' '.join(map(escape, part))}</p>" for part in (stopped, [line for _, line in found], later) if part
     ]
-    if stopped and (line := _command(run)):
+    if stopped and (line := command_of(run) or _from_config(run)):
         parts.insert(1, command(line))
     return card("".join(parts), css=f"verdict {css}".strip())
 
@@ -63,7 +69,12 @@ def _stopped(run: RunFiles) -> list[str]:
     if run.log.ending:
         lines.append(f"It ended early: {run.log.ending.removesuffix('.')}.")
     else:
-        lines.append("No end was recorded: the process was killed, or the machine went down.")
+        lines.append(
+            "No end was recorded: the process was killed, or the machine went down. Memory use is not recorded, "
+            "so it is unknown whether memory ran out; on Linux, the command dmesg lists the processes that were "
+            "killed for this reason."
+        )
+    lines += _last_speed(run)
     if run.saved_steps:
         lines.append(f"The newest checkpoint is of step {run.saved_steps[-1]:,}; this command continues the run:")
     else:
@@ -71,9 +82,35 @@ def _stopped(run: RunFiles) -> list[str]:
     return lines
 
 
+def _last_speed(run: RunFiles) -> list[str]:
+    """Return whether the last steps of a stopped run were slow, and how much is left."""
+    values, lines = series(run.rows, "train", "seconds_per_step")[1], list[str]()
+    if len(values) > 2:
+        usual, last = (format_value("seconds", float(one)) for one in (np.median(values), values[-1]))
+        how = "were slow" if values[-1] > _SLOW * np.median(values) else "were not slower than usual"
+        lines.append(f"The last steps {how} ({last} s per step; median {usual} s).")
+    # A continued run begins at its newest checkpoint.
+    left = run.num_steps - (run.saved_steps[-1] if run.saved_steps else 0)
+    if run.num_steps and left > 0:
+        time = f", about {format_duration(left * float(np.median(values)))} of training" if len(values) else ""
+        lines.append(f"A continued run has {left:,} steps left{time}.")
+    return lines
+
+
+def _warnings(run: RunFiles) -> list[str]:
+    """Return how many warnings the log has, if there is a log. That about the only baseline is in the result."""
+    lines = dict.fromkeys([*(run.data.get("summary") or ()), *run.log.lines])
+    warnings = [line for line in lines if line.startswith("WARNING")]
+    shown = [line for line in warnings if WEAK not in line or len(run.scores()) > 1]
+    other, so_far = " other" * (len(shown) < len(warnings)), " so far" * (run.state == "running")
+    if shown:
+        return [f"The log has {len(shown):,}{other} warning{'s' if len(shown) > 1 else ''}{so_far}, shown below."]
+    return [f"The log has no{other} warning{so_far}."] if run.log.last_time else []
+
+
 def _progress(run: RunFiles) -> list[str]:
     """Return what a run in progress has found so far, and how to stop and continue it."""
-    lines = [] if any(line.startswith("WARNING") for line in run.log.lines) else ["The log has no warning so far."]
+    lines = list[str]()
     if run.saved_steps:
         lines.append(f"The newest checkpoint is of step {run.saved_steps[-1]:,}.")
     lines.append("You can stop the run (Ctrl-C saves a checkpoint) and continue it later with the same command.")
@@ -86,12 +123,17 @@ def _added(run: RunFiles) -> str:
     return f"The {what} are added when the run is complete."
 
 
-def _command(run: RunFiles) -> str:
-    """Return a command that continues the run in its folder, which may have been moved or renamed; empty if the
-    files do not contain all its options."""
+def command_of(run: RunFiles) -> str:
+    """Return the command of the run with its folder, which may have been moved or renamed; empty if it is
+    unknown."""
+    folder = shlex.quote(run.workdir.rstrip("/"))
+    return _WORKDIR.sub(lambda found: f"{found[1]}{folder}", run.log.command)
+
+
+def _from_config(run: RunFiles) -> str:
+    """Return a command that continues the run in its folder with the options in its files; empty if these are not
+    all options."""
     folder = run.workdir.rstrip("/")
-    if run.log.command:
-        return _WORKDIR.sub(lambda found: f"{found[1]}{shlex.quote(folder)}", run.log.command)
     if not run.from_random or not run.config:
         return ""
     return shlex.join(["bert-jax", "pretrain", "--config", f"{folder}/config.yaml", "--workdir", folder])
@@ -197,9 +239,30 @@ def _task_result(run: RunFiles) -> list[Finding]:
         which = f"which has the best {words_of(name)} ({format_value(name, last)} {end})"
         if last == values[name]:
             which = f"the first one with the best {words_of(name)} (equal {end})"
-        text = f"The parameters are those of step {entry['step']:,}, {which}."
+        text = f"The parameters are those of step {entry['step']:,}, {which}.{_lower_loss(run, split, name, entry)}"
         return [*lines, (None, text)]
     return [*lines, *_direction(run, split, name)]
+
+
+def _lower_loss(run: RunFiles, split: str, name: str, entry: Mapping[str, Any]) -> str:
+    """Return a sentence about the loss at the steps whose score equals the best one; empty if it is unknown."""
+    steps, scores = series(run.rows, split, name)
+    for loss in ("log_loss", "loss"):
+        known = dict(zip(*(one.tolist() for one in series(run.rows, split, loss)), strict=True))
+        losses = {
+            step: known[step]
+            for step, score in zip(steps.tolist(), scores.tolist(), strict=True)
+            if score == entry["metrics"][name]["value"] and step in known
+        }
+        if loss == name or len(losses) < 2 or entry["step"] not in losses:
+            continue
+        best = min(losses, key=lambda step: losses[step])
+        if best == entry["step"]:
+            return f" Of these steps, it also has the lowest {words_of(loss)}."
+        values = f"{format_value(loss, losses[best])}; {format_value(loss, losses[entry['step']])} at the kept step"
+        kept = f"; its parameters are in checkpoints/{best:.0f}" if best in run.saved_steps else ""
+        return f" Of the steps with this score, step {best:,.0f} has the lowest {words_of(loss)} ({values}){kept}."
+    return ""
 
 
 def _against(

@@ -108,8 +108,18 @@ def test_no_answer_for_every_question_where_that_is_an_answer():
     known = baseline(found, "dev", [span] * 3, "", {})
     assert known["answer"] == "no answer for all" and known["metric"] == "f1" and not known["is_beaten"]
     assert known["value"] == pytest.approx(baseline(found, "dev", [span] * 3, "exact", {})["value"])
-    found = resolved("qa", questions[:1], questions[:1])
-    assert baseline(found, "dev", [span], "", {}) is None
+
+
+def test_questions_are_compared_with_the_sentence_most_like_them():
+    passages = {"W1 w2 w3. w4 w5, w6. w4": "w5 w7 w6", "天气好。今天去哪里？": "今天他去哪里", "": "w1"}
+    found = [record(text=text, text_pair=passage) for passage, text in passages.items()]
+    question = record(text="w2 w3 w1", text_pair="w4. W1 w2 w3. w5", answers=(Answer(text="w1", start=4),))
+    task = resolved("qa", [question], [question])
+    assert [task.task.plain_answer(one) for one in found] == ["w4 w5, w6.", "今天去哪里？", None]
+    known = baseline(task, "dev", [{"answer": "w1", "score": 1.0, "no_answer_score": 0.0}], "", {})
+    # One of three words is right, and it is the only correct one.
+    expected = {"answer": "the sentence most like the question", "metric": "f1", "value": pytest.approx(0.5)}
+    assert known == expected | {"is_beaten": True}
 
 
 @pytest.mark.parametrize(("before", "is_beaten"), [(0.25, True), (0.5, False), (None, None)])

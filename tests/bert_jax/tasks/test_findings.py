@@ -7,6 +7,7 @@ import pytest
 
 from bert_jax.finetuning.findings import findings_of
 from bert_jax.metrics.score import mean_score
+from bert_jax.metrics.squad import squad_scores
 from bert_jax.records import Answer, Record
 
 
@@ -22,6 +23,15 @@ def task(**settings):
         scored=lambda records: [i for i, one in enumerate(records) if one.id != "hidden"],
         settings=SimpleNamespace(**settings), names=names, scores=scores,
     )  # fmt: skip
+
+
+def squad_task():
+    def scores(records, predictions):
+        return squad_scores(
+            [one["answer"] for one in predictions], [[a.text for a in one.answers] for one in records]
+        )[::-1]
+
+    return SimpleNamespace(scored=lambda records: [*range(len(records))], settings=SimpleNamespace(), scores=scores)
 
 
 def records(**columns):
@@ -126,6 +136,23 @@ def test_answers_are_scored_by_length_of_answer_and_context():
     assert (of_answers["metric"], of_contexts["title"]) == ("f1", "length of the context in words")
     assert of_answers["groups"] == [("1", 2, 0.5), ("3", 1, 1.0), ("10+", 1, 0.0)]
     assert of_contexts["groups"] == [("up to 100", 1, 0.0), ("101-200", 2, 1.0), ("801+", 1, 0.0)]
+
+
+def test_answers_are_scored_by_question_word():
+    asked = {
+        "When did it end?": "when", "In what year?": "what", "How many are there?": "how many or much",
+        "Name it.": "other", "Tell how, not what.": "how", "为什么": "why", "什么时候": "when", "Whatever": "other",
+    }  # fmt: skip
+    own = records(
+        text=[*asked], text_pair=["x y"] * len(asked), answers=[(Answer(text="x y", start=0),)] * len(asked)
+    )
+    found = findings_of(squad_task(), own, [{"answer": "x y", "score": 1.0}] + [{"answer": "y", "score": 1.0}] * 7)
+    first = found["slices"][0]
+    assert (first["title"], first["metric"]) == ("question word", "f1")
+    groups = {name: count for name, count, _ in first["groups"]}
+    assert groups == {name: [*asked.values()].count(name) for name in groups} and sum(groups.values()) == len(asked)
+    assert first["groups"][0] == ("when", 2, pytest.approx((1 + 2 / 3) / 2)) and first["others"]["exact"][0] == 0.5
+    assert all(one["others"].keys() == {"exact"} for one in found["slices"])
 
 
 @pytest.mark.parametrize(("scoring", "unit", "group"), [("squad", "words", "2"), ("chinese", "characters", "4-5")])

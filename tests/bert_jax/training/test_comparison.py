@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from report_runs import RELOAD, Tags, write_run
+from report_runs import RELOAD, Tags, without_spans, write_run
 
 import bert_jax
 
@@ -39,7 +39,7 @@ def test_runs_side_by_side_show_differences_and_the_better_value(tmp_path):
         values = {"mlm_loss": loss, "loss": loss, "mlm_accuracy": 0.5, "targets": targets}
         (folder / "report_data.json").write_text(json.dumps({"evaluation": values}))
         folders.append(folder)
-    page = bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
+    page = without_spans(bert_jax.report(*folders, output=tmp_path / "both.html").read_text())
     assert "<h1><bdi>a</bdi> and <bdi>b</bdi></h1>" in page and "the same number of targets" in page
     row = '<td class="n">2</td><td class="n"><b>1.500</b></td><td class="n">-0.5</td>'
     assert f"<bdi>masked-token loss</bdi></th>{row}" in page and page.count("<b>1.500</b></td>") == 1
@@ -69,11 +69,13 @@ def test_a_comparison_begins_with_the_better_run(tmp_path, losses, words):
         with (folder / "metrics.jsonl").open("a") as file:
             row = {"step": 30, "mlm_loss": 2.75, "tokens_per_second": 70.0, "seconds_per_step": 1.0}
             file.write(json.dumps(row) + "\n")
-    page = bert_jax.report(tmp_path / "a", tmp_path / "b", output=tmp_path / "both.html").read_text()
+    page = without_spans(bert_jax.report(tmp_path / "a", tmp_path / "b", output=tmp_path / "both.html").read_text())
     assert words in page and page.index(words) < page.index("Options that differ") < page.index("Curves")
     assert 'masked-token loss in training</bdi></th><td class="n">2.750</td>' in page
-    for part in ("<h2>Filled masks</h2>", "of a", "of b", f"<td>{tmp_path / 'b'}</td>", "second, mean</th><td>70",
-                 "last <b>70.00</b>"):  # fmt: skip
+    # The only training value, and the held-out one minus it.
+    gap = f'masked-token loss, held-out minus training</bdi></th><td class="n">{losses[0] - 2.75:+.4g}</td>'
+    for part in ("<h2>Filled masks</h2>", "of a", "of b", f"<td>{tmp_path / 'b'}</td>", "training, mean</th><td>70",
+                 gap,                  "last <b>70.00</b>"):  # fmt: skip
         assert part in page
 
 
@@ -93,7 +95,9 @@ def test_two_pretraining_runs_have_an_interval_over_the_same_rows(tmp_path):
     # The groups differ by 39 from each other, but the runs by 0.1 in each.
     assert low < -gains.mean() < high and high - low == pytest.approx(4 * 0.05 / 40**0.5, rel=0.3)
     assert "the 95% interval of a difference on the same records, from resampled records. One run" in page
-    assert "The 95% interval of the difference does not contain 0." in page
+    assert (
+        "The difference is larger than the noise of the held-out records (95% interval of second - first: -" in page
+    )
     data["evaluation_groups"]["mlm_loss"][3][1] += 1  # other rows
     (folders[1] / "report_data.json").write_text(json.dumps(data))
     assert "<small>" not in bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
@@ -121,3 +125,78 @@ def test_two_fine_tuning_runs_have_an_interval_over_the_same_records(tmp_path):
     assert "the 95% interval of a value and of a difference on the same records" in page
     (folders[1] / "predictions_dev.jsonl").unlink()
     assert "points<small>" not in bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
+
+
+def runs_with_losses(folder, first, second, split="eval"):
+    """The page of two runs with these held-out or training losses at steps 10, 20, ..."""
+    folder.mkdir(exist_ok=True)
+    for name, losses in (("a", first), ("b", second)):
+        write_run(folder / name)
+        rows = [{"step": 10 * n, "split": split, "mlm_loss": loss} for n, loss in enumerate(losses, 1)]
+        rows += [{"step": 10 * len(losses), "split": "eval", "mlm_loss": losses[-1]}] if split == "train" else []
+        (folder / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return bert_jax.report(folder / "a", folder / "b", output=folder / "both.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        ((4.5, 3.5, 3.0), "grew: +0.5 at step 10, +0.5 at step 20, +1 at step 30."),
+        ((6.0, 3.5, 2.5), "shrank: +2 at step 10, "),
+        ((4.5, 3.5, 2.5), "stayed about the same: "),
+        ((4.5, 3.0, 1.5), "changed its sign: +0.5 at step 10, +0 at step 20, -0.5 at step 30."),
+    ],
+)
+def test_a_comparison_states_the_trend_of_the_difference(tmp_path, second, words):
+    page = runs_with_losses(tmp_path, (4.0, 3.0, 2.0), second)
+    start = "The difference in masked-token loss on held-out data (<bdi>b</bdi> minus <bdi>a</bdi>)"
+    assert f"{start} {words}" in page
+    assert "Not all runs are complete: <bdi>a</bdi> is stopped, not complete; <bdi>b</bdi> is stopped" in page
+    assert "Whether the difference is larger than noise is unknown: one run of each kind" in page
+
+
+def test_runs_with_one_evaluation_are_compared_in_training(tmp_path):
+    page = runs_with_losses(tmp_path, (4.0, 3.0), (4.5, 4.5), "train")
+    assert "masked-token loss in training (<bdi>b</bdi> minus <bdi>a</bdi>) grew: +0.5 at step 10, +1.5" in page
+    assert "difference in masked-token loss" not in runs_with_losses(tmp_path / "one", (4.0,), (4.5,))
+
+
+def test_a_comparison_names_few_options_and_the_parts_of_the_duration(tmp_path):
+    log = """2026-01-01 10:00:00  1,234 parameters, 1 x cpu, mesh data=1, float32
+2026-01-01 10:00:20  start-up 8.0 s, data 2.0 s, compiling the training step 20.0 s
+2026-01-01 10:02:00  step 20/40  loss 2
+"""
+    folders = []
+    for name in "ab":
+        folder = write_run(tmp_path / name, config=f"training: {{num_steps: 40, seed: {ord(name)}}}\n")
+        rows = [{"step": step, "seconds_per_step": 2.0, "tokens_per_second": 7.0} for step in (10, 20)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "train.log").write_text(log)
+        (folder / "report_data.json").write_text("{}")
+        folders.append(folder)
+    page = bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
+    assert (
+        "Only this option differs: training.seed (<bdi>a</bdi>: <bdi>97</bdi>, <bdi>b</bdi>: <bdi>98</bdi>)."
+        in page
+    )
+    assert "Both runs are complete and end at step 20." in page
+    # 10 s before the log begins, and 2 minutes.
+    times = {"duration": "0:02:10", "... start-up and compilation": "0:00:30", "... training steps": "0:00:40",
+             "... evaluation, saving and the rest": "0:01:00"}  # fmt: skip
+    for part, duration in times.items():
+        assert f"{part}</th><td>{duration}</td><td>{duration}</td>" in page
+    (folders[1] / "config.yaml").write_text("a: 1\nb: 2\nc: 3\n")
+    assert "5 options differ (below)." in bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
+
+
+def test_filled_masks_of_equal_texts_stand_side_by_side(tmp_path):
+    for name, texts in (("a", "xy"), ("b", "xy"), ("c", "xz")):
+        folder = write_run(tmp_path / name)
+        masks = [
+            {"text": f"{text} [MASK]", "masks": [{"predictions": [(name, 0.5)], "answer": text}]} for text in texts
+        ]
+        (folder / "report_data.json").write_text(json.dumps({"filled_masks": masks}))
+    for other, order in (("b", "xxyy"), ("c", "xyxz")):
+        page = bert_jax.report(tmp_path / "a", tmp_path / other, output=tmp_path / "both.html").read_text()
+        assert re.findall(r'<div dir="auto">(\w) <span class="mask">', page) == [*order]
+        assert page.count("The best guess is filled in") == 1

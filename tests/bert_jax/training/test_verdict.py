@@ -1,6 +1,7 @@
 """The box at the top of a report: the result of a run, its cause of an early end, and the commands that go on."""
 
 import json
+from pathlib import Path
 
 import pytest
 from report_runs import LOG, TASK, page_of, task_run, without_spans, write_run
@@ -106,7 +107,7 @@ def test_a_run_in_progress_says_that_it_can_be_stopped(tmp_path):
     folder = write_run(tmp_path / "w")
     (folder / "train.log").write_text(LOG[: LOG.index("2026-01-01 12:00:30")])
     (folder / "checkpoints/10").mkdir(parents=True)
-    page = run_page(read_run(folder, "running"), TASK)
+    page = without_spans(run_page(read_run(folder, "running"), TASK))
     for words in ("The log has no warning so far. The newest checkpoint is of step 10. You can stop the run",
                   "are added when the run is complete", f"<bdi>{folder}/checkpoints, step 10</bdi>"):  # fmt: skip
         assert words in page
@@ -160,3 +161,59 @@ def test_types_of_entities_are_named_in_place_of_tags(tmp_path):
     lines = ("3 tags: B-X 5, I-X 7, O 9", "1 types of entities: X 5")
     (tmp_path / "train.log").write_text("".join(f"2026-01-01 10:00:00  {line}\n" for line in lines))
     assert "<dt>training classes</dt><dd>1 types of entities: <bdi>X 5</bdi>" in run_page(read_run(tmp_path), TASK)
+
+
+def test_a_killed_run_tells_what_is_left_and_whether_it_became_slow(tmp_path):
+    folder = write_run(tmp_path / "w")
+    (folder / "checkpoints/20").mkdir(parents=True)
+    for last, words in ((2.0, "were not slower than usual (2 s per step; median 2 s)"),
+                        (6.0, "were slow (6 s per step; median 2 s)")):  # fmt: skip
+        rows = [{"step": 10 * n, "seconds_per_step": own} for n, own in enumerate((2.0, 2.0, last), 1)]
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        page = run_page(read_run(folder), TASK)
+        assert f"The last steps {words}. A continued run has 20 steps left, about 0:00:40 of training." in page
+        assert "Memory use is not recorded" in page
+    (folder / "train.log").write_text("2026-01-01 10:00:09  ended early: preempted\n")
+    assert "Memory use is not recorded" not in run_page(read_run(folder), TASK)
+
+
+def test_a_complete_run_says_how_many_warnings_its_log_has(tmp_path):
+    folder = write_run(tmp_path / "w")
+    (folder / "report_data.json").write_text("{}")
+    assert "The log has" not in run_page(read_run(folder), TASK)  # there is no log
+    for count, words in enumerate(("no warning.", "1 warning, shown below.", "2 warnings, shown below.")):
+        lines = [f"2026-01-01 10:00:00  WARNING: number {number}\n" for number in range(count)]
+        (folder / "train.log").write_text("2026-01-01 10:00:00  step 10/40  loss 2\n" + "".join(lines))
+        page = run_page(read_run(folder), TASK)
+        assert f"The log has {words}" in page and page.count('<div class="warning">') == count
+
+
+def test_of_equal_scores_the_step_with_the_lowest_loss_is_named(tmp_path):
+    folder = tmp_path / "w"
+    task_run(folder, 0.75, None, name="accuracy", chosen_by={"metric": "accuracy"}, step=10)
+    (folder / "checkpoints/20").mkdir(parents=True)
+    sentence = "Of the steps with this score, step 20 has the lowest log loss (0.2500; 0.5000 at the kept step)"
+    cases = {
+        (0.5, 0.25): f"{sentence}; its parameters are in checkpoints/20.",
+        (0.5, 0.75): "Of these steps, it also has the lowest log loss.",
+        (None, None): "",
+    }
+    for losses, words in cases.items():
+        rows = [
+            {"step": step, "split": "dev", "accuracy": 0.75, "log_loss": loss}
+            for step, loss in zip((10, 20), losses, strict=True)
+        ]
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        page = run_page(read_run(folder), TASK)
+        assert f"with the best accuracy (equal at the last step, 20). {words}".strip() in page
+        assert ("the lowest log loss" in page) == bool(words)
+
+
+def test_the_command_and_the_folder_of_a_moved_run_are_those_of_today(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "new")
+    (folder / "train.log").write_text("2026-01-01 10:00:00  command: bert-jax pretrain --workdir old\n")
+    (folder / "report_data.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    page = without_spans(run_page(read_run(Path("new")), TASK))
+    assert f"<dt>workdir</dt><dd><bdi>{folder}</bdi>" in page and "--workdir new</pre>" in page
+    assert "--workdir old" not in page
