@@ -274,20 +274,6 @@ def _spans(task: Task, records: Sequence[Record], predictions: Sequence[Predicti
     def length(answer: str) -> int:
         return len(answer) if in_characters else len(answer.split())
 
-    def mistake(i: int) -> Mistake:
-        record, one = records[i], predictions[i]
-        golds = list(dict.fromkeys(answer.text for answer in record.answers or ()))
-        known = [(a.start, a.start + len(a.text), "gold") for a in record.answers or () if a.start >= 0][:1]
-        if one["answer"] and "start" in one and "end" in one:
-            known.append((one["start"], one["end"], "predicted"))
-        text, marks = _excerpt(record.text_pair or "", known)
-        return {
-            "text_pair": text,
-            "marks": marks,
-            "gold": " / ".join(golds[:3]) or "no answer",
-            "predicted": one["answer"] or "no answer",
-        }
-
     best, unit = max(right.max(), 1.0), "characters" if in_characters else "words"
     lengths = [min((length(a.text) for a in one.answers or ()), default=0) for one in records]
     counts: Counts = {
@@ -312,8 +298,27 @@ def _spans(task: Task, records: Sequence[Record], predictions: Sequence[Predicti
     ]
     if len({*asked}) > 1:
         slices.insert(0, _sliced("question word", score, asked, dict(enumerate(_QUESTION_GROUPS)), others))
+
+    def mistake(i: int) -> Mistake:
+        return _span_mistake(records[i], predictions[i])
+
     found = _worst(records, errors, mistake, wrong=right < best) | {"counts": counts, "slices": slices}
     return found | {"kinds": {"unit": "answers", "counts": dict(kinds.most_common())}}
+
+
+def _span_mistake(record: Record, prediction: Prediction) -> Mistake:
+    """Return the part of the passage with the correct and the predicted answer, and both answers."""
+    golds = list(dict.fromkeys(answer.text for answer in record.answers or ()))
+    known = [(a.start, a.start + len(a.text), "gold") for a in record.answers or () if a.start >= 0][:1]
+    if prediction["answer"] and "start" in prediction and "end" in prediction:
+        known.append((prediction["start"], prediction["end"], "predicted"))
+    text, marks = _excerpt(record.text_pair or "", known)
+    return {
+        "text_pair": text,
+        "marks": marks,
+        "gold": " / ".join(golds[:3]) or "no answer",
+        "predicted": prediction["answer"] or "no answer",
+    }
 
 
 def _question_word(question: str) -> int:

@@ -203,7 +203,7 @@ def _trend(runs: Sequence[tuple[RunFiles, Display]], names: Sequence[str]) -> st
         label = words_of(name) if files[0].is_finetuning else _labels(runs[0]).get(name, words_of(name))
         return (
             f"The difference in {escape(label)} {place} ({isolated(names[1])} minus {isolated(names[0])}) {how}: "
-            f"{each}. Whether the order would change with more steps cannot be told from these runs."
+            f"{each}. These runs do not show whether the order would change with more steps."
         )
     return ""
 

@@ -173,7 +173,7 @@ def run_page(run: RunFiles, display: Display, page_interval: float = _LONGEST_WA
         *(f'<div class="warning">{isolated(line)}</div>' for line in warnings),
         tiles(entries),
         *task_sections(run),
-        section("Charts", panels(charts, RING * run.is_finetuning + READING) or card("no metrics yet")),
+        section("Charts", panels(charts, READING + RING * run.is_finetuning) or card("no metrics yet")),
         *(
             section(one.heading, card(f'<p class="soft">{escape(one.note)}</p>{listed(one.items)}'))
             for one in display.sections(run.data)

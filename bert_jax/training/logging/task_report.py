@@ -37,8 +37,8 @@ _LONGEST_NAME = 24
 _OPEN = 4
 # Width of a letter in the heads of a confusion matrix in pixels, and letters of its corner.
 _LETTER, _HEAD_LETTERS = 8.0, 11
-# Width of the box of a confusion matrix on a phone, and beside another box.
-_PHONE, _HALF = 330.0, 390.0
+# Width of the box of a confusion matrix on a phone, and beside another box on the narrowest and on a wide page.
+_PHONE, _HALF, _WIDE_HALF = 330.0, 390.0, 510.0
 
 Scores = Mapping[str, float | None]
 
@@ -245,7 +245,7 @@ def _confusion(matrix: Confusion, unit: str = "records") -> tuple[str, bool]:
         f"{np.trace(counts):,} of {counts.sum():,} {unit} are right.</p>"
     )
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    width = max(44, min(72, 420 // len(names)))
+    width = max(44, min(72, 360 // len(names)))
     longest = max(len(short(name, _LONGEST_NAME)) for name in names)
     longest_word = max(len(word) for name in names for word in re.split(r"[\s-]", short(name, _LONGEST_NAME)))
     is_long = longest > 2 * width / _LETTER or longest_word > width / _LETTER
@@ -266,9 +266,9 @@ def _confusion(matrix: Confusion, unit: str = "records") -> tuple[str, bool]:
     whole_width = max(longest, _HEAD_LETTERS) * _LETTER + width * len(names)
     if whole_width < _PHONE:
         return matrix_of_all, False
-    is_wide = whole_width > _HALF
-    css, other = "wider" if is_wide else "wide", _confusions(names, matrix, unit)
-    return f'<div class="{css}">{matrix_of_all}</div><div class="narrow">{other}</div>', is_wide
+    css, other = "wider" if whole_width > _HALF else "wide", _confusions(names, matrix, unit)
+    box = f'<div class="{css}">{matrix_of_all}</div><div class="narrow">{other}</div>'
+    return box, whole_width > _WIDE_HALF
 
 
 def _heat(share: float, *, is_right: bool) -> str:
