@@ -58,7 +58,8 @@ def predict_command(arguments: argparse.Namespace) -> None:
 def zero_shot_command(arguments: argparse.Namespace) -> None:
     """Classify texts with labels that the model was not trained on, and write JSON lines with the same fields as
     bert-jax predict. A natural language inference (NLI) model reads the text together with a hypothesis for
-    each label; a masked-LM model scores the words of the labels at the mask of a prompt."""
+    each label; a masked-LM model scores the words of the labels at the mask of a prompt. If JSON lines have the
+    field label (with --multi_label: labels), metrics are also printed."""
     from bert_jax.inference.text_files import with_ids, write_json_lines
     from bert_jax.inference.zero_shot import right_answer, scores, zero_shot
     from bert_jax.tasks.task import Prediction
@@ -128,9 +129,7 @@ COMMANDS = (
     ), group="use", example='--model runs/sst2 "a film that one likes to see twice"'),
     Command("zero-shot", "classify with labels that the model was not trained on", zero_shot_command, (
         model(
-            "texts, which must precede --labels. If the JSON lines of --input have a field label (with "
-            "--multi_label: labels), metrics are also printed",
-            with_labels=False,
+            "texts, which must precede --labels", with_labels=False,
         ),
         option(
             "--labels", required=True, nargs="+", metavar="LABEL[=WORD,...]",

@@ -112,8 +112,8 @@ COMMANDS = (
         ),
         option(
             "--with_onnx", action="store_true",
-            help="with --format hf or sentence-transformers: also write onnx/model.onnx and, with 8-bit weights, "
-            "onnx/model_quantized.onnx, for transformers.js and other programs",
+            help="with --format hf or sentence-transformers: also write onnx/model.onnx and "
+            "onnx/model_quantized.onnx (8-bit weights), for transformers.js and other programs",
         ),
         option(
             "--calibration", nargs="+", metavar="FILE",
@@ -133,8 +133,8 @@ COMMANDS = (
         ),
         option(
             "--heads", type=names_of, metavar="HEAD,...",
-            help="heads to export, with the layers that they need: pooler, mlm, nsp, rtd, sequence, token, span, "
-            "choice, crf, pair, exits, sentence (default: all)",
+            help="heads to export: pooler, mlm, nsp, rtd, sequence, token, span, choice, crf, pair, exits, "
+            "sentence. Layers that a head needs are also exported (default: all heads)",
         ),
         option(
             "--width", type=int, metavar="N",

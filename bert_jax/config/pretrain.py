@@ -90,7 +90,7 @@ class DataConfig(Section, prefix="data."):
     # Field of a JSON record that contains the class of the document; objective.name masked_lm_classes predicts this
     # class. A document without this field has no class. Empty: no classes.
     label_field: str = ""
-    # Names of all classes that occur in the field data.label_field.
+    # Names of all classes that occur in the field that data.label_field names.
     classes: tuple[str, ...] = ()
     # Split of a tfds: or hf: dataset to use as the corpus.
     dataset_split: str = "train"
