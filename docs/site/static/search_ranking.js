@@ -63,7 +63,8 @@ document.addEventListener("DOMContentLoaded", () => {
       own.querySelectorAll("section").forEach((inner) => inner.remove());
       return { id: one.id, title: own.querySelector("h1, h2, h3, h4")?.textContent.trim(), text: own.textContent };
     });
-    const known = [...words].map((word) => {
+    const begins = [...words].map((word) => word.replace(/(?<=[a-z]{3})(i|(?<=b)l)$/, ""));
+    const known = begins.map((word) => {
       const having = sections.filter((one) => one.text.toLowerCase().includes(word)).length;
       return [word, having ? Math.log(1 + sections.length / having) : 0];
     });
