@@ -41,8 +41,9 @@ _PROMPT = option("--prompt", metavar="TEXT", help="text to insert before every t
 
 def search_command(arguments: argparse.Namespace) -> None:
     """Find the texts that are nearest to each query, in a corpus or in an index written by bert-jax embed. In a
-    corpus, every text is compared with every query. The output has JSON lines with query, text and hits (id,
-    score, text). The best hits come first; hits with equal scores are in the order of the corpus."""
+    corpus, every text is compared with every query. The output is one JSON line per query: query (its id), text
+    (its text) and hits (each with id, score and text). The best hits come first; hits with equal scores are in the
+    order of the corpus."""
     from bert_jax.contrib.analysis.neighbors import hit_lines, read_relevant, relevance
     from bert_jax.contrib.analysis.texts_or_vectors import read_collection
     from bert_jax.contrib.analysis.vector_index import VectorIndex
