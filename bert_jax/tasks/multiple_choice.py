@@ -37,6 +37,7 @@ class ChoiceTask(SequenceTask):
     section 4.4)."""
 
     targets: ClassVar[Mapping[str, Target]] = {"labels": Target("unit", np.int32)}
+    logs_loss = True
 
     @classmethod
     def from_data(cls, config: FinetuneConfig, splits: Mapping[str, Sequence[Record]]) -> FinetuneConfig:

@@ -284,6 +284,7 @@ class MultiLabelTask(ClassificationTask):
 
     gold = ("labels",)
     targets: ClassVar[Mapping[str, Target]] = {}
+    logs_loss = True
 
     def __init__(
         self, config: FinetuneConfig | TaskSettings, tokenizer: Tokenizer, records: Sequence[Record] = ()
@@ -381,6 +382,7 @@ class RegressionTask(SequenceTask):
     """Regression of one value with the mean squared error as the loss (STS-B in Devlin et al. 2018)."""
 
     targets: ClassVar[Mapping[str, Target]] = {"values": Target("unit", np.float32, (1,))}
+    logs_loss = True
 
     @property
     def heads(self) -> HeadsConfig:

@@ -235,7 +235,8 @@ def _better(
     if ends := (_of_groups(files) | dict(paired)).get(first) if len(runs) == 2 else None:
         is_clear = not ends[0] <= 0 <= ends[1]
         how = "is larger than" if is_clear else "is not clearly larger than"
-        interval = f"95% interval of second - first: {' to '.join(_change(first, end) for end in ends)}"
+        ends_of = " to ".join(_change(first, end) for end in ends)
+        interval = f"95% interval of {isolated(names[1])} minus {isolated(names[0])}: {ends_of}"
         text += f" The difference {how} the noise of the held-out records ({interval}), but {seeds}."
     else:
         text += f" Whether the difference is larger than noise is unknown: {seeds}."

@@ -73,6 +73,7 @@ svg text { font: 14.5px system-ui, sans-serif; fill: var(--soft); paint-order: s
 .key.dashed::before { width: 20px; height: 2px; border-radius: 0;
   background: repeating-linear-gradient(90deg, var(--c) 0 5px, transparent 5px 7.5px); }
 .note { color: var(--soft); } .panels + .soft, .soft + .panels { margin-top: 10px; }
+th .key { display: inline-flex; align-items: center; } th .key::before { flex: none; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 14px; overflow-wrap: break-word; }
 td, th { padding: 5px 16px 5px 0; text-align: left; vertical-align: top; }

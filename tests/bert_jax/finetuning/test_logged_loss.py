@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from finetune_cases import configured, lines, run
+from finetune_cases import SPLITS, configured, lines, run
 from support import random_params
 
 from bert_jax.finetuning.evaluation import Predictor
@@ -77,3 +77,11 @@ def test_evaluations_of_a_tagger_log_it_and_its_chart_has_both_curves(source, tm
         {"train": tagged(40), "dev": tagged(12)},
     )
     assert not any("loss" in line for line in lines(tmp_path / "v") if line.get("split") == "dev")
+
+
+@pytest.mark.slow
+def test_of_regression_it_is_the_squared_error(source, tmp_path):
+    run(source, tmp_path / "w", "--task.kind regression", SPLITS)
+    evaluations = [line for line in lines(tmp_path / "w") if line.get("split") == "dev"]
+    assert [line["loss"] for line in evaluations] == pytest.approx([line["mse"] for line in evaluations], rel=1e-5)
+    assert len(evaluations) >= 2

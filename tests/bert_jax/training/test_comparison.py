@@ -95,9 +95,8 @@ def test_two_pretraining_runs_have_an_interval_over_the_same_rows(tmp_path):
     # The groups differ by 39 from each other, but the runs by 0.1 in each.
     assert low < -gains.mean() < high and high - low == pytest.approx(4 * 0.05 / 40**0.5, rel=0.3)
     assert "the 95% interval of a difference on the same records, from resampled records. One run" in page
-    assert (
-        "The difference is larger than the noise of the held-out records (95% interval of second - first: -" in page
-    )
+    interval = "(95% interval of <bdi>b</bdi> minus <bdi>a</bdi>: -"
+    assert f"The difference is larger than the noise of the held-out records {interval}" in page
     data["evaluation_groups"]["mlm_loss"][3][1] += 1  # other rows
     (folders[1] / "report_data.json").write_text(json.dumps(data))
     assert "<small>" not in bert_jax.report(*folders, output=tmp_path / "both.html").read_text()
