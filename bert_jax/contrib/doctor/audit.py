@@ -31,6 +31,10 @@ WINDOW, ONE_OF, REPEATED = 13, 8, (0.15, 0.35)
 DOCUMENTS = (100, 20)
 RANDOM_PAIRS = (0.3, 0.8)
 PADDING = 0.5
+# Share of the rows that are copies of other rows, for LOOK and FAIL, and fewest tokens of such a row.
+COPIED, LEAST_COPIED = (0.01, 0.1), 13
+# Share of the predicted tokens with the same input from which on this is the mask, whatever its id.
+STANDS_IN = 0.3
 # Distinct tokens of a window that can show that two rows have the same text, and its occurrences in a pass over the
 # training text from which on it is boilerplate.
 VARIED, BOILERPLATE = 7, 20
@@ -107,6 +111,7 @@ def audit(
         unknown_tokens(tokenizer, rows, ids),
         position_ids(rows),
         repeated_text(data, tokenizer, rows, ids),
+        copied_rows(data, rows, ids),
         padding_share(data, rows),
     ]
     if predicts_masks:
@@ -190,6 +195,25 @@ def repeated_text(data: DataConfig, tokenizer: Tokenizer, rows: Rows, ids: np.nd
     )  # fmt: skip
 
 
+def copied_rows(data: DataConfig, rows: Rows, ids: np.ndarray) -> Finding:
+    """Return the share of the rows that equal another row in text and masks (static masking) or in text and keys
+    (dynamic masking). Each pass over the text makes rows with masks and keys of their own, also of text that is
+    repeated."""
+    own = rows["mlm_positions"] if data.masking == "static" else rows["sequence_keys"]
+    long = (rows["sequence_ids"] > 0).sum(axis=1) >= LEAST_COPIED
+    whole = np.concatenate([ids, own.astype(ids.dtype)], axis=1)[long]
+    different = len({row.tobytes() for row in whole})
+    share = 1 - different / len(whole) if len(whole) else 0.0
+    look, fail = COPIED
+    return finding(
+        "copied rows", f"{share:.1%} of the rows are copies of other rows, with the same masks or keys",
+        f"at most {look:.0%}",
+        "the folder of the shards has the same shard under several names, or several workers built the same one; "
+        "build the shards again",
+        fail=share > fail, look=share > look, number=share,
+    )  # fmt: skip
+
+
 def _windows(tokenizer: Tokenizer, rows: Rows, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the hash of the ``WINDOW`` tokens from each place on, uint64[N, S - WINDOW + 1], and whether they are
     text of one sequence, bool[N, S - WINDOW + 1]."""
@@ -258,6 +282,13 @@ def _predicted(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return row, rows["mlm_positions"][row, slot], rows["mlm_labels"][row, slot]
 
 
+def _mask_in(tokenizer: Tokenizer, inputs: np.ndarray) -> int:
+    """Return the id that stands at masked places: that of the mask token, or another one that is the input of more
+    than ``STANDS_IN`` of the predicted tokens. ``inputs``: int[P]."""
+    counts = np.bincount(inputs, minlength=tokenizer.vocab_size)
+    return int(counts.argmax()) if counts.max() > STANDS_IN * counts.sum() else tokenizer.mask_id
+
+
 def masks(data: DataConfig, tokenizer: Tokenizer, rows: Rows) -> Finding:
     """Compare the share of predicted tokens and their replacements with the options and with common practice."""
     row, position, label = _predicted(rows)
@@ -271,6 +302,7 @@ def masks(data: DataConfig, tokenizer: Tokenizer, rows: Rows) -> Finding:
     expected = f"{wanted:.0%} and {data.mask_token_share:.0%}"
     advice, fail, look = "", False, False
     is_dynamic = data.masking == "dynamic"
+    found = _mask_in(tokenizer, inputs)
     if share > MOST_PREDICTED:
         expected, fail = "10% to 50%", True
         advice = "too little text remains to predict from; set data.mask_fraction 0.15 to 0.3"
@@ -278,6 +310,12 @@ def masks(data: DataConfig, tokenizer: Tokenizer, rows: Rows) -> Finding:
         advice, fail = "the shards have other masks than the options; build them again", True
         if is_dynamic:
             advice = "the code that masks rows when they are read does not follow the options"
+        if found != tokenizer.mask_id:
+            value += f", {(inputs == found).mean():.1%} as {tokenizer.pieces([found])[0]!r} (id {found})"
+            advice = (
+                f"the code that masks takes {found} for the id of {tokenizer.special_pieces[4]}, which is "
+                f"{tokenizer.mask_id} in this vocabulary; correct it and mask again"
+            )
     elif special > 0 and not data.mask_special_tokens:
         value += f"; {special:.1%} of them are special tokens"
         advice, fail = "the shards predict special tokens; build them again", True
@@ -293,6 +331,7 @@ def labels(data: DataConfig, tokenizer: Tokenizer, rows: Rows) -> Finding:
     id as the label, and the label is no more often the token beside it than in any text."""
     row, position, label = _predicted(rows)
     ids, length = rows["input_ids"], rows["input_ids"].shape[1]
+    mask_id = _mask_in(tokenizer, ids[row, position])
     predicted = np.zeros(ids.shape, bool)
     predicted[row, position] = True
 
@@ -300,17 +339,17 @@ def labels(data: DataConfig, tokenizer: Tokenizer, rows: Rows) -> Finding:
         other = position + distance
         fits = (other >= 0) & (other < length)
         own, at = row[fits], other[fits]
-        seen = (ids[own, at] != tokenizer.mask_id) if not distance else ~predicted[own, at]
+        seen = (ids[own, at] != mask_id) if not distance else ~predicted[own, at]
         return float((ids[own, at] == label[fits])[seen].mean()) if seen.any() else 0.0
 
     kept = 1 - data.mask_token_share - data.random_token_share
     # Without such places, nothing is known.
-    has_kept = kept > 0.01 and bool((ids[row, position] != tokenizer.mask_id).any())
+    has_kept = kept > 0.01 and bool((ids[row, position] != mask_id).any())
     own, beside = match(0), {distance: match(distance) for distance in (-1, 1)}
     expected = kept / (kept + data.random_token_share) if has_kept else 0.0
     nearest = max(beside, key=lambda distance: beside[distance])
     is_shifted = beside[nearest] > 0.5 > own
-    seen = int((ids[row, position] != tokenizer.mask_id).sum())
+    seen = int((ids[row, position] != mask_id).sum())
     too_often = seen >= LEAST_SEEN and own > expected + TOO_OFTEN * (1 - expected)
     value, advice = f"{own:.0%} of the labels equal the token in the text", "the labels belong to other text"
     if is_shifted:

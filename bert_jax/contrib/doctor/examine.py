@@ -104,6 +104,8 @@ def _examine_network(
     found = check_network(objective, name, run.tokenizer, rows, now.arrays, before, unigram)
     if stored is not None:
         found += optimizer_state(folder, objective, stored)
+        if stored.step > dict[str, Any](stored.meta)["phase_start"]:
+            found.append(network.rounded_weights(stored.arrays))
     return now.step, found
 
 

@@ -17,12 +17,14 @@ Status = Literal["OK", "LOOK", "FAIL"]
 STATUSES: tuple[Status, ...] = ("FAIL", "LOOK", "OK")
 # All checks, the most specific cause first: a wrong vocabulary raises the loss, but a high loss has many causes.
 CHECKS = (
-    "labels", "vocabulary", "text encoding", "text format", "unknown tokens", "masks", "documents", "schedule",
-    "dropout rates", "weight decay", "updates", "data position", "optimizer state", "position ids", "token types",
-    "loss weights", "other labels", "other rows", "padding", "neighbors", "place in the row", "later tokens",
-    "context", "word order", "tied table", "gradients", "accumulation", "dropout", "held-out text",
-    "sentence order", "markup", "repeated line", "repeated text", "sentence pairs", "first loss", "skipped steps",
-    "loss", "loss spikes", "token states", "attention heads", "held-out gap", "padding share", "speed",
+    "labels", "vocabulary", "text encoding", "text format", "tokenized text", "punctuation", "wrapped lines",
+    "unknown tokens", "masks", "copied rows", "documents", "schedule", "learning rate", "dropout rates",
+    "weight decay", "moving average", "passes", "updates", "data position", "optimizer state",
+    "rounded weights", "position ids", "token types", "attention sums", "loss weights", "other labels",
+    "other rows", "padding", "neighbors", "place in the row", "later tokens", "context", "word order",
+    "tied table", "gradients", "accumulation", "dropout", "held-out text", "sentence order", "markup",
+    "repeated line", "repeated text", "sentence pairs", "first loss", "skipped steps", "loss", "loss spikes",
+    "token states", "attention heads", "held-out gap", "padding share", "speed",
 )  # fmt: skip
 
 

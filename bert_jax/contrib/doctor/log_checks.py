@@ -1,5 +1,5 @@
-"""Checks of options (schedule, dropout, weight decay) and of metrics.jsonl: loss against word frequencies, spikes,
-skipped steps, position in the data, held-out gap, speed."""
+"""Checks of options (schedule, dropout, weight decay, moving average) and of metrics.jsonl: learning rate, passes
+over the rows, loss against word frequencies, spikes, skipped steps, position in the data, held-out gap, speed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ import numpy as np
 
 from bert_jax.config import PretrainConfig
 from bert_jax.contrib.doctor.findings import Finding, finding
+from bert_jax.contrib.doctor.probes import MASKED
 from bert_jax.optim import make_schedule
 
 # Nats above the loss of the unigram distribution: for FAIL, and for LOOK late in the run.
@@ -32,6 +33,12 @@ WARMUP, POINTS = 0.5, 1000
 RISING = ("triangle", "slanted_triangular")
 # Dropout rate, and weight decay: the part of a weight that a step takes at the peak rate and, in sum, the run.
 DROPOUT, DECAY, DECAY_OF_RUN = 0.5, 1e-3, 1.0
+# Part of the moving average that is still the initial parameters at the end, for LOOK and FAIL.
+INITIAL = (0.05, 0.5)
+# Difference of the logged learning rate from that of the schedule, as a share of the peak.
+OTHER_RATE = 1e-3
+# Times that a run reads each row with the same masks.
+PASSES = 10
 # Share of the first speed, and share of the time spent waiting for data.
 SLOWER, WAITING = 0.5, 0.1
 _PLACES: tuple[Literal["embedding", "attention_output", "feed_forward"], ...] = (
@@ -50,7 +57,9 @@ def check_log(
         unigram: loss of the unigram distribution of the training targets; None if it is unknown.
     """
     lines = [row for row in rows if "split" not in row]
-    found = [data_position(lines), skipped_steps(lines)]
+    found = [data_position(lines), skipped_steps(lines), learning_rate(config, lines)]
+    if name == MASKED:
+        found.append(passes(config, lines))
     found += [loss_against_frequencies(config, rows, name, unigram), spikes(lines, name)]
     found += [held_out_gap(rows, name), speed(lines)]
     return [one for one in found if one is not None]
@@ -61,8 +70,56 @@ def _numbers(rows: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
 
 
 def check_options(config: PretrainConfig) -> list[Finding]:
-    """Return the results of the checks of the schedule, of dropout and of weight decay."""
-    return [*schedule(config), dropout_rates(config), *weight_decay(config)]
+    """Return the results of the checks of the schedule, of dropout, of weight decay and of the moving average."""
+    return [*schedule(config), dropout_rates(config), *weight_decay(config), *moving_average(config)]
+
+
+def moving_average(config: PretrainConfig) -> list[Finding]:
+    """Return the part of the moving average that is still the initial parameters at the end of the run; [] without
+    a moving average."""
+    decay, steps = config.optimizer.ema_decay, config.training.num_steps
+    part = decay**steps
+    look, fail = INITIAL
+    return [finding(
+        "moving average", f"{part:.0%} of the moving average are the initial parameters at the end of the run",
+        f"at most {look:.0%}",
+        f"optimizer.ema_decay {decay:g} is too slow for {steps:,} steps; set it to {max(1 - 10 / steps, 0):.2g} or "
+        "less, or to 0",
+        fail=part > fail, look=part > look, number=part,
+    )] if decay and steps else []  # fmt: skip
+
+
+def learning_rate(config: PretrainConfig, lines: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """Compare the learning rate in the last line with that of the schedule. Earlier lines may be from a run with
+    other options."""
+    optimizer, training = config.optimizer, config.training
+    known = [row for row in lines if isinstance(row.get("learning_rate"), int | float)]
+    if not known or not optimizer.learning_rate:
+        return None
+    step, rate = int(known[-1]["step"]), float(known[-1]["learning_rate"])
+    wanted = float(make_schedule(optimizer, training.num_steps, training.first_step)(step - 1))
+    return finding(
+        "learning rate", f"{rate:.3g} at step {step:,}; the schedule has {wanted:.3g}", "equal",
+        "the schedule does not count the steps of the run, as after a resume that starts it again; it must read "
+        "the step of the training state",
+        look=abs(rate - wanted) > OTHER_RATE * optimizer.learning_rate, number=rate,
+    )  # fmt: skip
+
+
+def passes(config: PretrainConfig, lines: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """Return how often the whole run reads each row with the same masks, by the passes up to the last line."""
+    known = [row for row in lines if isinstance(row.get("epoch"), int | float)]
+    first = config.training.first_step
+    if not known or config.data.masking != "static" or known[-1]["step"] <= first:
+        return None
+    share = (config.training.num_steps - first) / (known[-1]["step"] - first)
+    times = float(known[-1]["epoch"]) * share
+    return finding(
+        "passes", f"the run reads each row {times:.1f} times, with the same masks", f"at most {PASSES}",
+        "the network learns the masked words by heart; set data.masking dynamic or a larger data.dupe_factor, and "
+        "use more text",
+        look=times > PASSES, number=times,
+    )  # fmt: skip
 
 
 def dropout_rates(config: PretrainConfig) -> Finding:

@@ -25,6 +25,8 @@ from bert_jax.model.layers import INTERMEDIATES
 # Peak learning rate as a share of the root mean square of the matrices: the largest for LOOK and FAIL, and the
 # smallest from random parameters.
 RATE, LEAST_RATE = (0.2, 0.5), 0.002
+# Share of the trained parameters whose lower 16 bits are 0.
+ROUNDED = 0.5
 # Relative difference of gradients where the order of sums changes.
 NEARLY_SAME = 1e-3
 # Mean cosine of the states of two tokens.
@@ -110,6 +112,23 @@ def updates(
         "updates", f"an update at the peak rate is {share:.3g} of the matrices' root mean square, {size:.2g}",
         f"{LEAST_RATE:g} to {look:g}" if is_random else f"at most {look:g}", advice,
         fail=not share <= fail, look=share > look or is_low, number=share,
+    )  # fmt: skip
+
+
+def rounded_weights(arrays: Mapping[str, np.ndarray]) -> Finding:
+    """Return the share of the float32 values that are also bfloat16 values, whose lower 16 bits are 0. Zeros and
+    ones, the initial values of biases and of scales, do not count. ``arrays`` are trained parameters."""
+    rounded = total = 0
+    for values in arrays.values():
+        if values.dtype == np.float32:
+            bits = np.ascontiguousarray(values).view(np.uint32)[(values != 0) & (values != 1)]
+            rounded, total = rounded + int((bits & 0xFFFF == 0).sum()), total + bits.size
+    share = rounded / max(total, 1)
+    return finding(
+        "rounded weights", f"{share:.1%} of the parameters are rounded to bfloat16", f"at most {ROUNDED:.0%}",
+        "parameters must stay float32 between steps, because small updates are lost in bfloat16; round copies for "
+        "the computation only (execution.dtype bfloat16)",
+        fail=share > ROUNDED, number=share,
     )  # fmt: skip
 
 

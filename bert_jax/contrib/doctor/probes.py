@@ -7,6 +7,7 @@ Shapes: B rows, S tokens per row, M predictions per row.
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,7 +30,10 @@ SAME, NEARLY_SAME = 1e-6, 1e-3
 LEARNED = 1.0
 # Distance of the first loss from the logarithm of the size of the vocabulary.
 FIRST_LOSS = (-0.2, 0.5)
+# Relative change of a loss by rounding errors of the weights of attention.
+SUMS = 1e-4
 _WORDS = "word_embeddings/embedding"
+_VALUES, _KEYS = (re.compile(rf"/attention/{name}(_global)?/(kernel|bias)$") for name in ("value", "key"))
 
 
 class Total(NamedTuple):
@@ -238,6 +242,35 @@ def other_rows(subject: Subject) -> Finding | None:
     )  # fmt: skip
 
 
+def attention_sums(subject: Subject) -> Finding | None:
+    """If all tokens have the same value in attention, the outputs must not depend on the scores, because the
+    weights of each query sum to 1."""
+    model = subject.config.model
+    if not (model.has_attention and model.has_bias("qkv")) or subject.config.execution.dtype != "float32":
+        return None
+
+    def total(scores: float) -> float:
+        def one(path: jax.tree_util.KeyPath, leaf: jax.Array) -> jax.Array:
+            name = path_name(path)
+            if _VALUES.search(name):
+                kernel = name.endswith("kernel")
+                made = np.random.default_rng(0).normal(size=leaf.shape).astype(leaf.dtype) * (not kernel)
+                return jax.device_put(made, leaf.sharding if isinstance(leaf, jax.Array) else None)
+            return leaf * scores if _KEYS.search(name) else leaf
+
+        return subject.total(jax.tree_util.tree_map_with_path(one, subject.loud), subject.rows).sum
+
+    before, after = total(1.0), total(0.0)
+    change = abs(before - after) / max(abs(before), 1e-9)
+    return finding(
+        "attention sums",
+        f"with equal values at all tokens, the scores of attention change the loss by {change:.1g} of it",
+        f"at most {SUMS:g}",
+        "the weights of a query do not sum to 1: the softmax must be over the keys, after the mask",
+        fail=not change <= SUMS, number=change,
+    )  # fmt: skip
+
+
 def loss_weights(subject: Subject) -> Finding | None:
     """Without any weight, the sum of the losses must be 0."""
     if not subject.predicts_masks:
@@ -397,8 +430,8 @@ def first_loss(subject: Subject) -> Finding | None:
 
 # Probes that need only losses, the quickest and most specific first.
 PROBES: tuple[Probe, ...] = (
-    loss_weights, other_labels, padding, neighbors, place_in_the_row, other_rows, later_tokens, token_types,
-    context, tied_table, first_loss, word_order,
+    loss_weights, other_labels, attention_sums, padding, neighbors, place_in_the_row, other_rows, later_tokens,
+    token_types, context, tied_table, first_loss, word_order,
 )  # fmt: skip
 
 

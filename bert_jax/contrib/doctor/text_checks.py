@@ -1,9 +1,13 @@
 """Checks of lines of the corpus: characters that were decoded with another encoding, markup, JSON that is read as
-text, and a line that is found everywhere."""
+text, pieces of another tokenizer, missing punctuation, wrapped lines, and a line that is found everywhere."""
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
 
 from bert_jax.contrib.doctor.findings import Finding, finding
 
@@ -20,12 +24,21 @@ MARKUP = 0.02
 JSON_LINES = (0.05, 0.5)
 # Share of the lines that are equal to the most frequent one, and fewest such lines.
 SAME_LINE, LEAST_SAME = 0.05, 20
+# Share of the words that are pieces of a tokenizer, for LOOK and FAIL.
+PIECES = (0.01, 0.1)
+# Smallest share of punctuation in the characters, and fewest characters from which it is known.
+PUNCTUATION, LEAST_CHARACTERS = 0.002, 2000
+# Share of the lines that continue in the next line, for LOOK and FAIL; if the lines are wrapped, most of them have
+# this part of the greatest length.
+WRAPPED, FULL = (0.1, 0.3), 0.8
 # Characters of a line that are shown.
 SHOWN = 40
 _MARKUP = re.compile(
     r"</?[A-Za-z][^<>]{0,500}>|<!--|-->|&(?:[A-Za-z]{2,8}|#[0-9]{2,6}|#x[0-9A-Fa-f]{2,6});|\[\[|\]\]|\{\{|\}\}"
 )
 _REPLACEMENT = "\ufffd"
+# A word that continues another one in WordPiece or in BPE, and a word that begins one in SentencePiece or byte BPE.
+_PIECE = re.compile(r"(?<!\S)(?:##\w\S*|\S*\w@@|[\u2581\u0120]\S*)(?!\S)")
 
 
 def is_misread(line: str) -> bool:
@@ -39,6 +52,50 @@ def is_misread(line: str) -> bool:
         if len(again) < len(line):
             return True
     return False
+
+
+def tokenized_text(lines: Sequence[str]) -> Finding:
+    """Return the share of the words that are pieces, with the marks of a tokenizer."""
+    words = sum(len(line.split()) for line in lines)
+    share = sum(len(_PIECE.findall(line)) for line in lines) / max(words, 1)
+    look, fail = PIECES
+    return finding(
+        "tokenized text", f"{share:.1%} of the words of the text are pieces of a tokenizer, such as ##ing or ing@@",
+        f"at most {look:.0%}", "the text was tokenized before; use the text from which the pieces were made",
+        fail=share > fail, look=share > look, number=share,
+    )  # fmt: skip
+
+
+def punctuation(lines: Sequence[str]) -> list[Finding]:
+    """Return the share of the characters that are punctuation; [] for a short text."""
+    counts = Counter[str]()
+    for line in lines:
+        counts.update(line)
+    marks = sum(count for char, count in counts.items() if unicodedata.category(char)[0] == "P")
+    share = marks / max(counts.total(), 1)
+    return [finding(
+        "punctuation", f"{share:.2%} of the characters of the text are punctuation", f"{PUNCTUATION:.1%} or more",
+        "the text was stripped, as for counting words (often without stop words); use the original text, because "
+        "the network is later applied to such text",
+        look=share < PUNCTUATION, number=share,
+    )] if counts.total() >= LEAST_CHARACTERS else []  # fmt: skip
+
+
+def wrapped_lines(lines: Sequence[str]) -> Finding:
+    """Return the share of the lines that end inside a sentence: the last character is a letter or a comma, and the
+    next line begins with a lower-case letter. LOOK and FAIL only if most of these lines are nearly as long as the
+    longest of them, as wrapped lines are."""
+    continued = ((one[-1].isalpha() or one[-1] == ",") and after[0].islower() for one, after in pairwise(lines))
+    lengths = [len(line) for line, is_continued in zip(lines, continued, strict=False) if is_continued]
+    share = len(lengths) / len(lines)
+    is_full = bool(lengths) and bool(np.quantile(lengths, 0.25) >= FULL * np.quantile(lengths, 0.95))
+    look, fail = WRAPPED
+    return finding(
+        "wrapped lines", f"{share:.0%} of the lines end inside a sentence", f"at most {look:.0%}",
+        "the text has line breaks at a fixed width, and each line is read as a sentence or a paragraph; join the "
+        "lines of each paragraph",
+        fail=is_full and share > fail, look=is_full and share > look, number=share,
+    )  # fmt: skip
 
 
 def check_text(lines: Sequence[str], encoding: str) -> list[Finding]:
@@ -81,4 +138,7 @@ def check_text(lines: Sequence[str], encoding: str) -> list[Finding]:
             "a header or notice is repeated in the text; remove it",
             look=count >= LEAST_SAME and count > SAME_LINE * len(lines), number=count / len(lines),
         ),
+        tokenized_text(lines),
+        wrapped_lines(lines),
+        *punctuation(lines),
     ]  # fmt: skip

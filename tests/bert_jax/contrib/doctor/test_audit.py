@@ -54,6 +54,7 @@ def rows_of(tokenizer, data, text="", rows=ROWS):
     return dict(zip(names, masked, strict=True)) | {
         "sequence_ids": used.astype(np.int32), "position_ids": positions * used,
         "nsp_weights": np.ones((rows, 1), np.float32), "nsp_labels": (np.arange(rows) % 2)[:, None],
+        "sequence_keys": np.arange(rows, dtype=np.uint32)[:, None],
     }  # fmt: skip
 
 
@@ -71,7 +72,7 @@ def test_rows_without_faults_have_no_remark(tokenizer):
     data = data_of()
     found = audit(data, tokenizer, rows_of(tokenizer, data), predicts_masks=True)
     assert remarks(found) == {}
-    assert len(found) == 7
+    assert len(found) == 8
 
 
 def test_another_vocabulary(tokenizer, tmp_path):
@@ -89,11 +90,16 @@ def test_unknown_tokens(tokenizer):
 
 
 def test_repeated_rows(tokenizer):
-    data = data_of()
+    """The same text with keys of its own each time, and copies of rows with their masks or keys."""
+    data = data_of("--data.masking dynamic")
     rows = rows_of(tokenizer, data)
-    few = {name: np.concatenate([values[:20]] * 20) for name, values in rows.items()}
+    copies = {name: np.concatenate([values[:20]] * 20) for name, values in rows.items()}
+    few = copies | {"sequence_keys": rows["sequence_keys"]}
     assert remarks(audit(data, tokenizer, few, predicts_masks=True)) == {"repeated text": "FAIL"}
-    passes = data_of("--data.dupe_factor 20")
+    for masking in ("dynamic", "static"):
+        passes = data_of(f"--data.dupe_factor 20 --data.masking {masking}")
+        assert remarks(audit(passes, tokenizer, copies, predicts_masks=True)) == {"copied rows": "FAIL"}
+    passes = data_of("--data.dupe_factor 20 --data.masking dynamic")
     assert remarks(audit(passes, tokenizer, few, predicts_masks=True)) == {}
 
 
@@ -110,6 +116,16 @@ def test_masks(tokenizer, built, options, words):
     (one,) = [one for one in found if one.check == "masks"]
     assert one.status == "FAIL"
     assert words in one.advice
+
+
+def test_another_id_than_that_of_the_mask_token(tokenizer):
+    data, piece = data_of(), tokenizer.special.argmin()
+    rows = rows_of(tokenizer, data)
+    rows["input_ids"] = np.where(rows["input_ids"] == tokenizer.mask_id, piece, rows["input_ids"])
+    one = ordered(audit(data, tokenizer, rows, predicts_masks=True))[0]
+    assert (one.check, one.status) == ("masks", "FAIL")
+    assert f"{tokenizer.pieces([piece])[0]!r} (id {piece})" in one.value
+    assert "for the id of [MASK], which is 4" in one.advice
 
 
 def test_too_few_predictions(tokenizer):

@@ -110,9 +110,8 @@ def test_the_command_examines_a_run_and_python_has_the_same_lines(tmp_path, caps
     found = run.doctor()
     assert lines == [str(one) for one in found]
     assert last.startswith("step 20: ")
-    assert {"vocabulary", "masks", "padding", "updates", "loss", "first loss", "gradients"} <= {
-        one.check for one in found
-    }
+    checks = {"vocabulary", "masks", "padding", "updates", "loss", "first loss", "gradients", "passes"}
+    assert checks | {"rounded weights"} <= {one.check for one in found}
     assert main(["doctor", str(tmp_path / "run"), "--step", "10", "--json"]) == 0
     stored = json.loads((tmp_path / "run" / "doctor.json").read_text())
     assert json.loads(capsys.readouterr().out) == stored

@@ -4,7 +4,14 @@ import pytest
 from support import tiny_config
 
 from bert_jax.contrib.doctor.findings import ordered
-from bert_jax.contrib.doctor.log_checks import check_log, check_options, dropout_rates, schedule, weight_decay
+from bert_jax.contrib.doctor.log_checks import (
+    check_log,
+    check_options,
+    dropout_rates,
+    moving_average,
+    schedule,
+    weight_decay,
+)
 
 STEPS = 4000
 CONFIG = tiny_config(f"--training.num_steps {STEPS} --optimizer.warmup_steps 100 --model.vocab_size 30000")
@@ -32,6 +39,17 @@ def slowly(step):
     return 10 - step / 2000
 
 
+def rate(step, lost=0):
+    """The learning rate of the schedule of CONFIG, which begins again after ``lost`` steps."""
+    peak, done = CONFIG.optimizer.learning_rate, step - 1 - lost
+    return peak * min(done / 100, 1 - (done - 100) / (STEPS - 100))
+
+
+def again(step):
+    """The learning rate of a schedule that begins again at step 2000."""
+    return rate(step, lost=0 if step <= 2000 else 2000)
+
+
 def falling(step):
     return 3 + 4 * 0.999**step
 
@@ -48,6 +66,12 @@ CASES = [
     (lines(falling, held_out=4.5), {"held-out gap": "FAIL"}),
     (lines(falling, examples_seen=lambda step: 8 * step), {}),
     (lines(falling, examples_seen=seen), {"data position": "FAIL"}),
+    (lines(falling, learning_rate=rate), {}),
+    (lines(falling, learning_rate=again), {"learning rate": "LOOK"}),
+    # A run that is resumed with other options: the last line counts.
+    (lines(falling, learning_rate=lambda step: rate(step, lost=-500 * (step < 2000))), {}),
+    (lines(falling, last=2000, epoch=lambda step: step / 800), {}),
+    (lines(falling, last=2000, epoch=lambda step: step / 200), {"passes": "LOOK"}),
     (lines(slowly), {"loss": "LOOK"}),
     (lines(falling, skipped_steps=lambda step: step // 1000), {"skipped steps": "LOOK"}),
     (lines(falling, skipped_steps=lambda step: step // 10), {"skipped steps": "FAIL"}),
@@ -121,6 +145,22 @@ def test_the_dropout_rates(options, status):
     one = dropout_rates(tiny_config(options))
     assert one.status == status
     assert status == "OK" or options.split()[0][2:] in one.value
+
+
+@pytest.mark.parametrize(
+    "decay, steps, status",
+    [("0", 300, []), ("0.9999", 300, ["FAIL"]), ("0.999", STEPS, ["OK"]), ("0.9995", STEPS, ["LOOK"])],
+)
+def test_the_moving_average(decay, steps, status):
+    found = moving_average(tiny_config(f"--optimizer.ema_decay {decay} --training.num_steps {steps}"))
+    assert [one.status for one in found] == status
+    assert status != ["FAIL"] or "set it to 0.97 or less" in found[0].advice
+
+
+def test_masks_that_are_chosen_anew_are_no_repetition():
+    config = tiny_config(f"--training.num_steps {STEPS} --model.vocab_size 30000 --data.masking dynamic")
+    found = check_log(config, lines(falling, epoch=lambda step: step / 10), "mlm_loss", 6.5)
+    assert "passes" not in {one.check for one in found}
 
 
 def test_options_without_faults_have_no_remark():

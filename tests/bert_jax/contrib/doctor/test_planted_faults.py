@@ -13,9 +13,9 @@ from support import objective_of, tiny_config, write_vocabulary
 from bert_jax.contrib.doctor.audit import audit
 from bert_jax.contrib.doctor.examine import check_network
 from bert_jax.contrib.doctor.findings import ordered
-from bert_jax.contrib.doctor.network import Network, states_and_attention, updates
+from bert_jax.contrib.doctor.network import Network, rounded_weights, states_and_attention, updates
 from bert_jax.contrib.doctor.probes import Subject, Total, word_order
-from bert_jax.model import bert, layers, task_layers
+from bert_jax.model import attention, bert, layers, task_layers
 from bert_jax.model.kernels.ranges import visible_keys
 from bert_jax.objectives import masked_lm
 from bert_jax.objectives import objective as objectives
@@ -194,6 +194,14 @@ def no_attention():
 
 
 @contextlib.contextmanager
+def softmax_over_queries():
+    """Attention whose weights sum to 1 over the queries of a key."""
+    softmax = jax.nn.softmax
+    with mock.patch.object(attention.jax.nn, "softmax", lambda x, axis: softmax(x, axis=-2)):
+        yield
+
+
+@contextlib.contextmanager
 def cut_gradient():
     product = layers.matmul_f32_grad
     with mock.patch.object(
@@ -232,6 +240,7 @@ FAULTS = {
     "other labels": (shifted_labels, ""),
     "place in the row": (positions_of_rows, ""),
     "word order": (no_positions, ""),
+    "attention sums": (softmax_over_queries, ""),
     "loss weights": (all_weights, ""),
     "accumulation": (first_microbatch, "--training.accumulation_steps 4"),
     "other rows": (mixed_rows, ""),
@@ -298,6 +307,15 @@ def test_a_rate_that_is_too_low_for_random_parameters(rate, is_random, status):
     arrays = {"encoder/layer_0/kernel": np.full((4, 4), 0.02, np.float32)}
     found = updates(tiny_config(f"--optimizer.learning_rate {rate}").optimizer, arrays, is_random=is_random)
     assert found.status == status
+
+
+def test_parameters_that_are_rounded_are_named():
+    values = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    rounded = np.asarray(jnp.asarray(values, jnp.bfloat16).astype(jnp.float32))
+    initial = {"scale": np.ones(64, np.float32), "bias": np.zeros(64, np.float32), "ids": np.arange(64)}
+    assert rounded_weights(initial | {"kernel": values}).status == "OK"
+    assert rounded_weights(initial | {"kernel": rounded}).status == "FAIL"
+    assert rounded_weights(initial).status == "OK"
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Lines of a corpus with damaged characters or markup, and lines without."""
 
 import json
+import textwrap
 
 import pytest
 
@@ -16,6 +17,7 @@ LINES = [
     "5 < 6 & 7 > 4",
     "R&D; \u00c2 \u00a9",
 ]
+SENTENCES = [f"The {i}th sentence{' of the text' * (i % 9)} says little, but it ends." for i in range(100)]
 
 
 def statuses(lines, encoding="auto"):
@@ -23,7 +25,9 @@ def statuses(lines, encoding="auto"):
 
 
 def test_text_without_faults_has_no_remark():
-    assert statuses(LINES * 10) == dict.fromkeys(("text encoding", "markup", "text format", "repeated line"), "OK")
+    checks = ("text encoding", "markup", "text format", "repeated line", "tokenized text", "wrapped lines")
+    assert statuses(LINES * 10) == dict.fromkeys(checks, "OK")
+    assert statuses(SENTENCES) == dict.fromkeys((*checks, "punctuation"), "OK")
     assert check_text([], "auto") == []
 
 
@@ -61,6 +65,28 @@ def test_json_in_a_text_file(tmp_path, suffix, status):
 def test_a_line_that_is_found_everywhere(count, other, status):
     lines = [*["This page uses cookies."] * count, *(f"line {i}" for i in range(other))]
     assert statuses(lines)["repeated line"] == status
+
+
+@pytest.mark.parametrize("line", ["a man ##if ##est ##o", "a man@@ if@@ est@@ o", "\u2581a \u2581man if est"])
+def test_text_that_was_tokenized(line):
+    assert statuses([line] * 10)["tokenized text"] == "FAIL"
+    assert statuses([line, *SENTENCES])["tokenized text"] == "OK"
+    assert statuses(["## Heading", "#hashtag", "a@@b", "me@there"])["tokenized text"] == "OK"
+
+
+def test_text_without_punctuation():
+    words = [line.replace(",", "").replace(".", "") for line in SENTENCES]
+    assert statuses(words)["punctuation"] == "LOOK"
+    assert statuses([*words, *SENTENCES])["punctuation"] == "OK"
+    assert statuses(["\u6211\u6765\u4e86\u3002"] * 1000)["punctuation"] == "OK"
+
+
+def test_wrapped_lines():
+    wrapped = textwrap.wrap(" ".join(SENTENCES), 70)
+    assert statuses(wrapped)["wrapped lines"] == "FAIL"
+    assert statuses([*SENTENCES * 4, *wrapped])["wrapped lines"] == "LOOK"
+    # Lines that continue but have lengths of their own, as in verse.
+    assert statuses(["of " * (3 + i % 9) + "the" for i in range(100)])["wrapped lines"] == "OK"
 
 
 def test_the_lines_of_a_corpus(tmp_path):
