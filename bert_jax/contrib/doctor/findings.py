@@ -19,12 +19,12 @@ STATUSES: tuple[Status, ...] = ("FAIL", "LOOK", "OK")
 CHECKS = (
     "labels", "vocabulary", "text encoding", "text format", "tokenized text", "punctuation", "wrapped lines",
     "unknown tokens", "masks", "copied rows", "documents", "schedule", "learning rate", "dropout rates",
-    "weight decay", "moving average", "passes", "updates", "data position", "optimizer state",
-    "rounded weights", "position ids", "token types", "attention sums", "loss weights", "other labels",
-    "other rows", "padding", "neighbors", "place in the row", "later tokens", "context", "word order",
-    "tied table", "gradients", "accumulation", "dropout", "held-out text", "sentence order", "markup",
-    "repeated line", "repeated text", "sentence pairs", "first loss", "skipped steps", "loss", "loss spikes",
-    "token states", "attention heads", "held-out gap", "padding share", "speed",
+    "weight decay", "moving average", "passes", "updates", "data position", "optimizer state", "rounded weights",
+    "position ids", "token types", "attention sums", "loss weights", "other labels", "other rows", "padding",
+    "neighbors", "place in the row", "later tokens", "context", "word order", "tied table", "gradients",
+    "accumulation", "dropout", "passages", "held-out text", "sentence order", "markup", "repeated line",
+    "repeated text", "sentence pairs", "first loss", "skipped steps", "loss", "loss spikes", "token states",
+    "attention heads", "held-out gap", "padding share", "speed",
 )  # fmt: skip
 
 

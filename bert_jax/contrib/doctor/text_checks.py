@@ -1,5 +1,6 @@
 """Checks of lines of the corpus: characters that were decoded with another encoding, markup, JSON that is read as
-text, pieces of another tokenizer, missing punctuation, wrapped lines, and a line that is found everywhere."""
+text, pieces of another tokenizer, missing punctuation, wrapped lines, repeated passages, and a line that is found
+everywhere."""
 
 import re
 import unicodedata
@@ -28,6 +29,8 @@ SAME_LINE, LEAST_SAME = 0.05, 20
 PIECES = (0.01, 0.1)
 # Smallest share of punctuation in the characters, and fewest characters from which it is known.
 PUNCTUATION, LEAST_CHARACTERS = 0.002, 2000
+# Share of the passages of two lines that occurred before, for LOOK and FAIL, and fewest characters of a passage.
+PASSAGES, LEAST_PASSAGE = (0.15, 0.35), 40
 # Share of the lines that continue in the next line, for LOOK and FAIL; if the lines are wrapped, most of them have
 # this part of the greatest length.
 WRAPPED, FULL = (0.1, 0.3), 0.8
@@ -98,6 +101,18 @@ def wrapped_lines(lines: Sequence[str]) -> Finding:
     )  # fmt: skip
 
 
+def passages(lines: Sequence[str]) -> Finding:
+    """Return the share of the passages of two lines that are also in the text before them."""
+    seen = [pair for pair in pairwise(lines) if sum(map(len, pair)) >= LEAST_PASSAGE]
+    share = 1 - len(set(seen)) / len(seen) if seen else 0.0
+    look, fail = PASSAGES
+    return finding(
+        "passages", f"{share:.1%} of the passages of two lines are repetitions", f"at most {look:.0%}",
+        "documents are repeated or overlap, as those that are cut with a sliding window; use each passage once",
+        fail=share > fail, look=share > look, number=share,
+    )  # fmt: skip
+
+
 def check_text(lines: Sequence[str], encoding: str) -> list[Finding]:
     """Return the results of the checks of ``lines`` of the corpus; [] without lines. ``encoding``:
     ``data.encoding``."""
@@ -140,5 +155,6 @@ def check_text(lines: Sequence[str], encoding: str) -> list[Finding]:
         ),
         tokenized_text(lines),
         wrapped_lines(lines),
+        passages(lines),
         *punctuation(lines),
     ]  # fmt: skip

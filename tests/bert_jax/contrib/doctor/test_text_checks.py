@@ -25,8 +25,16 @@ def statuses(lines, encoding="auto"):
 
 
 def test_text_without_faults_has_no_remark():
-    checks = ("text encoding", "markup", "text format", "repeated line", "tokenized text", "wrapped lines")
-    assert statuses(LINES * 10) == dict.fromkeys(checks, "OK")
+    checks = (
+        "text encoding",
+        "markup",
+        "text format",
+        "repeated line",
+        "tokenized text",
+        "wrapped lines",
+        "passages",
+    )
+    assert statuses(LINES * 10) == dict.fromkeys(checks, "OK")  # too short for passages and punctuation
     assert statuses(SENTENCES) == dict.fromkeys((*checks, "punctuation"), "OK")
     assert check_text([], "auto") == []
 
@@ -79,6 +87,14 @@ def test_text_without_punctuation():
     assert statuses(words)["punctuation"] == "LOOK"
     assert statuses([*words, *SENTENCES])["punctuation"] == "OK"
     assert statuses(["\u6211\u6765\u4e86\u3002"] * 1000)["punctuation"] == "OK"
+
+
+def test_documents_that_overlap():
+    cut = [SENTENCES[start : start + 20] for start in range(0, 90, 10)]
+    assert statuses([line for document in cut for line in document])["passages"] == "FAIL"
+    assert statuses([*SENTENCES, *SENTENCES[:30]])["passages"] == "LOOK"
+    # Each line is repeated, beside other lines each time.
+    assert statuses([*SENTENCES, *SENTENCES[::2], *SENTENCES[1::2]])["passages"] == "OK"
 
 
 def test_wrapped_lines():
