@@ -1,4 +1,5 @@
-"""Twelve faults that were chosen by somebody who did not know the checks, and a run without a fault.
+"""Faults that were chosen by people who did not know the checks (the first and the third set of the study), and a
+run without a fault.
 
     python studies/doctor/stranger_faults.py --folder DIR --text FILE [--only NAME ...]
 
@@ -14,6 +15,7 @@ import random
 import re
 import shutil
 import sys
+import textwrap
 from pathlib import Path
 from unittest import mock
 
@@ -21,13 +23,19 @@ import jax
 import jax.numpy as jnp
 
 import bert_jax
+from bert_jax.commands.data import main as data_command
 from bert_jax.contrib.doctor.examine import examine_step
 from bert_jax.contrib.doctor.findings import summary
+from bert_jax.model import attention, embeddings
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.objectives import masked_lm
 from bert_jax.objectives import objective as objectives
 from bert_jax.start import state as start_state
+from bert_jax.tokenization import load_tokenizer
+from bert_jax.training import step as training_step
+from data_pipeline.build import instances
 from data_pipeline.read.pretrain_input import PretrainBatches
+from data_pipeline.shards.shard_files import index_folder
 
 STEPS, STOP, RESUME = 2000, 400, 150
 BASE = {
@@ -38,6 +46,11 @@ BASE = {
     "training.num_steps": STEPS, "training.global_batch_size": 32, "training.log_interval": 20,
     "training.eval_interval": 100, "training.eval_batches": 16, "training.checkpoint_interval": 50,
 }  # fmt: skip
+# Words that a list of stop words has.
+STOP_WORDS = frozenset(
+    "a an and are as at be been but by can could did do for from had has have he her him his i if in is it its may me "
+    "my no not of on or our she should so that the their them they this to was we were will with would you your".split()
+)
 
 
 # ------------------------------------------------------------------ text
@@ -58,8 +71,16 @@ def write_texts(text, folder):
         line = line.replace("&", "&amp;").replace('"', "&quot;").replace("'", "&#39;")
         return f'<p class="calibre3">{line}</p>'
 
+    def stripped(line):
+        return " ".join(word for word in re.findall(r"\w+", line) if word.lower() not in STOP_WORDS)
+
+    windows = [lines[i : i + 40] for lines in (one.split("\n") for one in documents) for i in range(0, len(lines), 20)]
     texts = {
         "plain": whole,
+        "stripped": "\n".join(map(stripped, whole.split("\n"))),
+        "windows": "\n\n".join(map("\n".join, windows)),
+        "small": "\n\n".join(documents[:8]),
+        "wrapped": "\n\n".join("\n".join(textwrap.wrap(one.replace("\n", " "), 70)) for one in documents),
         "typographic": "\n".join(map(typographic, whole.split("\n"))),
         "some documents": "\n\n".join(documents[7::25]),
         "shuffled": "\n\n".join("\n".join(lines[i : i + 30]) for i in range(0, len(lines), 30)),
@@ -68,6 +89,16 @@ def write_texts(text, folder):
     for name, content in texts.items():
         (folder / f"{name}.txt").write_text(content + "\n", encoding="utf-8")
     return {name: folder / f"{name}.txt" for name in texts}
+
+
+def write_pieces(text, folder):
+    """Write ``text`` as pieces of a vocabulary of 1,500 pieces, separated by blanks; return the file."""
+    vocabulary, file = folder / "vocab1500.txt", folder / "texts" / "pieces.txt"
+    data_command(["vocab", "--corpus", str(text), "--vocab_size", "1500", "--output", str(vocabulary)])
+    tokenizer = load_tokenizer(vocabulary)
+    lines = text.read_text(encoding="utf-8").split("\n")
+    file.write_text("\n".join(" ".join(tokenizer.tokenize(line)) for line in lines), encoding="utf-8")
+    return file
 
 
 # ------------------------------------------------------------------ faults of the code
@@ -135,6 +166,61 @@ def data_from_the_start():
         yield
 
 
+@contextlib.contextmanager
+def other_mask_id():
+    mask_batch = instances.mask_batch
+    with mock.patch.object(
+        instances, "mask_batch", lambda *rows, **options: mask_batch(*rows, **options | {"mask_id": 103})
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def softmax_over_queries():
+    def probabilities(query, key, visible, relative=None):
+        scores = jnp.einsum("BSAD,BTAD->BAST", query * query.shape[-1] ** -0.5, key)
+        return jax.nn.softmax(jnp.where(visible, scores, attention.MASKED_SCORE), axis=-2)
+
+    with mock.patch.object(attention, "attention_probabilities", probabilities):
+        yield
+
+
+@contextlib.contextmanager
+def detached_embeddings():
+    constrain = embeddings.constrain
+
+    def detached(x, axes, mesh):
+        x = constrain(x, axes, mesh)
+        return jax.lax.stop_gradient(x) if axes == embeddings.ACT else x
+
+    with mock.patch.object(embeddings, "constrain", detached):
+        yield
+
+
+@contextlib.contextmanager
+def schedule_from_the_start():
+    make = training_step.make_schedule
+
+    def again(*options):
+        schedule = make(*options)
+        return lambda step: schedule(jnp.where(step >= RESUME, step - RESUME, step))
+
+    with mock.patch.object(training_step, "make_schedule", again):
+        yield
+
+
+@contextlib.contextmanager
+def rounded_parameters():
+    apply = training_step._if_finite
+
+    def rounded(*arguments):
+        params, *others = apply(*arguments)
+        return jax.tree.map(lambda p: p.astype(jnp.bfloat16).astype(p.dtype), params), *others
+
+    with mock.patch.object(training_step, "_if_finite", rounded):
+        yield
+
+
 # Name -> (check that names the fault, text, options, patch, whether the run is resumed).
 NONE = contextlib.nullcontext
 RUNS = {
@@ -155,6 +241,21 @@ RUNS = {
     ),
     "moments lost at a resume": ("optimizer state", "plain", {}, no_moments, True),
     "data from the start at a resume": ("data position", "plain", {}, data_from_the_start, True),
+    # Of the second set.
+    "wrapped lines": ("wrapped lines", "wrapped", {"data.line": "sentence"}, NONE, False),
+    "parameters rounded to bfloat16": ("rounded weights", "plain", {}, rounded_parameters, False),
+    # The third set; a batch of 2 sequences has no check.
+    "stop words and punctuation removed": ("punctuation", "stripped", {}, NONE, False),
+    "pieces of another vocabulary": ("tokenized text", "pieces", {}, NONE, False),
+    "overlapping documents": ("passages", "windows", {}, NONE, False),
+    "copies of one shard": ("copied rows", "plain", {}, NONE, False),
+    "many passes over static masks": ("passes", "small", {"data.dupe_factor": 1}, NONE, False),
+    "slow moving average": ("moving average", "plain", {"optimizer.ema_decay": 0.9999}, NONE, False),
+    "initial values of 1": ("first loss", "plain", {"model.initializer_range": 1.0}, NONE, False),
+    "id of the mask of another vocabulary": ("masks", "plain", {"data.workers": 1}, other_mask_id, False),
+    "softmax over the queries": ("attention sums", "plain", {}, softmax_over_queries, False),
+    "embeddings without the gradient of the encoder": ("gradients", "plain", {}, detached_embeddings, False),
+    "schedule from the start at a resume": ("learning rate", "plain", {}, schedule_from_the_start, True),
 }  # fmt: skip
 
 
@@ -189,6 +290,16 @@ def run_of(name, folder, texts):
         shutil.rmtree(own / "run")
         (own / "dev" / "train" / "manifest.json").unlink()  # as shards that were built elsewhere and indexed
         options |= {"data.eval_shards": str(own / "dev" / "train")}
+    if name == "copies of one shard":
+        train(own, texts[text], options | {"training.num_steps": 1, "optimizer.warmup_steps": 0}, 1)
+        shutil.rmtree(own / "run")
+        options["data.vocab"] = str(own / "shards" / "vocab.txt")
+        first, *others = sorted((own / "shards" / "train").glob("*.tfrecord"))
+        for other in others:
+            shutil.copy(first, other)
+        for record in ("manifest.json", "records.index"):
+            (own / "shards" / "train" / record).unlink()
+        index_folder(own / "shards" / "train")
     with patch():
         if is_resumed:
             train(own, texts[text], options | {"training.num_steps": RESUME}, RESUME)
@@ -204,6 +315,7 @@ def main():
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
     arguments = parser.parse_args()
     texts, wrong = write_texts(arguments.text, arguments.folder / "texts"), 0
+    texts["pieces"] = write_pieces(texts["plain"], arguments.folder)
     for name in arguments.only or RUNS:
         remarks, statuses = run_of(name, arguments.folder, texts)
         check = RUNS[name][0]
