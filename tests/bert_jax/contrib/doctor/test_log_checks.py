@@ -72,6 +72,7 @@ CASES = [
     (lines(falling, learning_rate=lambda step: rate(step, lost=-500 * (step < 2000))), {}),
     (lines(falling, last=2000, epoch=lambda step: step / 800), {}),
     (lines(falling, last=2000, epoch=lambda step: step / 200), {"passes": "LOOK"}),
+    (lines(falling, last=2000, epoch=lambda step: step / 80), {"passes": "FAIL"}),
     (lines(slowly), {"loss": "LOOK"}),
     (lines(falling, skipped_steps=lambda step: step // 1000), {"skipped steps": "LOOK"}),
     (lines(falling, skipped_steps=lambda step: step // 10), {"skipped steps": "FAIL"}),
