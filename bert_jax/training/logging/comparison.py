@@ -29,7 +29,14 @@ from bert_jax.training.logging.page import (
     words_of,
 )
 from bert_jax.training.logging.progress import format_count, format_duration
-from bert_jax.training.logging.report import READING, RELOAD_SECONDS, absolute, mean_rates, named_values, time_parts
+from bert_jax.training.logging.report import (
+    RELOAD_SECONDS,
+    absolute,
+    how_to_read,
+    mean_rates,
+    named_values,
+    time_parts,
+)
 from bert_jax.training.logging.run_files import STATES, RunFiles
 from bert_jax.training.logging.verdict import lower_is_better
 
@@ -414,7 +421,7 @@ def _curves(runs: Sequence[tuple[RunFiles, Display]], names: Sequence[str]) -> s
         lines = [line for number, (run, _) in enumerate(runs) for line in _run_lines(panel, run, number, names)]
         scale = Scale(panel.log, panel.percent, panel.key in ("tokens_per_second", "mfu"))
         charts.append(card(line_chart(lines, scale, title=panel.title), heading=panel.title))
-    return panels(charts, _STYLES + READING) or card("no metrics yet")
+    return panels(charts, _STYLES + how_to_read([run for run, _ in runs])) or card("no metrics yet")
 
 
 def _run_lines(panel: Panel, run: RunFiles, number: int, names: Sequence[str]) -> list[Line]:

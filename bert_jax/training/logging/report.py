@@ -11,7 +11,7 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -52,20 +52,14 @@ from bert_jax.training.logging.verdict import REMEDY, WEAK, command_of, known_le
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-# What the curves of runs are, and those of tasks.
-RING = "<p>A ring marks the evaluation whose parameters are kept.</p>"
-READING = (
-    "<p>How to read the curves: a training value is a mean over the steps since the previous line of the log, with "
-    "the dropout of the run. A held-out value is measured without dropout, so it can be better.</p>"
-    "<p>If the training loss falls while the held-out loss rises, the model overfits.</p>"
-    "<p>A gradient norm that jumps to many times its usual value is a sign of unstable training.</p>"
-)
 # Seconds after which a browser loads the page of a run in progress again.
 RELOAD_SECONDS = 20
 # Seconds after which the page is written at the next line of metrics, even without an evaluation.
 _LONGEST_WAIT = 60.0
 # The line of the log with the number of training records of each class or tag.
 _CLASSES_LINE = re.compile(r"\d+ (classes|types of entities|tags|labels): ")
+# What marks a point of a curve of a task.
+_RING = "<p>A ring marks the evaluation whose parameters are kept.</p>"
 # Seconds of writing a page from which on not every evaluation writes one.
 _LONG = 0.2
 
@@ -173,7 +167,7 @@ def run_page(run: RunFiles, display: Display, page_interval: float = _LONGEST_WA
         *(f'<div class="warning">{isolated(line)}</div>' for line in warnings),
         tiles(entries),
         *task_sections(run),
-        section("Charts", panels(charts, READING + RING * run.is_finetuning) or card("no metrics yet")),
+        section("Charts", panels(charts, how_to_read([run]) + _RING * run.is_finetuning) or card("no metrics yet")),
         *(
             section(one.heading, card(f'<p class="soft">{escape(one.note)}</p>{listed(one.items)}'))
             for one in display.sections(run.data)
@@ -199,6 +193,19 @@ def run_page(run: RunFiles, display: Display, page_interval: float = _LONGEST_WA
         return document(run.title, body)
     script = AGE_SCRIPT if run.last_line else ""
     return document(run.title, body, reload_seconds=RELOAD_SECONDS, script=script)
+
+
+def how_to_read(runs: Sequence[RunFiles]) -> str:
+    """Return what the curves of ``runs`` are and what is bad in them, as HTML."""
+    text = (
+        "<p>How to read the curves: a training value is a mean over the steps since the previous line of the log, "
+    )
+    text += "with the dropout of the run."
+    if any(run.splits() for run in runs):
+        text += " A held-out value is measured without dropout, so it can be better.</p>"
+        text += "<p>If the training loss falls while the held-out loss rises, the model overfits."
+    many_times = "A gradient norm that jumps to many times its usual value is a sign of unstable training."
+    return f"{text}</p><p>{many_times}</p>"
 
 
 def progress_line(run: RunFiles) -> str:
