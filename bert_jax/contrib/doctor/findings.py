@@ -22,8 +22,8 @@ CHECKS = (
     "weight decay", "moving average", "passes", "updates", "data position", "optimizer state", "rounded weights",
     "position ids", "token types", "attention sums", "loss weights", "other labels", "other rows", "padding",
     "neighbors", "place in the row", "later tokens", "context", "word order", "tied table", "gradients",
-    "accumulation", "dropout", "passages", "held-out text", "sentence order", "markup", "repeated line",
-    "repeated text", "sentence pairs", "first loss", "skipped steps", "loss", "loss spikes", "token states",
+    "accumulation", "dropout", "repeated line", "passages", "repeated text", "held-out text", "sentence order",
+    "markup", "sentence pairs", "first loss", "skipped steps", "loss", "loss spikes", "token states",
     "attention heads", "held-out gap", "padding share", "speed",
 )  # fmt: skip
 
