@@ -1,12 +1,13 @@
 """Model outputs for all records of a split, and the metrics of their predictions."""
 
 import functools
+import inspect
 import json
 import math
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,7 @@ _MOST_UNITS = 32
 # Maximum number of scores with an interval: each interval requires a thousand resamples.
 _MOST_INTERVALS = 40
 # Fields of predictions that contain the answer.
+PROBABILITIES: Literal["probabilities"] = "probabilities"
 _ANSWERS = ("value", "label", "labels", "choice", "answer", "cosine")
 
 
@@ -159,9 +161,19 @@ def _own_scores(task: Task, records: Sequence[Record], predictions: Sequence[Pre
     pairs = [answers_of(task, *both) for both in zip(records, predictions, strict=True)]
 
     def score(name: str, function: OwnMetric) -> Score:
+        needs_probabilities = PROBABILITIES in inspect.signature(function).parameters
+        if needs_probabilities and PROBABILITIES not in predictions[0]:
+            raise ValueError(
+                f"metrics: {name} has the parameter {PROBABILITIES}, which predictions of this task do not "
+                "contain; use a function of the correct and the predicted answers"
+            )
+
         def of(indices: np.ndarray) -> float:
             chosen = [pairs[i] for i in indices]
-            return float(function([correct for correct, _ in chosen], [predicted for _, predicted in chosen]))
+            more = {PROBABILITIES: [predictions[i][PROBABILITIES] for i in indices]} if needs_probabilities else {}
+            return float(
+                function([correct for correct, _ in chosen], [predicted for _, predicted in chosen], **more)
+            )
 
         return Score(name, of)
 

@@ -29,8 +29,9 @@ from bert_jax.tokenization import Tokenizer
 Level = Literal["unit", "token", "position"]
 Value = TypeVar("Value", bound=Hashable)
 
-# Function of the correct and the predicted answers (``evaluation.answers_of``); a higher value is better.
-OwnMetric = Callable[[list[Any], list[Any]], float]
+# Function of the correct and the predicted answers (``evaluation.answers_of``) and, if it has a parameter
+# ``probabilities``, of those of the predictions; a higher value is better.
+OwnMetric = Callable[..., float]
 OwnMetrics = Mapping[str, OwnMetric]
 NO_METRICS: OwnMetrics = MappingProxyType({})
 

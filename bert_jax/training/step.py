@@ -61,6 +61,10 @@ class StepMetrics:
         return metrics
 
 
+# State after a step, and the metrics of the step.
+Stepped = tuple[TrainState, StepMetrics]
+
+
 def loss_and_gradients(
     objective: Objective,
     params: Params,
@@ -130,10 +134,9 @@ def make_train_step(
     lr_multipliers: Callable[[jax.Array], Params] | None = None,
     decay_toward_start: bool = False,
     shardings: Shardings | None = None,
-) -> Callable[[TrainState, Batch, Fixed, jax.Array], tuple[TrainState, StepMetrics]]:
+) -> Callable[[TrainState, Batch, Fixed, jax.Array], Stepped]:
     """Return a training step ``(state, batch, fixed, seed_words) -> (state, metrics)``; metrics are (sum, weight)
-    pairs and scalars, ``fixed`` is ``objective.fixed``. ``seed_words`` are the words of the base PRNG key for
-    dropout (:func:`~bert_jax.training.state.key_words`), so one compiled step serves all seeds.
+    pairs and scalars, ``fixed`` is ``objective.fixed``, ``seed_words`` are ``key_words`` of the key for dropout.
 
     If the loss or the gradient norm is not finite, only ``state.step`` changes. A step gathers the parameters from
     all replicas in float32; each device updates the part that ``shardings`` (a tree like them) assigns to it.
@@ -145,9 +148,7 @@ def make_train_step(
     schedule = make_schedule(config.optimizer, training.num_steps, training.first_step)
     impl, reduction = prng_impl(config.execution), training.gradient_reduction_dtype
 
-    def train_step(
-        state: TrainState, batch: Batch, fixed: Fixed, seed_words: jax.Array
-    ) -> tuple[TrainState, StepMetrics]:
+    def train_step(state: TrainState, batch: Batch, fixed: Fixed, seed_words: jax.Array) -> Stepped:
         key = jax.random.fold_in(jax.random.wrap_key_data(seed_words, impl=impl), state.step)
         # The compiler gathers the parameters of a layer during the products of the layers before it.
         whole, start = constrain_tree(state.params, layouts, mesh), constrain_tree(state.start, layouts, mesh)

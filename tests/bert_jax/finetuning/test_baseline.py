@@ -4,14 +4,16 @@ import dataclasses
 import json
 import warnings
 
+import numpy as np
 import pytest
 from builders import words
 from finetune_cases import run, saved_model
 
 from bert_jax.config.finetune import FinetuneConfig
-from bert_jax.finetuning.evaluation import baseline, result_lines, warning_lines
+from bert_jax.finetuning.evaluation import baseline, result_lines, scores_of, warning_lines
 from bert_jax.finetuning.resolve import ResolvedTask
 from bert_jax.finetuning.supervision import LABELS_ONLY
+from bert_jax.metrics import value as value_of
 from bert_jax.records import Answer, Record
 from bert_jax.tasks.registry import task_class
 from bert_jax.tokenization import WordPieceTokenizer
@@ -155,3 +157,36 @@ def test_a_run_evaluates_vectors_before_training_and_says_so(tmp_path, capsys):
     assert entry["baseline"]["value"] == first["mrr"] == entry["metrics"]["mrr"]["value"]
     out = capsys.readouterr().out
     assert f"(before training: mrr {first['mrr']:.4f})" in out and "WARNING" in out and "before training" in out
+
+
+# ------------------------------------------------------------------ metrics of the user
+
+
+def recall_of_a(correct, predicted, probabilities):
+    """The share of the records of class a whose probability of a is at least 0.4."""
+    return float(np.mean([p["a"] >= 0.4 for gold, p in zip(correct, probabilities, strict=True) if gold == "a"]))
+
+
+def test_a_metric_with_the_parameter_probabilities_gets_those_of_the_predictions():
+    records = classes("aab")
+    one = resolved("classification", classes("aaab"), records)
+    one.task.own_metrics = {
+        "recall_of_a": recall_of_a,
+        "second": lambda correct, predicted: float(predicted[1] == "b"),
+    }
+    predictions = [
+        {"label": label, "score": max(p, 1 - p), "probabilities": {"a": p, "b": 1 - p}}
+        for label, p in (("a", 0.9), ("b", 0.45), ("b", 0.2))
+    ]
+    found = {score.name: value_of(score, 3) for score in scores_of(one.task, records, predictions)[0]}
+    assert (found["recall_of_a"], found["second"]) == (1.0, 1.0)
+    # The constant answer, class a, has probabilities too.
+    assert baseline(one, "dev", predictions, "recall_of_a", {})["value"] == 1.0
+
+
+def test_a_metric_of_probabilities_is_refused_for_tasks_without_them():
+    records = [record(label="1.0"), record(label="2.0")]
+    task = resolved("regression", records, records).task
+    task.own_metrics = {"mine": lambda correct, predicted, probabilities: 0.0}
+    with pytest.raises(ValueError, match="metrics: mine has the parameter probabilities, which predictions"):
+        scores_of(task, records, [{"value": 1.0}, {"value": 2.0}])
