@@ -35,7 +35,7 @@ _VOCAB = """\
 _SHARDS = """\
   shards   build the token store and the shards of a recipe; train a vocabulary first if the recipe names none
              bert-data shards --config configs/quickstart.yaml --workers 4
-           --runner beam builds with Apache Beam, on this machine unless Beam's options after -- select a runner
+           --runner beam builds with Apache Beam, on this machine unless options after -- select another Beam runner
              bert-data shards --config RECIPE --runner beam [-- --runner=DataflowRunner --project=P ...]
            --tfds NAME is short for --corpus tfds:NAME; --tfds_data_dir FOLDER names the folder of prepared datasets
 """
@@ -56,14 +56,14 @@ _RECORDS = """\
            the columns of the file are named by --columns or by a recipe
 """
 _NOTES = """\
-The commands vocab and shards accept a pretraining recipe (--config FILE) and the options of run_pretrain.py;
+The commands vocab and shards accept a pretraining recipe (--config FILE) and the options that a recipe can set;
 --data.NAME may be shortened to --NAME. --vocab_size sets model.vocab_size, and --kind sets data.tokenizer. --output
 names the vocabulary file to write (vocab) or the folder of the shards (shards). For a recipe whose encoder is
 defined in a Python file, also set --model.module FILE, as in training.
 """
 _RECORD_NOTES = """\
-The command records accepts the options of run_finetune.py; --data.NAME may be shortened to --NAME, and --kind sets
-task.kind.
+The command records accepts a fine-tuning recipe (--config FILE) and the options that a recipe can set; --data.NAME
+may be shortened to --NAME, and --kind sets task.kind.
 """
 _MORE = """\
 bert-data COMMAND --help shows the options of a command. For a command that accepts a recipe, --print_config prints

@@ -58,8 +58,8 @@ def predict_command(arguments: argparse.Namespace) -> None:
 def zero_shot_command(arguments: argparse.Namespace) -> None:
     """Classify texts with labels that the model was not trained on, and write JSON lines with the same fields as
     bert-jax predict. A natural language inference (NLI) model reads the text together with a hypothesis for
-    each label; a masked-LM model scores the words of the labels at the mask of a prompt. If JSON lines have the
-    field label (with --multi_label: labels), metrics are also printed."""
+    each label; a masked-LM model scores the words of the labels at the mask of a prompt. If the inputs are JSON
+    objects with the field label (with --multi_label: labels), metrics are also printed."""
     from bert_jax.inference.text_files import with_ids, write_json_lines
     from bert_jax.inference.zero_shot import right_answer, scores, zero_shot
     from bert_jax.tasks.task import Prediction
@@ -133,8 +133,8 @@ COMMANDS = (
         ),
         option(
             "--labels", required=True, nargs="+", metavar="LABEL[=WORD,...]",
-            help="two or more labels, each optionally with the words that represent it (default: the label "
-            "itself); the output lists the labels in this order",
+            help="two or more labels (with --multi_label: one or more), each optionally with the words that "
+            "represent it (default: the label itself); the output lists the labels in this order",
         ),
         option(
             "--template", metavar="TEXT",
@@ -142,7 +142,10 @@ COMMANDS = (
             '"This text is about {}."); masked-LM model (required): a prompt with {text} and a mask, such as '
             '"{text} It was [MASK]."',
         ),
-        option("--multi_label", action="store_true", help="allow any number of labels for a text, including none"),
+        option(
+            "--multi_label", action="store_true",
+            help="allow any number of labels for a text, including none; requires an NLI model",
+        ),
         option(
             "--entailment", metavar="NAME",
             help="name of the entailment class of an NLI model (default: the class whose name begins with entail)",

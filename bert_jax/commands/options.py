@@ -125,8 +125,8 @@ def reading(*, with_labels: bool = True) -> Options:
         group = parser.add_argument_group("reading the model")
         group.add_argument(
             "--do_lower_case", type=truth, metavar="{true,false}",
-            help="whether to lower-case the text, if the model does not state this (default: guessed from the "
-            "vocabulary)",
+            help="whether to lower-case the text; cannot change the setting of a saved model (default: the model's "
+            "setting or, if it has none, a guess from the vocabulary)",
         )  # fmt: skip
         parser.set_defaults(class_names=None)
         if with_labels:

@@ -197,8 +197,8 @@ COMMANDS = (
         ),
         option(
             "--per_word", choices=("mean", "first"),
-            help="write a vector for each word at each selected layer. mean: the mean of the vectors of its "
-            "pieces. first: the vector of its first piece",
+            help="write a vector for each word at each selected layer. mean: average the vectors of the word's "
+            "pieces. first: take the vector of its first piece",
         ),
         option(
             "--per_token", action="store_true",

@@ -26,8 +26,8 @@ def import_command(arguments: argparse.Namespace) -> None:
 
 
 def export_command(arguments: argparse.Namespace) -> None:
-    """Write a model in another format, load the result with the library of this format, and print for each output
-    the largest difference from the output of bert_jax."""
+    """Write a model in another format. If a library that reads this format is installed, load the result with it,
+    and print, for each output, the largest difference from the output of bert_jax."""
     from bert_jax.interop.export import export_model
     from bert_jax.interop.model_card import Publication
 

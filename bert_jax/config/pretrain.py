@@ -84,13 +84,13 @@ class DataConfig(Section, prefix="data."):
     line: Literal["auto", "sentence", "paragraph"] = "auto"
     # Field that contains the text in JSON records and in the records of tfds: and hf: datasets.
     json_field: str = "text"
-    # Character encoding of all text files, such as cp1252, latin-1 or gb18030; auto: UTF-8, or, for files with a
-    # byte order mark, UTF-16 or UTF-32.
+    # Character encoding of all text files, such as cp1252, latin-1 or gb18030. auto: UTF-16 or UTF-32 for a file
+    # with such a byte order mark, and UTF-8 for all other files.
     encoding: str = "auto"
-    # Field of a JSON record that contains the class of the document; objective.name masked_lm_classes predicts this
+    # Name of the JSON field that contains the class of a document; objective.name masked_lm_classes predicts this
     # class. A document without this field has no class. Empty: no classes.
     label_field: str = ""
-    # Names of all classes that occur in the field that data.label_field names.
+    # All class names that occur in the field data.label_field.
     classes: tuple[str, ...] = ()
     # Split of a tfds: or hf: dataset to use as the corpus.
     dataset_split: str = "train"
@@ -110,7 +110,8 @@ class DataConfig(Section, prefix="data."):
     # span masking use these words. If data.tokenizer is words, the vocabulary is trained on these words, and
     # Chinese text is split into the longest words of the vocabulary.
     word_segmenter: Literal["none", "jieba"] = "none"
-    # Fraction of the tokens that are selected for prediction; data.max_predictions limits their number.
+    # Fraction of the tokens in a sequence that is selected for prediction; data.max_predictions limits the number
+    # of selected tokens.
     mask_fraction: PositiveShare[float] = 0.15
     # Two numbers: the final value of the masked fraction, and the number of batches over which the fraction changes
     # linearly from data.mask_fraction to this value (Ankner et al. 2023: from 0.3 to 0.15). Evaluations use the

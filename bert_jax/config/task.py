@@ -89,7 +89,7 @@ class TaskDataConfig(Section, prefix="data."):
     # Options that name files.
     SPLITS: ClassVar[tuple[str, ...]] = ("train", "dev", "test")
 
-    # Folder to which relative names of task files refer. Empty: the current folder.
+    # Base folder for relative names of task files. Empty: the current folder.
     dir: str = ""
     # Training files.
     train: tuple[str, ...] = ()

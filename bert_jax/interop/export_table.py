@@ -26,12 +26,12 @@ _VERDICTS: dict[str, Verdict] = {"y": "yes", "e": "encoder only", "r": "refused"
 # Row -> meaning, and one letter of _VERDICTS per format in the order of FORMATS. If the letters are empty, the
 # verdicts are derived from the tables of the writers. Several rows may apply to one model.
 _TABLE = {
-    "no head": ("encoder only", "yyyyyy"),
+    "no head": ("an encoder without a head", "yyyyyy"),
     "pooler": ("pooled output", "yyyyyy"),
     "mlm": ("masked language model", "yeyyyy"),
-    "nsp": ("sentence pair", "yeyyyy"),
-    "rtd": ("replaced-token detection (in hf: electra)", "yeryyy"),
-    "sequence": ("classes or value per text", "yeyyyy"),
+    "nsp": ("prediction for sentence pairs (NSP, SOP)", "yeyyyy"),
+    "rtd": ("replaced-token detection (hf: only family electra)", "yeryyy"),
+    "sequence": ("classes or a value per text", "yeyyyy"),
     "token": ("a tag per token", "yeeyyy"),
     "span": ("start and end of an answer", "yeyyyy"),
     "choice": ("one score per choice", "yeeyyy"),
@@ -56,7 +56,7 @@ _TABLE = {
     "pruned units": ("feed-forward layers of different widths", ""),
     "float16": ("stored as float16", "yyryyy"),
     "bfloat16": ("stored as bfloat16", "yyryyy"),
-    "int8": ("encoder and embeddings stored as int8, with products of 8-bit integers", "rrryrr"),
+    "int8": ("encoder and embeddings stored as int8, with 8-bit matrix products", "rrryrr"),
 }
 ROWS = {row: meaning for row, (meaning, _) in _TABLE.items()}
 # Head -> fields of HeadsConfig that describe it.

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 def picture_command(arguments: argparse.Namespace) -> None:
     """Write a page that shows how a model processes a text: the attention of every head, one head in detail with
     lines from each token to the tokens that it attends to, attention rollout, the entropy and the mean attention
-    distance of every head, and the vocabulary words nearest to each token at every layer. The page compares these
-    numbers with those of equal attention and of random parameters. It is one HTML file, which loads nothing from
-    the network. --words adds a map of word embeddings; without a text, the page contains only this map."""
+    distance of every head, and the vocabulary words nearest to each token at every layer. For comparison, the page
+    also shows values for a head that attends equally to all tokens and for randomly initialized parameters. The
+    page is one HTML file, which loads nothing from the network. --words adds a map of word embeddings; without a
+    text, the page contains only this map."""
     from bert_jax.contrib.pictures.picture import picture
     from bert_jax.contrib.pictures.words_map import read_words
 
