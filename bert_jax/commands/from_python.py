@@ -168,8 +168,8 @@ def finetune(
         batch_size: number of records in a step (``training.global_batch_size``).
         max_length: maximum number of tokens of a text or a pair (``task.max_length``).
         options: every other option of ``bert-jax finetune`` by name, such as ``{"task.metric": "f1"}``.
-        metrics: further metrics by name, for which higher is better: functions of the lists of correct and predicted
-            answers (:func:`bert_jax.finetuning.evaluation.answers_of`) and, if asked for, ``probabilities``.
+        metrics: further metrics by name, higher is better: functions of the lists of correct and predicted answers
+            (:func:`bert_jax.finetuning.evaluation.answers_of`) and, if asked for, ``probabilities``.
 
     Raises ``ValueError`` for an invalid record or option, with the line that the command prints.
     """
