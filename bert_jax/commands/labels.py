@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 def predict_command(arguments: argparse.Namespace) -> None:
     """Write the predictions of a fine-tuned model as JSON lines: values, tags, answers, choices, or classes with
-    their probabilities. An input is a plain text or a JSON object: for a pair, with text and text_pair; for
-    question answering, with the question as text and the passage as text_pair; for multiple choice, with text and
-    choices; for tagging, with words."""
+    their probabilities. An input is plain text or a JSON object. The fields of
+    the object are text and text_pair for a pair; text (the question) and text_pair (the passage) for question
+    answering; text and choices for multiple choice; words for tagging."""
     from bert_jax.inference.predict import predict
     from bert_jax.inference.text_files import with_ids, write_json_lines
     from bert_jax.tasks.task import Prediction
