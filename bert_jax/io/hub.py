@@ -70,7 +70,7 @@ def _downloaded(name: str) -> Path:
         reason = "HF_HUB_OFFLINE" if huggingface_hub.constants.HF_HUB_OFFLINE else first_line(error, 80)
         what = f"is not available ({reason}); connect, or copy the model to this machine"
     near = near_path(Path(name))
-    raise ValueError(f"{name}: does not exist{near or f', and the Hugging Face Hub {what}'}")
+    raise ValueError(f"{name}: does not exist, and the Hugging Face Hub {what}{near}")
 
 
 def push(folder: Path, name: str) -> str:
