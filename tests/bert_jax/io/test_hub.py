@@ -111,7 +111,7 @@ def test_a_local_folder_is_not_searched_on_the_hub(asked, tmp_path):
         with pytest.raises(ValueError, match=r"does not exist|contains no model"):
             bert_jax.load(name)
     assert not asked
-    with pytest.raises(ValueError, match="does not exist, and the Hugging Face Hub .*; did you mean 'quickstart'"):
+    with pytest.raises(ValueError, match=r"does not exist, and the Hugging Face Hub .*; did you mean 'quickstart'"):
         bert_jax.load("quickstat")
 
 
