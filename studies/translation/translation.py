@@ -7,11 +7,11 @@ Parts, in this order:
 
 * programs: 300 steps of 128 pairs of German and English, or 600 of 64, with several optimizers and rates; the line
   has the loss on 200 dev pairs and the seconds of a step.
-* whole: all 29,000 pairs German to English, once; greedy search and 5 hypotheses on test 2016.
+* whole: all 29,000 pairs German to English, three seeds; greedy search and 5 hypotheses on test 2016.
 * few: 1,000 pairs, three seeds, which draw pairs, parameters and order for all arms: random weights; the encoder of
   a masked language model of the German and the English training captions; encoder and
   decoder of this model; and the same three with another network.
-* other: English to German, and Chinese to English, once.
+* other: English to German, three seeds, and Chinese to English, once.
 
 --data holds multi30k_de_en and captions3am_zh_en. The command may be stopped and started again: a finished run is a
 line of translation.jsonl, and an unfinished one continues at its checkpoint. --minutes: start no run after this
@@ -115,6 +115,7 @@ WHOLE: Options = {
     "training.eval_interval": 1500, "training.checkpoint_interval": 300,
 }  # fmt: skip
 STEPS = {"de-en": 3000, "en-de": 1500, "zh-en": 1500}
+LONG_SEEDS = {"de-en": SEEDS, "en-de": SEEDS, "zh-en": range(1)}
 # Runs with 1,000 pairs, and the pretraining.
 SMALL: Options = {
     "optimizer.name": "muon", "optimizer.learning_rate": 5e-3, "optimizer.beta2": 0.98,
@@ -150,6 +151,16 @@ ARMS = (PLAIN, "warm encoder", "both warm")
 PARTS = ("programs", "whole", "few", "other")
 
 
+def long_runs(part: str) -> list[tuple[str, str, int]]:
+    """Return the key, the direction and the seed of each run of the part whole or other."""
+    names = ("de-en",) if part == "whole" else ("en-de", "zh-en")
+    return [
+        (f"{part}/{name}/{seed}" if seed else f"{part}/{name}", name, seed)
+        for name in names
+        for seed in LONG_SEEDS[name]
+    ]
+
+
 class Study:
     """All runs; ``until``: no run starts after this time."""
 
@@ -167,9 +178,9 @@ class Study:
                     for arm in ARMS:
                         self.few(arm, network, seed)
         else:
-            for name in ("de-en",) if part == "whole" else ("en-de", "zh-en"):
-                options = {**RANDOM, **WHOLE, "training.num_steps": STEPS[name]}
-                self.run(f"{part}/{name}", name, options, is_last=True)
+            for key, name, seed in long_runs(part):
+                options = {**RANDOM, **WHOLE, "training.num_steps": STEPS[name], "training.seed": seed}
+                self.run(key, name, options, is_last=True)
 
     def vocabulary(self, direction: Direction) -> Path:
         """Return the joint vocabulary of the training texts, which is trained if it is missing."""
@@ -300,7 +311,7 @@ def scores(workdir: Path) -> dict[str, Any]:
 def print_table(lines: Lines) -> int:
     """Print the tables; return the number of missing lines."""
     wanted = [f"programs/{name}" for name in PROGRAMS]
-    wanted += [f"{part}/{name}" for part, name in (("whole", "de-en"), ("other", "en-de"), ("other", "zh-en"))]
+    wanted += [key for part in ("whole", "other") for key, _, _ in long_runs(part)]
     wanted += [f"few/{arm}{network}/{seed}" for network in NETWORKS for arm in ARMS for seed in SEEDS]
     print(cells(("run", "steps", "s/step", "dev nll", "dev BLEU", "test BLEU, greedy", "test BLEU, 5", "test nll")))
     print(cells(["---"] * 8))
