@@ -182,10 +182,12 @@ def unknown_tokens(tokenizer: Tokenizer, rows: Rows, ids: np.ndarray) -> Finding
 
 
 def repeated_text(data: DataConfig, tokenizer: Tokenizer, rows: Rows, ids: np.ndarray) -> Finding:
-    """Return the share of the windows of ``WINDOW`` tokens that occur in more rows than there are passes over the
-    text (``data.dupe_factor``)."""
+    """Return the share of the windows of ``WINDOW`` tokens in first segments that occur in more rows than there are
+    passes over the text (``data.dupe_factor``). Random second segments are drawn with repetition, so they do not
+    count."""
     hashes, inside = _windows(tokenizer, rows, ids)
-    chosen = inside & (hashes % np.uint64(ONE_OF) == 0)
+    is_first = rows["token_type_ids"][:, : inside.shape[1]] == 0
+    chosen = inside & is_first & (hashes % np.uint64(ONE_OF) == 0)
     _, counts = np.unique(hashes[chosen], return_counts=True)
     share = float(np.maximum(counts - data.dupe_factor, 0).sum() / counts.sum()) if len(counts) else 0.0
     return finding(
@@ -435,6 +437,6 @@ def few_documents(documents: int) -> Finding:
     look, fail = DOCUMENTS
     return finding(
         "documents", f"{documents:,} training documents", f"{look} or more with data.next_sentence nsp",
-        "separate the documents of the text by blank lines, or set data.next_sentence none",
+        "separate the documents of the text by blank lines, use more documents, or set data.next_sentence none",
         fail=documents < fail, look=documents < look, number=float(documents),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from bert_jax.batch import Batch
 from bert_jax.commands.pretrain import Reopened, corpus_lines, reopen
 from bert_jax.contrib.doctor import network, probes
 from bert_jax.contrib.doctor.audit import Rows, audit, held_out_rows, held_out_text, sample, unigram_loss
-from bert_jax.contrib.doctor.findings import Finding, finding, ordered
+from bert_jax.contrib.doctor.findings import Finding, diagnosis, finding
 from bert_jax.contrib.doctor.log_checks import check_log, check_options
 from bert_jax.contrib.doctor.probes import MASKED, Subject, Total, chosen, in_float32, main_loss
 from bert_jax.contrib.doctor.text_checks import READ, check_text
@@ -71,13 +71,13 @@ def examine_step(workdir: "str | os.PathLike[str]", step: int | None = None) -> 
     lines = read_metrics(folder)
     at = max((line["step"] for line in lines), default=0)
     if not name:
-        return Examination(at, ordered(found))
+        return Examination(at, diagnosis(found))
     unigram = unigram_loss(train, held_out, run.config.model.vocab_size, predicts_masks=predicts_masks)
     found += check_log(run.config, lines, name, unigram)
     if kind.inputs is Inputs and run.config.model.has_attention:
         at, more = _examine_network(folder, run, kind, name, held_out, unigram, step)
         found += more
-    return Examination(at, ordered(found))
+    return Examination(at, diagnosis(found))
 
 
 def first_rows(rows: Rows, count: int = PROBED) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,10 +22,17 @@ CHECKS = (
     "weight decay", "moving average", "passes", "updates", "data position", "optimizer state", "rounded weights",
     "position ids", "token types", "attention sums", "loss weights", "other labels", "other rows", "padding",
     "neighbors", "place in the row", "later tokens", "context", "word order", "tied table", "gradients",
-    "accumulation", "dropout", "repeated line", "passages", "repeated text", "held-out text", "sentence order",
-    "markup", "sentence pairs", "first loss", "skipped steps", "loss", "loss spikes", "token states",
-    "attention heads", "held-out gap", "padding share", "speed",
+    "accumulation", "dropout", "repeated line", "passages", "copied lines", "repeated text", "held-out text",
+    "sentence order", "markup", "sentence pairs", "first loss", "skipped steps", "loss", "loss spikes",
+    "token states", "attention heads", "held-out gap", "padding share", "speed",
 )  # fmt: skip
+# Checks that are omitted if another one is FAIL, because its error also changes what they measure.
+CONSEQUENCES = {
+    "labels": ("vocabulary", "first loss"),
+    "loss weights": ("other labels", "other rows", "padding", "neighbors", "place in the row"),
+}
+# Checks whose advice is the learning rate. If the rate itself has a remark, it decides the direction.
+OF_RATE = ("skipped steps", "loss", "loss spikes", "token states", "attention heads")
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,26 @@ def finding(
     status: Status = "FAIL" if fail else "LOOK" if look else "OK"
     number = number if number is not None and math.isfinite(number) else None
     return Finding(check, status, value, allowed, "" if status == "OK" else advice, number)
+
+
+def diagnosis(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the results in the order of :func:`ordered`, without those that are consequences of another one.
+
+    If the learning rate is outside its range (``updates``), the checks ``OF_RATE`` advise to correct it first, and
+    ``updates`` is FAIL if the loss is.
+    """
+    found = {one.check: one for one in findings}
+    failed = {name for name, one in found.items() if one.status == "FAIL"}
+    for cause in failed & CONSEQUENCES.keys():
+        found = {name: one for name, one in found.items() if name not in CONSEQUENCES[cause]}
+    rate = found.get("updates")
+    if rate is not None and rate.status != "OK":
+        for name in found.keys() & set(OF_RATE):
+            if found[name].status != "OK":
+                found[name] = replace(found[name], advice="first correct the learning rate, as updates advises")
+        if "loss" in failed:
+            found["updates"] = replace(rate, status="FAIL")
+    return ordered(found.values())
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:

@@ -89,7 +89,7 @@ class Doctor:
                 self._took[turn] = took
         began = time.perf_counter()
         self._add(check_log(self._config, read_metrics(context.folder), name, self._unigram))
-        found = findings.ordered(self._found.values())
+        found = findings.diagnosis(self._found.values())
         findings.write(context.folder, step, found)
         for one in found:
             if one.status != "OK" and (one.check not in before or before[one.check].status != one.status):

@@ -11,7 +11,7 @@ import numpy as np
 
 from bert_jax.config import PretrainConfig
 from bert_jax.contrib.doctor.findings import Finding, finding
-from bert_jax.contrib.doctor.probes import MASKED
+from bert_jax.contrib.doctor.probes import FIRST_LOSS, MASKED
 from bert_jax.optim import make_schedule
 
 # Nats above the loss of the unigram distribution: for FAIL, and for LOOK late in the run.
@@ -20,6 +20,9 @@ ABOVE, NEAR = 0.5, -0.1
 LATE, EARLIEST = 0.25, 200
 # A loss still falls if it is at most so many nats above the lowest one, and so many below the one halfway.
 SLOW, FALL = 0.2, 0.1
+# Nats below the logarithm of the size of the vocabulary, the loss of random guesses, above which nothing was
+# learned.
+UNMOVED = 0.3
 # Nats above the median of the lines before it from which on a line is a spike, and number of these lines.
 SPIKE, LINES = 0.5, 5
 # Nats by which the held-out loss exceeds the training loss.
@@ -234,14 +237,29 @@ def loss_against_frequencies(
     late = not early and step >= LATE * total
     value = f"{loss:.2f} nats at step {step:,}; word frequencies alone have {unigram:.2f}"
     expected = f"below {unigram + NEAR:.2f} after a quarter of the steps" if not early else "no range this early"
-    advice = "the network has learned frequencies only; try a tenth and ten times of optimizer.learning_rate"
+    advice = (
+        "the network has learned frequencies only. Each network does so early, and the plateau usually ends later: "
+        f"{step:,} steps may be too few. If more steps do not help, try a tenth and ten times of "
+        "optimizer.learning_rate"
+    )
     losses = _numbers([row for row in rows if "split" not in row], name)
-    falls = len(losses) > 0 and loss < math.log(config.model.vocab_size) and _still_falls(losses)
+    guess = math.log(config.model.vocab_size)
+    falls = len(losses) > 0 and loss < guess and _still_falls(losses)
     if above > ABOVE:
         expected = f"below {unigram + ABOVE:.2f}"
-        advice = "training diverged; set optimizer.learning_rate to a tenth"
+        advice = (
+            "the loss stopped far above that of word frequencies; follow the other lines first, then try a tenth "
+            "and ten times of optimizer.learning_rate"
+        )
         if falls:
             advice = "the loss falls, but slowly; multiply optimizer.learning_rate by 10"
+        elif len(losses) and guess - UNMOVED < losses.min() <= losses.max() < guess + FIRST_LOSS[1]:
+            advice = (
+                f"it has stayed near {guess:.2f}, the loss of random guesses, so the parameters have hardly moved; "
+                "multiply optimizer.learning_rate by 10, and check warmup, schedule and frozen parameters"
+            )
+        elif len(losses) and losses[-1] > min(losses[0], losses.min() + SLOW):
+            advice = "training diverged; set optimizer.learning_rate to a tenth"
     return finding(
         "loss", value, expected, advice,
         fail=not early and above > ABOVE and not falls,

@@ -1,6 +1,6 @@
 """Checks of lines of the corpus: characters that were decoded with another encoding, markup, JSON that is read as
-text, pieces of another tokenizer, missing punctuation, wrapped lines, repeated passages, and a line that is found
-everywhere."""
+text, pieces of another tokenizer, missing punctuation, wrapped lines, repeated passages, a line that is found
+everywhere, and lines that are copies of other lines."""
 
 import re
 import unicodedata
@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from bert_jax.contrib.doctor.findings import Finding, finding
+from bert_jax.tokenization.wordpiece import CJK
 
 # Characters of the corpus that are read.
 READ = 1 << 20
@@ -25,6 +26,9 @@ MARKUP = 0.02
 JSON_LINES = (0.05, 0.5)
 # Share of the lines that are equal to the most frequent one, and fewest such lines.
 SAME_LINE, LEAST_SAME = 0.05, 20
+# Share of the longer lines that are copies of other lines, and fewest words, or Chinese characters and kana, of
+# such a line.
+COPIES, LEAST_WORDS, LEAST_SIGNS = 0.05, 4, 8
 # Share of the words that are pieces of a tokenizer, for LOOK and FAIL.
 PIECES = (0.01, 0.1)
 # Smallest share of punctuation in the characters, and fewest characters from which it is known.
@@ -39,6 +43,7 @@ SHOWN = 40
 _MARKUP = re.compile(
     r"</?[A-Za-z][^<>]{0,500}>|<!--|-->|&(?:[A-Za-z]{2,8}|#[0-9]{2,6}|#x[0-9A-Fa-f]{2,6});|\[\[|\]\]|\{\{|\}\}"
 )
+_SIGN = re.compile(f"[{CJK}\u3040-\u30ff]")
 _REPLACEMENT = "\ufffd"
 # A word that continues another one in WordPiece or in BPE, and a word that begins one in SentencePiece or byte BPE.
 _PIECE = re.compile(r"(?<!\S)(?:##\w\S*|\S*\w@@|[\u2581\u0120]\S*)(?!\S)")
@@ -113,6 +118,32 @@ def passages(lines: Sequence[str]) -> Finding:
     )  # fmt: skip
 
 
+def _is_longer(line: str) -> bool:
+    return len(line.split()) >= LEAST_WORDS or len(_SIGN.findall(line)) >= LEAST_SIGNS
+
+
+def _shown(line: str) -> str:
+    return repr(line if len(line) <= SHOWN else line[:SHOWN] + "...")
+
+
+def copied_lines(counts: Counter[str]) -> Finding:
+    """Return the share of the longer lines that are copies of other lines. Short lines, such as names of speakers,
+    are repeated in any text. ``counts``: occurrences of each line."""
+    longer = Counter({line: count for line, count in counts.items() if _is_longer(line)})
+    copies = Counter({line: count for line, count in longer.items() if count > 1})
+    share = copies.total() / max(longer.total(), 1)
+    is_often = copies.total() >= LEAST_SAME and share > COPIES
+    value = f"{share:.1%} of the lines of {LEAST_WORDS} words or {LEAST_SIGNS} CJK characters or more are copies"
+    if is_often:
+        value += f", such as {', '.join(_shown(line) for line, _ in copies.most_common(3))}"
+    return finding(
+        "copied lines", value, f"at most {COPIES:.0%}",
+        "menus, notices or whole documents are repeated in the text; keep each of these lines once, and build "
+        "vocabulary and shards again",
+        look=is_often, number=share,
+    )  # fmt: skip
+
+
 def check_text(lines: Sequence[str], encoding: str) -> list[Finding]:
     """Return the results of the checks of ``lines`` of the corpus; [] without lines. ``encoding``:
     ``data.encoding``."""
@@ -128,8 +159,8 @@ def check_text(lines: Sequence[str], encoding: str) -> list[Finding]:
         advice = f"data.encoding {encoding} is not that of the text; set auto, build vocabulary and shards again"
     markup = sum(len(found) for line in lines for found in _MARKUP.findall(line)) / max(sum(map(len, lines)), 1)
     objects = sum(line.lstrip().startswith('{"') for line in lines) / len(lines)
-    often, count = Counter(lines).most_common(1)[0]
-    shown = often if len(often) <= SHOWN else often[:SHOWN] + "..."
+    counts = Counter(lines)
+    often, count = counts.most_common(1)[0]
     return [
         finding(
             "text encoding", f"{misread:,} of {len(beyond):,} lines with characters beyond ASCII are UTF-8 that "
@@ -149,12 +180,14 @@ def check_text(lines: Sequence[str], encoding: str) -> list[Finding]:
             fail=objects > JSON_LINES[1], look=objects > JSON_LINES[0], number=objects,
         ),
         finding(
-            "repeated line", f"{count / len(lines):.1%} of the lines are {shown!r}", f"at most {SAME_LINE:.0%}",
+            "repeated line", f"{count / len(lines):.1%} of the lines are {_shown(often)}",
+            f"at most {SAME_LINE:.0%}",
             "a header or notice is repeated in the text; remove it",
             look=count >= LEAST_SAME and count > SAME_LINE * len(lines), number=count / len(lines),
         ),
         tokenized_text(lines),
         wrapped_lines(lines),
         passages(lines),
+        copied_lines(counts),
         *punctuation(lines),
     ]  # fmt: skip

@@ -55,6 +55,7 @@ def rows_of(tokenizer, data, text="", rows=ROWS):
         "sequence_ids": used.astype(np.int32), "position_ids": positions * used,
         "nsp_weights": np.ones((rows, 1), np.float32), "nsp_labels": (np.arange(rows) % 2)[:, None],
         "sequence_keys": np.arange(rows, dtype=np.uint32)[:, None],
+        "token_type_ids": np.zeros_like(ids),
     }  # fmt: skip
 
 
@@ -101,6 +102,23 @@ def test_repeated_rows(tokenizer):
         assert remarks(audit(passes, tokenizer, copies, predicts_masks=True)) == {"copied rows": "FAIL"}
     passes = data_of("--data.dupe_factor 20 --data.masking dynamic")
     assert remarks(audit(passes, tokenizer, few, predicts_masks=True)) == {}
+
+
+def test_random_second_segments_are_no_repetition(tokenizer):
+    """Two segments per row, of which the second or the first ones are drawn from 20 rows."""
+    data = data_of("--data.masking dynamic")
+    rows = rows_of(tokenizer, data)
+    rows |= {"input_ids": original_ids(rows), "mlm_weights": np.zeros_like(rows["mlm_weights"])}
+    drawn = {name: np.concatenate([values[:20]] * (ROWS // 20)) for name, values in rows.items()}
+
+    def found(first, second):
+        names = ("input_ids", "sequence_ids", "position_ids", "token_type_ids")
+        both = rows | {name: np.concatenate([first[name], second[name]], axis=1) for name in names}
+        both["token_type_ids"][:, LENGTH:] = 1
+        return remarks(audit(data, tokenizer, both, predicts_masks=False)).get("repeated text")
+
+    assert found(rows, drawn) is None
+    assert found(drawn, rows) == "FAIL"
 
 
 @pytest.mark.parametrize(

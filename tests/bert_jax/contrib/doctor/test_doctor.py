@@ -14,7 +14,16 @@ from support import objective_of, tiny_config, train_synthetic
 import bert_jax
 from bert_jax.commands.main import main
 from bert_jax.contrib.doctor.examine import optimizer_state
-from bert_jax.contrib.doctor.findings import CHECKS, finding, ordered, section, summary
+from bert_jax.contrib.doctor.findings import (
+    CHECKS,
+    CONSEQUENCES,
+    OF_RATE,
+    diagnosis,
+    finding,
+    ordered,
+    section,
+    summary,
+)
 from bert_jax.start import state as start_state
 from bert_jax.training.checkpoint.parameters import read_parameters
 
@@ -31,6 +40,25 @@ def test_the_most_severe_and_specific_lines_are_first():
     assert str(found[1]) == "OK    speed             100% (expected: 70%)"
     assert summary(found) == "2 FAIL, 1 LOOK, 1 OK"
     assert len(set(CHECKS)) == len(CHECKS)
+
+
+@pytest.mark.parametrize("cause", CONSEQUENCES)
+def test_what_follows_from_another_error_is_omitted(cause):
+    others = [finding(check, "1", "0", "advice", fail=True) for check in (*CONSEQUENCES[cause], "speed")]
+    found = diagnosis([*others, finding(cause, "1", "0", "advice", fail=True)])
+    assert [one.check for one in found] == [cause, "speed"]
+    assert len(diagnosis([*others, finding(cause, "0", "0", "advice", look=True)])) == 2 + len(CONSEQUENCES[cause])
+
+
+@pytest.mark.parametrize("is_low", [True, False])
+def test_a_learning_rate_outside_its_range_decides_the_advice(is_low):
+    of_rate = [finding(check, "1", "0", "set a tenth", fail=check == "loss", look=True) for check in OF_RATE]
+    rate = finding("updates", "0.0004", "0.002 to 0.2", "multiply by 10", look=is_low)
+    first, *rest = diagnosis([*of_rate, rate])
+    assert (first.check, first.status) == (("updates", "FAIL") if is_low else ("loss", "FAIL"))
+    assert {one.check for one in (first, *rest) if one.advice == "set a tenth"} == (set() if is_low else {*OF_RATE})
+    kept = diagnosis([finding("loss", "1", "0", "train longer", look=True), rate])
+    assert [one.status for one in kept if one.check == "updates"] == [rate.status]
 
 
 def test_the_section_escapes_what_it_shows():

@@ -177,5 +177,29 @@ def test_a_falling_loss_has_not_diverged():
     assert "multiply optimizer.learning_rate by 10" in one.advice
 
 
+@pytest.mark.parametrize(
+    "loss, words",
+    [
+        # The logarithm of the size of the vocabulary is 10.31.
+        (lambda step: 10.35 + 0.01 * (step % 300 // 100) - step / 50000, "near 10.31, the loss of random guesses"),
+        (lambda step: 10.31 + step / 2000, "diverged"),
+        (lambda step: 7.5 + 2 * (step > 2000), "diverged"),
+        (lambda step: 9 - 2 * (step == 1000), "diverged"),
+        (lambda step: 7.5 + (step == 100), "stopped far above"),
+    ],
+)
+def test_only_a_loss_that_rises_has_diverged(loss, words):
+    (one,) = [one for one in check_log(CONFIG, lines(loss), "mlm_loss", 6.5) if one.check == "loss"]
+    assert one.status == "FAIL"
+    assert words in one.advice
+    assert ("diverged" in one.advice) == ("a tenth" in one.advice and "ten times" not in one.advice)
+
+
+def test_a_plateau_of_word_frequencies_is_normal_early():
+    (one,) = [one for one in check_log(CONFIG, lines(lambda step: 6.5), "mlm_loss", 6.5) if one.check == "loss"]
+    assert one.status == "LOOK"
+    assert "4,000 steps may be too few" in one.advice
+
+
 def test_without_word_frequencies_the_loss_has_no_range():
     assert "loss" not in {one.check for one in check_log(CONFIG, lines(falling), "mlm_loss", None)}

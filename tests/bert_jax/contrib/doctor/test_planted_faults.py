@@ -12,7 +12,7 @@ from support import objective_of, tiny_config, write_vocabulary
 
 from bert_jax.contrib.doctor.audit import audit
 from bert_jax.contrib.doctor.examine import check_network
-from bert_jax.contrib.doctor.findings import ordered
+from bert_jax.contrib.doctor.findings import diagnosis
 from bert_jax.contrib.doctor.network import Network, rounded_weights, states_and_attention, updates
 from bert_jax.contrib.doctor.probes import Subject, Total, word_order
 from bert_jax.model import attention, bert, layers, task_layers
@@ -73,7 +73,7 @@ def examined(tokenizer, options="", rows=None):
     name = "mlm_loss" if "mlm_loss" in objective.display.keys else "lm_loss"
     start = random_parameters(config, objective.model, tokenizer).arrays
     found = audit(config.data, tokenizer, rows, predicts_masks=name == "mlm_loss")
-    return ordered(found + check_network(objective, name, tokenizer, rows, start, start, None))
+    return diagnosis(found + check_network(objective, name, tokenizer, rows, start, start, None))
 
 
 def named(found):
@@ -258,6 +258,13 @@ def test_a_fault_of_the_code_is_named_first(tokenizer, check):
     with fault():
         found = examined(tokenizer, options)
     assert check in named(found), "\n".join(map(str, found))
+
+
+@pytest.mark.cases(1)
+def test_weights_that_are_ignored_have_no_other_line(tokenizer):
+    with all_weights():
+        found = examined(tokenizer)
+    assert [one.check for one in found if one.status != "OK"] == ["loss weights"]
 
 
 @pytest.mark.cases(1)

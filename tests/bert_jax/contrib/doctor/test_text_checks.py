@@ -33,6 +33,7 @@ def test_text_without_faults_has_no_remark():
         "tokenized text",
         "wrapped lines",
         "passages",
+        "copied lines",
     )
     assert statuses(LINES * 10) == dict.fromkeys(checks, "OK")  # too short for passages and punctuation
     assert statuses(SENTENCES) == dict.fromkeys((*checks, "punctuation"), "OK")
@@ -73,6 +74,26 @@ def test_json_in_a_text_file(tmp_path, suffix, status):
 def test_a_line_that_is_found_everywhere(count, other, status):
     lines = [*["This page uses cookies."] * count, *(f"line {i}" for i in range(other))]
     assert statuses(lines)["repeated line"] == status
+
+
+@pytest.mark.parametrize(
+    "menu, status",
+    [
+        ([f"Read part {i} of this site." for i in range(10)], "LOOK"),
+        ([f"\u8bf7\u5728\u4e0b\u9762\u7684\u8bc4\u8bba\u533a{i}\u3002" for i in range(10)], "LOOK"),
+        # Short lines, such as headings and names of speakers.
+        ([f"Chapter the {i}th" for i in range(10)], "OK"),
+        ([f"\u4e2d\u6587\u7ef4\u57fa\u767e{i}" for i in range(10)], "OK"),
+    ],
+)
+def test_lines_that_are_copies(menu, status):
+    """A menu of ten lines, each between other lines and less than 5% of the text."""
+    lines = [line for i, text in enumerate(SENTENCES) for line in (text, menu[i // 2 % 10])[: 1 + i % 2]]
+    found = {one.check: one for one in check_text(lines, "auto")}
+    assert (found["copied lines"].status, found["repeated line"].status) == (status, "OK")
+    assert status == "OK" or (found["copied lines"].number == 1 / 3 and menu[0] in found["copied lines"].value)
+    # Fewer than 20 copies.
+    assert statuses([*SENTENCES[:20], *menu[:1] * 5])["copied lines"] == "OK"
 
 
 @pytest.mark.parametrize("line", ["a man ##if ##est ##o", "a man@@ if@@ est@@ o", "\u2581a \u2581man if est"])
