@@ -371,7 +371,14 @@ def _share(findings: Findings) -> str:
 def _mistakes(findings: Findings) -> str:
     mistakes = findings["mistakes"]
     is_tagged = "words" in mistakes[0]
-    note = '<p class="soft">Marked words are wrong; below: correct → predicted.</p>' if is_tagged else ""
+    note = (
+        (
+            '<p class="soft">Marked: not entirely right; below: correct → predicted, with the words of an entity '
+            "that is only a part of those marked.</p>"
+        )
+        if is_tagged
+        else ""
+    )
     first, more = mistakes[:_OPEN], mistakes[_OPEN:]
     rest = folded(f"{len(more):,} more", _list(more)) if more else ""
     return note + _list(first) + rest
@@ -394,18 +401,45 @@ def _marked(text: str, marks: Sequence[tuple[int, int, str]]) -> str:
 
 
 def _wrong_groups(tagged: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
-    """Return the texts of the correct words, with an empty string, and of the wrong words, with their correct and
-    predicted type. Words of one entity are together."""
-    groups: list[tuple[str, str]] = []
-    for word, right, tag in tagged:
-        kinds = [_type(right), _type(tag)]
-        change = "" if right == tag else " → ".join(kinds if kinds[0] != kinds[1] else [right, tag])
-        begins = any(one.startswith(("B-", "S-")) for one in (right, tag)) or not groups
-        if not change or begins or groups[-1][1] != change:
-            groups.append((word, change))
+    """Return the texts of the groups of words, each with an empty string if it is correct, otherwise with its
+    correct and predicted types. All words of a correct or predicted entity are in one group, and so are the words
+    of entities that overlap."""
+    groups = list[list[Sequence[str]]]()
+    for word in tagged:
+        if groups and any(_continues(groups[-1][-1][place], word[place]) for place in (1, 2)):
+            groups[-1].append(word)
         else:
-            groups[-1] = (f"{groups[-1][0]} {word}", change)
-    return groups
+            groups.append([word])
+    return [(" ".join(word for word, *_ in group), _change_of(group)) for group in groups]
+
+
+def _continues(before: str, tag: str) -> bool:
+    """Return True if a word with ``tag`` belongs to the entity of the word before it."""
+    return tag.startswith(("I-", "E-")) and not before.startswith(("S-", "E-")) and _type(before) == _type(tag)
+
+
+def _change_of(group: Sequence[Sequence[str]]) -> str:
+    """Return the correct and the predicted types of a group of words, with the words of those that cover only a
+    part of it; empty if they are the same."""
+    tags = [[word[place] for word in group] for place in (1, 2)]
+    if tags[0] == tags[1]:
+        return ""
+    sides = [_entities([word for word, *_ in group], own) for own in tags]
+    if sides[0] == sides[1]:
+        sides = [" ".join(own) for own in tags]
+    return " → ".join(sides)
+
+
+def _entities(words: Sequence[str], tags: Sequence[str]) -> str:
+    """Return the types of the entities of ``words``, with the words of those that are only a part of these."""
+    found = list[tuple[str, list[str]]]()
+    for place, (word, tag) in enumerate(zip(words, tags, strict=True)):
+        if place and found and _continues(tags[place - 1], tag):
+            found[-1][1].append(word)
+        elif tag != "O":
+            found.append((_type(tag), [word]))
+    parts = [kind if len(own) == len(words) else f"{kind} (“{' '.join(own)}”)" for kind, own in found]
+    return ", ".join(parts) or "none"
 
 
 def _type(tag: str) -> str:

@@ -232,7 +232,10 @@ def _task_result(run: RunFiles) -> list[Finding]:
     found: Findings = (run.data.get("findings") or {}).get(split) or {}
     if found.get("wrong") and found.get("scored"):
         lines.append((None, f"{count_of_wrong(found['wrong'], found['scored'])}."))
-    lines += [*_spread(found), *_nothing(found), *_confidence(found)]
+    lines += [*_spread(found), *_nothing(found), *_never_found(values, found), *_confidence(found)]
+    if "chosen_by" in entry and len(scores) == 1:
+        text = f"No other split was scored: the {split} records also selected the step of the parameters"
+        lines.append((None, f"{text}, so the score on other texts can be lower."))
     steps, curve = series(run.rows, split, name)
     if "chosen_by" in entry and len(curve) and entry.get("step", steps[-1]) != steps[-1]:
         last, end = float(curve[-1]), f"at the last step, {steps[-1]:,.0f}"
@@ -309,6 +312,20 @@ def _nothing(found: Findings) -> list[Finding]:
     ):
         return []
     return [(False, "The model predicts no entity at all.")]
+
+
+def _never_found(values: Mapping[str, float | None], found: Findings) -> list[Finding]:
+    """Return a sentence about the types of entities in the records whose F1 is 0. It is doubtful if these are more
+    than half of the types, whatever their numbers of entities."""
+    support = found.get("support")
+    if support is None or support["unit"] != "entities":
+        return []
+    types = [one for one, count in support["counts"].items() if count and values.get(f"f1/{one}") is not None]
+    never = sorted(one for one in types if not values[f"f1/{one}"])
+    if not never:
+        return []
+    text = f"No entity of {len(never)} of the {len(types)} types is found correctly (f1 0): {', '.join(never)}."
+    return [(False if 2 * len(never) > len(types) else None, text)]
 
 
 def _confidence(found: Findings) -> list[Finding]:

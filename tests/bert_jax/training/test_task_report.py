@@ -50,6 +50,32 @@ def test_wrong_words_of_one_entity_stand_together(tmp_path):
     assert " · ".join(f"<bdi>{one}</bdi>" for one in changes) in page
 
 
+def test_entities_that_are_partly_right_stand_whole(tmp_path):
+    words = [("Paw", "B-X", "B-Y"), ("and", "I-X", "O"), ("Friends", "I-X", "O"), ("met", "O", "O")]
+    words += [("DJ", "B-Y", "B-Y"), ("Switch", "I-Y", "O"), ("Ivory", "B-Z", "B-Z"), ("Coast", "I-Z", "I-Z")]
+    words += [
+        ("Ms", "O", "B-Y"),
+        ("Li", "B-Y", "I-Y"),
+        ("Ed", "I-Y", "B-Y"),
+        ("Bo", "B-X", "I-X"),
+        ("Yu", "I-X", "I-X"),
+    ]
+    page = page_of(tmp_path, {"findings": {"dev": {"scored": 1, "wrong": 1, "mistakes": [{"words": words}]}}})
+    changes = ("Paw and Friends: X → Y (“Paw”)", "DJ Switch: Y → Y (“DJ”)",
+               "Ms Li Ed: Y (“Li Ed”) → Y (“Ms Li”), Y (“Ed”)", "Bo Yu: B-X I-X → I-X I-X")  # fmt: skip
+    assert " · ".join(f"<bdi>{one}</bdi>" for one in changes) in page
+    assert '<span class="mask"><bdi>DJ Switch</bdi></span> <bdi>Ivory Coast</bdi> <span' in page
+
+
+def test_types_that_are_never_found_are_named(tmp_path):
+    for none_of_y, css in ((0.0, "doubtful"), (0.5, "good")):
+        support = {"unit": "entities", "counts": {"X": 4, "Y": 1, "Z": 2, "none": 0}, "answer": "", "accuracy": 0.5}
+        entry = entry_of("tag O for all", "f1", 0.0, f1=0.5, f1__X=0.9, f1__Y=none_of_y, f1__Z=0.0, f1__none=0.0)
+        page = page_of(tmp_path, {"findings": {"dev": {"support": support}}}, entry)
+        named = "2 of the 3 types is found correctly (f1 0): Y, Z." if css == "doubtful" else "1 of the 3 types is"
+        assert named in page and f'<div class="card verdict {css}">' in page
+
+
 def test_entities_have_their_numbers_and_words_their_baseline(tmp_path):
     support = {"unit": "entities", "counts": {"X": 4711}, "answer": "tag O for all", "accuracy": 0.898}
     entry = entry_of("tag O for all", "f1", 0.0, f1=0.5, accuracy=0.9, f1__X=0.5)

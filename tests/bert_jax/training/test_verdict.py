@@ -144,6 +144,10 @@ def test_the_kept_step_is_named_with_the_last_one(tmp_path):
     assert (
         "The parameters are those of step 10, the first one with the best f1 (equal at the last step, 20)." in page
     )
+    assert "the dev records also selected the step of the parameters, so the score on other texts" in page
+    (entry,) = json.loads((tmp_path / "w/metrics.json").read_text())
+    (tmp_path / "w/metrics.json").write_text(json.dumps([entry, {**entry, "split": "test"}]))
+    assert "also selected the step" not in run_page(read_run(tmp_path / "w"), TASK)
     page = task_run(tmp_path / "v", 0.5, None, chosen_by={"metric": "f1"}, step=10)
     assert "The parameters are those of step 10, which has the best f1 (25.0% at the last step, 20)." in page
 
