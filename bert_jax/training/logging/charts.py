@@ -18,7 +18,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 16.0, 8.0, 44.0
 # Baseline of the labels below the horizontal axis.
 _BELOW = _HEIGHT - _BOTTOM + 19
 # Largest number of points of a curve that are marked.
-_MOST_MARKS = 40
+MOST_MARKS = 40
 # Values of points from here on are not drawn.
 _LARGEST = 1e100
 
@@ -126,7 +126,7 @@ def _curve(line: Line, x_of: Callable[[float], float], y_of: Callable[[float], f
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y, *_ in places)
     color = f'style="--c:{line.color}"'
     drawn = f'<polyline class="curve {line.css}" {color} points="{points}"/>' if len(places) > 1 else ""
-    if (line.marked and len(places) <= _MOST_MARKS) or len(places) < 3:
+    if (line.marked and len(places) <= MOST_MARKS) or len(places) < 3:
         drawn += "".join(
             f'<circle class="dot" {color} cx="{x:.1f}" cy="{y:.1f}" r="3">'
             f"<title>step {step:,.0f}: {exact(value, scale)}</title></circle>"

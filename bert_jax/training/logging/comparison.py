@@ -1,6 +1,7 @@
 """A page with several runs side by side: their curves over each other, their evaluations, and their options."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from bert_jax.metrics import Score
 from bert_jax.metrics.resampling import paired_bootstrap
 from bert_jax.objectives.display import Display, Examples, Panel
-from bert_jax.training.logging.charts import Line, Scale, line_chart, panel_lines
+from bert_jax.training.logging.charts import MOST_MARKS, Line, Scale, line_chart, panel_lines
 from bert_jax.training.logging.curves import different_scores, is_share, panels_of, series
 from bert_jax.training.logging.logger import Value
 from bert_jax.training.logging.page import (
@@ -38,7 +39,7 @@ from bert_jax.training.logging.report import (
     time_parts,
 )
 from bert_jax.training.logging.run_files import STATES, RunFiles
-from bert_jax.training.logging.verdict import lower_is_better
+from bert_jax.training.logging.verdict import known_levels, lower_is_better
 
 # Number of rows of the tables of scores and of options, and of characters of a value.
 _MOST_ROWS, _MOST_OPTIONS, _LONGEST_VALUE = 24, 40, 60
@@ -50,9 +51,18 @@ _TRAINING, _GAP = "training: ", "gap: "
 _PATHS = ("data", "workdir")
 # Options that name the data.
 _DATA = ("corpus", "dir", "train", "shards", "mixture")
-_STYLES = "<p>Thick lines with dots: held-out data. Thin lines: training, where both are known.</p>"
+_STYLES = (
+    "<p>Where both are known, thin lines are values in training, and dots and thick lines are values on held-out "
+    "data.</p>"
+)
 # Steps at whose end two runs are compared for the trend of their difference, and its smallest relative change.
 _TREND_STEPS, _TREND = 4, 0.1
+# Smallest relative change between the last two of these steps.
+_STILL = 0.005
+# Most digits that are added to values whose difference disagrees with them.
+_MORE_DIGITS = 3
+# A number as it is shown: its sign, its decimals and its unit.
+_DECIMAL = re.compile(r"([+-]?)[\d,]+(?:\.(\d+))?(%?)")
 # Options that differ and are named in the first sentences.
 _FEW_OPTIONS = 3
 
@@ -203,7 +213,15 @@ def _trend(runs: Sequence[tuple[RunFiles, Display]], names: Sequence[str]) -> st
         if first * last < 0:
             how = "changed its sign"
         elif abs(abs(last) - abs(first)) > _TREND * max(abs(first), abs(last)):
-            how = "grew" if abs(last) > abs(first) else "shrank"
+            grows, before = abs(last) > abs(first), abs(changes[-2])
+            goes_on = (abs(last) - before) * (1 if grows else -1) > _STILL * before
+            how = (
+                ("grew" if goes_on else "stopped growing")
+                if grows
+                else "shrank"
+                if goes_on
+                else "stopped shrinking"
+            )
         each = ", ".join(
             f"{_change(key, one)} at step {step:,.0f}" for one, step in zip(changes, steps, strict=True)
         )
@@ -323,7 +341,10 @@ def _scores(
         if key.endswith("fraction") or key.startswith((_TRAINING, _GAP)):
             best = None
         text = _change if key.startswith(_GAP) else format_value
-        cells = [escape(text(key, values[key])) if key in values else "" for values in found]
+        shown = [text(key, values[key]) if key in values else "" for values in found]
+        if len(runs) == 2:
+            shown = _agreeing(key, shown, numbers)
+        cells = [*map(escape, shown)]
         for place, number in enumerate(numbers):
             if number is not None and number == best:
                 cells[place] = f"<b>{cells[place]}</b>"
@@ -331,7 +352,7 @@ def _scores(
                 cells[place] += f"<small>{' to '.join(escape(format_value(key, end)) for end in ends)}</small>"
         change = [_difference(key, numbers[0], numbers[1], paired.get(key))] if len(runs) == 2 else []
         rows.append([isolated(label), *cells, *change])
-    header = [*_headed(names), *(["second - first"] if len(runs) == 2 else [])]
+    header = [*_headed(names), *([f"{isolated(names[1])} - {isolated(names[0])}"] if len(runs) == 2 else [])]
     notes = f"Bold: the best value. {_same_data(files, found)} {_certainty(intervals, paired)}"
     if any(key.startswith(_GAP) for key in labels):
         notes += " Training values are means over the steps since the last line of the log, with dropout."
@@ -354,6 +375,29 @@ def _change(key: str, value: Value) -> str:
     if not isinstance(value, int | float):
         return ""
     return f"{100 * value:+.1f}" if is_share(key) else f"{value:+.4g}"
+
+
+def _agreeing(key: str, shown: Sequence[str], numbers: Sequence[Any]) -> list[str]:
+    """Return the two values ``shown`` with as many more digits as they need for their difference to agree with the
+    shown one, which is computed from the unrounded ``numbers``."""
+    if not all(isinstance(one, float) and math.isfinite(one) for one in numbers):
+        return [*shown]
+    found = [_DECIMAL.fullmatch(one) for one in shown]
+    if not found[0] or not found[1]:
+        return [*shown]
+    scale = 100 if is_share(key) else 1
+    digits = max(len(one[2] or "") for one in found if one)
+    difference = round(scale * (numbers[1] - numbers[0]), digits)
+    for more in range(_MORE_DIGITS + 1):
+        rounded = [round(scale * one, digits + more) for one in numbers]
+        if abs(rounded[1] - rounded[0] - difference) < 0.51 * 10.0**-digits * (more > 0) + 1e-9:
+            break
+    if not more:
+        return [*shown]
+    sign = "+" if found[0][1] else ""
+    return [
+        f"{one:{sign}.{digits + more}f}{part[3] if part else ''}" for one, part in zip(rounded, found, strict=True)
+    ]
 
 
 def _intervals(run: RunFiles) -> dict[str, Sequence[float]]:
@@ -420,23 +464,36 @@ def _curves(runs: Sequence[tuple[RunFiles, Display]], names: Sequence[str]) -> s
     for panel in every.values():
         lines = [line for number, (run, _) in enumerate(runs) for line in _run_lines(panel, run, number, names)]
         scale = Scale(panel.log, panel.percent, panel.key in ("tokens_per_second", "mfu"))
-        charts.append(card(line_chart(lines, scale, title=panel.title), heading=panel.title))
+        levels = _common_level(panel, runs)
+        charts.append(card(line_chart(lines, scale, levels, title=panel.title), heading=panel.title))
     return panels(charts, _STYLES + how_to_read([run for run, _ in runs])) or card("no metrics yet")
 
 
+def _common_level(panel: Panel, runs: Sequence[tuple[RunFiles, Display]]) -> list[tuple[float, str]]:
+    """Return the baseline of a panel and its name if all runs have the same one."""
+    key, label = panel.baseline
+    known = [known_levels(run, display).get(key, math.nan) for run, display in runs]
+    return [(known[0], label)] if all(math.isclose(one, known[0]) for one in known) else []
+
+
 def _run_lines(panel: Panel, run: RunFiles, number: int, names: Sequence[str]) -> list[Line]:
-    """Return the curves of a run in its color; training is thin where there is an evaluation, which has the
-    name."""
+    """Return the curves of a run in its color; training is thin where there is an evaluation, and the names
+    then tell which is which."""
     lines = [line for line in panel_lines(panel, run.rows) if line.css != "faint"]
     named = lines[-1] if lines else None
     css = {True: "", False: "thin"}
     return [
         Line(
-            np.asarray(line.steps), line.values, _color(number), names[number] if line is named else "",
-            css[line is named], line.marked,
+            np.asarray(line.steps), line.values, _color(number),
+            names[number] + (_kind(line) if len(lines) > 1 else ""), css[line is named], line.marked,
         )
         for line in lines
     ]  # fmt: skip
+
+
+def _kind(line: Line) -> str:
+    """Return the words of the legend about a curve of a run that has two."""
+    return f", {line.name}{' (dots)' if line.marked and len(line.values) <= MOST_MARKS else ''}"
 
 
 def _different(runs: Sequence[RunFiles]) -> tuple[list[str], list[dict[str, str]]]:

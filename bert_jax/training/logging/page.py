@@ -134,7 +134,7 @@ const words = (s) => s < 100 ? `${Math.round(s)} s` : s < 6000 ? `${Math.round(s
   : s < 172800 ? `${Math.round(s / 3600)} hours` : `${Math.round(s / 86400)} days`;
 const show = () => {
   const seconds = Math.max(0, Date.now() / 1000 - age.dataset.last);
-  age.textContent = `last line ${words(seconds)} ago`;
+  age.textContent = ` (${words(seconds)} ago)`;
   if (!quiet || seconds < quiet.dataset.limit) return;
   quiet.hidden = false;
   quiet.querySelector("b").textContent = words(seconds);

@@ -277,12 +277,18 @@ def _state(run: RunFiles) -> str:
         parts.append(f"about {format_duration((total - step) * seconds)} left")
     if run.state == "running":
         if run.last_line:
-            parts.append(f'<span data-last="{run.last_line:.1f}">last line {escape(run.log.last_time)}</span>')
-        parts.append(f"as of {time.strftime('%Y-%m-%d %H:%M:%S %Z')}; this page reloads itself")
+            last = f'<span data-last="{run.last_line:.1f}"></span>'
+            parts.append(f"last line {_clock(run.last_line)}{last}")
+        parts.append(f"page written {_clock(time.time())}; it reloads itself")
     bar = ""
     if run.state != "complete" and total:
         bar = f'<div class="bar"><i style="width:{min(100.0, 100 * step / total):.1f}%"></i></div>'
     return f'<div class="soft">{" · ".join(parts)}</div>{bar}'
+
+
+def _clock(seconds: float) -> str:
+    """Return a time in seconds since 1970 in the time zone of this process, with its name."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(seconds))
 
 
 def _tiles(display: Display, run: RunFiles, evaluation: Row) -> list[tuple[str, str, str]]:

@@ -77,7 +77,7 @@ def task_sections(run: RunFiles) -> list[str]:
         if classes := _classes(values, *_counts_of(matrices.get(split), found)):
             cards.append(card(classes, heading=f"{split}: by class or tag"))
         if kinds := found.get("kinds"):
-            cards.append(card(_kinds(kinds), heading=f"{split}: kinds of mistakes"))
+            cards.append(card(_kinds(kinds), heading=f"{split}: right answers and kinds of mistakes"))
         if types := found.get("types"):
             content, is_wide = _confusion(types, "types")
             (below if is_wide else cards).append(card(content, heading=f"{split}: types of entities"))

@@ -44,6 +44,8 @@ def verdict(run: RunFiles, display: Display) -> str:
     later = [*_warnings(run), *(_progress(run) if run.state == "running" else ())]
     later += [_added(run)] if run.state != "complete" else []
     found = _task_result(run) if run.is_finetuning else _loss_result(run, display)
+    if run.state == "complete" and found and not any("more steps" in line for _, line in found):
+        later += _advice(run, display)
     is_good = bool(found) and run.state == "complete" and all(good is not False for good, _ in found)
     is_good &= any(good for good, _ in found)
     doubtful = any(good is False for good, _ in found)
@@ -64,7 +66,11 @@ def lower_is_better(name: str) -> bool:
 def _stopped(run: RunFiles) -> list[str]:
     """Return the time and the cause of the end, the newest checkpoint, and what the report lacks."""
     where = f"step {run.step:,} of {run.num_steps:,}" if run.num_steps else f"step {run.step:,}"
-    when = f"The last line of train.log is from {run.log.last_time}" if run.log.last_time else "train.log is empty"
+    when = (
+        f"The last line of train.log is from {run.log.last_time} (local time)"
+        if run.log.last_time
+        else "train.log is empty"
+    )
     lines = [f"The run is not complete ({where}). {when}."]
     if run.log.ending:
         lines.append(f"It ended early: {run.log.ending.removesuffix('.')}.")
@@ -76,7 +82,12 @@ def _stopped(run: RunFiles) -> list[str]:
         )
     lines += _last_speed(run)
     if run.saved_steps:
-        lines.append(f"The newest checkpoint is of step {run.saved_steps[-1]:,}; this command continues the run:")
+        lost = run.step - run.saved_steps[-1]
+        which = (
+            f"the {lost:,} steps after it that the log shows are" if lost > 0 else "no step that the log shows is"
+        )
+        lines.append(f"The newest checkpoint is of step {run.saved_steps[-1]:,}; {which} lost.")
+        lines.append("This command continues the run:")
     else:
         lines.append("No checkpoint is saved; the same command begins at the first step again.")
     return lines
@@ -86,9 +97,14 @@ def _last_speed(run: RunFiles) -> list[str]:
     """Return whether the last steps of a stopped run were slow, and how much is left."""
     values, lines = series(run.rows, "train", "seconds_per_step")[1], list[str]()
     if len(values) > 2:
-        usual, last = (format_value("seconds", float(one)) for one in (np.median(values), values[-1]))
-        how = "were slow" if values[-1] > _SLOW * np.median(values) else "were not slower than usual"
-        lines.append(f"The last steps {how} ({last} s per step; median {usual} s).")
+        usual, last, least = (
+            format_value("seconds", float(one)) for one in (np.median(values), values[-1], values.min())
+        )
+        how = "slow" if values[-1] > _SLOW * np.median(values) else "not slow"
+        lines.append(
+            f"The last steps are {how}, compared with the median of all lines of the log: {last} s per step, "
+            f"median {usual} s, fastest line {least} s."
+        )
     # A continued run begins at its newest checkpoint.
     left = run.num_steps - (run.saved_steps[-1] if run.saved_steps else 0)
     if run.num_steps and left > 0:
@@ -112,7 +128,14 @@ def _progress(run: RunFiles) -> list[str]:
     """Return what a run in progress has found so far, and how to stop and continue it."""
     lines = list[str]()
     if run.saved_steps:
-        lines.append(f"The newest checkpoint is of step {run.saved_steps[-1]:,}.")
+        steps = run.step - run.saved_steps[-1]
+        lost = f"the {steps:,} steps from there to the last line and those" if steps > 0 else "only the steps"
+        lines.append(
+            f"The newest checkpoint is of step {run.saved_steps[-1]:,}. If the process were killed now, {lost} "
+            "since then would be lost."
+        )
+    elif run.step:
+        lines.append("No checkpoint is saved yet: if the process were killed now, all steps would be lost.")
     lines.append("You can stop the run (Ctrl-C saves a checkpoint) and continue it later with the same command.")
     return lines
 
@@ -196,6 +219,31 @@ def _training_direction(run: RunFiles, name: str, label: str) -> list[Finding]:
         how = f"no longer fell at the end ({before}, then {last})"
     more = ", so more steps may help" if falls and run.state == "complete" else ""
     return [(None, f"The {label} in training {how}{more}.")]
+
+
+def _advice(run: RunFiles, display: Display) -> list[str]:
+    """Return a sentence about the number of steps if the held-out loss still falls at the end, or if it rises while
+    the training loss falls."""
+    split = next(iter(run.scores()), "") if run.is_finetuning else "eval"
+    names = ("log_loss", "loss") if run.is_finetuning else [tile.key for tile in display.tiles[:1]]
+    trained = series(run.rows, "train", "loss" if run.is_finetuning else names[0])
+    for name in names:
+        steps, values = series(run.rows, split, name)
+        if len(values) < 2 or not np.isfinite(values).all() or not lower_is_better(name):
+            continue
+        label, lowest = words_of(name), int(values.argmin())
+        ends = f"{format_value(name, float(values[lowest]))} at step {steps[lowest]:,.0f}"
+        last = format_value(name, float(values[-1]))
+        if values[-1] < values[-2] * (1 - _CHANGE) and lowest == len(values) - 1:
+            return [f"The {split} {label} still falls at the end ({last}): more steps may help."]
+        before = trained[1][trained[0] <= steps[lowest]]
+        falls = len(before) > 0 and trained[1][-1] < before[-1] * (1 - _RISE)
+        if values[-1] > values[lowest] * (1 + _CHANGE) and falls:
+            return [
+                f"The {split} {label} rises ({ends}, {last} at the end) while the training loss falls: the run "
+                f"overfits since step {steps[lowest]:,.0f}; fewer steps or more records may help."
+            ]
+    return []
 
 
 def _overfits(run: RunFiles, split: str, name: str) -> str:

@@ -141,7 +141,9 @@ def runs_with_losses(folder, first, second, split="eval"):
     ("second", "words"),
     [
         ((4.5, 3.5, 3.0), "grew: +0.5 at step 10, +0.5 at step 20, +1 at step 30."),
-        ((6.0, 3.5, 2.5), "shrank: +2 at step 10, "),
+        ((6.0, 3.5, 2.5), "stopped shrinking: +2 at step 10, "),
+        ((6.0, 4.0, 2.5), "shrank: +2 at step 10, "),
+        ((4.5, 4.25, 3.25), "stopped growing: +0.5 at step 10, +1.25 at step 20, +1.25 at step 30."),
         ((4.5, 3.5, 2.5), "stayed about the same: "),
         ((4.5, 3.0, 1.5), "changed its sign: +0.5 at step 10, +0 at step 20, -0.5 at step 30."),
     ],
@@ -152,6 +154,28 @@ def test_a_comparison_states_the_trend_of_the_difference(tmp_path, second, words
     assert f"{start} {words}" in page
     assert "Not all runs are complete: <bdi>a</bdi> is stopped, not complete; <bdi>b</bdi> is stopped" in page
     assert "Whether the difference is larger than noise is unknown: one run of each kind" in page
+
+
+def test_shown_values_and_differences_agree(tmp_path):
+    for name, accuracy in (("plain", 0.2114), ("drop", 0.21151)):
+        folder = write_run(tmp_path / name)
+        values = {"mlm_loss": 5.0, "mlm_accuracy": accuracy}
+        (folder / "report_data.json").write_text(json.dumps({"evaluation": values, "unigram_loss": 6.5}))
+        row = {"step": 30, "mlm_loss": 5.5, "mlm_accuracy": 0.2}
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(f"{json.dumps(row)}\n{json.dumps({**row, 'split': 'eval'})}\n")
+    page = bert_jax.report(tmp_path / "plain", tmp_path / "drop", output=tmp_path / "both.html").read_text()
+    assert '<td class="n">21.14%</td><td class="n"><b>21.15%</b></td><td class="n">+0.0 points</td>' in page
+    assert '<td class="n">+1.14</td><td class="n">+1.15</td><td class="n">+0.0</td>' in page
+    assert '<th class="n"><bdi>drop</bdi> - <bdi>plain</bdi></th>' in page
+    for words in ("<bdi>plain, training</bdi>", "<bdi>drop, held-out (dots)</bdi>"):
+        assert words in page
+    level = "<bdi>unigram</bdi> <b>6.500</b>"
+    assert page.count(level) == 1
+    data = {"evaluation": values, "unigram_loss": 6.4}
+    (tmp_path / "drop/report_data.json").write_text(json.dumps(data))
+    page = bert_jax.report(tmp_path / "plain", tmp_path / "drop", output=tmp_path / "both.html").read_text()
+    assert "<bdi>unigram</bdi>" not in page
 
 
 def test_runs_with_one_evaluation_are_compared_in_training(tmp_path):

@@ -254,7 +254,11 @@ def test_the_page_of_a_run_in_progress_tells_the_age_of_its_last_line(tmp_path):
     (script,) = re.findall("<script>(.*?)</script>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"; script-src 'sha256-{digest}'\">" in page
-    assert '<span data-last="1700000000.2">last line 2026-01-01 10:05:00</span>' in page
+    last = re.search(
+        r"last line (\S+ \S+ \S+)<span data-last=.1700000000.2.></span> · page written (\S+ \S+ \S+);", page
+    )
+    assert last[1] == time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(1_700_000_000))
+    assert last[1].rsplit(" ", 1)[1] == last[2].rsplit(" ", 1)[1] == time.strftime("%Z")
     # Ten intervals of 60 s, of which one has 220 s, and a minute until the next page.
     assert '<div class="warning" data-limit="660" hidden>' in page
     assert "usually there is one every 60 s" in page and f"<code>bert-jax report {folder}</code>" in page

@@ -24,7 +24,11 @@ def test_a_stopped_run_tells_when_and_why_it_ended_and_how_to_continue(tmp_path)
     with (folder / "train.log").open("a") as log:
         log.write("2026-01-01 10:00:09  ended early: RuntimeError: device lost\n")
     page = run_page(read_run(folder), TASK)
-    for words in ("2026-01-01 10:00:09", "It ended early: RuntimeError: device lost.", "checkpoint is of step 10;"):
+    for words in (
+        "2026-01-01 10:00:09",
+        "It ended early: RuntimeError: device lost.",
+        "checkpoint is of step 10; the 10 steps after it that the log shows are lost. This command",
+    ):
         assert words in page
     with (folder / "train.log").open("a") as log:  # another attempt, without an end
         log.write("2026-01-01 11:00:00  step 21/40  loss 2\n")
@@ -108,7 +112,8 @@ def test_a_run_in_progress_says_that_it_can_be_stopped(tmp_path):
     (folder / "train.log").write_text(LOG[: LOG.index("2026-01-01 12:00:30")])
     (folder / "checkpoints/10").mkdir(parents=True)
     page = without_spans(run_page(read_run(folder, "running"), TASK))
-    for words in ("The log has no warning so far. The newest checkpoint is of step 10. You can stop the run",
+    for words in ("The log has no warning so far. The newest checkpoint is of step 10. If the process were killed "
+                  "now, the 10 steps from there to the last line and those since then would be lost. You can stop",
                   "are added when the run is complete", f"<bdi>{folder}/checkpoints, step 10</bdi>"):  # fmt: skip
         assert words in page
     (folder / "train.log").write_text(LOG)
@@ -152,6 +157,26 @@ def test_the_kept_step_is_named_with_the_last_one(tmp_path):
     assert "The parameters are those of step 10, which has the best f1 (25.0% at the last step, 20)." in page
 
 
+def test_the_verdict_ends_with_advice_about_the_number_of_steps(tmp_path):
+    task_run(tmp_path / "w", 0.5, None, chosen_by={"metric": "f1"}, step=10)
+    cases = {
+        (3.0, 2.0, 1.0): "The dev loss still falls at the end (1): more steps may help.</p>",
+        (
+            2.0,
+            1.5,
+            2.0,
+        ): "The dev loss rises (1.500 at step 20, 2 at the end) while the training loss falls: the run "
+        "overfits since step 20; fewer steps or more records may help.</p>",
+        (2.0, 1.5, 1.5): "",
+    }
+    for losses, words in cases.items():
+        rows = [{"step": 10 * n, "loss": 4.0 / n} for n in (1, 2, 3)]
+        rows += [{"step": 10 * n, "split": "dev", "loss": loss, "f1": 0.5} for n, loss in enumerate(losses, 1)]
+        (tmp_path / "w/metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        page = run_page(read_run(tmp_path / "w"), TASK)
+        assert words in page and ("may help" in page) == bool(words)
+
+
 def test_training_classes_are_those_of_the_log(tmp_path):
     folder = write_run(tmp_path / "w", config="task: {kind: classification}\n")
     (folder / "train.log").write_text("2026-01-01 10:00:00  3 classes: <b> 5, c 7\n")
@@ -170,12 +195,14 @@ def test_types_of_entities_are_named_in_place_of_tags(tmp_path):
 def test_a_killed_run_tells_what_is_left_and_whether_it_became_slow(tmp_path):
     folder = write_run(tmp_path / "w")
     (folder / "checkpoints/20").mkdir(parents=True)
-    for last, words in ((2.0, "were not slower than usual (2 s per step; median 2 s)"),
-                        (6.0, "were slow (6 s per step; median 2 s)")):  # fmt: skip
+    for last, words in ((2.0, "not slow, compared with the median of all lines of the log: 2 s per step"),
+                        (6.0, "slow, compared with the median of all lines of the log: 6 s per step")):  # fmt: skip
         rows = [{"step": 10 * n, "seconds_per_step": own} for n, own in enumerate((2.0, 2.0, last), 1)]
         (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         page = run_page(read_run(folder), TASK)
-        assert f"The last steps {words}. A continued run has 20 steps left, about 0:00:40 of training." in page
+        assert "step 20; the 10 steps after it" in page
+        left = "A continued run has 20 steps left, about 0:00:40 of training."
+        assert f"The last steps are {words}, median 2 s, fastest line 2 s. {left}" in page
         assert "Memory use is not recorded" in page
     (folder / "train.log").write_text("2026-01-01 10:00:09  ended early: preempted\n")
     assert "Memory use is not recorded" not in run_page(read_run(folder), TASK)
