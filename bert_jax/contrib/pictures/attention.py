@@ -1,4 +1,4 @@
-"""Numbers about attention probabilities: rollout, entropy and mean distance of every head, heads of places.
+"""Numbers about attention probabilities: rollout, entropy, mean distance, heads of places, share on special tokens.
 
 Shapes: L layers, A heads, T tokens. The rows of the last two axes are the tokens that attend; each sums to 1.
 """
@@ -81,6 +81,14 @@ def place_heads(attentions: np.ndarray, special: Sequence[bool]) -> list[PlaceHe
                 PlaceHead(name, int(layer) + 1, int(head) + 1, float(means.max()), float(equal_means[layer, 0]))
             )
     return sorted(found, key=lambda one: -one.mean)
+
+
+def special_share(attentions: np.ndarray, special: Sequence[bool]) -> np.ndarray:
+    """Return the share of the attention of every head on the special tokens, the mean over the tokens that are not
+    special: float64[L, A] for float[L, A, T, T] and bool[T]; 0 if all tokens are special."""
+    is_special = np.array(special, bool)
+    rows = attentions[:, :, ~is_special].astype(np.float64)
+    return rows[..., is_special].sum(axis=(2, 3)) / max(rows.shape[2], 1)
 
 
 def mean_distance(attentions: np.ndarray) -> np.ndarray:

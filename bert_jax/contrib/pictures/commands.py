@@ -40,12 +40,12 @@ def picture_command(arguments: argparse.Namespace) -> None:
 
 
 def play_command(arguments: argparse.Namespace) -> None:
-    """Guess masked words against a model. In each of ten sentences, one word is masked: you write your guess, then
-    the model shows its guesses with their probabilities. The sentences come from the --text file. Without it, they
-    come from the held-out text of the pretraining run or, if there is none or the vocabulary is Chinese, from a
-    built-in list. Each sentence of the Chinese list contains an idiom of four characters, and one of these
-    characters is masked. "pass" skips a sentence; "quit" or Ctrl-D ends the game. The end shows the score and how
-    good the model's guesses were."""
+    """Guess masked words against a model. In each of at most ten sentences, one word is masked: you write your
+    guess, then the model shows its guesses with their probabilities. Each sentence is used once per game. The
+    sentences come from the --text file. Without it, they come from the held-out text of the pretraining run or, if
+    there is none or the vocabulary is Chinese, from a built-in list. Each sentence of the Chinese list contains an
+    idiom of four characters, and one of these characters is masked. "pass" skips a sentence; "quit" or Ctrl-D ends
+    the game. The end shows the score and how good the model's guesses were."""
     from bert_jax.contrib.pictures.play import play
 
     arguments.model, _ = _model_and_text(arguments, with_text=False)

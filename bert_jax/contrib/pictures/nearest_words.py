@@ -14,6 +14,8 @@ from bert_jax.contrib.analysis.word_vectors import sentence_word_vectors
 from bert_jax.inference.engine import Engine
 from bert_jax.model.embeddings import word_table
 
+# Multiple of the difference with random parameters from which on a nearest word counts as near.
+CLEAR = 1.5
 # Words that are run together, and words that are compared together.
 _WINDOW, _BLOCK = 512, 256
 
@@ -60,6 +62,13 @@ def nearest_words(
     top = min(top, len(names) - 1) or 1
     order = np.argsort(-scores_NxTxC, axis=2, kind="stable")[..., :top]
     return NearestWords(names, sources, order, np.take_along_axis(scores_NxTxC, order, axis=2), medians)
+
+
+def above_random(found: NearestWords, random: NearestWords) -> np.ndarray:
+    """Return for which rows and tokens the nearest cosine exceeds the median by more than ``CLEAR`` times the
+    difference between these two in ``random``, found with random parameters of the same network: bool[N, T]."""
+    own, other = (one.cosines[..., 0] - one.medians for one in (found, random))
+    return own > CLEAR * other
 
 
 def _pool(words: int, static_TxV: np.ndarray | None, top: int, candidates: int) -> np.ndarray:

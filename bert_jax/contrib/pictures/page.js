@@ -166,12 +166,20 @@ function drawLines() {
   for (const [i, item] of [...find("from").children].entries()) item.className = i === state.from ? "chosen" : "";
 }
 
+// What a head gives to the special tokens, which often is most of its attention.
+function onSpecial(own, equal) {
+  const names = new Set(tokens.filter((token, i) => data.special[i]));
+  if (!names.size || !data.special.includes(false)) return "";
+  return ` ${percent(own)} of the attention of the other tokens goes to ${[...names].join(" and ")} `
+    + `(equal attention: ${percent(equal)}).`;
+}
+
 function describe() {
   const {layer, head} = state, line = find("numbers"), windowed = data.windows[layer - 1];
   const own = data.numbers[layer - 1][head - 1];
   const equal = data.equal[layer - 1];
   line.textContent = own ? `Layer ${layer}, head ${head}: entropy ${own[0].toFixed(2)} nats (equal attention: `
-    + `${equal[0].toFixed(2)}), mean distance ${own[1].toFixed(1)} tokens (equal attention: ${equal[1].toFixed(1)}).`
+    + `${equal[0].toFixed(2)}), mean distance ${own[1].toFixed(1)} tokens (equal attention: ${equal[1].toFixed(1)}).${onSpecial(own[2], equal[2])}`
     : `Rollout through layers 1 to ${layer}: the share of each input token (column) `
     + `in each token after layer ${layer} (row).`;
   if (windowed) line.textContent += ` This layer attends to at most ${windowed} tokens on each side.`;
@@ -224,7 +232,7 @@ function plot(id, which, label) {
 // ------------------------------------------------------------------ words
 
 function drawNearest() {
-  const {words, sources, indices, cosines, medians, random} = data.nearest, body = find("near");
+  const {words, sources, indices, cosines, medians, random, above} = data.nearest, body = find("near");
   [...find("chips").children].forEach((chip, i) => { chip.className = i === state.token ? "chosen" : ""; });
   body.replaceChildren();
   sources.forEach((source, row) => {
@@ -241,6 +249,10 @@ function drawNearest() {
     const compared = [[medians[row][state.token]], random[row][state.token]];
     for (const own of compared) add(line, "td", own.map((cosine) => (cosine / 100).toFixed(2)).join(", "));
   });
+  const own = sources.filter((source, row) => above[row][state.token]), line = find("verdict");
+  line.replaceChildren("For the token ");
+  add(line, "bdi", tokens[state.token]);
+  line.append(`, ${own.length ? `these rows are: ${own.join(", ")}` : "no row is"}.`);
 }
 
 function drawMap() {

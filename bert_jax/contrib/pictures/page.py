@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bert_jax.contrib.pictures.nearest_words import CLEAR
 from bert_jax.json_values import Json
 from bert_jax.tokenization.tokenizer import without_surrogates
 
@@ -57,15 +58,17 @@ _NEAREST = """<h2>Nearest words of a token, layer by layer</h2>
 alone by the same layers: words nearest to the tokens in the embedding table, and words with the lowest ids. "input
 table" compares the rows of this table, where a piece has one vector in all texts.</p>
 <p class="soft">"Median word" is the median of the cosines to all $COUNT words: half of the words are nearer. The
-last column gives the cosine of the nearest word and the median for the same network before training. A cosine is
-high only if it exceeds its median by much more than these two differ.</p></div>"""
+last column gives the cosine of the nearest word and the median for the same network before training. A row is above
+random parameters only if its first cosine exceeds its median by more than $CLEAR times the difference between these
+two. <span id="verdict"></span></p><p class="note">$VERDICT</p></div>"""
 _MAP = """<h2>Map of words</h2>
 <div class="card"><svg id="map"></svg><p class="soft">Input embeddings of $COUNT words on their first two principal
 components: $X of the variance from left to right, $Y from bottom to top. Words of several pieces have the mean of
 their pieces. The map leaves out $REST of the variance, so words that are close to each other here can be far apart
-in the model. With random parameters, it would leave out $RANDOM; if $REST is not clearly less, the places of the
-words show little that the model has learned. A dot without a label is a word whose label would cover another one;
-point at the dot to read it.</p></div>"""
+in the model. With random parameters, it would leave out $RANDOM. A dot without a label is a word whose
+label would cover another one; point at the dot to read it.</p><p class="note">$VERDICT</p></div>"""
+# Share of what a map leaves out with random parameters, from which down a map leaves out clearly less.
+_LESS = 0.9
 
 
 def page(
@@ -97,13 +100,16 @@ def page(
     own += [_ATTENTION] if values.size else []
     if nearest := data["nearest"]:
         assert isinstance(nearest, dict)
-        own.append(_filled(_NEAREST, {"DIR": direction(text), "COUNT": f"{nearest['candidates']:,}"}))
+        verdict = _nearest_verdict(nearest["sources"], nearest["above"], data["special"])  # type: ignore[arg-type]
+        own.append(_filled(_NEAREST, {"DIR": direction(text), "COUNT": f"{nearest['candidates']:,}",
+                                       "CLEAR": str(CLEAR), "VERDICT": verdict}))  # fmt: skip
     if of_words := data["map"]:
         assert isinstance(of_words, dict) and isinstance(of_words["words"], list)
         x, y = of_words["variance"]  # type: ignore[misc]
+        rest, random = max(0.0, 1 - x - y), max(0.0, 1 - of_words["random_variance"])  # type: ignore[operator]
         own.append(_filled(_MAP, {"COUNT": str(len(of_words["words"])), "X": f"{x:.0%}", "Y": f"{y:.0%}",
-                                   "REST": f"{1 - x - y:.0%}",
-                                   "RANDOM": f"{1 - of_words['random_variance']:.0%}"}))  # type: ignore[operator]  # fmt: skip
+                                   "REST": f"{rest:.0%}", "RANDOM": f"{random:.0%}",
+                                   "VERDICT": _map_verdict(rest, random)}))  # fmt: skip
     here = Path(__file__).parent
     parts = {
         "TITLE": html.escape(title),
@@ -113,6 +119,43 @@ def page(
         "SCRIPT": (here / "page.js").read_text(encoding="utf-8"),
     }
     return without_surrogates(_filled((here / "page.html").read_text(encoding="utf-8"), parts))
+
+
+def _nearest_verdict(sources: Sequence[str], above: Sequence[Sequence[bool]], special: Sequence[bool]) -> str:
+    """Return what the rows ``sources`` show: for how many of the tokens that are not ``special`` each is ``above``
+    random parameters."""
+    size = special.count(False)
+    counts = [sum(one and not is_special for one, is_special in zip(row, special, strict=True)) for row in above]
+    if not size:
+        return "All tokens of this text are special, so that the rows are not compared with random parameters."
+    if not any(counts):
+        return (
+            f"For all {size} tokens of this text that are not special, no row is above random parameters: by this "
+            "rule, these layers have learned no word similarity."
+        )
+    shown = ", ".join(f"{source} {count}" for source, count in zip(sources, counts, strict=True))
+    end = (
+        " Rows with at most half of the tokens show little that the model has learned."
+        if 2 * min(counts) <= size
+        else ""
+    )
+    return (
+        f"Of the {size} tokens of this text that are not special, this number is above random parameters in each "
+        f"row: {shown}.{end}"
+    )
+
+
+def _map_verdict(rest: float, random: float) -> str:
+    """Return what the share of the variance that the map leaves out shows, compared with random parameters."""
+    if rest < _LESS * random:
+        return (
+            f"The map leaves out {rest:.0%}, at least a tenth less than the {random:.0%} of random parameters: the "
+            "places of the words show something that the model has learned."
+        )
+    return (
+        f"The map leaves out {rest:.0%}, which is not at least a tenth less than the {random:.0%} of random "
+        "parameters: the places of the words show little that the model has learned."
+    )
 
 
 def _filled(template: str, parts: Mapping[str, str]) -> str:

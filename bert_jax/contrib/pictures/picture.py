@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from bert_jax.contrib.pictures.attention import entropy, equal_attention, mean_distance, place_heads, rollout
-from bert_jax.contrib.pictures.nearest_words import NearestWords, nearest_words
+from bert_jax.contrib.pictures.attention import (
+    entropy,
+    equal_attention,
+    mean_distance,
+    place_heads,
+    rollout,
+    special_share,
+)
+from bert_jax.contrib.pictures.nearest_words import NearestWords, above_random, nearest_words
 from bert_jax.contrib.pictures.page import page
 from bert_jax.contrib.pictures.words_map import WordsMap, words_map
 from bert_jax.io.files import write_whole
@@ -195,15 +202,18 @@ class _Reading:
         with."""
         if self.attentions is None or self.entropy is None or self.distance is None:
             return {"layers": 0, "heads": 0}
-        pairs = np.stack([self.entropy, self.distance], axis=-1).round(4)
+        on_special = special_share(self.attentions, self.special)
+        own = np.stack([self.entropy, self.distance, on_special], axis=-1).round(4)
         equal = equal_attention(self.attentions)
-        of_equal: Json = np.stack([entropy(equal), mean_distance(equal)], axis=-1)[:, 0].round(4).tolist()
+        equal_on_special = special_share(equal, self.special)
+        means_of_equal = [entropy(equal), mean_distance(equal), equal_on_special]
+        of_equal: Json = np.stack(means_of_equal, axis=-1)[:, 0].round(4).tolist()
         windows = list(self.loaded.config.layer_windows)
-        layers, heads = pairs.shape[:2]
+        layers, heads = own.shape[:2]
         of_random = place_heads(random.attentions([self.text or ""])[0], self.special)
         means = {one.place: one.mean for one in of_random}
         patterns: Json = [[*one, means[one.place]] for one in place_heads(self.attentions, self.special)]
-        numbers: Json = pairs.tolist()
+        numbers: Json = own.tolist()
         return {
             "layers": layers, "heads": heads, "numbers": numbers, "equal": of_equal, "windows": windows,
             "patterns": patterns,
@@ -250,6 +260,7 @@ def _nearest_data(found: NearestWords, random: NearestWords) -> Json:
         "sources": list(found.sources),
         "indices": indices.reshape(found.indices.shape).tolist(),
         "cosines": np.rint(found.cosines * 100).astype(int).tolist(),
+        "above": above_random(found, random).tolist(),
         "medians": np.rint(found.medians * 100).astype(int).tolist(),
         "random": np.rint(np.stack([random.cosines[..., 0], random.medians], axis=-1) * 100).astype(int).tolist(),
     }

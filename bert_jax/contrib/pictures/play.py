@@ -4,12 +4,13 @@ import re
 import statistics
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from bert_jax.contrib.analysis.word_neighbors import vocabulary_words
 from bert_jax.contrib.analysis.word_vectors import word_spans
 from bert_jax.contrib.pictures.sentences import CHINESE, ENGLISH
 from bert_jax.io.text_lines import numbered_lines, opened
@@ -26,10 +27,12 @@ ROUNDS = 10
 PASS, QUIT = "pass", "quit"
 # Guesses of the model that count as near, and that are shown.
 _NEAR, _SHOWN = 5, 3
-# Median rank of the answers, as a share of the vocabulary, up to which the model knows what kind of word fits.
+# Median rank of the answers, as a share of all words, up to which the model knows what kind of word fits.
 _NARROWED = 0.01
 # Letters of the shortest masked word, where there are longer ones.
 _SHORTEST = 4
+# Words of the shortest held-out text from which the words before its first whole sentence are removed.
+_SHORTEST_TEXT = 8
 # Share of single characters in the pieces of a Chinese vocabulary.
 _CHINESE_SHARE = 0.2
 # Characters of a line.
@@ -46,8 +49,9 @@ class Round(NamedTuple):
 
 
 class Guesses(NamedTuple):
-    """The best guesses of the model for a sentence as words with their probabilities, and the rank, from 1, and the
-    probability of the answer among all pieces of the vocabulary."""
+    """The best guesses of the model for a sentence as words with their probabilities, the rank, from 1, of the
+    answer among the words of the vocabulary that can be an answer, and its probability. Probabilities are those
+    among all pieces of the vocabulary."""
 
     words: list[tuple[str, float]]
     rank: int
@@ -90,10 +94,11 @@ def play(
     rounds = _rounds(tokenizer, sentences, loaded.spec.max_length, np.random.default_rng(seed))
     if not rounds:
         raise ValueError(f"{source}: no sentence has a word that is one piece of the vocabulary; set --text FILE")
+    noun = "character" if all(is_cjk(one.answer[0]) for one in rounds) else "word"
+    words = _words(loaded, noun)
     # One sentence at a time, because all pieces of the vocabulary are ranked.
     filled = loaded.fill_mask([one.masked for one in rounds], top=tokenizer.vocab_size, batch_size=1)
-    guesses = [_guesses(one, found, tokenizer) for one, found in zip(rounds, filled, strict=True)]
-    noun = "character" if all(is_cjk(one.answer[0]) for one in rounds) else "word"
+    guesses = [_guesses(one, found, words) for one, found in zip(rounds, filled, strict=True)]
     for line in _opening(loaded, place, source, len(rounds), noun):
         show(_wrapped(line))
     person, played = 0, 0
@@ -112,7 +117,7 @@ def play(
         if played < len(rounds):
             show(f"score after {played} of {len(rounds)}: you {person}, model {right}")
     score = Score(person, sum(of.are_right for of in guesses[:played]), played)
-    for line in _result(score, rounds, guesses[:played], tokenizer.vocab_size):
+    for line in _result(score, rounds, guesses[:played], noun, len(words)):
         show(line if line.startswith("\n") else _wrapped(line))
     return score
 
@@ -171,9 +176,21 @@ def _same(guess: str, answer: str, tokenizer: Tokenizer) -> bool:
 # ------------------------------------------------------------------ the model
 
 
-def _guesses(one: Round, found: "FilledText", tokenizer: Tokenizer) -> Guesses:
-    best = found.masks[0].predictions
-    words = [(tokenizer.decode([tokenizer.piece_id(piece)]).strip(), p) for piece, p in best[:_SHOWN]]
+def _words(loaded: "LoadedModel", noun: str) -> dict[str, str]:
+    """Return the pieces of the vocabulary that can be an answer, with their words."""
+    tokenizer = loaded.need_tokenizer()
+    words, ids = vocabulary_words(loaded)
+    return {
+        piece: word
+        for piece, word in zip(tokenizer.pieces(ids.tolist()), words, strict=True)
+        if word.isalpha() and word.lower() not in (PASS, QUIT)
+        and (noun == "word" or (len(word) == 1 and is_cjk(word)))
+    }  # fmt: skip
+
+
+def _guesses(one: Round, found: "FilledText", pieces: Mapping[str, str]) -> Guesses:
+    best = [(piece, p) for piece, p in found.masks[0].predictions if piece in pieces]
+    words = [(pieces[piece], p) for piece, p in best[:_SHOWN]]
     ranked = ((rank, p) for rank, (piece, p) in enumerate(best, 1) if piece == one.piece)
     rank, probability = next(ranked, (len(best) + 1, 0.0))  # a piece for which the network has no row
     return Guesses(words, rank, probability)
@@ -198,7 +215,8 @@ def _opening(loaded: "LoadedModel", place: Path, source: str, rounds: int, noun:
     yield (
         f"The game has {_sentences_of(rounds)} from {source}. In each, ____ stands for one {noun}. Write this "
         f"{noun}; then the model's guesses are shown with their probabilities. You get a point if you are right, "
-        "and the model gets one if its first guess is right."
+        f"and the model gets one if its first guess is right. Only a {noun} counts as a guess of the model; the "
+        "probabilities are those among all tokens of its vocabulary, punctuation and word pieces included."
     )
     same = "are the same" if tokenizer.lower_case else "differ"
     case = "" if noun == "character" else f"; upper and lower case {same}"
@@ -212,12 +230,15 @@ def _answer_lines(one: Round, guesses: Guesses, outcome: str) -> Iterator[str]:
     """Yield the lines that follow an answer."""
     named = [f'"{word}" {_share(p)}' for word, p in guesses.words[:_SHOWN]]
     yield f"model: {', '.join(named)}: {'right' if guesses.are_right else 'wrong'}"
-    of_model = f"the model's guess {guesses.rank:,}, with {_share(guesses.probability)}"
+    of_model = f"the model ranks it {_ordinal(guesses.rank)}, with {_share(guesses.probability)}"
     yield f"answer: {one.answer} ({of_model}); {outcome}"
 
 
-def _result(score: Score, rounds: Sequence[Round], guesses: Sequence[Guesses], pieces: int) -> Iterator[str]:
-    """Yield the lines at the end: the score, and what the sentences that were played show about the model."""
+def _result(
+    score: Score, rounds: Sequence[Round], guesses: Sequence[Guesses], noun: str, words: int
+) -> Iterator[str]:
+    """Yield the lines at the end: the score, and what the sentences that were played show about the model, which
+    has ``words`` words to guess from."""
     if not score.rounds:
         yield "\nThe game ended before the first answer, so there is no score."
         return
@@ -228,7 +249,7 @@ def _result(score: Score, rounds: Sequence[Round], guesses: Sequence[Guesses], p
     yield (
         f"The model's first guess was right in {score.model} of {score.rounds}, and the answer was among its first "
         f"{_NEAR} guesses in {near}. The median rank of the answers among its guesses is {median:,g}; in a random "
-        f"order, it would be about {pieces // 2:,}."
+        f"order of the {words:,} {noun}s, it would be about {words // 2:,}."
     )
     expected = sum(of.words[0][1] for of in guesses)
     yield (
@@ -237,11 +258,11 @@ def _result(score: Score, rounds: Sequence[Round], guesses: Sequence[Guesses], p
     )
     if median <= _NEAR:
         shows = "the model usually has the answer among its best guesses"
-    elif median <= _NARROWED * pieces:
+    elif median <= _NARROWED * words:
         shows = "the model knows what kind of word is missing, but usually not which one"
     else:
         shows = "the model guesses these words badly from their context"
-    yield f"Here, {shows}. This is a test of only {_sentences_of(score.rounds)}; --seed N chooses others."
+    yield f"Here, {shows}. This is a test of only {_sentences_of(score.rounds)}; --seed N masks other {noun}s."
 
 
 def _sentences_of(count: int) -> str:
@@ -258,6 +279,12 @@ def _surest(rounds: Sequence[Round], guesses: Sequence[Guesses], *, is_right: bo
     word, p = guesses[place].words[0]
     answer = "" if is_right else f', where the answer is "{rounds[place].answer}"'
     return f'Its surest {kind} guess was "{word}" with {_share(p)} in sentence {place + 1}{answer}.'
+
+
+def _ordinal(rank: int) -> str:
+    """Return a rank as 1st, 2nd, 3rd, 4th."""
+    ending = "th" if rank % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(rank % 10, "th")
+    return f"{rank:,}{ending}"
 
 
 def _share(p: float) -> str:
@@ -292,24 +319,34 @@ def _sentences(tokenizer: Tokenizer, place: Path, file: Path | None) -> tuple[st
 
 def _held_out(tokenizer: Tokenizer, place: Path) -> Iterator[str]:
     """Yield the held-out texts that the report of a pretraining run shows, with their answers in place of the
-    masks."""
+    masks, from their first whole sentence on."""
     for sample in read_data(place).get("filled_masks") or ():
         parts = tokenizer.mask_pattern.split(sample["text"])
         answers = [mask["answer"] for mask in sample["masks"]]
         if len(parts) == len(answers) + 1:
             whole = parts[0] + "".join(answer + part for answer, part in zip(answers, parts[1:], strict=True))
-            yield whole.replace(" ##", "").replace("{", "(").replace("}", ")")
+            yield _from_a_sentence(whole.replace(" ##", "").replace("{", "(").replace("}", ")"))
+
+
+def _from_a_sentence(text: str) -> str:
+    """Return ``text`` without the words before its first whole sentence, because held-out texts are cut from longer
+    ones. A text with a capital at its start, without the end of a sentence, or with few words after it is returned
+    whole. A word of one to three letters with a period can be an abbreviation and does not end a sentence."""
+    end = re.search(r"\w{4}[.!?][\"')\u2019\u201d]*\s+", text)
+    if end is None or text[0].isupper() or len(text[end.end() :].split()) < _SHORTEST_TEXT:
+        return text
+    return text[end.end() :]
 
 
 def _rounds(
     tokenizer: Tokenizer, sentences: Sequence[str], longest: int, random: np.random.Generator
 ) -> list[Round]:
-    """Return at most ten rounds in a random order, of different sentences if there are enough of them."""
-    order = [sentences[i] for i in random.permutation(len(sentences)).tolist()]
-    own = [[*_possible(tokenizer, sentence, longest)] for sentence in order]
-    own = [[words[i] for i in random.permutation(len(words)).tolist()] for words in own if words]
-    depth = max(map(len, own), default=0)
-    return [words[i] for i in range(depth) for words in own if i < len(words)][:ROUNDS]
+    """Return at most ten rounds in a random order. Each is from a different sentence, because a second round of a
+    sentence would show the answer of the first one."""
+    unique = list(dict.fromkeys(sentences))
+    order = [unique[i] for i in random.permutation(len(unique)).tolist()]
+    possible = [words for sentence in order if (words := _possible(tokenizer, sentence, longest))]
+    return [words[random.permutation(len(words))[0]] for words in possible][:ROUNDS]
 
 
 def _possible(tokenizer: Tokenizer, sentence: str, longest: int) -> list[Round]:

@@ -15,8 +15,16 @@ from inference_models import PIECES, make_model, make_weights, shared_model
 from bert_jax.commands.main import main
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
 from bert_jax.contrib.pictures import picture as module
-from bert_jax.contrib.pictures.attention import entropy, equal_attention, mean_distance, place_heads, rollout
-from bert_jax.contrib.pictures.page import direction
+from bert_jax.contrib.pictures.attention import (
+    entropy,
+    equal_attention,
+    mean_distance,
+    place_heads,
+    rollout,
+    special_share,
+)
+from bert_jax.contrib.pictures.nearest_words import NearestWords, above_random
+from bert_jax.contrib.pictures.page import _map_verdict, _nearest_verdict, direction
 from bert_jax.contrib.pictures.words_map import principal_components, read_words
 from bert_jax.inference.loaded import prepare
 from bert_jax.interop.hf.families import FAMILIES
@@ -141,6 +149,50 @@ def test_the_page_compares_with_random_parameters(loaded, found):
     equal = equal_attention(found.attentions)
     assert np.allclose(np.array(data["equal"])[:, 0], np.log(8), atol=1e-4)
     assert np.allclose(np.array(data["equal"])[:, 1], mean_distance(equal)[:, 0], atol=1e-4)
+
+
+def test_share_of_special_tokens():
+    attentions = np.random.default_rng(0).dirichlet(np.full(4, 0.5), (2, 3, 4))
+    shares = special_share(attentions, [True, False, False, True])
+    assert shares.shape == (2, 3)
+    assert np.isclose(shares[1, 2], np.mean([attentions[1, 2, i, 0] + attentions[1, 2, i, 3] for i in (1, 2)]))
+    assert (special_share(attentions, [True] * 4) == 0).all() and (
+        special_share(attentions, [False] * 4) == 0
+    ).all()
+
+
+def test_rows_above_random_parameters_exceed_their_medians_by_much_more():
+    def words(margins):
+        margins = np.array(margins, np.float32)
+        medians = np.full(margins.shape, 0.1, np.float32)
+        cosines = np.stack([medians + margins, medians], axis=-1)
+        return NearestWords([], ["a", "b"], np.zeros(cosines.shape, int), cosines, medians)
+
+    random = words([[0.2, 0.2, 0.4], [0.2, 0.2, 0.2]])
+    found = words([[0.31, 0.29, 0.31], [0.9, 0.1, 0.31]])
+    assert above_random(found, random).tolist() == [[True, False, False], [True, False, True]]
+    assert not above_random(random, random).any()
+
+
+def test_the_page_states_what_its_comparisons_show(loaded, found):
+    """Of the same network with random parameters, no row can be above random parameters."""
+    page = module._random_parameters(loaded).picture(TEXT, words=["w1", "w2", "w3", "w4xy"]).html
+    assert not np.any(Page(page).data["nearest"]["above"])
+    assert "For all 6 tokens of this text that are not special, no row is above random parameters: by" in page
+    assert "not at least a tenth less than" in page and "show little that the model has learned" in page
+    special = [True, False, False, False]
+    above = [[True, False, False, True], [False, True, True, True]]
+    verdict = _nearest_verdict(["input table", "layer 1"], above, special)
+    assert "Of the 3 tokens of this text that are not special" in verdict and "input table 1, layer 1 3." in verdict
+    assert verdict.endswith(" Rows with at most half of the tokens show little that the model has learned.")
+    assert "at most half" not in _nearest_verdict(["layer 1"], above[1:], special)
+    assert _nearest_verdict(["layer 1"], [[True]], [True]).startswith("All tokens of this text are special")
+    assert "no row is above" in _nearest_verdict(["layer 1"], [special], special)
+    assert "59%, which is not at least a tenth less than the 63%" in _map_verdict(0.59, 0.63)
+    assert "show something" in _map_verdict(0.56, 0.63) and "show little" in _map_verdict(0.0, 0.0)
+    numbers, data = special_share(found.attentions, [True, *[False] * 6, True]), Page(found.html).data
+    assert np.allclose(np.array(data["numbers"])[..., 2], numbers, atol=1e-4)
+    assert np.allclose(np.array(data["equal"])[:, 2], 0.25)
 
 
 def test_principal_components_are_those_of_the_covariance():

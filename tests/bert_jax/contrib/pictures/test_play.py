@@ -10,7 +10,7 @@ from builders import drawn, tiny_model
 
 from bert_jax.commands.main import main
 from bert_jax.config import HeadsConfig, ModelSpec, TokenizerConfig
-from bert_jax.contrib.pictures.play import Guesses, Round, Score, _result, _share, play
+from bert_jax.contrib.pictures.play import Guesses, Round, Score, _from_a_sentence, _ordinal, _result, _share, play
 from bert_jax.contrib.pictures.sentences import CHINESE, ENGLISH
 from bert_jax.inference.loaded import prepare
 from bert_jax.interop.saved_model import write_saved
@@ -54,6 +54,11 @@ def rounds_of(lines):
     return [found[1].replace("\n", " ") for found in shown if found], [found[1] for found in right if found]
 
 
+def words_among(filled):
+    """The guesses that are words, with their probabilities among all pieces."""
+    return [(piece, p) for piece, p in filled.masks[0].predictions if piece.isalpha()]
+
+
 def test_the_score_counts_both_players(english, tmp_path):
     score, lines = game(english, tmp_path, ["pass"] * 10)
     shown, answers = rounds_of(lines)
@@ -61,7 +66,7 @@ def test_the_score_counts_both_players(english, tmp_path):
     assert {one.replace("____", word) for one, word in zip(shown, answers, strict=True)} <= set(ENGLISH)
     assert all(len(word) >= 4 for word in answers)
     right = [
-        english.fill_mask(one.replace("____", "[MASK]"), top=1).masks[0].predictions[0][0] == word.lower()
+        words_among(english.fill_mask(one.replace("____", "[MASK]"), top=1000))[0][0] == word.lower()
         for one, word in zip(shown, answers, strict=True)
     ]
     assert score.model == sum(right)
@@ -114,7 +119,7 @@ def test_the_end_states_what_the_guesses_show(english, tmp_path):
     """Ranks and probabilities are counted again from all guesses of the model."""
     _, lines = game(english, tmp_path, ["pass"] * 10)
     guesses = [
-        (english.fill_mask(one.replace("____", "[MASK]"), top=1000).masks[0].predictions, word.lower())
+        (words_among(english.fill_mask(one.replace("____", "[MASK]"), top=1000)), word.lower())
         for one, word in zip(*rounds_of(lines), strict=True)
     ]
     ranks = [[piece for piece, _ in of].index(word) + 1 for of, word in guesses]
@@ -124,10 +129,11 @@ def test_the_end_states_what_the_guesses_show(english, tmp_path):
         f"first guess was right in {ranks.count(1)} of 10, and the answer was among its first 5 guesses in {near}"
         in end
     )
-    random = english.tokenizer.vocab_size // 2
-    assert (
-        f"among its guesses is {statistics.median(ranks):,g}; in a random order, it would be about {random}." in end
-    )
+    count = len(english_pieces()) - 2  # without "." and ","
+    random = f"in a random order of the {count} words, it would be about {count // 2}."
+    assert f"among its guesses is {statistics.median(ranks):,g}; {random}" in end
+    ranked = [re.search(r"the model ranks it (\S+), with", line) for line in lines]
+    assert [found[1] for found in ranked if found] == [_ordinal(rank) for rank in ranks]
     assert f"the model expected {sum(of[0][1] for of, _ in guesses):.1f} right first guesses" in end
     wrong = [(of[0][1], of[0][0], i) for i, (of, word) in enumerate(guesses) if of[0][0] != word]
     p, word, place = max(wrong)
@@ -140,12 +146,12 @@ def test_verdicts_follow_the_median_rank():
     one = Round("a [MASK]", "a ____", "x", "x")
     for rank, shows in ((3, "usually has the answer"), (9, "knows what kind"), (11, "badly"), (1200, "badly")):
         wrong = Guesses([("y", 0.25), ("z", 0.125)], rank, 0.01)
-        lines = [*_result(Score(0, 0, 2), [one] * 5, [wrong, wrong], 1000)]
+        lines = [*_result(Score(0, 0, 2), [one] * 5, [wrong, wrong], "word", 1000)]
         assert shows in lines[-1] and "only 2 sentences;" in lines[-1], rank
         assert f"among its guesses is {rank:,};" in lines[1]
         assert "expected 0.5 right first guesses" in lines[2] and lines[2].endswith("No first guess was right.")
     right = Guesses([("x", 0.5)], 1, 0.5)
-    lines = [*_result(Score(0, 1, 1), [one], [right], 1000)]
+    lines = [*_result(Score(0, 1, 1), [one], [right], "word", 1000)]
     assert 'No first guess was wrong. Its surest right guess was "x" with 50% in sentence 1.' in lines[2]
     assert lines[0].endswith("you 0, model 1; the model wins") and "only 1 sentence;" in lines[-1]
 
@@ -163,7 +169,7 @@ def test_the_opening_names_the_model_and_how_good_it_is(english, tmp_path):
 
 
 def test_long_sentences_are_wrapped_and_small_probabilities_are_not_zero(english, tmp_path):
-    (tmp_path / "long.txt").write_text(" ".join(["the house is old and"] * 8) + "\n")
+    (tmp_path / "long.txt").write_text("".join("the house is old and " * count + "\n" for count in (8, 9, 10)))
     _, lines = game(english, tmp_path, ["house", "old", "pass"], file=tmp_path / "long.txt")
     assert lines[3].count("\n") == 3 and max(map(len, "\n".join(lines).splitlines())) <= 80
     assert [line.rpartition("; ")[2] for line in lines if line.startswith("answer")][1:3] == [
@@ -199,14 +205,74 @@ def test_held_out_text_of_a_run(english, tmp_path):
     _, lines = game(english, tmp_path, ["pass"] * 10)
     shown, answers = rounds_of(lines)
     source = f"from the held-out text of {tmp_path}, on which the model was not trained."
-    assert source.split() == lines[1].split()[5 : 5 + len(source.split())] and sorted(answers) == [
-        "city",
-        "leaves",
-        "train",
-    ]
-    assert {one.replace("____", word) for one, word in zip(shown, answers, strict=True)} == {
-        "the train to the city leaves"
+    assert source.split() == lines[1].split()[5 : 5 + len(source.split())] and len(answers) == 1
+    assert shown[0].replace("____", answers[0]) == "the train to the city leaves"
+
+
+def test_a_sentence_occurs_once_per_game(english, tmp_path):
+    """A second round of a sentence would show the answer of the first one."""
+    once = ["the train to the city leaves", "the house is old", "the king had three sons"]
+    (tmp_path / "text.txt").write_text("\n".join([*once, once[0], once[2]]) + "\n")
+    for seed in range(4):
+        score, lines = game(english, tmp_path, ["pass"] * 10, file=tmp_path / "text.txt", seed=seed)
+        shown, answers = rounds_of(lines)
+        whole = sorted(one.replace("____", word) for one, word in zip(shown, answers, strict=True))
+        assert score.rounds == 3 and whole == sorted(once)
+
+
+def test_only_words_are_guesses_of_the_model(tmp_path):
+    """Of equally good guesses, those with the lowest ids come first: here pieces that are no words."""
+    loaded = prepare(weights_of([".", ",", "##s", "12", "quit", "late", "moon"]), name="small")
+    (tmp_path / "text.txt").write_text("late moon.\n")
+    _, lines = game(loaded, tmp_path, ["pass"], file=tmp_path / "text.txt")
+    line = next(line for line in lines if line.startswith("model: "))
+    assert sorted(re.findall(r'"(.*?)"', line)) == ["late", "moon"]
+    assert "a random order of the 2 words, it would be about 1." in lines[-3].replace("\n", " ")
+    opening = lines[1].replace("\n", " ")
+    assert "Only a word counts as a guess of the model; the probabilities are those among all tokens" in opening
+    shown, answers = rounds_of(lines)
+    filled = loaded.fill_mask(shown[0].replace("____", "[MASK]"), top=1000)
+    own = dict(words_among(filled))
+    assert f'"{answers[0]}" {_share(own[answers[0]])}' in line  # not renormalized
+
+
+def test_ranks_are_ordinal_numbers():
+    ranks = {
+        1: "1st",
+        2: "2nd",
+        3: "3rd",
+        4: "4th",
+        11: "11th",
+        12: "12th",
+        113: "113th",
+        202: "202nd",
+        5121: "5,121st",
     }
+    assert {rank: _ordinal(rank) for rank in ranks} == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "of the old house. the train to the city leaves in the evening",
+            "the train to the city leaves in the evening",
+        ),
+        ('he said "of course." the train to the city leaves in the evening', None),
+        ("of the old house. the train leaves", "of the old house. the train leaves"),
+        ("by mr. smith of the city of new york and others", "by mr. smith of the city of new york and others"),
+        (
+            "for $3.25 of the old house to the city of new york",
+            "for $3.25 of the old house to the city of new york",
+        ),
+        ("The old house. The train to the city leaves in the evening", None),
+        ("", ""),
+    ],
+)
+def test_held_out_texts_begin_at_a_sentence(text, expected):
+    if expected is None:
+        expected = text if text[0].isupper() else "the train to the city leaves in the evening"
+    assert _from_a_sentence(text) == expected
 
 
 def test_command_reads_piped_answers(tmp_path, capsys, monkeypatch):
