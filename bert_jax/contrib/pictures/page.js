@@ -252,7 +252,7 @@ function drawNearest() {
   const own = sources.filter((source, row) => above[row][state.token]), line = find("verdict");
   line.replaceChildren("For the token ");
   add(line, "bdi", tokens[state.token]);
-  line.append(`, ${own.length ? `these rows are: ${own.join(", ")}` : "no row is"}.`);
+  line.append(`, ${own.length ? `these rows are above: ${own.join(", ")}` : "no row is above"}.`);
 }
 
 function drawMap() {

@@ -133,15 +133,15 @@ def _nearest_verdict(sources: Sequence[str], above: Sequence[Sequence[bool]], sp
             f"For all {size} tokens of this text that are not special, no row is above random parameters: by this "
             "rule, these layers have learned no word similarity."
         )
-    shown = ", ".join(f"{source} {count}" for source, count in zip(sources, counts, strict=True))
+    shown = ", ".join(f"{count} in {source}" for source, count in zip(sources, counts, strict=True))
     end = (
         " Rows with at most half of the tokens show little that the model has learned."
         if 2 * min(counts) <= size
         else ""
     )
     return (
-        f"Of the {size} tokens of this text that are not special, this number is above random parameters in each "
-        f"row: {shown}.{end}"
+        f"Of the {size} tokens of this text that are not special, this many are above random parameters: {shown}."
+        f"{end}"
     )
 
 

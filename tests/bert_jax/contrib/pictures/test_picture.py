@@ -183,7 +183,10 @@ def test_the_page_states_what_its_comparisons_show(loaded, found):
     special = [True, False, False, False]
     above = [[True, False, False, True], [False, True, True, True]]
     verdict = _nearest_verdict(["input table", "layer 1"], above, special)
-    assert "Of the 3 tokens of this text that are not special" in verdict and "input table 1, layer 1 3." in verdict
+    assert (
+        "Of the 3 tokens of this text that are not special" in verdict
+        and ": 1 in input table, 3 in layer 1." in verdict
+    )
     assert verdict.endswith(" Rows with at most half of the tokens show little that the model has learned.")
     assert "at most half" not in _nearest_verdict(["layer 1"], above[1:], special)
     assert _nearest_verdict(["layer 1"], [[True]], [True]).startswith("All tokens of this text are special")
