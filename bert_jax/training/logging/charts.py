@@ -13,10 +13,10 @@ from bert_jax.training.logging.logger import Row
 from bert_jax.training.logging.progress import format_count
 
 # Size of a chart in its own units, which are about the pixels of a phone, and its margins.
-_WIDTH, _HEIGHT = 340.0, 236.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 16.0, 8.0, 44.0
+_WIDTH, _HEIGHT = 340.0, 242.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 16.0, 8.0, 50.0
 # Baseline of the labels below the horizontal axis.
-_BELOW = _HEIGHT - _BOTTOM + 19
+_BELOW = _HEIGHT - _BOTTOM + 25
 # Largest number of points of a curve that are marked.
 MOST_MARKS = 40
 # Values of points from here on are not drawn.

@@ -372,7 +372,8 @@ def _never_found(values: Mapping[str, float | None], found: Findings) -> list[Fi
     never = sorted(one for one in types if not values[f"f1/{one}"])
     if not never:
         return []
-    text = f"No entity of {len(never)} of the {len(types)} types is found correctly (f1 0): {', '.join(never)}."
+    text = f"No entity of {len(never)} of the {len(types)} types is found correctly (f1 0; each type counts once)"
+    text += f": {', '.join(never)}."
     return [(False if 2 * len(never) > len(types) else None, text)]
 
 

@@ -72,7 +72,11 @@ def test_types_that_are_never_found_are_named(tmp_path):
         support = {"unit": "entities", "counts": {"X": 4, "Y": 1, "Z": 2, "none": 0}, "answer": "", "accuracy": 0.5}
         entry = entry_of("tag O for all", "f1", 0.0, f1=0.5, f1__X=0.9, f1__Y=none_of_y, f1__Z=0.0, f1__none=0.0)
         page = page_of(tmp_path, {"findings": {"dev": {"support": support}}}, entry)
-        named = "2 of the 3 types is found correctly (f1 0): Y, Z." if css == "doubtful" else "1 of the 3 types is"
+        named = (
+            "2 of the 3 types is found correctly (f1 0; each type counts once): Y, Z."
+            if css == "doubtful"
+            else "1 of the 3 types is"
+        )
         assert named in page and f'<div class="card verdict {css}">' in page
 
 
