@@ -143,7 +143,7 @@ def _run(name: str, words: list[str], program: str) -> None:
         allowed = ", ".join(one for one, other in others.items() if other.options is not None)
         raise ValueError(f"bert-data {name}: {_PRINT}: this command accepts no recipe; allowed for: {allowed}")
     if not HELP & set(words):
-        with contextlib.suppress(SystemExit):  # of --print_config
+        with contextlib.suppress(Printed):
             command.run(words)
         return
     _show(f"usage: bert-data {name} [options]\n\n{command.usage}", program)
@@ -158,7 +158,7 @@ def _run(name: str, words: list[str], program: str) -> None:
 def parsed(config_type: type[C], words: Sequence[str], data_type: type, short: Mapping[str, str]) -> C:
     """Parse the arguments ``words`` into a config; option names without a section refer to ``data``. With
     ``--print_config``, print the values of the options that ``data_type`` and ``short`` name, and raise
-    ``SystemExit``."""
+    :class:`Printed`."""
     fields = {field.name: f"data.{field.name}" for field in dataclasses.fields(data_type)} | dict(short)
     full = []
     for word in (word for word in words if word != _PRINT):
@@ -167,8 +167,12 @@ def parsed(config_type: type[C], words: Sequence[str], data_type: type, short: M
     config = build_config(config_type, with_encoder(read_settings(full)).all)
     if _PRINT in words:
         print(dump_yaml(config, {*fields.values()}), end="")
-        raise SystemExit
+        raise Printed
     return config
+
+
+class Printed(Exception):
+    """The options of a command are printed, so the command does nothing else."""
 
 
 class _Parser(argparse.ArgumentParser):

@@ -37,8 +37,9 @@ _CPU_TOKENS, _TOKENS = 2048, 16384
 _MOST_UNITS = 32
 # Maximum number of scores with an interval: each interval requires a thousand resamples.
 _MOST_INTERVALS = 40
-# Fields of predictions that contain the answer.
+# Field of predictions, and parameter of a metric.
 PROBABILITIES: Literal["probabilities"] = "probabilities"
+# Fields of predictions that contain the answer.
 _ANSWERS = ("value", "label", "labels", "choice", "answer", "cosine")
 
 
