@@ -18,7 +18,7 @@ from bert_jax.model import BertForPretraining, from_canonical, to_canonical
 from bert_jax.model.canonical import path_name
 from bert_jax.optim import decay_mask, lr_multipliers, make_optimizer, make_schedule, unfreeze_updates
 from bert_jax.parallel import make_mesh, shardings
-from bert_jax.training.state import TrainState, abstract_params, initial_params
+from bert_jax.training.state import TrainState, abstract_params, initial_params, key_words, make_prng_key
 from bert_jax.training.step import make_train_step
 
 TABLE = Path(__file__).resolve().parents[1] / "golden" / "parameters.txt"
@@ -371,12 +371,13 @@ def train(config, steps):
     training = dataclasses.replace(config.training, num_steps=steps, accumulation_steps=1, seed=0)
     objective.config = dataclasses.replace(config, training=training)
     run = jax.jit(make_train_step(objective, optimizer))
+    words = key_words(make_prng_key(config.execution, 0))
     params = random_params(model)
     ema = params if config.optimizer.ema_decay else None
     state = TrainState(np.int32(0), params, jax.jit(optimizer.init)(params), ema)
     states, norms = [jax.device_get(state)], []
     for step in range(steps):
-        state, metrics = run(state, random_batch(config, seed=step), objective.fixed)
+        state, metrics = run(state, random_batch(config, seed=step), objective.fixed, words)
         states.append(jax.device_get(state))
         norms.append(metrics.unpack()["grad_norm"])
     return states, norms
