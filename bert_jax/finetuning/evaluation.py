@@ -134,11 +134,15 @@ def _mean_loss(losses: Sequence[_Losses]) -> float | None:
 
 def scores_of(task: Task, records: Sequence[Record], predictions: Sequence[Prediction]) -> tuple[list[Score], int]:
     """Return the scores over the records that ``Task.scored`` selects, those of ``Task.own_metrics`` included, and
-    the number of these records."""
+    the number of these records. Raises ``ValueError`` if one of ``Task.own_metrics`` has the name of another
+    metric, or needs probabilities that the predictions do not contain."""
     records, predictions = _labelled(task, records, predictions)
     if not records:
         return [], 0
-    return [*task.scores(records, predictions), *_own_scores(task, records, predictions)], len(records)
+    scores = task.scores(records, predictions)
+    if taken := [score.name for score in scores if score.name in task.own_metrics]:
+        raise ValueError(f"metrics: this task has a metric {taken[0]} itself; use another name")
+    return [*scores, *_own_scores(task, records, predictions)], len(records)
 
 
 def answers_of(task: Task, record: Record, prediction: Prediction) -> tuple[Any, Any]:

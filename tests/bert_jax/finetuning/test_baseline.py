@@ -190,3 +190,13 @@ def test_a_metric_of_probabilities_is_refused_for_tasks_without_them():
     task.own_metrics = {"mine": lambda correct, predicted, probabilities: 0.0}
     with pytest.raises(ValueError, match="metrics: mine has the parameter probabilities, which predictions"):
         scores_of(task, records, [{"value": 1.0}, {"value": 2.0}])
+
+
+def test_a_metric_with_the_name_of_a_metric_of_the_task_is_refused():
+    """Otherwise task.metric would select by the other one, and only one value would be logged."""
+    records = classes("ab")
+    task = resolved("classification", records, records).task
+    task.own_metrics = {"accuracy": lambda correct, predicted: 0.0}
+    predictions = [certain("ab", label) for label in "ab"]
+    with pytest.raises(ValueError, match="metrics: this task has a metric accuracy itself; use another name"):
+        scores_of(task, records, predictions)
